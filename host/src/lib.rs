@@ -1,0 +1,28 @@
+//! Lockkeeper: a lock proxy. MySQL's locking primitives, governed by WebAssembly policies.
+//!
+//! # Layout
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`lock`] | every decision about locks; pure, `std` only |
+//! | [`store`] | what a primitive must do; a store in memory; the contract tests |
+//! | [`mysql`] | the store on MySQL and MariaDB; the private server |
+//! | [`policy`] | loads, checks, runs and swaps WebAssembly policies |
+//! | [`service`] | the one loop between them |
+//! | [`api`], [`admin`], [`cli`] | translators: HTTP and the command line |
+//! | [`http`] | the HTTP server that the fronts share, and its limits |
+//! | [`config`], [`clock`], [`telemetry`], [`app`] | settings, time, metrics and logs, wiring |
+
+pub mod admin;
+pub mod api;
+pub mod app;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod http;
+pub mod lock;
+pub mod mysql;
+pub mod policy;
+pub mod service;
+pub mod store;
+pub mod telemetry;

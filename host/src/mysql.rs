@@ -1,0 +1,3 @@
+//! The store on MySQL and MariaDB.
+
+pub mod managed;

@@ -1,0 +1,230 @@
+//! Policies: WebAssembly components that decide how locks behave.
+//!
+//! A [`Generation`] is one (component, settings) pair that passed every check; asking it a hook runs
+//! a fresh instance under limits, on the caller's thread, in microseconds. [`Policies`] holds the
+//! live generation of each policy by name. This module knows nothing of MySQL and nothing of queues.
+
+use std::sync::Arc;
+
+use crate::lock::{Key, Mode};
+
+/// What an application asks for, as a policy sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PlanRequest {
+    pub resource: String,
+    pub owner: String,
+    /// `limit` of permits is 0 here: the policy sets it.
+    pub mode: Mode,
+    pub ttl_ms: Option<u32>,
+    pub wait_ms: Option<u32>,
+    pub labels: Vec<(String, String)>,
+    pub seed: u32,
+}
+
+/// How a request is to be locked: a policy's answer, every value inside the host's limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Sorted, each once, at least one.
+    pub keys: Arc<[Key]>,
+    pub primitive: Primitive,
+    pub mode: Mode,
+    pub ttl_ms: u32,
+    pub wait_ms: u32,
+    pub rank: i32,
+    pub group: Box<str>,
+    /// At least 1.
+    pub weight: u32,
+    pub reentrant: bool,
+    pub max_waiters: u32,
+    pub lock_at_least_ms: u32,
+    pub lock_delay_ms: u32,
+    pub max_hold_ms: u32,
+    pub labels: Vec<(Box<str>, Box<str>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Primitive {
+    Lease,
+    Row,
+    Advisory,
+    Version,
+    Once,
+    Quorum,
+}
+
+/// Why there is no plan. Naming fails closed: the request is refused either way.
+#[derive(Clone, Debug)]
+pub enum PlanError {
+    /// The policy said no, for this reason.
+    Refused { reason: String },
+    /// The policy failed.
+    Fault(Fault),
+}
+
+/// How a policy failed at a call. Counted by policy, hook and [`FaultKind::as_str`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("policy hook {hook}: {kind}: {detail}", hook = hook.as_str(), kind = kind.as_str())]
+pub struct Fault {
+    pub hook: Hook,
+    pub kind: FaultKind,
+    pub detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Hook {
+    Plan,
+    Choose,
+    Backoff,
+    Renewal,
+    Response,
+    Configure,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// Ran past its fuel or its time.
+    Time,
+    /// Asked for more memory than its limit.
+    Memory,
+    /// Recursed past its stack.
+    Stack,
+    /// Any other trap.
+    Trap,
+    /// The answer was over the limit, or was not what its type allows (invalid UTF-8).
+    Answer,
+    /// The answer was well-formed and made no sense: an empty key, an index out of range.
+    Value,
+    /// The policy failed so often in a row that it was not asked.
+    Suspended,
+}
+
+/// The queue of a key, as `fairness.choose` sees it.
+#[derive(Clone, Debug)]
+pub struct QueueView {
+    pub key: Key,
+    pub waiters: Vec<WaiterView>,
+    pub groups: Vec<GroupView>,
+    pub seed: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct WaiterView {
+    pub rank: i32,
+    pub group: Box<str>,
+    pub weight: u32,
+    pub owner: Box<str>,
+    pub mode: Mode,
+    pub waited_ms: u32,
+    pub labels: Arc<[(Box<str>, Box<str>)]>,
+}
+
+#[derive(Clone, Debug)]
+pub struct GroupView {
+    pub group: Box<str>,
+    pub waiting: u32,
+    pub recent_grants: u32,
+}
+
+/// A key that is held elsewhere, as `backoff.contended` sees it.
+#[derive(Clone, Debug)]
+pub struct Contention {
+    pub key: Key,
+    pub attempt: u32,
+    pub waited_ms: u32,
+    pub wait_left_ms: u32,
+    pub holder_left_ms: u32,
+    pub holder: String,
+    pub waiters: u32,
+    pub last_sleep_ms: u32,
+    pub labels: Arc<[(Box<str>, Box<str>)]>,
+    pub seed: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backoff {
+    Poll { after_ms: u32 },
+    WakeUp,
+    GiveUp { reason: String },
+}
+
+/// A lease that the proxy keeps alive, near its end, as `renewal.due` sees it.
+#[derive(Clone, Debug)]
+pub struct Expiring {
+    pub key: Key,
+    pub owner: String,
+    pub ttl_ms: u32,
+    pub renewals: u32,
+    pub held_ms: u32,
+    pub max_hold_ms: u32,
+    pub waiters: u32,
+    pub client_alive: bool,
+    pub labels: Arc<[(Box<str>, Box<str>)]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    Extend { ttl_ms: u32 },
+    Lapse,
+}
+
+/// One policy's live generation, or why it has none.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct PolicyStatus {
+    pub name: String,
+    /// `sha256:` and 64 hex digits.
+    pub digest: String,
+    pub generation: u64,
+    pub settings: serde_json::Value,
+    /// Hooks that the component exports.
+    pub hooks: Vec<&'static str>,
+    /// When this generation went live, microseconds since 1970.
+    pub since_us: u64,
+    /// The digest that `rollback` would bring back.
+    pub previous: Option<String>,
+    /// The last load that was refused, or the last fault.
+    pub last_error: Option<String>,
+    /// Faults since this generation went live.
+    pub faults: u64,
+}
+
+impl Hook {
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Hook::Plan => "plan",
+            Hook::Choose => "choose",
+            Hook::Backoff => "backoff",
+            Hook::Renewal => "renewal",
+            Hook::Response => "response",
+            Hook::Configure => "configure",
+        }
+    }
+}
+
+impl FaultKind {
+    /// A stable slug for metrics and answers.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            FaultKind::Time => "time",
+            FaultKind::Memory => "memory",
+            FaultKind::Stack => "stack",
+            FaultKind::Trap => "trap",
+            FaultKind::Answer => "answer",
+            FaultKind::Value => "value",
+            FaultKind::Suspended => "suspended",
+        }
+    }
+}
+
+impl Primitive {
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Primitive::Lease => "lease",
+            Primitive::Row => "row",
+            Primitive::Advisory => "advisory",
+            Primitive::Version => "version",
+            Primitive::Once => "once",
+            Primitive::Quorum => "quorum",
+        }
+    }
+}
