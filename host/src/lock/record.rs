@@ -37,6 +37,8 @@ pub struct Holder {
     pub token: Token,
     pub since: ServerTime,
     pub until: ServerTime,
+    /// The time that the lease was granted for, and is renewed for unless asked otherwise.
+    pub ttl_ms: u32,
     /// After a release the key stays taken until this moment.
     pub at_least_until: ServerTime,
     /// After an expiry the key stays taken this long.
@@ -103,8 +105,12 @@ pub struct Claim {
 pub enum Op {
     /// Grant all keys or none.
     Acquire(Claim),
-    /// Let the lease end `ttl_ms` from now; never earlier than it would have.
-    Renew { lease: LeaseRef, ttl_ms: u32 },
+    /// The grant that this claim has already: by its request id, or because its owner holds the keys.
+    /// Never a new one, so it may be asked past a queue.
+    Rejoin(Claim),
+    /// Let the lease end `ttl_ms` from now, or, with `None`, the time from now that it was granted
+    /// for; never earlier than it would have.
+    Renew { lease: LeaseRef, ttl_ms: Option<u32> },
     /// Give up one level; the last one ends the lease. `attempt` is a random number that no other
     /// release has, kept when this one is sent again because its answer was lost.
     Release { lease: LeaseRef, attempt: u64 },
@@ -117,7 +123,7 @@ pub enum Op {
 impl Op {
     pub fn keys(&self) -> &[Key] {
         match self {
-            Op::Acquire(claim) => &claim.keys,
+            Op::Acquire(claim) | Op::Rejoin(claim) => &claim.keys,
             Op::Renew { lease, .. } | Op::Release { lease, .. } => &lease.keys,
             Op::Abandon { keys, .. } => keys,
             Op::Force { key } => std::slice::from_ref(key),
@@ -129,6 +135,8 @@ impl Op {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Granted(Grant),
+    /// A [`Op::Rejoin`] found no grant of its own.
+    Absent,
     /// An acquire found a key taken.
     Held(Denial),
     /// The request id was used with another body, or its lease has ended.
@@ -251,6 +259,7 @@ impl Records {
 pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
     match op {
         Op::Acquire(claim) => acquire(records, claim, env),
+        Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
         Op::Release { lease, attempt } => release(records, lease, *attempt, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
@@ -259,12 +268,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
 }
 
 fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
-    if let Some(outcome) = repeat(records, claim, env) {
-        return outcome;
-    }
-    if claim.reentrant
-        && let Some(outcome) = reenter(records, claim, env)
-    {
+    if let Some(outcome) = rejoin(records, claim, env) {
         return outcome;
     }
     let mut worst: Option<Denial> = None;
@@ -283,6 +287,10 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         Some(denial) => Outcome::Held(denial),
         None => grant(records, claim, env),
     }
+}
+
+fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    repeat(records, claim, env).or_else(|| claim.reentrant.then(|| reenter(records, claim, env)).flatten())
 }
 
 /// A request id, or an attempt, that was answered before.
@@ -440,6 +448,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             token: record.token,
             since: env.now,
             until,
+            ttl_ms: claim.ttl_ms,
             at_least_until: env.now.plus_ms(claim.at_least_ms),
             delay_ms: claim.delay_ms,
             released_by: 0,
@@ -481,7 +490,7 @@ fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
     })
 }
 
-fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: u32, env: &Env) -> Outcome {
+fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env) -> Outcome {
     if !is_live(records, lease, env) {
         return Outcome::Lost;
     }
@@ -489,7 +498,7 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: u32, env: &Env) -> Out
     for key in &*lease.keys {
         let holders = &mut records.write(key).holders;
         for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
-            holder.until = holder.until.max(env.now.plus_ms(ttl_ms));
+            holder.until = holder.until.max(env.now.plus_ms(ttl_ms.unwrap_or(holder.ttl_ms)));
             left_us = left_us.min(holder.until.us_since(env.now));
         }
     }
