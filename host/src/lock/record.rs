@@ -12,6 +12,9 @@ use super::{Key, LeaseRef, Mode, ServerTime, Token};
 pub const ENDED_KEPT: usize = 8;
 /// The most holders that one key has at a time.
 pub const MAX_HOLDERS: usize = 1024;
+/// Callers that may be told of one grant by repeating its request and can still undo it; with more,
+/// the grant stays until it is released or ends.
+pub const MAX_REPEATS: usize = 8;
 /// The deepest re-entrance of one holder.
 pub const MAX_LEVELS: usize = 64;
 
@@ -35,6 +38,8 @@ pub struct Holder {
     pub owner: Box<str>,
     pub mode: Mode,
     pub token: Token,
+    /// How many keys the lease holds; this record is one of them.
+    pub keys: u32,
     pub since: ServerTime,
     pub until: ServerTime,
     /// The time that the lease was granted for, and is renewed for unless asked otherwise.
@@ -53,8 +58,9 @@ pub struct Holder {
 /// One acquire that a holder rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
-    /// The last claim that was answered with this level.
-    pub attempt: u64,
+    /// The claims that were answered with this level: more than one where a request was repeated.
+    /// It is undone when the last of them is abandoned. At most [`MAX_REPEATS`].
+    pub attempts: Vec<u64>,
     /// The request id, where the client gave one.
     pub request: Option<Box<str>>,
     pub fingerprint: u64,
@@ -296,7 +302,7 @@ fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
 /// A request id, or an attempt, that was answered before.
 fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     let matches = |level: &Level| {
-        level.attempt == claim.attempt || (claim.request.is_some() && level.request == claim.request)
+        level.attempts.contains(&claim.attempt) || (claim.request.is_some() && level.request == claim.request)
     };
     let (nonce, same_body, alive) = claim
         .keys
@@ -319,14 +325,23 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     if !same_body || !alive {
         return Some(Outcome::RequestReused { ended: same_body });
     }
+    let whole = claim.keys.iter().all(|key| {
+        let same = |h: &Holder| h.nonce == nonce && h.keys as usize == claim.keys.len();
+        records.read(key).holders.iter().any(same)
+    });
+    if !whole {
+        // The keys of this request have changed since: the grant that it had cannot stand for them.
+        return Some(Outcome::RequestReused { ended: false });
+    }
     let mut grant = Grant { nonce, tokens: Vec::new(), left_us: u64::MAX, levels: 1, repeated: true };
     for key in &*claim.keys {
-        let Some(holder) = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce) else {
-            // The keys of this request have changed since: the grant that it had cannot stand for them.
-            return Some(Outcome::RequestReused { ended: false });
-        };
-        if let Some(level) = holder.levels.iter_mut().find(|level| matches(level)) {
-            level.attempt = claim.attempt;
+        let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
+        let level = holder.levels.iter_mut().find(|level| matches(level));
+        if let Some(level) = level
+            && !level.attempts.contains(&claim.attempt)
+            && level.attempts.len() < MAX_REPEATS
+        {
+            level.attempts.push(claim.attempt);
         }
         grant.tokens.push(holder.token);
         grant.left_us = grant.left_us.min(holder.until.us_since(env.now));
@@ -337,8 +352,12 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
 
 /// The owner holds all the keys already, under one lease.
 fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
-    let own =
-        |holder: &&Holder| holder.owner == claim.owner && holder.until > env.now && holder.mode == claim.mode;
+    let own = |holder: &&Holder| {
+        holder.owner == claim.owner
+            && holder.until > env.now
+            && holder.mode == claim.mode
+            && holder.keys as usize == claim.keys.len()
+    };
     let nonce = records.read(&claim.keys[0]).holders.iter().find(own)?.nonce;
     let everywhere = claim
         .keys
@@ -446,6 +465,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             owner: claim.owner.clone(),
             mode: claim.mode,
             token: record.token,
+            keys: claim.keys.len() as u32,
             since: env.now,
             until,
             ttl_ms: claim.ttl_ms,
@@ -462,7 +482,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
 }
 
 fn level_of(claim: &Claim) -> Level {
-    Level { attempt: claim.attempt, request: claim.request.clone(), fingerprint: claim.fingerprint }
+    Level { attempts: vec![claim.attempt], request: claim.request.clone(), fingerprint: claim.fingerprint }
 }
 
 fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
@@ -543,12 +563,18 @@ fn released_before(records: &Records, lease: &LeaseRef, attempt: u64) -> Option<
 
 fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outcome {
     for key in keys {
-        let untouched = |holder: &Holder| holder.levels.iter().any(|level| level.attempt == attempt);
-        let Some(place) = records.read(key).holders.iter().position(untouched) else { continue };
+        let answered = |holder: &Holder| holder.levels.iter().any(|level| level.attempts.contains(&attempt));
+        let Some(place) = records.read(key).holders.iter().position(answered) else { continue };
         let record = records.write(key);
         let holder = &mut record.holders[place];
-        if holder.levels.len() > 1 {
-            holder.levels.retain(|level| level.attempt != attempt);
+        for level in &mut holder.levels {
+            if level.attempts.len() < MAX_REPEATS {
+                level.attempts.retain(|answered| *answered != attempt);
+            }
+        }
+        let nobody_left = holder.levels.iter().all(|level| level.attempts.is_empty());
+        if !nobody_left {
+            holder.levels.retain(|level| !level.attempts.is_empty());
         } else if holder.until > env.now {
             // Not remembered as ended: the request had no answer and may be made again.
             record.holders.swap_remove(place);
