@@ -100,6 +100,15 @@ pub enum Event {
     Gone {
         nonce: u64,
     },
+    /// A grant whose caller was gone before it could be told.
+    Undelivered {
+        nonce: u64,
+        keys: Arc<[Key]>,
+        attempt: u64,
+        ttl_ms: u32,
+    },
+    /// An operator took the key from its holders.
+    Taken(Key),
     /// Somebody else freed the key, as far as is known.
     Wake(Key),
     /// The waiter's keys have changed with its policy; it keeps its place in the order of arrival. The
@@ -193,6 +202,8 @@ pub enum Verdict {
     Granted {
         grant: Grant,
         keys: Arc<[Key]>,
+        /// The claim's, by which an undelivered grant is undone.
+        attempt: u64,
         asked_at: Instant,
         waited_ms: u32,
     },
@@ -237,6 +248,19 @@ pub enum Note {
         owner: Box<str>,
         token: Token,
         held_ms: u32,
+    },
+}
+
+/// Where a claim stands on this proxy.
+#[derive(Clone, Copy, Debug)]
+pub enum Standing {
+    Waiter {
+        id: WaiterId,
+        /// Whether the store has been sent the claim, so that it may have been granted.
+        asked: bool,
+    },
+    Lease {
+        nonce: u64,
     },
 }
 
@@ -324,12 +348,12 @@ impl Table {
     }
 
     /// Every waiter with its claim, and every lease that runs: what a new policy must be asked about.
-    pub fn claims(&self) -> impl Iterator<Item = (Option<WaiterId>, &Claim)> {
+    pub fn claims(&self) -> impl Iterator<Item = (Standing, &Claim)> {
         let waiting = self.waiters.iter().map(|(id, entry)| {
-            let queued = entry.flight.is_none().then_some(*id);
-            (queued, &entry.waiter.claim)
+            let asked = entry.flight.is_some() || entry.unsure_until.is_some();
+            (Standing::Waiter { id: *id, asked }, &entry.waiter.claim)
         });
-        waiting.chain(self.leases.claims().map(|claim| (None, claim)))
+        waiting.chain(self.leases.claims().map(|(nonce, claim)| (Standing::Lease { nonce }, claim)))
     }
 
     /// When [`Table::handle_timeout`] has something to do.
@@ -347,6 +371,17 @@ impl Table {
             Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now, out),
             Event::Renewed { nonce, until } => self.renewed(nonce, until),
             Event::Gone { nonce } => self.lease_over(nonce, now, out),
+            Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
+                self.lease_ended(nonce);
+                let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
+                self.fly(vec![Part::Abandon { keys, attempt, until }], out);
+            }
+            Event::Taken(key) => {
+                for nonce in self.leases.of(&key) {
+                    self.lease_over(nonce, now, out);
+                }
+                self.wake(&key, now, out);
+            }
             Event::Wake(key) => self.wake(&key, now, out),
             Event::Replan { waiter, claim } => self.replan(waiter, claim, now, out),
             Event::Shutdown => self.shut_down(out),

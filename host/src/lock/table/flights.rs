@@ -198,7 +198,13 @@ impl Table {
         let waited_ms = now.ms_since(entry.arrived);
         out.push(Action::Finish {
             waiter: id,
-            verdict: Verdict::Granted { grant, keys, asked_at: at.asked_at, waited_ms },
+            verdict: Verdict::Granted {
+                grant,
+                keys,
+                attempt: claim.attempt,
+                asked_at: at.asked_at,
+                waited_ms,
+            },
         });
     }
 

@@ -22,8 +22,13 @@ impl Leases {
         self.by_nonce.len()
     }
 
-    pub fn claims(&self) -> impl Iterator<Item = &Claim> {
-        self.by_nonce.values().map(|lease| &lease.claim)
+    pub fn claims(&self) -> impl Iterator<Item = (u64, &Claim)> {
+        self.by_nonce.iter().map(|(nonce, lease)| (*nonce, &lease.claim))
+    }
+
+    /// The leases that hold a key.
+    pub fn of(&self, key: &Key) -> Vec<u64> {
+        self.claims().filter(|(_, claim)| claim.keys.contains(key)).map(|(nonce, _)| nonce).collect()
     }
 
     pub fn ends_at(&self, nonce: u64) -> Option<Instant> {

@@ -448,7 +448,13 @@ impl Sim {
         let Some((deadline, claim)) = open else { panic!("{waiter:?} was answered twice, or after it left") };
         let late = self.now.ms_since(deadline);
         assert!(late < 100, "{waiter:?} was answered {late} ms late");
-        if let Verdict::Granted { grant, keys, asked_at, .. } = verdict {
+        if let Verdict::Granted { grant, keys, attempt, asked_at, .. } = verdict {
+            if self.random.chance(5) {
+                let ttl_ms = claim.ttl_ms;
+                let event = Event::Undelivered { nonce: grant.nonce, keys, attempt, ttl_ms };
+                self.schedule(self.now, Due::Tell { proxy, event });
+                return;
+            }
             self.grants += 1;
             assert_eq!(keys.len(), grant.tokens.len());
             self.delivered.insert(grant.nonce);
