@@ -5,8 +5,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod paths;
 mod servers;
+mod settings;
+mod steps;
+mod test;
+mod up;
+mod wasm;
 
 /// Sets up, checks and measures Lockkeeper.
 ///
@@ -21,12 +27,21 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
+    Up(up::Args),
+    Test(test::Args),
+    Bench(bench::Args),
     Servers(servers::Args),
+    #[command(hide = true)]
+    Announce(up::announce::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
+        Command::Up(args) => up::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Servers(args) => servers::run(&args),
+        Command::Announce(args) => up::announce::run(&args),
     };
     match result {
         Ok(code) => code,

@@ -53,6 +53,11 @@ impl Kind {
         }
     }
 
+    /// Where this program puts it.
+    pub fn fetched(self) -> PathBuf {
+        paths::servers().join(self.dir()).join("bin").join(self.daemon())
+    }
+
     /// The command-line client's program.
     fn client(self) -> &'static str {
         match self {
@@ -85,7 +90,7 @@ pub fn ensure(kind: Kind, refresh: bool) -> Result<PathBuf> {
     lock.lock().context("cannot lock target/servers")?;
 
     let home = servers.join(kind.dir());
-    let program = home.join("bin").join(kind.daemon());
+    let program = kind.fetched();
     let stamp = home.join("complete");
     if !refresh && let Some(version) = stamped(&stamp) {
         println!("{}: {version} is in {}", kind.dir(), home.display());

@@ -105,7 +105,7 @@ impl ManagedServer {
         let began = clock::now();
         loop {
             if let Some(why) = self.supervisor.over() {
-                return Err(self.failed(why));
+                return Err(self.failed(&why));
             }
             match tokio::time::timeout(Duration::from_secs(5), self.create_database()).await {
                 Ok(Ok(())) => break,
@@ -116,7 +116,7 @@ impl ManagedServer {
                 Ok(Err(_)) | Err(_) => {}
             }
             if u128::from(clock::now().us_since(began)) > START_LIMIT.as_micros() {
-                return Err(self.failed(format!("it did not answer within {} s", START_LIMIT.as_secs())));
+                return Err(self.failed(&format!("it did not answer within {} s", START_LIMIT.as_secs())));
             }
             tokio::time::sleep(POLL).await;
         }
@@ -131,7 +131,7 @@ impl ManagedServer {
         conn.disconnect().await
     }
 
-    fn failed(&self, why: String) -> ManagedError {
+    fn failed(&self, why: &str) -> ManagedError {
         let why = format!("{why}. {}", self.folder.log_tail());
         ManagedError::Start { why }
     }
