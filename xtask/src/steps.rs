@@ -25,11 +25,12 @@ impl Progress {
     }
 }
 
-/// Cargo, as this program was started by, in the checkout.
+/// Cargo, as this program was started by, in the checkout and with the same target directory.
 pub fn cargo(args: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(args).current_dir(paths::root());
+    // A relative one counts from the folder that the user is in.
+    command.args(args).current_dir(paths::root()).env("CARGO_TARGET_DIR", paths::target());
     command
 }
 
