@@ -31,6 +31,14 @@ pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(cargo);
     // A relative one counts from the folder that the user is in.
     command.args(args).current_dir(paths::root()).env("CARGO_TARGET_DIR", paths::target());
+    // What cargo told this program about itself is not for the builds that it starts: build scripts
+    // that look at it would run again whenever the caller changes.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&*name);
+        }
+    }
     command
 }
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 const POLL: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -56,10 +56,14 @@ fn ready(admin: SocketAddr) -> Result<(u16, String)> {
     stream.set_read_timeout(Some(second))?;
     stream.write_all(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
-    stream.take(64 * 1024).read_to_end(&mut answer).context("no answer")?;
+    // The answer ends with the connection; if it is kept open, with the silence after it.
+    let read = stream.take(64 * 1024).read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer);
-    let status = answer.split_whitespace().nth(1).and_then(|status| status.parse().ok());
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        read.context("no answer")?;
+        bail!("that is no HTTP");
+    };
+    let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok());
     Ok((status.context("that is no HTTP")?, body.trim().to_owned()))
 }
 
