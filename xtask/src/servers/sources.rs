@@ -68,14 +68,14 @@ impl Machine {
         base == self.codename || (self.id == "debian" && rolling.contains(&base))
     }
 
-    /// Debian's sid, on the mirror that the machine uses. `LOCKKEEPER_DEBIAN_MIRROR` chooses another.
+    /// Debian's sid, on the mirror that the machine uses. `XTASK_DEBIAN_MIRROR` chooses another.
     pub fn sid(&self) -> Result<Source> {
         let Some(keyring) = DEBIAN_KEYRINGS.into_iter().find(|path| Path::new(path).is_file()) else {
             bail!(
                 "Debian's keys are missing, so its packages cannot be verified: install debian-archive-keyring"
             );
         };
-        let uri = match std::env::var("LOCKKEEPER_DEBIAN_MIRROR") {
+        let uri = match std::env::var("XTASK_DEBIAN_MIRROR") {
             Ok(uri) => uri,
             Err(_) if self.id == "debian" => self.mirror()?,
             Err(_) => DEBIAN_MIRROR.into(),

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, kill_process};
 
 use super::{Kind, ManagedError, ManagedServer};
 use crate::config::{ManagedConfig, ServerBinary};
@@ -73,6 +73,9 @@ async fn life_of_a_folder(kind: Kind) {
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&dir).expect("the folder").permissions());
     assert_eq!(mode & 0o777, 0o700);
+    // Ctrl-C on the proxy's terminal does not reach it.
+    let pid = server.pid().and_then(|pid| Pid::from_raw(pid as i32));
+    assert_ne!(getpgid(pid).expect("a group"), getpgid(None).expect("our group"));
     query(server.url(), "CREATE TABLE kept (n INT PRIMARY KEY)").await.expect("a table");
     query(server.url(), "INSERT INTO kept VALUES (7)").await.expect("a row");
     durable(&server).await;
