@@ -1,0 +1,1 @@
+//! Experiments on servers that somebody has started.
