@@ -115,7 +115,7 @@ mod tests {
     fn a_step_forward_is_in_doubt_for_the_span_of_a_lease() {
         let mut steps = ClockSteps::default();
         look(&mut steps, 0, 0, 100);
-        assert!(matches!(look(&mut steps, SECOND, 31 * SECOND, 100), Step::Forward(30_000_000..)));
+        assert!(matches!(look(&mut steps, SECOND, 31 * SECOND, 100), Step::Forward(29_900_000..)));
         assert!(!steps.trusts_expiry(10 * SECOND, Instant(11 * SECOND)));
         assert!(steps.trusts_expiry(10 * SECOND, Instant(12 * SECOND)));
         assert_eq!(look(&mut steps, 2 * SECOND, 32 * SECOND, 100), Step::None);
