@@ -36,7 +36,7 @@ pub struct OpenError {
 
 /// The `lease` primitive on one MySQL or MariaDB server.
 pub struct MysqlStore {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     places: Places,
     lanes: Vec<UnboundedSender<Job>>,
     renewal_lanes: Vec<UnboundedSender<Job>>,
