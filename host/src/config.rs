@@ -74,11 +74,15 @@ pub struct HttpLimits {
     pub max_connections: usize,
     pub max_header_bytes: usize,
     pub max_body_bytes: usize,
-    /// From the first byte of a request to the end of its headers; also how long an idle
-    /// connection is kept.
+    /// From the first byte of a request to the end of its headers; also how long a new connection
+    /// may be silent.
     pub header_timeout: Duration,
+    /// From the end of the headers to the end of the body.
     pub body_timeout: Duration,
+    /// How long a connection is kept after an answer.
     pub idle_timeout: Duration,
+    /// Requests at once on one HTTP/2 connection.
+    pub max_streams: u32,
 }
 
 /// Limits of what is locked. Every value that a policy returns is clamped to them.
@@ -220,6 +224,7 @@ impl Default for HttpLimits {
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            max_streams: 256,
         }
     }
 }
