@@ -80,8 +80,10 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     // Accepted sockets inherit these, which saves a few system calls for each.
     let options = socket2::SockRef::from(&listener);
     options.set_tcp_nodelay(true)?;
-    let keepalive =
-        socket2::TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY).with_retries(3);
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(KEEPALIVE_AFTER)
+        .with_interval(KEEPALIVE_EVERY)
+        .with_retries(3);
     options.set_tcp_keepalive(&keepalive)?;
     options.set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
     Ok(listener)

@@ -195,7 +195,8 @@ mod tests {
 
     #[test]
     fn bodies_have_the_members_of_the_rfc() {
-        let problem = Problem::invalid("ttl_ms", "must be from 100 to 3600000").with("bound", "100 to 3600000");
+        let problem =
+            Problem::invalid("ttl_ms", "must be from 100 to 3600000").with("bound", "100 to 3600000");
         let body: Value = serde_json::from_slice(&problem.to_json()).unwrap();
         assert_eq!(body["type"], "invalid");
         assert_eq!(body["status"], 400);

@@ -236,10 +236,12 @@ async fn nonsense_gets_400() {
 #[tokio::test]
 async fn large_bodies_get_413() {
     let server = start(limits());
-    let announced = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n{}", "a".repeat(200_000));
+    let announced =
+        format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n{}", "a".repeat(200_000));
     assert_problem(&server.exchange(&announced).await, 413, "too_large");
     let chunk = format!("200\r\n{}\r\n", "a".repeat(512));
-    let chunked = format!("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{}", chunk.repeat(300));
+    let chunked =
+        format!("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{}", chunk.repeat(300));
     assert_problem(&server.exchange(&chunked).await, 413, "too_large");
     let fits = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{}", "a".repeat(1000));
     assert!(read_some(&mut server.send(&fits).await).await.ends_with("\r\n\r\n1000"));
@@ -271,7 +273,8 @@ async fn waiting_is_not_idling() {
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     let server = start(limits());
-    let one = |body: &str| format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let one =
+        |body: &str| format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let all = one("1") + &one("22") + &one("333");
     let answers = server.exchange(&all).await;
     let lengths: Vec<_> =
@@ -307,17 +310,20 @@ async fn a_shutdown_finishes_what_is_under_way() {
     assert_eq!(read_all(&mut used).await, "");
     assert_eq!(read_all(&mut fresh).await, "");
     assert!(read_all(&mut slow).await.starts_with("HTTP/1.1 200 "));
+    drop(slow);
     tokio::time::timeout(Duration::from_secs(1), server.task).await.expect("the server ends").unwrap();
     assert!(TcpStream::connect(server.address).await.is_err());
 }
 
 type H2 = hyper::client::conn::http2::SendRequest<Full<bytes::Bytes>>;
 
-async fn http2(server: &Server) -> (H2, JoinHandle<hyper::Result<()>>) {
-    let io = hyper_util::rt::TokioIo::new(server.connect().await);
+async fn http2(server: &Server) -> (H2, JoinHandle<hyper::Result<()>>, std::net::TcpStream) {
+    let stream = server.connect().await.into_std().unwrap();
+    let socket = stream.try_clone().unwrap();
+    let io = hyper_util::rt::TokioIo::new(TcpStream::from_std(stream).unwrap());
     let executor = hyper_util::rt::TokioExecutor::new();
     let (send, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
-    (send, tokio::spawn(connection))
+    (send, tokio::spawn(connection), socket)
 }
 
 fn h2_request(path: &str, body: &'static str) -> hyper::Request<Full<bytes::Bytes>> {
@@ -327,7 +333,7 @@ fn h2_request(path: &str, body: &'static str) -> hyper::Request<Full<bytes::Byte
 #[tokio::test]
 async fn http2_is_served_and_resets_drop_handlers() {
     let server = start(limits());
-    let (mut send, connection) = http2(&server).await;
+    let (mut send, _connection, socket) = http2(&server).await;
     let answer = send.send_request(h2_request("/", "four")).await.unwrap();
     assert_eq!(answer.status(), 200);
     assert!(answer.headers().contains_key("x-request-id"));
@@ -340,14 +346,14 @@ async fn http2_is_served_and_resets_drop_handlers() {
 
     let _waiting = tokio::spawn(send.send_request(h2_request("/wait", "")));
     server.waiting_becomes(1).await;
-    connection.abort();
+    socket.shutdown(std::net::Shutdown::Both).unwrap();
     server.waiting_becomes(0).await;
 }
 
 #[tokio::test]
 async fn http2_has_the_same_limits() {
     let server = start(limits());
-    let (mut send, connection) = http2(&server).await;
+    let (mut send, connection, _socket) = http2(&server).await;
     let mut large = h2_request("/", "");
     large.headers_mut().insert("x-long", "a".repeat(9_000).parse().unwrap());
     assert_eq!(send.send_request(large).await.unwrap().status(), 431);
@@ -361,7 +367,7 @@ async fn http2_has_the_same_limits() {
 #[tokio::test]
 async fn http2_shuts_down_gracefully() {
     let server = start(limits());
-    let (mut send, _connection) = http2(&server).await;
+    let (mut send, _connection, _socket) = http2(&server).await;
     let slow = tokio::spawn(send.send_request(h2_request("/slow", "")));
     server.waiting_becomes(1).await;
     server.stop.cancel();
