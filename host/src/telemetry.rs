@@ -129,6 +129,33 @@ impl Metrics {
     }
 }
 
+/// OpenMetrics text as the older Prometheus format (0.0.4), where a counter is declared by the name
+/// of its sample.
+pub fn to_prometheus(open_metrics: &str) -> String {
+    let mut text = String::with_capacity(open_metrics.len());
+    let mut help = None;
+    for line in open_metrics.lines() {
+        if line.starts_with("# HELP ") {
+            help = Some(line);
+            continue;
+        }
+        if line.starts_with("# UNIT ") || line == "# EOF" {
+            continue;
+        }
+        if let Some(name) = line.strip_prefix("# TYPE ").and_then(|rest| rest.strip_suffix(" counter")) {
+            let about =
+                help.take().and_then(|help| help.get("# HELP ".len() + name.len()..)).unwrap_or_default();
+            text.push_str(&format!("# HELP {name}_total{about}\n# TYPE {name}_total counter\n"));
+            continue;
+        }
+        for line in help.take().into_iter().chain([line]) {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
 impl Default for Metrics {
     fn default() -> Metrics {
         let mut registry = Registry::default();
@@ -145,7 +172,8 @@ impl Default for Metrics {
             Unit::Seconds,
             holds.clone(),
         );
-        let batch_operations = Histogram::new([1., 2., 4., 8., 16., 32., 64., 128., 256., 512., 1024., 2048.]);
+        let batch_operations =
+            Histogram::new([1., 2., 4., 8., 16., 32., 64., 128., 256., 512., 1024., 2048.]);
         lockkeeper.register(
             "store_batch_operations",
             "Operations in a transaction",
@@ -188,7 +216,9 @@ const BATCH: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 
 
 /// Waits and holds: from a millisecond to an hour.
 fn long() -> Histogram {
-    Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300., 3600.])
+    Histogram::new([
+        0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300., 3600.,
+    ])
 }
 
 /// Policy calls: from a microsecond to the longest that is allowed.
@@ -257,6 +287,19 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn the_older_format_declares_counters_by_their_samples() {
+        let metrics = Metrics::default();
+        metrics.http("api", 200);
+        let text = to_prometheus(&metrics.encode());
+        let counter = "# HELP lockkeeper_http_requests_total HTTP requests that were answered.\n\
+                       # TYPE lockkeeper_http_requests_total counter\n\
+                       lockkeeper_http_requests_total{front=\"api\",status=\"200\"} 1\n";
+        assert!(text.contains(counter), "{text}");
+        assert!(text.contains("# TYPE lockkeeper_waiters gauge\nlockkeeper_waiters 0\n"), "{text}");
+        assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
     }
 
     #[test]

@@ -148,9 +148,8 @@ impl Policies {
     }
 
     fn resolve(&self, name: &str) -> OnePolicy {
-        let counter = |outcome| {
-            self.acquires.get_or_create_owned(&Acquire { policy: name.to_owned(), outcome })
-        };
+        let counter =
+            |outcome| self.acquires.get_or_create_owned(&Acquire { policy: name.to_owned(), outcome });
         let call = |hook: Hook| {
             self.calls.get_or_create_owned(&Call { policy: name.to_owned(), hook: hook.as_str() })
         };
