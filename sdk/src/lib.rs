@@ -41,7 +41,9 @@ mod request;
 mod settings;
 
 pub use bindings::naming::exports::lockkeeper::policy::naming::{LockPlan as Plan, Refusal};
-pub use bindings::naming::lockkeeper::policy::types::{HttpRequest, Label, Mode, Permits, Primitive, Request};
+pub use bindings::naming::lockkeeper::policy::types::{
+    HttpRequest, Label, Mode, Permits, Primitive, Request,
+};
 pub use random::Random;
 pub use settings::within;
 

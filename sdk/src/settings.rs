@@ -11,7 +11,11 @@ use crate::Policy;
 ///
 /// # Errors
 /// A sentence that names the setting, its bounds and the value.
-pub fn within<T: PartialOrd + Display>(name: &str, value: T, bounds: RangeInclusive<T>) -> Result<(), String> {
+pub fn within<T: PartialOrd + Display>(
+    name: &str,
+    value: T,
+    bounds: RangeInclusive<T>,
+) -> Result<(), String> {
     if bounds.contains(&value) {
         return Ok(());
     }

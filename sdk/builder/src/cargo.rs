@@ -58,8 +58,8 @@ pub(crate) fn build_module(dir: &Path, target_dir: Option<&Path>) -> Result<Path
     }
     let metadata = metadata(dir)?;
     let workspace = text(&metadata, "workspace_root");
-    let target_dir =
-        target_dir.map_or_else(|| Path::new(text(&metadata, "target_directory")).join("policies"), Path::to_owned);
+    let target_dir = target_dir
+        .map_or_else(|| Path::new(text(&metadata, "target_directory")).join("policies"), Path::to_owned);
 
     let mut command = cargo(dir);
     command.args(["build", "--lib", "--target", TARGET, "--profile", PROFILE]);
@@ -85,7 +85,11 @@ fn rustc_flags(workspace: &str, sysroot: &str) -> String {
         .or_else(|| Some(Path::new(&std::env::var("HOME").ok()?).join(".cargo").to_str()?.to_owned()));
     let mut flags = vec!["-Clink-arg=-zstack-size=65536".to_owned()];
     // Where several match, the last one counts: the most special goes last.
-    let homes = [Some((workspace, "/policy")), Some((sysroot, "/rust")), cargo_home.as_deref().map(|home| (home, "/cargo"))];
+    let homes = [
+        Some((workspace, "/policy")),
+        Some((sysroot, "/rust")),
+        cargo_home.as_deref().map(|home| (home, "/cargo")),
+    ];
     flags.extend(homes.into_iter().flatten().map(|(from, to)| format!("--remap-path-prefix={from}={to}")));
     flags.join("\x1f")
 }
@@ -103,7 +107,8 @@ fn metadata(dir: &Path) -> Result<Value, BuildError> {
 
 /// Finds the module of the crate with this manifest among cargo's messages.
 fn module_of(messages: &[u8], manifest: &Path) -> Option<PathBuf> {
-    let messages = messages.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let messages =
+        messages.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     messages
         .filter(|message| text(message, "reason") == "compiler-artifact")
         .filter(|message| Path::new(text(message, "manifest_path")) == manifest)
