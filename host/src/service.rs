@@ -30,7 +30,7 @@ pub use hold::Hold;
 /// What a [`Service`] is made of.
 pub struct Parts {
     pub store: Arc<dyn Store>,
-    pub policies: Arc<Policies>,
+    pub policies: Policies,
     pub routes: Vec<Route>,
     pub limits: Limits,
     /// How long a call may wait for the store.
@@ -217,7 +217,7 @@ pub struct Service {
 /// What the loop, the callers and the background tasks share.
 struct Shared {
     store: Arc<dyn Store>,
-    policies: Arc<Policies>,
+    policies: Policies,
     routes: Vec<Route>,
     limits: Limits,
     store_timeout_ms: u32,

@@ -340,6 +340,10 @@ impl Table {
         !self.flights.is_empty() || !self.waiters.is_empty()
     }
 
+    pub fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
+        self.waiters.get(&id).map(|entry| &entry.waiter)
+    }
+
     /// The waiters of a key in the order of their places.
     pub fn queue(&self, key: &Key, now: Instant) -> Vec<Queued> {
         let Some(queue) = self.queues.get(key) else { return Vec::new() };

@@ -111,12 +111,8 @@ async fn enqueue(
     let (reply, answer) = oneshot::channel();
     let waiter = waiter(id, request, planned);
     let labels = planned.plan.labels.clone().into();
-    let pending = Pending {
-        generation: planned.generation.clone(),
-        weight: planned.plan.weight,
-        labels,
-        reply,
-    };
+    let pending =
+        Pending { generation: planned.generation.clone(), weight: planned.plan.weight, labels, reply };
     shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });
     let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
     let answered = leaving.wait().await;

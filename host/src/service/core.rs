@@ -16,7 +16,7 @@ use crate::lock::table::{
     Verdict, Waiter, WaiterId,
 };
 use crate::lock::{Instant, Key, LeaseRef, Token};
-use crate::policy::{self, Backoff, Generation, GroupView, Hook, QueueView, WaiterView};
+use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
 use crate::store::{Reply, StoreError};
 
 /// Messages that the loop takes before it looks at its timers again.
@@ -236,7 +236,8 @@ impl Core {
         if let Some(keys) = self.shadows.widen(&waiter.claim.keys) {
             waiter.claim.keys = keys;
         }
-        let what = What::Planned { mode: waiter.claim.mode, ttl_ms: waiter.claim.ttl_ms, wait_ms: waiter.wait_ms };
+        let what =
+            What::Planned { mode: waiter.claim.mode, ttl_ms: waiter.claim.ttl_ms, wait_ms: waiter.wait_ms };
         self.history.note(&waiter.claim.keys[0], pending.generation.id().clone(), what);
         self.pending.insert(waiter.id, pending);
         self.handle(Event::Enqueue(waiter));
@@ -375,7 +376,13 @@ impl Core {
     fn notice(&self, key: &Key, kind: NoticeKind, owner: &str, token: Token) {
         if self.shared.notices.receiver_count() > 0 {
             let at_us = clock::wall_us();
-            let _ = self.shared.notices.send(Notice { key: key.clone(), kind, owner: owner.into(), token, at_us });
+            let _ = self.shared.notices.send(Notice {
+                key: key.clone(),
+                kind,
+                owner: owner.into(),
+                token,
+                at_us,
+            });
         }
     }
 
@@ -442,10 +449,4 @@ impl RequestLog {
         self.order.push_back(request.into());
         true
     }
-}
-
-/// Whether a policy has the hook at all: without it nothing is asked.
-#[allow(dead_code)]
-fn has(generation: &Generation, hook: Hook) -> bool {
-    generation.has(hook)
 }

@@ -112,17 +112,20 @@ pub(super) struct Swap {
 pub(super) enum Step {
     /// Claims that turned up since the plans were made.
     Missing(Vec<PlanRequest>),
-    Live { generation: Arc<Generation>, shadows: Vec<Shadow> },
+    Live {
+        generation: Arc<Generation>,
+        shadows: Vec<Shadow>,
+    },
 }
 
 impl Swap {
     pub fn name(&self) -> String {
-        self.prepared.name().to_owned()
+        self.prepared.generation().name().to_owned()
     }
 
     /// Whether the claim is this policy's and has not been planned again.
     pub fn lacks(&self, claim: &Claim) -> bool {
-        is_of(claim, self.prepared.name()) && !self.plans.contains_key(&request_of(claim))
+        is_of(claim, self.prepared.generation().name()) && !self.plans.contains_key(&request_of(claim))
     }
 
     pub fn reply(self, step: Step) {
@@ -171,7 +174,7 @@ impl Swap {
 }
 
 /// Makes a checked generation live. See the module's documentation.
-pub(super) async fn go_live(shared: &Arc<Shared>, mut prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
     let candidate = prepared.generation().clone();
     let held = held(shared, candidate.name()).await?;
     let mut plans = HashMap::new();
@@ -189,7 +192,6 @@ pub(super) async fn go_live(shared: &Arc<Shared>, mut prepared: Prepared) -> Res
                 return Ok(generation);
             }
         }
-        prepared = prepared.clone();
     }
     let why = "requests arrive faster than the new policy can be asked about them".to_owned();
     Err(StoreError::Unavailable { why })
@@ -258,7 +260,7 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreErro
 /// At the start: leases that an earlier run granted under policies that have changed since.
 pub(super) async fn survey(service: Service) {
     let shared = &service.shared;
-    for name in shared.policies.names() {
+    for name in shared.policies.status().into_iter().map(|status| status.name) {
         let Some(generation) = shared.policies.get(&name) else { continue };
         let held = loop {
             match held(shared, &name).await {
