@@ -62,7 +62,7 @@ impl Shadows {
     }
 }
 
-fn union<'a>(keys: &[Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
+fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
     let mut all: Vec<Key> = keys.iter().chain(more).cloned().collect();
     all.sort_unstable();
     all.dedup();
