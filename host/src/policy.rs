@@ -278,3 +278,6 @@ impl Primitive {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
