@@ -196,6 +196,8 @@ async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Ve
             sets.push(set);
         }
     }
+    // Where a later statement failed, the result looks as if it had ended: only this tells.
+    result.drop_result().await?;
     Ok(sets)
 }
 
