@@ -32,7 +32,7 @@ Exit codes:
   5  unavailable: no proxy answers, or it cannot reach its store
   6  refused: the policy said no
   `lockkeeper run` exits as its command does (128 + n where signal n ended it); its own failures
-  are 120 + the code above, 126 where the command cannot be run and 127 where it is not found.";
+  are 110 + the code above, 126 where the command cannot be run and 127 where it is not found.";
 
 /// A lock proxy: MySQL's locking primitives, governed by WebAssembly policies.
 #[derive(Parser, Debug)]
@@ -165,20 +165,15 @@ pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (outcome, offset) = match command {
-        ClientCommand::Run(args) => match runtime.block_on(command::run(args, options)) {
-            Ok(code) => return ExitCode::from(code),
-            Err(failure) => (Err(failure), 120),
-        },
-        other => (runtime.block_on(dispatch(other, options)), 0),
-    };
+    let is_run = matches!(command, ClientCommand::Run(_));
+    let outcome = runtime.block_on(dispatch(command, options));
     // A look-up of a name may still hang in a thread of its own.
     runtime.shutdown_background();
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(failure) => {
             failure.report(options.json);
-            ExitCode::from(offset + failure.code())
+            ExitCode::from(if is_run { failure.code_of_run() } else { failure.code() })
         }
     }
 }
@@ -206,8 +201,10 @@ pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
     }
 }
 
-async fn dispatch(command: ClientCommand, options: &Options) -> Result<(), failure::Failure> {
+/// The exit code of what went well.
+async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failure::Failure> {
     match command {
+        ClientCommand::Run(args) => return command::run(args, options).await,
         ClientCommand::Acquire(args) => locks::acquire(&args, options).await,
         ClientCommand::Renew { lease_id, ttl } => locks::renew(&lease_id, ttl, options).await,
         ClientCommand::Release { lease_id } => locks::release(&lease_id, options).await,
@@ -216,9 +213,8 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<(), failu
         ClientCommand::Show { name } => locks::show(&name, options).await,
         ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
         ClientCommand::Policy(command) => policy::run(command, options).await,
-        // Ends with a code of its own, in `run`.
-        ClientCommand::Run(args) => command::run(args, options).await.map(drop),
     }
+    .map(|()| 0)
 }
 
 #[cfg(test)]

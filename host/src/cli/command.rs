@@ -84,7 +84,7 @@ struct Held {
     ttl_ms: u32,
     renew_at: Instant,
     valid_until: Instant,
-    /// The command has been told to stop from here on.
+    /// Why the last renewal failed, since one succeeded.
     last_fault: Option<String>,
 }
 
@@ -224,30 +224,4 @@ impl Signals {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn held(ttl_ms: u32, left_ms: u32) -> Held {
-        let grant = json!({
-            "lease_id": "x", "token": 7, "keys": ["k"], "ttl_ms": ttl_ms, "expires_in_ms": left_ms, "waited_ms": 500,
-        });
-        Held::new(&grant, Instant(0)).unwrap()
-    }
-
-    #[test]
-    fn times_are_in_order() {
-        for ttl_ms in [100, 1_000, 10_000, 3_600_000] {
-            let lease = held(ttl_ms, ttl_ms - ttl_ms / 50);
-            let times = [lease.renew_at, lease.stop_at(), lease.kill_at(), lease.valid_until];
-            assert!(times.is_sorted_by(|a, b| a < b), "{ttl_ms}: {times:?}");
-        }
-    }
-
-    #[test]
-    fn a_lease_counts_from_its_question_and_wait() {
-        let lease = held(10_000, 9_900);
-        assert_eq!(lease.valid_until, Instant(10_400_000));
-        assert_eq!(lease.renew_at, Instant(3_833_000));
-        assert_eq!(lease.environment()[2], ("LOCKKEEPER_TOKEN", "7".to_owned()));
-    }
-}
+mod tests;

@@ -45,6 +45,14 @@ impl Failure {
         }
     }
 
+    /// The exit code of `run`, which leaves the low ones to its command.
+    pub fn code_of_run(&self) -> u8 {
+        match self {
+            Failure::Command { code, .. } => *code,
+            other => 110 + other.code(),
+        }
+    }
+
     /// Says what went wrong: on standard error for people, on standard output for programs.
     pub fn report(&self, as_json: bool) {
         match self {

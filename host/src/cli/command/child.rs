@@ -33,9 +33,8 @@ impl Child {
             builder.process_group(0);
         }
         let process = tokio::process::Command::from(builder).spawn().map_err(|error| {
-            // As shells do: 127 where there is no such command, 126 where it cannot be run. `run`
-            // adds 120 to every code.
-            let code = if error.kind() == io::ErrorKind::NotFound { 7 } else { 6 };
+            // As shells do.
+            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
             Failure::Command { what: format!("cannot run `{program}`: {error}"), code }
         })?;
         let pid = process.id().and_then(|id| Pid::from_raw(id.cast_signed()));
@@ -109,9 +108,9 @@ mod tests {
         assert_eq!(shell("kill -9 $$").wait().await.unwrap(), 137);
         assert_eq!(shell("test $LOCKKEEPER_TOKEN = 17").wait().await.unwrap(), 0);
         let missing = Child::spawn(&["/nowhere/at-all".to_owned()], &[]).err().unwrap();
-        assert_eq!(missing.code(), 7);
+        assert_eq!(missing.code_of_run(), 127);
         let no_program = Child::spawn(&["/etc/passwd".to_owned()], &[]).err().unwrap();
-        assert_eq!(no_program.code(), 6);
+        assert_eq!(no_program.code_of_run(), 126);
     }
 
     #[tokio::test]
