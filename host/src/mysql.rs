@@ -1,3 +1,41 @@
 //! The store on MySQL and MariaDB.
+//!
+//! One row a key holds the key's [`Record`](crate::lock::record::Record). Every decision is made by
+//! [`lock::record::apply`](crate::lock::record::apply) in the proxy, while a transaction holds the
+//! rows ([`batch`]), or is made on a remembered row and written only if the row is still the same
+//! ([`fast`]). Parts:
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`store`] | [`MysqlStore`]: the handle, and how its tasks are started and stopped |
+//! | [`lanes`] | a task a connection: collects a batch, runs it, repeats it, answers it |
+//! | [`batch`] | one transaction for many groups, two round trips |
+//! | [`fast`], [`cache`] | one statement for one key, on a remembered row |
+//! | [`link`] | a connection that was checked and may be used; errors; one exchange with the server |
+//! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
+//! | [`steps`] | whether the server's clock has been set |
+//! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
+//! | [`codec`], [`sql`] | records as JSON; statements as text |
+//! | [`managed`] | a private server |
 
 pub mod managed;
+
+mod batch;
+mod cache;
+mod clean;
+mod codec;
+mod fast;
+mod health;
+mod lanes;
+mod link;
+mod preflight;
+mod queue;
+mod read;
+mod schema;
+mod sql;
+mod steps;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use store::{MysqlStore, OpenError};

@@ -33,6 +33,9 @@ impl From<AcquireError> for Problem {
             AcquireError::TooManyWaiters { limit, .. } => {
                 Problem::new(Kind::TooManyWaiters, detail).with("bound", limit).retry_after_ms(RETRY_AFTER_MS)
             }
+            AcquireError::TooManyHolders { .. } => {
+                Problem::new(Kind::TooManyHolders, detail).retry_after_ms(RETRY_AFTER_MS)
+            }
             AcquireError::Invalid { field, .. } => Problem::new(Kind::Invalid, detail).with("field", field),
             AcquireError::RequestReused { ended } => {
                 Problem::new(Kind::RequestIdReused, detail).with("field", "request_id").with("ended", ended)

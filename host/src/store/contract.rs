@@ -1,1 +1,155 @@
+//! What every store must do, as tests that any store can be put through.
+//!
+//! Each property is one function; [`run_all`] runs them all. Keys are made unique, so that the
+//! properties can be run again and again on one server, and beside each other.
 
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{Reply, Store, StoreError};
+use crate::clock;
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Tag};
+use crate::lock::{Key, LeaseRef, Mode, Token};
+
+mod grants;
+mod leases;
+mod listing;
+mod races;
+
+/// Which store a property asks for. All stores of one kind share their rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Remembers idle keys for an hour.
+    Lasting,
+    /// Deletes the rows of keys that were idle for [`FORGETS_AFTER`]; on rows of its own.
+    Forgetful,
+}
+
+pub const FORGETS_AFTER: Duration = Duration::from_millis(200);
+
+/// Puts the stores that `make` opens through every property.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_all<F, A>(make: F)
+where
+    F: Fn(Kind) -> A,
+    A: Future<Output = Arc<dyn Store>>,
+{
+    let one = make(Kind::Lasting).await;
+    let other = make(Kind::Lasting).await;
+    let forgetful = make(Kind::Forgetful).await;
+    grants::all(&*one).await;
+    leases::all(&*one).await;
+    listing::all(&*one).await;
+    grants::tokens_survive_clean_up(&*forgetful).await;
+    races::all(one, other).await;
+}
+
+/// A claim of 10 seconds that no other is like.
+pub fn claim(keys: &[&str], owner: &str) -> Claim {
+    let mut keys: Vec<Key> = keys.iter().map(|key| Key::new(key).expect("it is a key")).collect();
+    keys.sort();
+    Claim {
+        keys: keys.into(),
+        attempt: fresh(),
+        owner: owner.into(),
+        request: None,
+        fingerprint: 1,
+        mode: Mode::Exclusive,
+        ttl_ms: 10_000,
+        at_least_ms: 0,
+        delay_ms: 0,
+        reentrant: false,
+        tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), labels: vec![] },
+    }
+}
+
+/// A number that was not given out before, here or in another process.
+pub fn fresh() -> u64 {
+    rand::random()
+}
+
+/// Keys of one property.
+struct Names(String);
+
+impl Names {
+    fn new(property: &str) -> Names {
+        Names(format!("{property}-{:016x}", fresh()))
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.0)
+    }
+}
+
+async fn submit(store: &dyn Store, group: Vec<Op>) -> Result<Reply, StoreError> {
+    let (tell, told) = oneshot::channel();
+    let done = Box::new(move |result| drop(tell.send(result)));
+    store.submit(group, clock::now().plus_ms(10_000), done);
+    told.await.expect("every group is answered")
+}
+
+async fn run(store: &dyn Store, group: Vec<Op>) -> Vec<Outcome> {
+    submit(store, group).await.expect("the store is available").outcomes
+}
+
+async fn one(store: &dyn Store, op: Op) -> Outcome {
+    run(store, vec![op]).await.pop().expect("each operation has an outcome")
+}
+
+async fn acquire(store: &dyn Store, claim: &Claim) -> Outcome {
+    one(store, Op::Acquire(claim.clone())).await
+}
+
+async fn granted(store: &dyn Store, claim: &Claim) -> Grant {
+    match acquire(store, claim).await {
+        Outcome::Granted(grant) => grant,
+        other => panic!("{:?} should be granted, and is {other:?}", claim.keys),
+    }
+}
+
+async fn held(store: &dyn Store, claim: &Claim) -> Denial {
+    match acquire(store, claim).await {
+        Outcome::Held(denial) => denial,
+        other => panic!("{:?} should be held, and is {other:?}", claim.keys),
+    }
+}
+
+async fn renew(store: &dyn Store, lease: &LeaseRef, ttl_ms: u32) -> Outcome {
+    let (tell, told) = oneshot::channel();
+    let done = Box::new(move |result| drop(tell.send(result)));
+    let op = Op::Renew { lease: lease.clone(), ttl_ms: Some(ttl_ms) };
+    store.submit_renewal(op, clock::now().plus_ms(10_000), done);
+    let reply: Result<Reply, StoreError> = told.await.expect("every renewal is answered");
+    reply.expect("the store is available").outcomes.pop().expect("it has an outcome")
+}
+
+async fn release(store: &dyn Store, lease: &LeaseRef) -> Outcome {
+    one(store, Op::Release { lease: lease.clone(), attempt: fresh() }).await
+}
+
+const RELEASED: Outcome = Outcome::Released { levels_left: 0 };
+
+fn lease(claim: &Claim, grant: &Grant) -> LeaseRef {
+    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] }
+}
+
+async fn pass_ms(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+/// Holds numbers up against those before them.
+#[derive(Default)]
+struct Rising(AtomicU64);
+
+impl Rising {
+    fn check(&self, token: Token) {
+        let last = self.0.fetch_max(token.0, Ordering::SeqCst);
+        assert!(token.0 > last, "token {token} comes after {last}");
+    }
+}

@@ -1,1 +1,266 @@
+//! The store in memory: the same decisions as on a server, with a clock that can be set and
+//! answers that can be lost. For tests of everything that stands on a store.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
+use crate::clock;
+use crate::lock::record::{self, Env, Op, Record, Records};
+use crate::lock::{Instant, Key, ServerTime, Token};
+
+/// One connection to a [`Memory`]. Groups are run in the order of their submission, by a task: the
+/// answers come later, and in that order.
+pub struct MemoryStore {
+    memory: Memory,
+    jobs: UnboundedSender<Job>,
+}
+
+/// What several stores share, as several proxies share a server. Cheap to clone.
+#[derive(Clone)]
+pub struct Memory {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    rows: Mutex<Rows>,
+    clean_after: Duration,
+    /// Added to the machine's time, in microseconds.
+    ahead_us: AtomicU64,
+    /// Answers to lose: the work is done, and nobody is told.
+    losses: AtomicUsize,
+    outage: Mutex<Option<String>>,
+}
+
+#[derive(Default)]
+struct Rows {
+    by_key: BTreeMap<Key, Row>,
+    floor: Token,
+    grants_from: ServerTime,
+}
+
+struct Row {
+    record: Record,
+    /// The last write, or the last moment at which a lease or delay ends.
+    until: ServerTime,
+}
+
+struct Job {
+    group: Vec<Op>,
+    deadline: Instant,
+    done: Done,
+}
+
+impl Memory {
+    /// `clean_after`: rows that nobody has used for this long are forgotten.
+    pub fn new(clean_after: Duration) -> Memory {
+        Memory {
+            shared: Arc::new(Shared {
+                rows: Mutex::default(),
+                clean_after,
+                ahead_us: AtomicU64::new(0),
+                losses: AtomicUsize::new(0),
+                outage: Mutex::new(None),
+            }),
+        }
+    }
+
+    /// Another store on the same rows.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn store(&self) -> MemoryStore {
+        let (jobs, incoming) = unbounded_channel();
+        tokio::spawn(run(self.clone(), incoming));
+        MemoryStore { memory: self.clone(), jobs }
+    }
+
+    pub fn now(&self) -> ServerTime {
+        ServerTime(clock::wall_us() + self.shared.ahead_us.load(Ordering::SeqCst))
+    }
+
+    /// Sets the store's clock forward: leases end earlier than their holders believe.
+    pub fn advance_ms(&self, ms: u64) {
+        self.shared.ahead_us.fetch_add(ms * 1_000, Ordering::SeqCst);
+    }
+
+    /// The next `answers` groups are carried out, and answered with an error.
+    pub fn lose(&self, answers: usize) {
+        self.shared.losses.store(answers, Ordering::SeqCst);
+    }
+
+    /// While `Some`, nothing is carried out and everything is answered with an error.
+    pub fn set_outage(&self, why: Option<&str>) {
+        *lock(&self.shared.outage) = why.map(str::to_owned);
+    }
+
+    /// No grants before this moment, as after a fail-over.
+    pub fn set_grants_from(&self, at: ServerTime) {
+        lock(&self.shared.rows).grants_from = at;
+    }
+
+    fn run(&self, group: &[Op]) -> (Vec<record::Outcome>, ServerTime) {
+        let mut rows = lock(&self.shared.rows);
+        let now = self.now();
+        rows.clean(now, self.shared.clean_after);
+        let env = Env { now, floor: rows.floor, grants_from: rows.grants_from, takeover: true };
+        let mut records = Records::default();
+        for key in group.iter().flat_map(Op::keys) {
+            records.insert(key.clone(), rows.by_key.get(key).map(|row| row.record.clone()));
+        }
+        let outcomes = group.iter().map(|op| record::apply(&mut records, op, &env)).collect();
+        for (key, record, _) in records.changed() {
+            let row = Row { record: record.clone(), until: until(record).max(now) };
+            rows.by_key.insert(key.clone(), row);
+        }
+        (outcomes, now)
+    }
+
+    fn outage(&self) -> Result<(), StoreError> {
+        match &*lock(&self.shared.outage) {
+            Some(why) => Err(StoreError::Unavailable { why: why.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn page(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Page {
+        let rows = lock(&self.shared.rows);
+        let now = self.now();
+        let mut items = rows
+            .by_key
+            .iter()
+            .filter(|(key, _)| key.as_str().starts_with(prefix) && after.is_none_or(|after| *key > after))
+            .filter(|(_, row)| until(&row.record) > now)
+            .map(|(key, row)| Stored { key: key.clone(), record: row.record.clone(), now });
+        let items_of_page = items.by_ref().take(limit).collect();
+        Page { items: items_of_page, more: items.next().is_some() }
+    }
+}
+
+impl Rows {
+    fn clean(&mut self, now: ServerTime, after: Duration) {
+        let after_us = after.as_micros() as u64;
+        let floor = &mut self.floor;
+        self.by_key.retain(|_, row| {
+            let idle = row.until.0.saturating_add(after_us) < now.0;
+            if idle {
+                *floor = (*floor).max(row.record.token);
+            }
+            !idle
+        });
+    }
+}
+
+impl Store for MemoryStore {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        if let Err(refused) = self.jobs.send(Job { group, deadline, done }) {
+            (refused.0.done)(Err(StoreError::Unavailable { why: "the store was closed".into() }));
+        }
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        let memory = self.memory.clone();
+        Box::pin(async move {
+            memory.outage()?;
+            Ok(memory.page(&prefix, after.as_ref(), limit))
+        })
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        let memory = self.memory.clone();
+        Box::pin(async move {
+            memory.outage()?;
+            let now = memory.now();
+            let rows = lock(&memory.shared.rows);
+            Ok(rows.by_key.get(&key).map(|row| Stored { key, record: row.record.clone(), now }))
+        })
+    }
+
+    fn health(&self) -> Health {
+        match &*lock(&self.memory.shared.outage) {
+            Some(why) => Health::Unavailable { why: why.clone() },
+            None => Health::Ready { server: "memory".into(), warnings: Vec::new() },
+        }
+    }
+}
+
+async fn run(memory: Memory, mut jobs: UnboundedReceiver<Job>) {
+    while let Some(Job { group, deadline, done }) = jobs.recv().await {
+        done(answer(&memory, &group, deadline));
+    }
+}
+
+fn answer(memory: &Memory, group: &[Op], deadline: Instant) -> Result<Reply, StoreError> {
+    memory.outage()?;
+    let asked_at = clock::now();
+    if asked_at > deadline {
+        return Err(StoreError::Unavailable { why: "the deadline has passed".into() });
+    }
+    let (outcomes, now) = memory.run(group);
+    let lost =
+        memory.shared.losses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+    match lost {
+        Ok(_) => Err(StoreError::Unavailable { why: "the answer was lost".into() }),
+        Err(_) => Ok(Reply { outcomes, asked_at, now }),
+    }
+}
+
+fn until(record: &Record) -> ServerTime {
+    let ends = record.holders.iter().map(|holder| {
+        let expires = holder.until.plus_ms(holder.delay_ms);
+        expires.max(holder.at_least_until)
+    });
+    ends.fold(record.not_before, ServerTime::max)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::contract;
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn it_keeps_the_contract() {
+        let lasting = Memory::new(Duration::from_secs(3600));
+        let forgetful = Memory::new(Duration::from_millis(200));
+        contract::run_all(move |kind| {
+            let memory = match kind {
+                contract::Kind::Lasting => lasting.clone(),
+                contract::Kind::Forgetful => forgetful.clone(),
+            };
+            async move { Arc::new(memory.store()) as Arc<dyn Store> }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_lost_answer_was_carried_out() {
+        let memory = Memory::new(Duration::from_secs(3600));
+        let store = memory.store();
+        memory.lose(1);
+        let key = Key::new("k").expect("it is a key");
+        let claim = contract::claim(&[key.as_str()], "me");
+        let deadline = clock::now().plus_ms(1_000);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        store.submit(
+            vec![Op::Acquire(claim)],
+            deadline,
+            Box::new(|result| tell.send(result).expect("it waits")),
+        );
+        assert!(told.await.expect("it is answered").is_err());
+        assert_eq!(store.list(String::new(), None, 9).await.expect("it lists").items.len(), 1);
+        memory.advance_ms(60_000);
+        assert!(store.list(String::new(), None, 9).await.expect("it lists").items.is_empty());
+    }
+}

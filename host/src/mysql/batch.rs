@@ -1,0 +1,195 @@
+//! One transaction for many groups: lock and read the rows, decide, write, commit. Two round trips.
+
+use std::collections::{BTreeSet, HashMap};
+
+use mysql_async::Row;
+
+use super::cache;
+use super::codec;
+use super::link::{Fault, Link};
+use super::sql::{self, RowWrite};
+use super::store::Shared;
+use crate::clock;
+use crate::lock::record::{self, Env, Op, Record, Records};
+use crate::lock::{Instant, Key, ServerTime, Token};
+use crate::store::Reply;
+
+/// A packet is sent once its statements are this long; servers take 16 MB and more.
+const PACKET_BYTES: usize = 4 << 20;
+/// Rows that one statement writes.
+const STATEMENT_ROWS: usize = 1024;
+
+/// Runs the groups in order; nothing is applied after `deadline`. On an error nothing was applied,
+/// or, where the connection broke, it is not known whether it was.
+pub async fn run(
+    shared: &Shared,
+    link: &mut Link,
+    groups: &[Vec<Op>],
+    deadline: Instant,
+) -> Result<Vec<Reply>, Fault> {
+    let result = transact(shared, link, groups, deadline).await;
+    if matches!(result, Err(Fault::Conflict { .. } | Fault::Rejected { .. })) {
+        // A statement that failed has undone itself only: the rest would be kept by a COMMIT.
+        link.rollback().await?;
+    }
+    result
+}
+
+async fn transact(
+    shared: &Shared,
+    link: &mut Link,
+    groups: &[Vec<Op>],
+    deadline: Instant,
+) -> Result<Vec<Reply>, Fault> {
+    let keys: BTreeSet<&Key> = groups.iter().flatten().flat_map(Op::keys).collect();
+    let asked_at = clock::now();
+    let mut sets = link.exchange(sql::lock_rows(keys.iter().copied())).await?;
+    link.learn(shared, sets.pop(), asked_at)?;
+    let stored = read_rows(sets.pop().unwrap_or_default())?;
+    let (mut records, revisions) = assemble(&keys, stored);
+    let env = environment(shared, link, &records, &keys, link.sample.now);
+    let replies = groups.iter().map(|group| Reply {
+        outcomes: group.iter().map(|op| record::apply(&mut records, op, &env)).collect(),
+        asked_at,
+        now: env.now,
+    });
+    let replies = replies.collect();
+    let writes = writes(&records, &revisions, env.now);
+    if writes.is_empty() {
+        link.rollback().await?;
+        return Ok(replies);
+    }
+    commit(link, writes, deadline).await?;
+    remember(shared, link, &records, &revisions, env.now);
+    Ok(replies)
+}
+
+/// What the decisions need to know; `now` is the server's time that they are made for.
+pub fn environment<'a>(
+    shared: &Shared,
+    link: &Link,
+    records: &Records,
+    keys: impl IntoIterator<Item = &'a &'a Key>,
+    now: ServerTime,
+) -> Env {
+    let sample = &link.sample;
+    let longest = keys.into_iter().filter_map(|key| records.get(key)).map(longest_lease).max();
+    let span_us = longest.unwrap_or(0).min(u64::from(shared.max_ttl_ms) * 1_000);
+    Env {
+        now,
+        floor: Token::floor_of_epoch(sample.epoch).max(Token(sample.floor)),
+        grants_from: sample.grants_from,
+        takeover: shared.steps().trusts_expiry(span_us, clock::now()),
+    }
+}
+
+/// No holder's lease was set to end later than this from the moment of setting, in microseconds.
+fn longest_lease(record: &Record) -> u64 {
+    record.holders.iter().map(|holder| holder.until.us_since(holder.since)).max().unwrap_or(0)
+}
+
+type Stored = HashMap<Key, (Record, u64)>;
+
+fn read_rows(rows: Vec<Row>) -> Result<Stored, Fault> {
+    rows.into_iter().map(read_row).collect()
+}
+
+fn read_row(row: Row) -> Result<(Key, (Record, u64)), Fault> {
+    let rejected = |why: String| Fault::Rejected { why };
+    let (key, token, revision, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, u64, Vec<u8>)>(row)
+        .map_err(|error| rejected(format!("a row is not of this program: {error}")))?;
+    let text = String::from_utf8_lossy(&key);
+    let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
+    let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;
+    Ok((key, (record, revision)))
+}
+
+fn assemble(keys: &BTreeSet<&Key>, mut stored: Stored) -> (Records, HashMap<Key, u64>) {
+    let mut records = Records::default();
+    let mut revisions = HashMap::with_capacity(stored.len());
+    for &key in keys {
+        match stored.remove(key) {
+            Some((record, revision)) => {
+                revisions.insert(key.clone(), revision);
+                records.insert(key.clone(), Some(record));
+            }
+            None => records.insert(key.clone(), None),
+        }
+    }
+    (records, revisions)
+}
+
+struct Writes {
+    stored: Vec<RowWrite>,
+    new: Vec<RowWrite>,
+}
+
+impl Writes {
+    fn is_empty(&self) -> bool {
+        self.stored.is_empty() && self.new.is_empty()
+    }
+}
+
+fn writes(records: &Records, revisions: &HashMap<Key, u64>, now: ServerTime) -> Writes {
+    let mut writes = Writes { stored: Vec::new(), new: Vec::new() };
+    for (key, record, stored) in records.changed() {
+        let row = row_write(key, record, next_revision(revisions.get(key), now), now);
+        if stored { writes.stored.push(row) } else { writes.new.push(row) }
+    }
+    writes
+}
+
+pub fn row_write(key: &Key, record: &Record, revision: u64, now: ServerTime) -> RowWrite {
+    RowWrite {
+        key: key.clone(),
+        token: record.token.0,
+        until: codec::until(record).max(now),
+        revision,
+        state: codec::encode(record),
+    }
+}
+
+/// A new row starts at the time, so that one that was deleted and made again is not the same.
+fn next_revision(last: Option<&u64>, now: ServerTime) -> u64 {
+    last.map_or(now.0, |last| last + 1)
+}
+
+async fn commit(link: &mut Link, writes: Writes, deadline: Instant) -> Result<(), Fault> {
+    let mut packet = Vec::new();
+    for (rows, stored) in [(&writes.stored, true), (&writes.new, false)] {
+        for rows in statements(rows) {
+            if packet.len() > PACKET_BYTES {
+                link.exchange(std::mem::take(&mut packet)).await?;
+            }
+            packet.extend_from_slice(&sql::write_rows(rows, stored));
+            packet.push(b';');
+        }
+    }
+    let latest = link.sample.earliest(deadline);
+    let floor = (!writes.new.is_empty()).then_some(link.sample.floor);
+    packet.extend_from_slice(sql::commit_before(latest, floor).as_bytes());
+    link.exchange(packet).await.map(drop)
+}
+
+/// Rows in their order, cut so that no statement is much longer than a packet.
+fn statements(mut rows: &[RowWrite]) -> impl Iterator<Item = &[RowWrite]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |row: &&RowWrite| {
+            bytes += row.state.len() + row.key.as_str().len();
+            bytes <= PACKET_BYTES
+        };
+        let count = rows.iter().take(STATEMENT_ROWS).take_while(fits).count().max(1).min(rows.len());
+        let (now, later) = rows.split_at(count);
+        rows = later;
+        (!now.is_empty()).then_some(now)
+    })
+}
+
+fn remember(shared: &Shared, link: &Link, records: &Records, revisions: &HashMap<Key, u64>, now: ServerTime) {
+    for (key, record, _) in records.changed() {
+        let revision = next_revision(revisions.get(key), now);
+        let row = cache::Row { record: record.clone(), revision, epoch: link.sample.epoch };
+        shared.cache.put(key.clone(), row);
+    }
+}

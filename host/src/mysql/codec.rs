@@ -1,0 +1,311 @@
+//! Records as compact JSON, one row a key, readable in any SQL client.
+//!
+//! `lock` knows nothing of serde, so the shapes are mirrored here. Times are in microseconds since
+//! 1970 (UTC, the server's clock). Absent fields have their default.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::record::{Ended, Holder, Level, Record, Tag};
+use crate::lock::{Mode, ServerTime, Token};
+
+/// The text could not be read as a record.
+#[derive(Debug, thiserror::Error)]
+#[error("a row's state is not a record: {0}")]
+pub struct DecodeError(#[from] serde_json::Error);
+
+/// The record without its token, which has a column of its own.
+pub fn encode(record: &Record) -> Vec<u8> {
+    let state = State {
+        holders: record.holders.iter().map(HolderState::from).collect(),
+        not_before: record.not_before.0,
+        ended: record.ended.iter().map(EndedState::from).collect(),
+    };
+    serde_json::to_vec(&state).expect("strings and numbers always serialize")
+}
+
+pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
+    let state: State<'_> = serde_json::from_slice(state)?;
+    Ok(Record {
+        token: Token(token),
+        holders: state.holders.into_iter().map(Holder::from).collect(),
+        not_before: ServerTime(state.not_before),
+        ended: state.ended.into_iter().map(Ended::from).collect(),
+    })
+}
+
+/// The latest moment at which a holder or a delay of the record ends, if nobody does anything.
+pub fn until(record: &Record) -> ServerTime {
+    let ends = record.holders.iter().map(|holder| {
+        let expires = holder.until.plus_ms(holder.delay_ms);
+        expires.max(holder.at_least_until)
+    });
+    ends.fold(record.not_before, ServerTime::max)
+}
+
+#[derive(Serialize, Deserialize)]
+struct State<'a> {
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    holders: Vec<HolderState<'a>>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    not_before: u64,
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    ended: Vec<EndedState<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct HolderState<'a> {
+    nonce: u64,
+    #[serde(borrow)]
+    owner: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "ModeState::is_exclusive")]
+    mode: ModeState,
+    token: u64,
+    /// How many keys the lease holds.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    keys: u32,
+    since: u64,
+    until: u64,
+    ttl_ms: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    at_least_until: u64,
+    #[serde(default, skip_serializing_if = "is_zero_u32")]
+    delay_ms: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    released_by: u64,
+    #[serde(borrow)]
+    levels: Vec<LevelState<'a>>,
+    #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
+    resource: Cow<'a, str>,
+    #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
+    policy: Cow<'a, str>,
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ModeState {
+    #[default]
+    Exclusive,
+    Shared,
+    Permits {
+        count: u32,
+        limit: u32,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct LevelState<'a> {
+    attempts: Cow<'a, [u64]>,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    request: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    fingerprint: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct EndedState<'a> {
+    nonce: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    released_by: u64,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    request: Option<Cow<'a, str>>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
+}
+
+fn is_zero_u32(number: &u32) -> bool {
+    *number == 0
+}
+
+impl ModeState {
+    fn is_exclusive(&self) -> bool {
+        matches!(self, ModeState::Exclusive)
+    }
+}
+
+impl From<Mode> for ModeState {
+    fn from(mode: Mode) -> ModeState {
+        match mode {
+            Mode::Exclusive => ModeState::Exclusive,
+            Mode::Shared => ModeState::Shared,
+            Mode::Permits { count, limit } => ModeState::Permits { count, limit },
+        }
+    }
+}
+
+impl From<ModeState> for Mode {
+    fn from(mode: ModeState) -> Mode {
+        match mode {
+            ModeState::Exclusive => Mode::Exclusive,
+            ModeState::Shared => Mode::Shared,
+            ModeState::Permits { count, limit } => Mode::Permits { count, limit },
+        }
+    }
+}
+
+impl<'a> From<&'a Holder> for HolderState<'a> {
+    fn from(holder: &'a Holder) -> HolderState<'a> {
+        let label = |(name, value): &'a (Box<str>, Box<str>)| {
+            (Cow::Borrowed(name.as_ref()), Cow::Borrowed(value.as_ref()))
+        };
+        HolderState {
+            nonce: holder.nonce,
+            owner: Cow::Borrowed(&holder.owner),
+            mode: holder.mode.into(),
+            token: holder.token.0,
+            keys: holder.keys,
+            since: holder.since.0,
+            until: holder.until.0,
+            ttl_ms: holder.ttl_ms,
+            at_least_until: holder.at_least_until.0,
+            delay_ms: holder.delay_ms,
+            released_by: holder.released_by,
+            levels: holder.levels.iter().map(LevelState::from).collect(),
+            resource: Cow::Borrowed(&holder.tag.resource),
+            policy: Cow::Borrowed(&holder.tag.policy),
+            labels: holder.tag.labels.iter().map(label).collect(),
+        }
+    }
+}
+
+impl From<HolderState<'_>> for Holder {
+    fn from(state: HolderState<'_>) -> Holder {
+        let labels = state.labels.into_iter().map(|(name, value)| (boxed(name), boxed(value)));
+        Holder {
+            nonce: state.nonce,
+            owner: boxed(state.owner),
+            mode: state.mode.into(),
+            token: Token(state.token),
+            keys: state.keys,
+            since: ServerTime(state.since),
+            until: ServerTime(state.until),
+            ttl_ms: state.ttl_ms,
+            at_least_until: ServerTime(state.at_least_until),
+            delay_ms: state.delay_ms,
+            released_by: state.released_by,
+            levels: state.levels.into_iter().map(Level::from).collect(),
+            tag: Tag {
+                resource: boxed(state.resource),
+                policy: boxed(state.policy),
+                labels: labels.collect(),
+            },
+        }
+    }
+}
+
+impl<'a> From<&'a Level> for LevelState<'a> {
+    fn from(level: &'a Level) -> LevelState<'a> {
+        LevelState {
+            attempts: Cow::Borrowed(&level.attempts),
+            request: level.request.as_deref().map(Cow::Borrowed),
+            fingerprint: level.fingerprint,
+        }
+    }
+}
+
+impl From<LevelState<'_>> for Level {
+    fn from(state: LevelState<'_>) -> Level {
+        Level {
+            attempts: state.attempts.into_owned(),
+            request: state.request.map(boxed),
+            fingerprint: state.fingerprint,
+        }
+    }
+}
+
+impl<'a> From<&'a Ended> for EndedState<'a> {
+    fn from(ended: &'a Ended) -> EndedState<'a> {
+        EndedState {
+            nonce: ended.nonce,
+            released_by: ended.released_by,
+            request: ended.request.as_deref().map(Cow::Borrowed),
+        }
+    }
+}
+
+impl From<EndedState<'_>> for Ended {
+    fn from(state: EndedState<'_>) -> Ended {
+        Ended { nonce: state.nonce, released_by: state.released_by, request: state.request.map(boxed) }
+    }
+}
+
+fn boxed(text: Cow<'_, str>) -> Box<str> {
+    text.into_owned().into_boxed_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let holder = |mode| Holder {
+            nonce: u64::MAX,
+            owner: "it's \\ \"me\"\n\0 ü".into(),
+            mode,
+            token: Token(7),
+            keys: 2,
+            since: ServerTime(1),
+            until: ServerTime(u64::MAX),
+            ttl_ms: 10,
+            at_least_until: ServerTime(3),
+            delay_ms: 4,
+            released_by: 5,
+            levels: vec![
+                Level { attempts: vec![1, 3], request: Some("r\u{1F512}".into()), fingerprint: 9 },
+                Level { attempts: vec![2], request: None, fingerprint: 0 },
+            ],
+            tag: Tag {
+                resource: "orders/42".into(),
+                policy: "default@sha256:00".into(),
+                labels: vec![("tenant".into(), "a".into())],
+            },
+        };
+        Record {
+            token: Token(9),
+            holders: vec![
+                holder(Mode::Exclusive),
+                holder(Mode::Shared),
+                holder(Mode::Permits { count: 2, limit: 3 }),
+            ],
+            not_before: ServerTime(11),
+            ended: vec![
+                Ended { nonce: 1, released_by: 0, request: None },
+                Ended { nonce: 2, released_by: 3, request: Some("x".into()) },
+            ],
+        }
+    }
+
+    #[test]
+    fn what_was_encoded_comes_back() {
+        for record in [record(), Record::default()] {
+            let state = encode(&record);
+            assert_eq!(decode(record.token.0, &state).expect("it was just encoded"), record);
+        }
+    }
+
+    #[test]
+    fn an_idle_record_is_short() {
+        assert_eq!(encode(&Record::default()), b"{}");
+    }
+
+    #[test]
+    fn until_covers_every_holder_and_delay() {
+        let mut record = record();
+        assert_eq!(until(&record), ServerTime(u64::MAX));
+        record.holders.clear();
+        assert_eq!(until(&record), ServerTime(11));
+    }
+}

@@ -1,0 +1,238 @@
+//! A lane: one connection, one task. While its batch is under way the next one collects.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng as _;
+
+use super::batch;
+use super::fast;
+use super::link::{Fault, IDLE_S, Link};
+use super::queue::{Batch, Queue, Ticket, first_deadline};
+use super::store::Shared;
+use crate::clock;
+use crate::lock::Instant;
+use crate::lock::record::Op;
+use crate::store::Reply;
+
+/// The longest that one transaction may take before its connection is given up.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
+/// The longest that opening and checking a connection may take.
+pub const OPEN_LIMIT: Duration = Duration::from_secs(3);
+
+const LATE: &str = "the MySQL server did not answer in time";
+
+/// Runs what comes through `queue` until the store is closed.
+pub async fn run(shared: Arc<Shared>, mut queue: Queue, seat: usize) {
+    while let Some(mut link) = open(&shared, &mut queue, seat).await {
+        match serve(&shared, &mut link, &mut queue).await {
+            Ok(()) => {
+                link.close().await;
+                break;
+            }
+            Err(fault) => {
+                shared.metrics.store_error(fault.slug());
+                tracing::warn!(lane = seat, "lost the connection to the MySQL server: {fault}");
+            }
+        }
+    }
+    queue.refuse("the store was closed");
+}
+
+/// Waiting times between attempts: doubled each time, up to a second, and spread.
+pub struct Backoff(Duration);
+
+impl Backoff {
+    pub fn new() -> Backoff {
+        Backoff(Duration::from_millis(10))
+    }
+
+    pub fn next(&mut self) -> Duration {
+        let now = self.0;
+        self.0 = (now * 2).min(Duration::from_secs(1));
+        now.mul_f64(rand::rng().random_range(0.5..1.0))
+    }
+}
+
+/// Opens a connection, however long it takes; `None` once the store is closed. Work that waits
+/// expires meanwhile.
+async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
+    let mut backoff = Backoff::new();
+    let mut why = LATE.to_owned();
+    loop {
+        let attempt = tokio::time::timeout(OPEN_LIMIT, Link::open(shared));
+        let opened = tokio::select! {
+            opened = attempt => opened,
+            () = shared.stop.cancelled() => return None,
+            never = queue.expire(&why) => match never {},
+        };
+        let fault = match opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection"))) {
+            Ok(link) => {
+                shared.health.up(seat, &link.server.name, &link.server.warnings);
+                return Some(link);
+            }
+            Err(fault) => fault,
+        };
+        shared.metrics.store_error(fault.slug());
+        tracing::debug!(lane = seat, "cannot use the MySQL server: {fault}");
+        why = fault.to_string();
+        shared.health.down(seat, why.clone());
+        tokio::select! {
+            () = tokio::time::sleep(backoff.next()) => {}
+            () = shared.stop.cancelled() => return None,
+            never = queue.expire(&why) => match never {},
+        }
+    }
+}
+
+/// `Ok` once the store is closed and everything is answered.
+async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+    loop {
+        if shared.stop.is_cancelled() {
+            queue.close();
+            if !queue.has_work() {
+                return Ok(());
+            }
+        }
+        tokio::select! {
+            biased;
+            open = queue.wait() => {
+                if !open {
+                    return Ok(());
+                }
+                run_batch(shared, link, queue).await?;
+            }
+            () = shared.stop.cancelled() => {}
+            () = tokio::time::sleep(Duration::from_secs(IDLE_S)) => {
+                let refreshed = tokio::time::timeout(EXCHANGE_LIMIT, link.refresh(shared)).await;
+                refreshed.unwrap_or_else(|_| Err(Fault::timeout("an idle connection")))?;
+            }
+        }
+    }
+}
+
+/// Runs one batch until each of its groups is answered; where the connection breaks, what is open
+/// goes back to the queue.
+async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+    let mut batch = queue.batch();
+    let mut backoff = Backoff::new();
+    let fault = loop {
+        expire(&mut batch.tickets, LATE);
+        batch.retain_open();
+        let Some(deadline) = batch.deadline() else { return Ok(()) };
+        match exchange(shared, link, queue, &mut batch, deadline).await {
+            Ok(replies) => {
+                batch.answer(replies);
+                return Ok(());
+            }
+            Err(fault @ Fault::Broken { .. }) => break fault,
+            Err(Fault::Rejected { why }) if batch.groups.len() == 1 => {
+                reject(shared, batch, &why);
+                return Ok(());
+            }
+            Err(fault) => shared.metrics.store_error(fault.slug()),
+        }
+        if batch.groups.len() > 1 {
+            return run_apart(shared, link, queue, batch).await;
+        }
+        tokio::time::sleep(backoff.next()).await;
+    };
+    queue.put_back(batch);
+    Err(fault)
+}
+
+/// After a fault of a whole batch: one group's trouble is not to be that of all. Whatever has
+/// trouble by itself goes back to the queue, and so does what came after it for the same key.
+async fn run_apart(shared: &Shared, link: &mut Link, queue: &mut Queue, batch: Batch) -> Result<(), Fault> {
+    let mut later = Batch { groups: Vec::new(), tickets: Vec::new() };
+    let mut broken = None;
+    for mut single in batch.split() {
+        expire(&mut single.tickets, LATE);
+        let Some(deadline) = single.deadline() else { continue };
+        let first = &single.groups[0][0].keys()[0];
+        let blocked = later.groups.iter().any(|group| group[0].keys()[0] == *first);
+        if broken.is_some() || blocked {
+            later.append(single);
+            continue;
+        }
+        match exchange(shared, link, queue, &mut single, deadline).await {
+            Ok(replies) => single.answer(replies),
+            Err(Fault::Rejected { why }) => reject(shared, single, &why),
+            Err(Fault::Conflict { .. }) => later.append(single),
+            Err(fault @ Fault::Broken { .. }) => {
+                broken = Some(fault);
+                later.append(single);
+            }
+        }
+    }
+    queue.put_back(later);
+    broken.map_or(Ok(()), Err)
+}
+
+/// One attempt at the batch. Groups that reach their deadline meanwhile are answered then.
+async fn exchange(
+    shared: &Shared,
+    link: &mut Link,
+    queue: &mut Queue,
+    batch: &mut Batch,
+    deadline: Instant,
+) -> Result<Vec<Reply>, Fault> {
+    let began = clock::now();
+    let ops = batch.ops();
+    let mut work = pin!(execute(shared, link, &batch.groups, deadline));
+    let replies = watched(work.as_mut(), &mut batch.tickets, queue).await?;
+    let took = Duration::from_micros(clock::now().us_since(began));
+    shared.metrics.batch(ops, took);
+    Ok(replies)
+}
+
+async fn execute(
+    shared: &Shared,
+    link: &mut Link,
+    groups: &[Vec<Op>],
+    deadline: Instant,
+) -> Result<Vec<Reply>, Fault> {
+    if let [group] = groups
+        && let Some(reply) = fast::try_run(shared, link, group, deadline).await?
+    {
+        return Ok(vec![reply]);
+    }
+    batch::run(shared, link, groups, deadline).await
+}
+
+/// Waits for the work, but no longer than anybody waits for it, nor than [`EXCHANGE_LIMIT`].
+async fn watched<T>(
+    mut work: impl Future<Output = Result<T, Fault>> + Unpin,
+    tickets: &mut [Ticket],
+    queue: &mut Queue,
+) -> Result<T, Fault> {
+    let limit = clock::now().plus_us(EXCHANGE_LIMIT.as_micros() as u64);
+    loop {
+        let Some(deadline) = first_deadline(tickets) else { return Err(Fault::timeout("a transaction")) };
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = clock::sleep_until(deadline.min(limit)) => {}
+        }
+        expire(tickets, LATE);
+        queue.expire_now(LATE);
+        if limit <= clock::now() {
+            return Err(Fault::timeout("a transaction"));
+        }
+    }
+}
+
+fn reject(shared: &Shared, batch: Batch, why: &str) {
+    shared.metrics.store_error("rejected");
+    tracing::error!("an operation cannot be carried out on the MySQL server: {why}");
+    batch.fail(why);
+}
+
+fn expire(tickets: &mut [Ticket], why: &str) {
+    let now = clock::now();
+    for ticket in tickets {
+        ticket.expire(now, why);
+    }
+}

@@ -1,0 +1,233 @@
+//! A connection that was checked and may be used, and one exchange over it.
+
+use std::collections::HashMap;
+
+use mysql_async::prelude::{AsQuery, Queryable};
+use mysql_async::{Conn, DriverError, Error, OptsBuilder, Row};
+
+use super::preflight::{self, Server};
+use super::schema;
+use super::sql;
+use super::steps::{DRIFT_PER_MILLION, Step};
+use super::store::Shared;
+use crate::clock;
+use crate::lock::{Instant, ServerTime};
+
+/// How long a statement waits for a row lock, in seconds.
+pub const LOCK_WAIT_S: u32 = 1;
+/// The server ends a session that says nothing for this long, in seconds, and with it a
+/// transaction whose proxy was cut off half-way. Idle lanes say something more often than that.
+pub const SESSION_TIMEOUT_S: u32 = 15;
+pub const IDLE_S: u64 = 4;
+
+/// Why an exchange failed, by what is to be done next.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Fault {
+    /// The connection is of no use any more, or the server behind it. What was sent may have been
+    /// applied.
+    #[error("{why}")]
+    Broken { why: String, slug: &'static str },
+    /// Nothing was applied; the same again may succeed.
+    #[error("{why}")]
+    Conflict { why: String },
+    /// Nothing was applied, and the same again will not succeed.
+    #[error("{why}")]
+    Rejected { why: String },
+}
+
+impl Fault {
+    pub fn slug(&self) -> &'static str {
+        match self {
+            Fault::Broken { slug, .. } => slug,
+            Fault::Conflict { .. } => "conflict",
+            Fault::Rejected { .. } => "rejected",
+        }
+    }
+
+    pub fn timeout(what: &str) -> Fault {
+        Fault::Broken { why: format!("the MySQL server did not answer in time ({what})"), slug: "timeout" }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        let why = error.to_string();
+        match &error {
+            Error::Server(server) => match server.code {
+                // Deadlock, lock wait, snapshot conflict, duplicate key, statement interrupted, and
+                // our own stop before a late COMMIT.
+                1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1242 => Fault::Conflict { why },
+                // Values that do not fit, packets that are too large, statements not understood.
+                1064 | 1153 | 1264 | 1366 | 1406 | 1301 => Fault::Rejected { why },
+                1290 | 1792 | 1836 => Fault::Broken { why: preflight::explain(&error), slug: "read_only" },
+                _ => Fault::Broken { why: preflight::explain(&error), slug: "server" },
+            },
+            Error::Driver(DriverError::PacketTooLarge) => Fault::Rejected { why },
+            _ => Fault::Broken { why: preflight::explain(&error), slug: "connection" },
+        }
+    }
+}
+
+/// One look at the server's clock and at the row that all proxies share.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub now: ServerTime,
+    /// Our own clock before the server was asked.
+    pub before: Instant,
+    /// And after it had answered.
+    pub after: Instant,
+    pub epoch: u64,
+    pub floor: u64,
+    pub grants_from: ServerTime,
+}
+
+impl Sample {
+    /// The latest that the server's clock can say at `own`, unless it is set.
+    pub fn latest(&self, own: Instant) -> ServerTime {
+        let since = own.us_since(self.before);
+        self.now.plus_us(since + since * DRIFT_PER_MILLION / 1_000_000)
+    }
+
+    /// The earliest that it can say at `own`, unless it is set.
+    pub fn earliest(&self, own: Instant) -> ServerTime {
+        let since = own.us_since(self.after);
+        self.now.plus_us(since - since * DRIFT_PER_MILLION / 1_000_000)
+    }
+}
+
+pub struct Link {
+    conn: Conn,
+    pub server: Server,
+    pub sample: Sample,
+}
+
+impl Link {
+    /// Opens a connection, checks the server, makes the tables where they are missing, and takes
+    /// notice of a server that is another than last time.
+    pub async fn open(shared: &Shared) -> Result<Link, Fault> {
+        let mut conn = connect(shared).await?;
+        let variables = variables(&mut conn).await?;
+        let server = preflight::check(&variables, shared.require_durable)
+            .map_err(|why| Fault::Broken { why, slug: "preflight" })?;
+        let setup = format!(
+            "SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',time_zone='+00:00',\
+             innodb_lock_wait_timeout={LOCK_WAIT_S},wait_timeout={SESSION_TIMEOUT_S},autocommit=1;\
+             SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+        );
+        exchange(&mut conn, setup).await?;
+        let identity = schema::prepare(&mut conn, &server, shared).await?;
+        shared.meet(&identity);
+        let before = clock::now();
+        let mut sets = exchange(&mut conn, sql::sample()).await?;
+        let sample = read_sample(sets.pop(), before, clock::now())?;
+        shared.note_clock(&sample);
+        Ok(Link { conn, server, sample })
+    }
+
+    /// Sends statements in one packet and waits for all their answers: one set of rows for each
+    /// statement that returns rows.
+    pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
+        exchange(&mut self.conn, sql).await
+    }
+
+    /// As [`Link::exchange`], for one statement that changes rows: how many.
+    pub async fn change(&mut self, sql: Vec<u8>) -> Result<u64, Fault> {
+        exchange(&mut self.conn, sql).await?;
+        Ok(self.conn.affected_rows())
+    }
+
+    /// Undoes what the transaction has done, after a fault that left the connection usable.
+    pub async fn rollback(&mut self) -> Result<(), Fault> {
+        self.exchange("ROLLBACK").await.map(drop)
+    }
+
+    /// Takes the sample that an exchange ended with.
+    pub fn learn(&mut self, shared: &Shared, set: Option<Vec<Row>>, before: Instant) -> Result<(), Fault> {
+        self.sample = read_sample(set, before, clock::now())?;
+        shared.note_clock(&self.sample);
+        Ok(())
+    }
+
+    /// Says something, so that the session stays, and looks at the clock.
+    pub async fn refresh(&mut self, shared: &Shared) -> Result<(), Fault> {
+        let before = clock::now();
+        let mut sets = self.exchange(sql::sample()).await?;
+        self.learn(shared, sets.pop(), before)
+    }
+
+    pub async fn close(self) {
+        let goodbye = self.conn.disconnect();
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(1), goodbye).await;
+    }
+}
+
+impl Shared {
+    fn note_clock(&self, sample: &Sample) {
+        let step = self.steps().observe(sample.now, sample.before, sample.after);
+        match step {
+            Step::None => {}
+            Step::Forward(by) => {
+                self.metrics.store_error("clock_forward");
+                tracing::warn!(
+                    by_ms = by / 1_000,
+                    "the MySQL server's clock was set forward; expired leases are not taken over for a while"
+                );
+            }
+            Step::Back(by) => {
+                self.metrics.store_error("clock_back");
+                tracing::warn!(
+                    by_ms = by / 1_000,
+                    "the MySQL server's clock was set back; leases last that much longer"
+                );
+            }
+        }
+    }
+}
+
+async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
+    let mut result = conn.query_iter(sql).await?;
+    let mut sets = Vec::new();
+    while !result.is_empty() {
+        let returns_rows = !result.columns_ref().is_empty();
+        let set = result.collect().await?;
+        if returns_rows {
+            sets.push(set);
+        }
+    }
+    Ok(sets)
+}
+
+/// Opens the connection; makes the database where it is missing and the account may.
+async fn connect(shared: &Shared) -> Result<Conn, Fault> {
+    match Conn::new(shared.opts.clone()).await {
+        Err(Error::Server(error)) if error.code == 1049 => {
+            let plain = OptsBuilder::from_opts(shared.opts.clone()).db_name(None::<String>);
+            let mut conn = Conn::new(plain).await?;
+            let name = shared.database.replace('`', "``");
+            exchange(&mut conn, format!("CREATE DATABASE IF NOT EXISTS `{name}`")).await?;
+            conn.disconnect().await?;
+            Ok(Conn::new(shared.opts.clone()).await?)
+        }
+        conn => Ok(conn?),
+    }
+}
+
+async fn variables(conn: &mut Conn) -> Result<HashMap<String, String>, Fault> {
+    let sets = exchange(conn, preflight::VARIABLES).await?;
+    let pairs = sets.into_iter().flatten().filter_map(|row| mysql_async::from_row_opt(row).ok());
+    Ok(pairs.map(|(name, value): (String, String)| (name.to_ascii_lowercase(), value)).collect())
+}
+
+fn read_sample(set: Option<Vec<Row>>, before: Instant, after: Instant) -> Result<Sample, Fault> {
+    let row = set.and_then(|mut rows| rows.pop());
+    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, String)>(row).ok());
+    let Some((now, epoch, floor, grants_from, read_only)) = read else {
+        let why = format!("the row in {} is missing: were its tables dropped?", sql::META);
+        return Err(Fault::Broken { why, slug: "schema" });
+    };
+    if preflight::is_read_only(&read_only) {
+        return Err(Fault::Broken { why: preflight::READ_ONLY.to_owned(), slug: "read_only" });
+    }
+    let grants_from = ServerTime(grants_from);
+    Ok(Sample { now: ServerTime(now), before, after, epoch, floor, grants_from })
+}

@@ -1,0 +1,204 @@
+//! What a server must be, and sentences for operators.
+
+use std::collections::HashMap;
+
+use mysql_async::{DriverError, Error};
+
+/// Name and value of everything that is looked at when a connection is opened. `SHOW` leaves out
+/// what a server does not have, where `SELECT @@name` would fail.
+pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','version_comment',\
+    'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','read_only','super_read_only','server_uuid',\
+    'server_uid','server_id','port','datadir','hostname','wsrep_on');\
+    SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_cluster_state_uuid','wsrep_ready')";
+
+pub const READ_ONLY: &str = "the MySQL server is read-only: it is a replica or was demoted; point \
+    store.url at the primary, or wait until it is writable again";
+
+const OLDEST_MYSQL: (u32, u32) = (8, 0);
+const OLDEST_MARIADB: (u32, u32) = (10, 6);
+
+/// A server that may be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Name and version, e.g. `MySQL 9.7.4`.
+    pub name: String,
+    /// Which server, or cluster, this is: changes at a fail-over.
+    pub identity: String,
+    /// Settings that weaken what a lock promises, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// `Err` is a sentence that says why the server cannot be used and what to do.
+pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Result<Server, String> {
+    let value = |name: &str| variables.get(name).map_or("", String::as_str);
+    let version = value("version");
+    let mariadb = version.contains("MariaDB") || value("version_comment").contains("MariaDB");
+    let product = if mariadb { "MariaDB" } else { "MySQL" };
+    let number = version.split(['-', '+']).next().unwrap_or_default();
+    let name = format!("{product} {number}");
+    let oldest = if mariadb { OLDEST_MARIADB } else { OLDEST_MYSQL };
+    if parse_version(number).is_none_or(|version| version < oldest) {
+        let (major, minor) = oldest;
+        return Err(format!("the server is {name}; Lockkeeper needs {product} {major}.{minor} or later"));
+    }
+    if is_read_only(value("read_only")) || is_read_only(value("super_read_only")) {
+        return Err(READ_ONLY.to_owned());
+    }
+    if value("wsrep_ready").eq_ignore_ascii_case("off") && is_on(value("wsrep_on")) {
+        return Err("this Galera node is not part of a primary component; check the cluster".to_owned());
+    }
+    let mut warnings = weak_durability(value);
+    if require_durable && !warnings.is_empty() {
+        return Err(format!("{} (store.require_durable is set)", warnings.join("; ")));
+    }
+    if is_on(value("wsrep_on")) {
+        warnings.push(
+            "the server is a Galera node: a lock is decided by the node that this proxy is connected to and \
+             certified by the others, so send all proxies to one node"
+                .to_owned(),
+        );
+    }
+    Ok(Server { name, identity: identity(value), warnings })
+}
+
+pub fn is_read_only(value: &str) -> bool {
+    !value.is_empty() && !matches!(value.to_ascii_lowercase().as_str(), "0" | "off")
+}
+
+/// What went wrong with a connection, and what the operator can do about it.
+pub fn explain(error: &Error) -> String {
+    match error {
+        Error::Server(server) => {
+            let advice = match server.code {
+                1040 | 1203 | 1226 => {
+                    "the server has too many connections: raise max_connections, or lower store.lanes"
+                }
+                1044 | 1045 | 1698 | 2059 => {
+                    "the server refuses the account: check user and password in store.url, and its grants"
+                }
+                1142 | 1143 | 1227 | 1370 => {
+                    "the account lacks a privilege: it needs SELECT, INSERT, UPDATE, DELETE and, for the \
+                     first start, CREATE on the database"
+                }
+                1049 => "the database does not exist, and the account may not create it",
+                1129 | 1130 => "the server refuses connections from this host",
+                1290 | 1792 | 1836 => READ_ONLY,
+                1021 | 1114 | 3675 => "the server's disk is full",
+                1053 | 1077 | 1078 | 1079 => "the server is shutting down",
+                1927 | 4031 => "the server closed the connection",
+                1146 | 1054 => "a table is missing or has other columns: were they changed by hand?",
+                _ => "the server answered with an error",
+            };
+            format!("{advice} (error {}: {})", server.code, server.message)
+        }
+        Error::Io(error) => format!("the MySQL server cannot be reached: {error}"),
+        Error::Driver(DriverError::ConnectionClosed) => "the MySQL server closed the connection".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn parse_version(number: &str) -> Option<(u32, u32)> {
+    let mut parts = number.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn is_on(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "on" | "1")
+}
+
+fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let flush = value("innodb_flush_log_at_trx_commit");
+    // 3 is MariaDB's "as 1, the old way".
+    if !matches!(flush, "1" | "3") {
+        warnings.push(format!(
+            "innodb_flush_log_at_trx_commit is {flush}: a crash can lose committed locks; set it to 1"
+        ));
+    }
+    let sync = value("sync_binlog");
+    if is_on(value("log_bin")) && sync != "1" {
+        warnings.push(format!(
+            "sync_binlog is {sync} and the binary log is on: after a crash replicas can have other locks than \
+             the primary; set it to 1"
+        ));
+    }
+    warnings
+}
+
+/// MySQL has a UUID in its data folder, a Galera cluster has one for all its nodes. MariaDB has
+/// neither: `server_uid` (where it exists) is made of the machine and the port, so the data folder and
+/// the server's number are added.
+fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
+    let cluster = value("wsrep_cluster_state_uuid");
+    if is_on(value("wsrep_on")) && !cluster.is_empty() {
+        return format!("galera:{cluster}");
+    }
+    let uuid = value("server_uuid");
+    if !uuid.is_empty() {
+        return uuid.to_owned();
+    }
+    let machine = match value("server_uid") {
+        "" => value("hostname"),
+        uid => uid,
+    };
+    let mut identity =
+        format!("mariadb:{machine}:{}:{}:{}", value("server_id"), value("port"), value("datadir"));
+    // The width of the column. The machine comes first.
+    while identity.len() > 255 {
+        identity.pop();
+    }
+    identity
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        let sound = [
+            ("version", "9.7.4"),
+            ("innodb_flush_log_at_trx_commit", "1"),
+            ("sync_binlog", "1"),
+            ("log_bin", "ON"),
+            ("read_only", "OFF"),
+            ("server_uuid", "u-1"),
+        ];
+        sound.iter().chain(pairs).map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_sound_server_passes_without_a_warning() {
+        let server = check(&variables(&[]), true).expect("it is sound");
+        assert_eq!(server, Server { name: "MySQL 9.7.4".into(), identity: "u-1".into(), warnings: vec![] });
+    }
+
+    #[test]
+    fn old_servers_are_refused() {
+        for (version, fine) in [
+            ("5.7.44-log", false),
+            ("8.0.36", true),
+            ("10.5.1-MariaDB-log", false),
+            ("10.6.0-MariaDB", true),
+            ("11.8.2-MariaDB-ubu2404", true),
+            ("nonsense", false),
+        ] {
+            let checked = check(&variables(&[("version", version)]), false);
+            assert_eq!(checked.is_ok(), fine, "{version}");
+        }
+    }
+
+    #[test]
+    fn weak_settings_warn_or_refuse() {
+        let weak = variables(&[("innodb_flush_log_at_trx_commit", "2"), ("sync_binlog", "0")]);
+        assert_eq!(check(&weak, false).expect("it only warns").warnings.len(), 2);
+        assert!(check(&weak, true).expect_err("it refuses").contains("require_durable"));
+        let no_binlog = variables(&[("sync_binlog", "0"), ("log_bin", "OFF")]);
+        assert!(check(&no_binlog, true).is_ok());
+    }
+
+    #[test]
+    fn replicas_are_refused() {
+        assert_eq!(check(&variables(&[("super_read_only", "ON")]), false), Err(READ_ONLY.to_owned()));
+        assert_eq!(check(&variables(&[("read_only", "NO_LOCK")]), false), Err(READ_ONLY.to_owned()));
+    }
+}

@@ -1,0 +1,241 @@
+//! What waits for a lane, and the batches that are made of it.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::clock;
+use crate::lock::Instant;
+use crate::lock::record::Op;
+use crate::store::{Done, Reply, StoreError};
+
+/// Bounds of one batch beside the number of operations, so that a statement stays of moderate size.
+const BATCH_KEYS: usize = 4096;
+const BATCH_KEY_BYTES: usize = 512 * 1024;
+
+/// A group, and who is told what became of it.
+pub struct Job {
+    pub ops: Vec<Op>,
+    pub ticket: Ticket,
+}
+
+/// Answers exactly once: where nobody has by the time it is dropped, with an error.
+pub struct Ticket {
+    pub deadline: Instant,
+    done: Option<Done>,
+    ops: usize,
+    queued: Arc<AtomicUsize>,
+}
+
+/// The bound on what waits, over all lanes.
+#[derive(Clone)]
+pub struct Places {
+    queued: Arc<AtomicUsize>,
+    max: usize,
+}
+
+/// Groups that are run in one transaction, with their tickets.
+pub struct Batch {
+    pub groups: Vec<Vec<Op>>,
+    pub tickets: Vec<Ticket>,
+}
+
+/// The jobs of one lane, in the order in which they came.
+pub struct Queue {
+    incoming: UnboundedReceiver<Job>,
+    waiting: VecDeque<Job>,
+    max_ops: usize,
+    closed: bool,
+}
+
+impl Places {
+    pub fn new(max: usize) -> Places {
+        Places { queued: Arc::default(), max }
+    }
+
+    /// `None` where the bound is reached; `done` was told then.
+    pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
+        let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
+        let ticket = Ticket { deadline, done: Some(done), ops: ops.len(), queued: self.queued.clone() };
+        if queued + ops.len() > self.max {
+            ticket.answer(Err(StoreError::Overloaded { queued }));
+            return None;
+        }
+        Some(Job { ops, ticket })
+    }
+}
+
+impl Ticket {
+    pub fn answer(mut self, result: Result<Reply, StoreError>) {
+        self.tell(result);
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.done.is_some()
+    }
+
+    /// Answers if the deadline has passed.
+    pub fn expire(&mut self, now: Instant, why: &str) {
+        if self.deadline <= now {
+            self.tell(Err(StoreError::Unavailable { why: why.to_owned() }));
+        }
+    }
+
+    fn tell(&mut self, result: Result<Reply, StoreError>) {
+        if let Some(done) = self.done.take() {
+            self.queued.fetch_sub(self.ops, Ordering::Relaxed);
+            done(result);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.tell(Err(StoreError::Unavailable { why: "the store was closed".to_owned() }));
+    }
+}
+
+impl Batch {
+    /// The first deadline of those who still wait; `None` where nobody does.
+    pub fn deadline(&self) -> Option<Instant> {
+        first_deadline(&self.tickets)
+    }
+
+    pub fn ops(&self) -> usize {
+        self.groups.iter().map(Vec::len).sum()
+    }
+
+    /// Drops the groups that were answered.
+    pub fn retain_open(&mut self) {
+        let mut open = self.tickets.iter().map(Ticket::is_open).collect::<Vec<_>>().into_iter();
+        self.groups.retain(|_| open.next().unwrap_or(false));
+        self.tickets.retain(Ticket::is_open);
+    }
+
+    pub fn answer(self, replies: Vec<Reply>) {
+        for (ticket, reply) in self.tickets.into_iter().zip(replies) {
+            ticket.answer(Ok(reply));
+        }
+    }
+
+    pub fn fail(self, why: &str) {
+        for ticket in self.tickets {
+            ticket.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
+        }
+    }
+
+    pub fn append(&mut self, mut other: Batch) {
+        self.groups.append(&mut other.groups);
+        self.tickets.append(&mut other.tickets);
+    }
+
+    /// Each group by itself, in order.
+    pub fn split(self) -> impl Iterator<Item = Batch> {
+        let parts = self.groups.into_iter().zip(self.tickets);
+        parts.map(|(ops, ticket)| Batch { groups: vec![ops], tickets: vec![ticket] })
+    }
+}
+
+pub fn first_deadline(tickets: &[Ticket]) -> Option<Instant> {
+    tickets.iter().filter(|ticket| ticket.is_open()).map(|ticket| ticket.deadline).min()
+}
+
+impl Queue {
+    pub fn new(incoming: UnboundedReceiver<Job>, max_ops: usize) -> Queue {
+        Queue { incoming, waiting: VecDeque::new(), max_ops, closed: false }
+    }
+
+    /// Waits for work. False when there is none and none will come.
+    pub async fn wait(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            match self.incoming.recv().await {
+                Some(job) => self.waiting.push_back(job),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether work is there now.
+    pub fn has_work(&mut self) -> bool {
+        self.collect();
+        !self.waiting.is_empty()
+    }
+
+    /// As many groups as one transaction may carry, none split, none overtaken.
+    pub fn batch(&mut self) -> Batch {
+        let mut batch = Batch { groups: Vec::new(), tickets: Vec::new() };
+        let (mut ops, mut keys, mut bytes) = (0, 0, 0);
+        while let Some(job) = self.waiting.pop_front().or_else(|| self.incoming.try_recv().ok()) {
+            ops += job.ops.len();
+            for op in &job.ops {
+                keys += op.keys().len();
+                bytes += op.keys().iter().map(|key| key.as_str().len()).sum::<usize>();
+            }
+            let fits = ops <= self.max_ops && keys <= BATCH_KEYS && bytes <= BATCH_KEY_BYTES;
+            if !fits && !batch.groups.is_empty() {
+                self.waiting.push_front(job);
+                break;
+            }
+            batch.groups.push(job.ops);
+            batch.tickets.push(job.ticket);
+        }
+        batch
+    }
+
+    /// To be run again, before everything else.
+    pub fn put_back(&mut self, mut batch: Batch) {
+        batch.retain_open();
+        for (ops, ticket) in batch.groups.into_iter().zip(batch.tickets).rev() {
+            self.waiting.push_front(Job { ops, ticket });
+        }
+    }
+
+    /// Takes in what comes and answers what expires, for as long as it is polled.
+    pub async fn expire(&mut self, why: &str) -> Infallible {
+        loop {
+            self.expire_now(why);
+            let next = self.waiting.iter().map(|job| job.ticket.deadline).min();
+            let next = next.unwrap_or(clock::now().plus_ms(60_000));
+            tokio::select! {
+                job = self.incoming.recv(), if !self.closed => match job {
+                    Some(job) => self.waiting.push_back(job),
+                    None => self.closed = true,
+                },
+                () = clock::sleep_until(next) => {}
+            }
+        }
+    }
+
+    pub fn expire_now(&mut self, why: &str) {
+        self.collect();
+        let now = clock::now();
+        for job in &mut self.waiting {
+            job.ticket.expire(now, why);
+        }
+        self.waiting.retain(|job| job.ticket.is_open());
+    }
+
+    /// No more is taken in, and what waits is answered with an error.
+    pub fn refuse(&mut self, why: &str) {
+        self.incoming.close();
+        self.collect();
+        for job in self.waiting.drain(..) {
+            job.ticket.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
+        }
+    }
+
+    /// No more is taken in; what waits is still run.
+    pub fn close(&mut self) {
+        self.incoming.close();
+    }
+
+    fn collect(&mut self) {
+        while let Ok(job) = self.incoming.try_recv() {
+            self.waiting.push_back(job);
+        }
+    }
+}

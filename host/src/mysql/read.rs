@@ -1,0 +1,159 @@
+//! Rows for people: one key, or a page of them. On a connection of its own, opened when it is asked
+//! for, so that nobody who looks can hold up a lock.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use mysql_async::Row;
+use tokio::sync::Mutex;
+
+use super::codec;
+use super::link::{Fault, Link};
+use super::sql::{self, LEASES, NOW_US};
+use super::store::Shared;
+use crate::lock::{Key, ServerTime};
+use crate::store::{Page, StoreError, Stored};
+
+/// Rows that one statement reads.
+const CHUNK: usize = 256;
+
+pub struct Reader {
+    shared: Arc<Shared>,
+    /// Taken out while it is used: whoever gives up half-way leaves none behind.
+    link: Mutex<Option<Link>>,
+}
+
+impl Reader {
+    pub fn new(shared: Arc<Shared>) -> Reader {
+        Reader { shared, link: Mutex::new(None) }
+    }
+
+    pub async fn read(&self, key: Key) -> Result<Option<Stored>, StoreError> {
+        let mut condition = String::from("k=");
+        sql::hex(&mut condition, key.as_str().as_bytes());
+        let rows = self.within(self.rows(&condition, 1)).await?;
+        Ok(rows.into_iter().next())
+    }
+
+    pub async fn list(&self, prefix: &str, after: Option<Key>, limit: usize) -> Result<Page, StoreError> {
+        self.within(self.page(prefix, after, limit)).await
+    }
+
+    pub async fn close(&self) {
+        if let Some(link) = self.link.lock().await.take() {
+            link.close().await;
+        }
+    }
+
+    async fn page(&self, prefix: &str, mut after: Option<Key>, limit: usize) -> Result<Page, Fault> {
+        let mut page = Page::default();
+        loop {
+            let rows = self.rows(&range(prefix, after.as_ref()), CHUNK).await?;
+            let last = rows.len() < CHUNK;
+            after = rows.last().map(|row| row.key.clone());
+            for row in rows {
+                if !is_held(&row) {
+                    continue;
+                }
+                if page.items.len() == limit {
+                    page.more = true;
+                    return Ok(page);
+                }
+                page.items.push(row);
+            }
+            if last {
+                return Ok(page);
+            }
+        }
+    }
+
+    async fn rows(&self, condition: &str, limit: usize) -> Result<Vec<Stored>, Fault> {
+        let mut place = self.link.lock().await;
+        let mut link = match place.take() {
+            Some(link) => link,
+            None => Link::open(&self.shared).await?,
+        };
+        let sql = format!(
+            "SELECT {NOW_US};SELECT k,token,state FROM {LEASES} WHERE {condition} ORDER BY k LIMIT {limit}"
+        );
+        let mut sets = match link.exchange(sql.clone()).await {
+            Ok(sets) => sets,
+            // It was idle for longer than the server keeps it.
+            Err(_) => {
+                link = Link::open(&self.shared).await?;
+                link.exchange(sql).await?
+            }
+        };
+        let rows = sets.pop().unwrap_or_default();
+        let now = sets.pop().and_then(|mut rows| rows.pop()).and_then(|mut row| row.take::<u64, _>(0));
+        let now = ServerTime(now.unwrap_or_default());
+        *place = Some(link);
+        rows.into_iter().map(|row| read_row(row, now)).collect()
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, StoreError> {
+        let result = tokio::time::timeout(self.shared.timeout, work).await;
+        let result = result.unwrap_or_else(|_| Err(Fault::timeout("reading")));
+        result.map_err(|fault| StoreError::Unavailable { why: fault.to_string() })
+    }
+}
+
+/// The keys from after `after` that start with `prefix`, by their bytes.
+fn range(prefix: &str, after: Option<&Key>) -> String {
+    let mut condition = match after {
+        Some(after) if after.as_str() >= prefix => {
+            let mut condition = String::from("k>");
+            sql::hex(&mut condition, after.as_str().as_bytes());
+            condition
+        }
+        _ => {
+            let mut condition = String::from("k>=");
+            sql::hex(&mut condition, prefix.as_bytes());
+            condition
+        }
+    };
+    if let Some(end) = end_of(prefix) {
+        condition.push_str(" AND k<");
+        sql::hex(&mut condition, &end);
+    }
+    condition.push_str(&format!(" AND until_us>{NOW_US}"));
+    condition
+}
+
+/// The first bytes after everything that starts with `prefix`; `None` where nothing comes after.
+fn end_of(prefix: &str) -> Option<Vec<u8>> {
+    let mut end = prefix.as_bytes().to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return Some(end);
+        }
+    }
+    None
+}
+
+fn is_held(row: &Stored) -> bool {
+    codec::until(&row.record) > row.now
+}
+
+fn read_row(row: Row, now: ServerTime) -> Result<Stored, Fault> {
+    let rejected = |why: String| Fault::Rejected { why };
+    let (key, token, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, Vec<u8>)>(row)
+        .map_err(|error| rejected(format!("a row is not of this program: {error}")))?;
+    let text = String::from_utf8_lossy(&key);
+    let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
+    let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;
+    Ok(Stored { key, record, now })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_before_its_successor() {
+        assert_eq!(end_of("ab"), Some(b"ac".to_vec()));
+        assert_eq!(end_of("a%"), Some(b"a&".to_vec()));
+        assert_eq!(end_of(""), None);
+    }
+}

@@ -1,0 +1,234 @@
+//! [`MysqlStore`]: the handle on the lanes, and how they are started and stopped.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mysql_async::{Opts, OptsBuilder};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::cache::{Cache, spread};
+use super::health::Board;
+use super::queue::{Job, Places, Queue};
+use super::read::Reader;
+use super::schema::Identity;
+use super::steps::ClockSteps;
+use super::{clean, lanes};
+use crate::config::StoreConfig;
+use crate::lock::record::Op;
+use crate::lock::{Instant, Key};
+use crate::store::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
+use crate::telemetry::Metrics;
+
+/// The database that is used where the URL names none.
+const DEFAULT_DATABASE: &str = "lockkeeper";
+/// How long [`MysqlStore::close`] waits for what is under way.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// `store.url` cannot be used. Everything else that can be wrong is told by [`Store::health`].
+#[derive(Debug, thiserror::Error)]
+#[error("store.url is not valid: {why} (mysql://user:password@host:3306/database, or with ?socket=/path)")]
+pub struct OpenError {
+    why: String,
+}
+
+/// The `lease` primitive on one MySQL or MariaDB server.
+pub struct MysqlStore {
+    pub(super) shared: Arc<Shared>,
+    places: Places,
+    lanes: Vec<UnboundedSender<Job>>,
+    renewal_lanes: Vec<UnboundedSender<Job>>,
+    reader: Arc<Reader>,
+    tasks: TaskTracker,
+}
+
+/// What all tasks of one store share.
+pub struct Shared {
+    pub opts: Opts,
+    pub database: String,
+    pub require_durable: bool,
+    pub clean_after: Duration,
+    pub timeout: Duration,
+    pub max_ttl_ms: u32,
+    pub cache: Cache,
+    pub health: Board,
+    pub metrics: Metrics,
+    pub stop: CancellationToken,
+    /// Whether the account was seen to have the privileges that are needed.
+    pub probed: AtomicBool,
+    steps: Mutex<ClockSteps>,
+    identity: Mutex<Option<Identity>>,
+}
+
+impl MysqlStore {
+    /// Starts the lanes and returns at once: [`MysqlStore::ready`] waits until they can be used.
+    /// `max_ttl_ms` is the longest lease that any proxy on this server grants.
+    ///
+    /// # Errors
+    /// Where `url` cannot be read.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn open(
+        config: &StoreConfig,
+        url: &str,
+        max_ttl_ms: u32,
+        metrics: Metrics,
+    ) -> Result<MysqlStore, OpenError> {
+        let (opts, database, address) = read_url(url)?;
+        let seats = config.lanes + config.renewal_lanes;
+        let shared = Arc::new(Shared {
+            opts,
+            database,
+            require_durable: config.require_durable,
+            clean_after: config.clean_after,
+            timeout: config.timeout,
+            max_ttl_ms,
+            cache: Cache::new(),
+            health: Board::new(seats, &address),
+            metrics,
+            stop: CancellationToken::new(),
+            probed: AtomicBool::new(false),
+            steps: Mutex::default(),
+            identity: Mutex::default(),
+        });
+        let tasks = TaskTracker::new();
+        let mut senders = (0..seats).map(|seat| {
+            let (sender, receiver) = unbounded_channel();
+            let queue = Queue::new(receiver, config.batch);
+            tasks.spawn(lanes::run(shared.clone(), queue, seat));
+            sender
+        });
+        let lanes = senders.by_ref().take(config.lanes).collect();
+        let renewal_lanes = senders.collect();
+        tasks.spawn(clean::run(shared.clone()));
+        let reader = Arc::new(Reader::new(shared.clone()));
+        let places = Places::new(config.max_queued);
+        Ok(MysqlStore { shared, places, lanes, renewal_lanes, reader, tasks })
+    }
+
+    /// Waits until every lane has its connection, at most `within`; what the store's health is then.
+    pub async fn ready(&self, within: Duration) -> Health {
+        self.shared.health.ready(within).await
+    }
+
+    /// Takes no more work, waits a few seconds for what is under way, and closes the connections.
+    pub async fn close(&self) {
+        self.shared.stop.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(CLOSE_LIMIT, self.tasks.wait()).await.is_err() {
+            tracing::warn!("the MySQL server did not answer while the store was closed");
+        }
+        self.reader.close().await;
+    }
+
+    fn send(&self, lanes: &[UnboundedSender<Job>], ops: Vec<Op>, deadline: Instant, done: Done) {
+        let Some(key) = ops.first().and_then(|op| op.keys().first()) else {
+            let now = crate::lock::ServerTime::default();
+            done(Ok(Reply { outcomes: Vec::new(), asked_at: crate::clock::now(), now }));
+            return;
+        };
+        let lane = &lanes[spread(key, lanes.len())];
+        if let Some(job) = self.places.admit(ops, deadline, done) {
+            // Where the lane is gone, the job's ticket answers as it is dropped.
+            let _ = lane.send(job);
+        }
+    }
+}
+
+impl Drop for MysqlStore {
+    fn drop(&mut self) {
+        self.shared.stop.cancel();
+    }
+}
+
+impl Store for MysqlStore {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        self.send(&self.lanes, group, deadline, done);
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.send(&self.renewal_lanes, vec![op], deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        let reader = self.reader.clone();
+        Box::pin(async move { reader.list(&prefix, after, limit).await })
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        let reader = self.reader.clone();
+        Box::pin(async move { reader.read(key).await })
+    }
+
+    fn health(&self) -> Health {
+        self.shared.health.now()
+    }
+}
+
+impl Shared {
+    pub fn steps(&self) -> MutexGuard<'_, ClockSteps> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server that was last connected to.
+    pub fn identity(&self) -> Option<Identity> {
+        self.lock_identity().clone()
+    }
+
+    /// A connection has found this server.
+    pub fn meet(&self, identity: &Identity) {
+        let mut known = self.lock_identity();
+        if known.as_ref() == Some(identity) {
+            return;
+        }
+        if known.as_ref().is_some_and(|known| known.server != identity.server) {
+            self.steps().forget();
+        }
+        if known.as_ref().is_none_or(|known| known.epoch <= identity.epoch) {
+            *known = Some(identity.clone());
+        }
+    }
+
+    fn lock_identity(&self) -> MutexGuard<'_, Option<Identity>> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The options, the database, and what the operator knows the server by.
+fn read_url(url: &str) -> Result<(Opts, String, String), OpenError> {
+    let opts = Opts::from_url(url).map_err(|error| OpenError { why: error.to_string() })?;
+    let database = opts.db_name().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_DATABASE).to_owned();
+    let address = match opts.socket() {
+        Some(socket) => socket.to_owned(),
+        None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
+    };
+    let opts = OptsBuilder::from_opts(opts)
+        .db_name(Some(database.clone()))
+        .tcp_nodelay(true)
+        // The path that a server gives for its socket may lead to another server here.
+        .prefer_socket(false)
+        .stmt_cache_size(0)
+        .into();
+    Ok((opts, database, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_read() {
+        let (opts, database, address) = read_url("mysql://u:p@db.example:3307/locks").expect("it is valid");
+        assert_eq!((opts.db_name(), database.as_str()), (Some("locks"), "locks"));
+        assert_eq!(address, "db.example:3307");
+        let (opts, database, address) =
+            read_url("mysql://root@localhost?socket=/tmp/s").expect("it is valid");
+        assert_eq!((opts.socket(), database.as_str()), (Some("/tmp/s"), DEFAULT_DATABASE));
+        assert_eq!(address, "/tmp/s");
+        assert!(read_url("postgres://u@h/d").is_err());
+        assert!(read_url("nonsense").is_err());
+    }
+}

@@ -1,0 +1,193 @@
+//! Who is granted what: modes, several keys, request ids, tokens.
+
+use super::*;
+
+pub async fn all(store: &dyn Store) {
+    exclusive_keys_have_one_holder(store).await;
+    shared_holders_exclude_exclusive_ones(store).await;
+    permits_are_counted(store).await;
+    several_keys_are_granted_together_or_not_at_all(store).await;
+    an_owner_enters_again_and_leaves_as_often(store).await;
+    a_request_id_gives_the_same_lease(store).await;
+    a_request_id_serves_one_body_and_one_lease(store).await;
+    tokens_rise(store).await;
+    at_least_keeps_the_key_after_a_release(store).await;
+    a_delay_keeps_the_key_after_an_expiry(store).await;
+}
+
+pub async fn exclusive_keys_have_one_holder(store: &dyn Store) {
+    let names = Names::new("exclusive");
+    let (mine, yours) = (claim(&[&names.key("k")], "me"), claim(&[&names.key("k")], "you"));
+    let grant = granted(store, &mine).await;
+    assert!(!grant.repeated && grant.levels == 1 && grant.left_us <= 10_000_000);
+    let denial = held(store, &yours).await;
+    let holder = denial.holder.expect("somebody holds it");
+    assert_eq!((&*holder.owner, holder.token), ("me", grant.tokens[0]));
+    assert!(denial.free_in_us > 5_000_000 && denial.free_in_us <= 10_000_000);
+    held(store, &claim(&[&names.key("k")], "me")).await;
+    granted(store, &claim(&[&names.key("K")], "you")).await;
+    assert_eq!(release(store, &lease(&mine, &grant)).await, RELEASED);
+    granted(store, &yours).await;
+}
+
+pub async fn shared_holders_exclude_exclusive_ones(store: &dyn Store) {
+    let names = Names::new("shared");
+    let key = names.key("k");
+    let reader = |owner| Claim { mode: Mode::Shared, ..claim(&[&key], owner) };
+    let (first, second) = (reader("a"), reader("b"));
+    let first_grant = granted(store, &first).await;
+    let second_grant = granted(store, &second).await;
+    assert!(second_grant.tokens[0] > first_grant.tokens[0]);
+    held(store, &claim(&[&key], "writer")).await;
+    release(store, &lease(&first, &first_grant)).await;
+    held(store, &claim(&[&key], "writer")).await;
+    release(store, &lease(&second, &second_grant)).await;
+    granted(store, &claim(&[&key], "writer")).await;
+    held(store, &reader("a")).await;
+}
+
+pub async fn permits_are_counted(store: &dyn Store) {
+    let names = Names::new("permits");
+    let key = names.key("k");
+    let taking = |count| Claim { mode: Mode::Permits { count, limit: 5 }, ..claim(&[&key], "me") };
+    let two = taking(2);
+    let grant = granted(store, &two).await;
+    granted(store, &taking(2)).await;
+    held(store, &taking(2)).await;
+    granted(store, &taking(1)).await;
+    held(store, &taking(1)).await;
+    release(store, &lease(&two, &grant)).await;
+    granted(store, &taking(2)).await;
+}
+
+pub async fn several_keys_are_granted_together_or_not_at_all(store: &dyn Store) {
+    let names = Names::new("several");
+    let (a, b, c) = (names.key("a"), names.key("b"), names.key("c"));
+    let middle = claim(&[&b], "you");
+    let in_the_way = granted(store, &middle).await;
+    let all = claim(&[&c, &a, &b], "me");
+    let denial = held(store, &all).await;
+    assert_eq!(denial.key.as_str(), b);
+    let free = claim(&[&a], "you");
+    let grant = granted(store, &free).await;
+    release(store, &lease(&free, &grant)).await;
+    release(store, &lease(&middle, &in_the_way)).await;
+    let grant = granted(store, &all).await;
+    assert_eq!(grant.tokens.len(), 3);
+    for key in [&a, &b, &c] {
+        held(store, &claim(&[key], "you")).await;
+    }
+    assert!(matches!(renew(store, &lease(&all, &grant), 20_000).await, Outcome::Renewed { .. }));
+    assert_eq!(release(store, &lease(&all, &grant)).await, RELEASED);
+    for key in [&a, &b, &c] {
+        granted(store, &claim(&[key], "you")).await;
+    }
+}
+
+pub async fn an_owner_enters_again_and_leaves_as_often(store: &dyn Store) {
+    let names = Names::new("reentrant");
+    let enter = || Claim { reentrant: true, ..claim(&[&names.key("k")], "me") };
+    let first = enter();
+    let grant = granted(store, &first).await;
+    let again = granted(store, &enter()).await;
+    assert!(again.repeated && again.levels == 2 && again.tokens == grant.tokens);
+    let lease = lease(&first, &grant);
+    assert_eq!(release(store, &lease).await, Outcome::Released { levels_left: 1 });
+    held(store, &claim(&[&names.key("k")], "you")).await;
+    assert_eq!(release(store, &lease).await, RELEASED);
+    granted(store, &claim(&[&names.key("k")], "you")).await;
+}
+
+pub async fn a_request_id_gives_the_same_lease(store: &dyn Store) {
+    let names = Names::new("request");
+    let asked = || Claim { request: Some("r1".into()), ..claim(&[&names.key("k")], "me") };
+    let first = granted(store, &asked()).await;
+    let again = granted(store, &asked()).await;
+    assert!(again.repeated);
+    assert_eq!((again.nonce, &again.tokens), (first.nonce, &first.tokens));
+    let claim = claim(&[&names.key("lost")], "me");
+    let first = granted(store, &claim).await;
+    let again = granted(store, &claim).await;
+    assert_eq!((again.nonce, &again.tokens), (first.nonce, &first.tokens));
+}
+
+pub async fn a_request_id_serves_one_body_and_one_lease(store: &dyn Store) {
+    let names = Names::new("reused");
+    let asked = Claim { request: Some("r1".into()), ..claim(&[&names.key("k")], "me") };
+    let grant = granted(store, &asked).await;
+    let other = Claim { attempt: fresh(), fingerprint: 2, ..asked.clone() };
+    assert_eq!(acquire(store, &other).await, Outcome::RequestReused { ended: false });
+    release(store, &lease(&asked, &grant)).await;
+    let late = Claim { attempt: fresh(), ..asked };
+    assert_eq!(acquire(store, &late).await, Outcome::RequestReused { ended: true });
+}
+
+pub async fn tokens_rise(store: &dyn Store) {
+    let names = Names::new("tokens");
+    let key = names.key("k");
+    let rising = Rising::default();
+    for _ in 0..20 {
+        let claim = claim(&[&key], "me");
+        let grant = granted(store, &claim).await;
+        rising.check(grant.tokens[0]);
+        release(store, &lease(&claim, &grant)).await;
+    }
+    let short = Claim { ttl_ms: 100, ..claim(&[&key], "me") };
+    rising.check(granted(store, &short).await.tokens[0]);
+    pass_ms(150).await;
+    rising.check(granted(store, &claim(&[&key], "me")).await.tokens[0]);
+    let force = Op::Force { key: Key::new(&key).expect("it is a key") };
+    assert_eq!(one(store, force).await, Outcome::Forced { holders: 1 });
+    let last = granted(store, &claim(&[&key], "me")).await.tokens[0];
+    assert!(last.0 > rising.0.load(Ordering::SeqCst) + 1, "the token moves on with force, too");
+}
+
+/// On a store of [`Kind::Forgetful`].
+pub async fn tokens_survive_clean_up(store: &dyn Store) {
+    let names = Names::new("clean");
+    let key = names.key("k");
+    let rising = Rising::default();
+    for _ in 0..3 {
+        for _ in 0..5 {
+            let claim = claim(&[&key], "me");
+            let grant = granted(store, &claim).await;
+            rising.check(grant.tokens[0]);
+            release(store, &lease(&claim, &grant)).await;
+        }
+        let deadline = clock::now().plus_ms(20_000);
+        loop {
+            pass_ms(FORGETS_AFTER.as_millis() as u64 + 50).await;
+            // Something else goes on meanwhile: some stores clean up when they are used.
+            granted(store, &claim(&[&names.key(&fresh().to_string())], "you")).await;
+            let key = Key::new(&key).expect("it is a key");
+            if store.read(key).await.expect("the store is available").is_none() {
+                break;
+            }
+            assert!(clock::now() < deadline, "an idle row is deleted");
+        }
+    }
+}
+
+pub async fn at_least_keeps_the_key_after_a_release(store: &dyn Store) {
+    let names = Names::new("at-least");
+    let mine = Claim { at_least_ms: 400, ..claim(&[&names.key("k")], "me") };
+    let grant = granted(store, &mine).await;
+    assert_eq!(release(store, &lease(&mine, &grant)).await, RELEASED);
+    let yours = claim(&[&names.key("k")], "you");
+    let denial = held(store, &yours).await;
+    assert!(denial.holder.is_none() && denial.free_in_us <= 400_000);
+    pass_ms(420).await;
+    granted(store, &yours).await;
+}
+
+pub async fn a_delay_keeps_the_key_after_an_expiry(store: &dyn Store) {
+    let names = Names::new("delay");
+    let mine = Claim { ttl_ms: 200, delay_ms: 500, ..claim(&[&names.key("k")], "me") };
+    let grant = granted(store, &mine).await;
+    pass_ms(250).await;
+    assert_eq!(renew(store, &lease(&mine, &grant), 10_000).await, Outcome::Lost);
+    let yours = claim(&[&names.key("k")], "you");
+    held(store, &yours).await;
+    pass_ms(480).await;
+    granted(store, &yours).await;
+}

@@ -1,0 +1,98 @@
+//! Two stores, as two proxies, on the same keys.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+
+const ROUNDS: usize = 40;
+const RACERS: usize = 4;
+
+pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
+    what_one_grants_the_other_knows(&*one, &*other).await;
+    a_memory_of_a_row_is_not_believed(&*one, &*other).await;
+    nobody_holds_a_key_beside_another(&one, &other).await;
+    racing_for_several_keys_ends(&one, &other).await;
+}
+
+pub async fn what_one_grants_the_other_knows(one: &dyn Store, other: &dyn Store) {
+    let names = Names::new("fleet");
+    let mine = Claim { request: Some("r".into()), ..claim(&[&names.key("k")], "me") };
+    let grant = granted(one, &mine).await;
+    held(other, &claim(&[&names.key("k")], "you")).await;
+    let again = granted(other, &Claim { attempt: fresh(), ..mine.clone() }).await;
+    assert_eq!((again.nonce, &again.tokens), (grant.nonce, &grant.tokens));
+    let lease = lease(&mine, &grant);
+    assert!(matches!(renew(other, &lease, 20_000).await, Outcome::Renewed { .. }));
+    assert_eq!(release(other, &lease).await, RELEASED);
+    assert_eq!(release(one, &lease).await, Outcome::Lost);
+}
+
+/// One store changes a key behind the other's back, again and again.
+pub async fn a_memory_of_a_row_is_not_believed(one: &dyn Store, other: &dyn Store) {
+    let names = Names::new("stale");
+    let key = names.key("k");
+    let rising = Rising::default();
+    for n in 0..ROUNDS {
+        let (here, there) = if n % 2 == 0 { (one, other) } else { (other, one) };
+        let claim = claim(&[&key], "me");
+        let grant = granted(here, &claim).await;
+        rising.check(grant.tokens[0]);
+        held(there, &super::claim(&[&key], "you")).await;
+        let lease = lease(&claim, &grant);
+        let releasing = if n % 3 == 0 { here } else { there };
+        assert_eq!(release(releasing, &lease).await, RELEASED);
+    }
+}
+
+pub async fn nobody_holds_a_key_beside_another(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+    let names = Names::new("race");
+    let inside = Arc::new(AtomicUsize::new(0));
+    let rising = Arc::new(Rising::default());
+    let key = names.key("k");
+    let racers = (0..RACERS).map(|n| {
+        let store = if n % 2 == 0 { one.clone() } else { other.clone() };
+        let (inside, rising, key) = (inside.clone(), rising.clone(), key.clone());
+        tokio::spawn(async move {
+            let mut rounds = 0;
+            while rounds < ROUNDS {
+                let claim = claim(&[&key], &n.to_string());
+                let Outcome::Granted(grant) = acquire(&*store, &claim).await else { continue };
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold {key}");
+                rising.check(grant.tokens[0]);
+                tokio::task::yield_now().await;
+                assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                assert_eq!(release(&*store, &lease(&claim, &grant)).await, RELEASED);
+                rounds += 1;
+            }
+        })
+    });
+    for racer in racers.collect::<Vec<_>>() {
+        racer.await.expect("a racer found nothing wrong");
+    }
+}
+
+/// Keys in any order, new ones among them: no deadlock lasts.
+pub async fn racing_for_several_keys_ends(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+    let names = Arc::new(Names::new("several-race"));
+    let racers = (0..RACERS).map(|n| {
+        let store = if n % 2 == 0 { one.clone() } else { other.clone() };
+        let names = names.clone();
+        tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                let picked = [round % 7, (round * 3 + n) % 7, 100 + round];
+                let mut keys: Vec<String> = picked.iter().map(|pick| names.key(&pick.to_string())).collect();
+                keys.sort();
+                keys.dedup();
+                let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                let claim = claim(&keys, &n.to_string());
+                let Outcome::Granted(grant) = acquire(&*store, &claim).await else { continue };
+                assert_eq!(release(&*store, &lease(&claim, &grant)).await, RELEASED);
+            }
+        })
+    });
+    for racer in racers.collect::<Vec<_>>() {
+        racer.await.expect("a racer found nothing wrong");
+    }
+    let page = one.list(names.key(""), None, 100).await.expect("it lists");
+    assert!(page.items.is_empty(), "everything was released");
+}
