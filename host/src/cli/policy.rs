@@ -64,7 +64,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let made = tools::scaffold(&name, Path::new(&name))?;
             report(
                 options,
-                json!({"directory": made}),
+                &json!({"directory": made}),
                 &format!("wrote {}; next: lockkeeper policy build {name}", made.display()),
             );
         }
@@ -74,25 +74,25 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             std::fs::write(&file, &component)
                 .map_err(|error| Failure::Other(format!("cannot write {}: {error}", file.display())))?;
             let text = format!("built {} ({} bytes)", file.display(), component.len());
-            report(options, json!({"file": file, "bytes": component.len()}), &text);
+            report(options, &json!({"file": file, "bytes": component.len()}), &text);
         }
         PolicyCommand::Check { file, settings } => {
             let found = tools::check(&read(&file)?, &settings)?;
             let text = format!("{} is fine: {found}", file.display());
-            report(options, found, &text);
+            report(options, &found, &text);
         }
         PolicyCommand::Push { name, file } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
             let component = read(&file)?.into();
             let answer =
                 Client::new(&options.admin)?.call(Method::PUT, &path, component, PUSH_TIMEOUT).await?;
-            report(options, answer.clone(), &outcome(&name, &answer));
+            report(options, &answer, &outcome(&name, &answer));
         }
         PolicyCommand::Rollback { name } => {
             let path = format!("/v1/policies/{}/rollback", encode_path(&name));
             let answer =
                 Client::new(&options.admin)?.call(Method::POST, &path, Bytes::new(), CALL_TIMEOUT).await?;
-            report(options, answer.clone(), &outcome(&name, &answer));
+            report(options, &answer, &outcome(&name, &answer));
         }
         PolicyCommand::List => {
             let answer = Client::new(&options.admin)?.get("/v1/policies").await?;
@@ -136,9 +136,9 @@ fn short_digest(digest: &Value) -> String {
     output::shown(digest).chars().take("sha256:".len() + 12).collect()
 }
 
-fn report(options: &Options, as_json: Value, text: &str) {
+fn report(options: &Options, as_json: &Value, text: &str) {
     if options.json {
-        output::json(&as_json);
+        output::json(as_json);
     } else {
         output::line(text);
     }

@@ -35,7 +35,7 @@ pub async fn hold(args: &AcquireArgs, options: &Options) -> Result<(), Failure> 
     let body = args.to_json().to_string().into();
     let mut lines = Lines::new(client.stream(Method::POST, "/v1/hold", body).await?);
     let mut reason = "the connection ended".to_owned();
-    while let Some(line) = lines.next(&client).await.or_else(lost)? {
+    while let Some(line) = lines.next(&client).await.map_err(|failure| lost(&failure))? {
         let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
         match event["event"].as_str() {
             _ if options.json => output::json(&event),
@@ -56,8 +56,8 @@ pub async fn hold(args: &AcquireArgs, options: &Options) -> Result<(), Failure> 
 }
 
 /// A connection that breaks takes its lease with it.
-fn lost(failure: Failure) -> Result<Option<String>, Failure> {
-    Err(Failure::Lost(failure.to_string()))
+fn lost(failure: &Failure) -> Failure {
+    Failure::Lost(failure.to_string())
 }
 
 /// The lines of a body.

@@ -283,7 +283,8 @@ impl<'a> Section<'a> {
         Some((Given::File(value.get_ref()), self.document.line_of(name.span().start)))
     }
 
-    fn fault(&self, place: Place, key: &str, what: String) {
+    fn fault(&self, place: Place, key: &str, what: impl Into<String>) {
+        let what = what.into();
         self.document.fault(place, format!("{}: {what}", self.path_of(key)));
     }
 
