@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
 mod harness;
 
 mod promises;

@@ -160,6 +160,6 @@ fn addresses(log: &Path) -> Option<(SocketAddr, SocketAddr)> {
     let log = BufReader::new(fs::File::open(log).ok()?);
     let line = log.lines().map_while(Result::ok).find(|line| line.contains("\"serving\""))?;
     let line: serde_json::Value = serde_json::from_str(&line).ok()?;
-    let address = |name: &str| line["fields"][name].as_str()?.strip_prefix("http://")?.parse().ok();
+    let address = |name: &str| line[name].as_str()?.strip_prefix("http://")?.parse().ok();
     Some((address("api")?, address("admin")?))
 }
