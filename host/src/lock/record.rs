@@ -473,12 +473,8 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             keys: claim.keys.len() as u32,
             since: env.now,
             until,
-<<<<<<< HEAD
             ttl_ms: claim.ttl_ms,
-            at_least_until: env.now.plus_ms(claim.at_least_ms),
-=======
             at_least_until,
->>>>>>> mysql
             delay_ms: claim.delay_ms,
             released_by: 0,
             levels: vec![level_of(claim)],
