@@ -29,7 +29,7 @@ pub use generations::{Policies, Prepared};
 pub use module::Digest;
 pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
-pub use watch::{Watcher, watch};
+pub use watch::{Changes, Watcher, watch};
 
 use crate::lock::{Key, Mode};
 
@@ -278,3 +278,6 @@ impl Primitive {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,18 +52,23 @@ unsafe impl GlobalAlloc for Bump {
         }
     }
 
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as `alloc`. The memory of a fresh instance is zero, and none is handed out twice.
+        unsafe { self.alloc(layout) }
+    }
+
     unsafe fn dealloc(&self, _block: *mut u8, _layout: Layout) {}
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if size <= layout.size() {
+            return block;
+        }
         let start = block as usize;
         if start + layout.size() == next() {
             return match start.checked_add(size) {
                 Some(end) if claim_until(end) => block,
                 _ => null_mut(),
             };
-        }
-        if size <= layout.size() {
-            return block;
         }
         let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
         // SAFETY: the new block does not overlap the old one and is longer.

@@ -17,7 +17,7 @@ impl Random {
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let offset = ((mixed ^ (mixed >> 31)) >> 32) * width >> 32;
+        let offset = (((mixed ^ (mixed >> 31)) >> 32) * width) >> 32;
         low + u32::try_from(offset).unwrap_or_default()
     }
 }

@@ -11,7 +11,7 @@ use crate::Policy;
 ///
 /// # Errors
 /// A sentence that names the setting, its bounds and the value.
-pub fn within<T: PartialOrd + Display>(
+pub fn within<T: PartialOrd + Display + Copy>(
     name: &str,
     value: T,
     bounds: RangeInclusive<T>,

@@ -15,7 +15,7 @@ use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
 
 /// A packet is sent once its statements are this long; servers take 16 MB and more.
-const PACKET_BYTES: usize = 4 << 20;
+pub const PACKET_BYTES: usize = 4 << 20;
 /// Rows that one statement writes.
 const STATEMENT_ROWS: usize = 1024;
 

@@ -1,14 +1,17 @@
-//! One key, one statement: decide on a remembered row, and write it only if it is still that row.
+//! One round trip: decide on remembered rows, and write them only if they are still those rows.
 //!
 //! A decision needs the server's time. It is made for the latest time that the server can have, and
 //! the statement applies only while the server's time is at least the earliest it can have: between
-//! the two no lease and no delay of the row may end, or the decision could differ.
+//! the two no lease and no delay of the rows may end, or the decision could differ.
+//!
+//! Every key must come out changed: only what is written is compared with what the server has.
 
-use super::batch::{environment, row_write};
+use std::collections::BTreeSet;
+
+use super::batch::{PACKET_BYTES, environment, row_write};
 use super::cache;
-use super::link::Fault;
-use super::link::{LOCK_WAIT_S, Link};
-use super::sql;
+use super::link::{Fault, LOCK_WAIT_S, Link};
+use super::sql::{self, RowWrite};
 use super::steps;
 use super::store::Shared;
 use crate::clock;
@@ -19,48 +22,125 @@ use crate::store::Reply;
 /// The clock is looked at again after this long, in microseconds.
 const SAMPLE_US: u64 = 1_000_000;
 
-/// Runs the group if a remembered row allows. `None`: nothing was applied, ask the server.
+/// Whether it is worth a try: after a failure the next few batches ask first, and after each
+/// further failure twice as many.
+#[derive(Default)]
+pub struct Luck {
+    skip: u32,
+    penalty: u32,
+}
+
+impl Luck {
+    const WORST: u32 = 64;
+
+    fn try_now(&mut self) -> bool {
+        self.skip = self.skip.saturating_sub(1);
+        self.skip == 0
+    }
+
+    fn note(&mut self, applied: bool) {
+        self.penalty = if applied { 0 } else { (self.penalty * 2).clamp(1, Luck::WORST) };
+        self.skip = self.penalty;
+    }
+}
+
+/// Runs the groups if remembered rows allow. `None`: nothing was applied, ask the server.
 pub async fn try_run(
     shared: &Shared,
     link: &mut Link,
-    group: &[Op],
+    groups: &[Vec<Op>],
     deadline: Instant,
-) -> Result<Option<Reply>, Fault> {
-    let Some(key) = only_key(group) else { return Ok(None) };
+) -> Result<Option<Vec<Reply>>, Fault> {
     let asked_at = clock::now();
-    // The time is looked at before a statement waits for a row's lock, so leave room for that.
-    let deadline_us = deadline.us_since(asked_at).saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000);
-    if asked_at.us_since(link.sample.after) > SAMPLE_US || deadline_us == 0 {
+    // A lone statement looks at the time before it waits for a row's lock, so leave room for that.
+    let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
+    if deadline <= asked_at || asked_at.us_since(link.sample.after) > SAMPLE_US || !link.luck.try_now() {
         return Ok(None);
     }
-    let Some(row) = shared.cache.take(key, link.sample.epoch) else { return Ok(None) };
-    let (earliest, latest) = (link.sample.earliest(asked_at), link.sample.latest(asked_at));
-    if changes_between(&row.record, earliest, latest) || link.sample.grants_from > earliest {
+    let Some(plan) = Plan::new(shared, link, groups, asked_at) else { return Ok(None) };
+    let applied = plan.apply(link, deadline).await?;
+    link.luck.note(applied);
+    if !applied {
         return Ok(None);
     }
-    let token = row.record.token.0;
-    let mut records = Records::default();
-    records.insert(key.clone(), Some(row.record));
-    let env = environment(shared, link, &records, &[key], latest);
-    let outcomes = group.iter().map(|op| record::apply(&mut records, op, &env)).collect();
-    let Some((_, record, _)) = records.changed().next() else { return Ok(None) };
-    // Beyond this the server's clock was set forward since, and the lease would be short.
-    let not_after = latest.plus_us(deadline_us.min(steps::MARGIN_US));
-    let revision = row.revision + 1;
-    let write = row_write(key, record, revision, latest);
-    let sql = sql::write_if_same(&write, token, row.revision, (earliest, not_after));
-    if link.change(sql).await? == 0 {
-        return Ok(None);
-    }
-    let row = cache::Row { record: record.clone(), revision, epoch: row.epoch };
-    shared.cache.put(key.clone(), row);
-    Ok(Some(Reply { outcomes, asked_at, now: latest }))
+    Ok(Some(plan.finish(shared, link)))
 }
 
-/// The key that the group is about; `None` where there are several.
-fn only_key(group: &[Op]) -> Option<&Key> {
-    let key = group.first()?.keys().first()?;
-    group.iter().all(|op| op.keys().len() == 1 && op.keys()[0] == *key).then_some(key)
+/// What is to be written, and what is to be answered once it is.
+struct Plan {
+    records: Records,
+    writes: Vec<RowWrite>,
+    old_tokens: Vec<u64>,
+    replies: Vec<Reply>,
+    earliest: ServerTime,
+    latest: ServerTime,
+}
+
+impl Plan {
+    /// `None` where a row is not remembered, or would not change, or may change by itself.
+    fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant) -> Option<Plan> {
+        let (earliest, latest) = (link.sample.earliest(asked_at), link.sample.latest(asked_at));
+        if link.sample.grants_from > earliest {
+            return None;
+        }
+        let keys: BTreeSet<&Key> = groups.iter().flatten().flat_map(Op::keys).collect();
+        let mut records = Records::default();
+        let mut old = Vec::with_capacity(keys.len());
+        for &key in &keys {
+            let row = shared.cache.take(key, link.sample.epoch)?;
+            if changes_between(&row.record, earliest, latest) {
+                return None;
+            }
+            old.push((row.record.token.0, row.revision));
+            records.insert(key.clone(), Some(row.record));
+        }
+        let env = environment(shared, link, &records, &keys, latest);
+        let replies = groups.iter().map(|group| Reply {
+            outcomes: group.iter().map(|op| record::apply(&mut records, op, &env)).collect(),
+            asked_at,
+            now: latest,
+        });
+        let replies = replies.collect();
+        let writes: Vec<RowWrite> = records
+            .changed()
+            .zip(&old)
+            .map(|((key, record, _), (_, revision))| row_write(key, record, revision + 1, latest))
+            .collect();
+        let bytes: usize = writes.iter().map(|write| write.state.len()).sum();
+        if writes.len() < keys.len() || bytes > PACKET_BYTES {
+            return None;
+        }
+        let old_tokens = old.into_iter().map(|(token, _)| token).collect();
+        Some(Plan { records, writes, old_tokens, replies, earliest, latest })
+    }
+
+    /// False where nothing was applied because the server has other rows, or another time.
+    async fn apply(&self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
+        // Past the margin the server's clock was set forward, and a lease would be short.
+        let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.sample.earliest(deadline));
+        if let [write] = &self.writes[..] {
+            let sql =
+                sql::write_if_same(write, self.old_tokens[0], write.revision - 1, (self.earliest, not_after));
+            return Ok(link.change(sql).await? == 1);
+        }
+        match link.exchange(sql::write_all_if_same(&self.writes, (self.earliest, not_after))).await {
+            Ok(_) => Ok(true),
+            Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => {
+                link.rollback().await?;
+                Ok(false)
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn finish(self, shared: &Shared, link: &Link) -> Vec<Reply> {
+        for ((key, record, _), write) in self.records.changed().zip(&self.writes) {
+            let row =
+                cache::Row { record: record.clone(), revision: write.revision, epoch: link.sample.epoch };
+            shared.cache.put(key.clone(), row);
+        }
+        self.replies
+    }
 }
 
 /// Whether a decision about the record can depend on where between the two the time is.
@@ -72,4 +152,25 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
                 || within(holder.at_least_until)
                 || within(holder.until.plus_ms(holder.delay_ms))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_luck_is_tried_less_often() {
+        let mut luck = Luck::default();
+        assert!(luck.try_now());
+        let mut tries = 0;
+        for _ in 0..1_000 {
+            if luck.try_now() {
+                luck.note(false);
+                tries += 1;
+            }
+        }
+        assert!((15..30).contains(&tries), "{tries} tries");
+        luck.note(true);
+        assert!(luck.try_now() && luck.try_now());
+    }
 }

@@ -194,10 +194,8 @@ async fn execute(
     groups: &[Vec<Op>],
     deadline: Instant,
 ) -> Result<Vec<Reply>, Fault> {
-    if let [group] = groups
-        && let Some(reply) = fast::try_run(shared, link, group, deadline).await?
-    {
-        return Ok(vec![reply]);
+    if let Some(replies) = fast::try_run(shared, link, groups, deadline).await? {
+        return Ok(replies);
     }
     batch::run(shared, link, groups, deadline).await
 }

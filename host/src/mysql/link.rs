@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use mysql_async::prelude::{AsQuery, Queryable};
 use mysql_async::{Conn, DriverError, Error, OptsBuilder, Row};
 
+use super::fast::Luck;
 use super::preflight::{self, Server};
 use super::schema;
 use super::sql;
@@ -99,6 +100,7 @@ pub struct Link {
     conn: Conn,
     pub server: Server,
     pub sample: Sample,
+    pub luck: Luck,
 }
 
 impl Link {
@@ -121,7 +123,7 @@ impl Link {
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
-        Ok(Link { conn, server, sample })
+        Ok(Link { conn, server, sample, luck: Luck::default() })
     }
 
     /// Sends statements in one packet and waits for all their answers: one set of rows for each
@@ -194,6 +196,8 @@ async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Ve
             sets.push(set);
         }
     }
+    // Where a later statement failed, the result looks as if it had ended: only this tells.
+    result.drop_result().await?;
     Ok(sets)
 }
 

@@ -55,6 +55,18 @@ pub fn lock_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
 /// Writes rows. `stored` rows are locked by this transaction, so they exist and none is inserted;
 /// the others must not exist, or error 1062 says so.
 pub fn write_rows(rows: &[RowWrite], stored: bool) -> Vec<u8> {
+    let mut sql = values(rows);
+    if stored {
+        // VALUES() is the only form that both servers have.
+        sql.extend_from_slice(
+            b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),\
+              revision=VALUES(revision),state=VALUES(state)",
+        );
+    }
+    sql
+}
+
+fn values(rows: &[RowWrite]) -> Vec<u8> {
     let size = rows.iter().map(|row| row.state.len() + 2 * row.key.as_str().len() + 100).sum::<usize>();
     let mut sql = Vec::with_capacity(size + 300);
     sql.extend_from_slice(b"INSERT INTO ");
@@ -70,13 +82,6 @@ pub fn write_rows(rows: &[RowWrite], stored: bool) -> Vec<u8> {
         sql.extend_from_slice(head.as_bytes());
         quote(&mut sql, &row.state);
         sql.push(b')');
-    }
-    if stored {
-        // VALUES() is the only form that both servers have.
-        sql.extend_from_slice(
-            b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),\
-              revision=VALUES(revision),state=VALUES(state)",
-        );
     }
     sql
 }
@@ -120,6 +125,29 @@ pub fn write_if_same(
     let _ = write!(tail, " AND token={old_token} AND revision={old_revision}");
     let _ = write!(tail, " AND {NOW_US} BETWEEN {} AND {}", from.0, to.0);
     sql.extend_from_slice(tail.as_bytes());
+    sql
+}
+
+/// Writes rows that are all stored, each if it still has the revision before its new one; all or none
+/// of them, and only while the server's clock is within bounds. Fails with error 1264 where a row
+/// has changed (the revision is set to -1, which strict mode refuses), and with 1242 where a row is
+/// gone or the time is not within bounds.
+pub fn write_all_if_same(rows: &[RowWrite], bounds: (ServerTime, ServerTime)) -> Vec<u8> {
+    let (from, to) = bounds;
+    let mut sql = b"BEGIN;".to_vec();
+    sql.extend_from_slice(&values(rows));
+    sql.extend_from_slice(
+        b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),state=VALUES(state),\
+          revision=IF(revision+1=VALUES(revision),VALUES(revision),-1)",
+    );
+    // A row that is updated counts twice, one that is inserted once.
+    let guard = format!(
+        ";SELECT IF(ROW_COUNT()<>{} OR {NOW_US} NOT BETWEEN {} AND {},(SELECT 1 UNION SELECT 2),0);COMMIT",
+        rows.len() * 2,
+        from.0,
+        to.0
+    );
+    sql.extend_from_slice(guard.as_bytes());
     sql
 }
 

@@ -30,6 +30,8 @@ const OWN_HEADERS: [&str; 9] = [
     "upgrade",
 ];
 
+type Labels = Vec<(Box<str>, Box<str>)>;
+
 /// The error says what makes no sense, for a fault of kind `Value`.
 pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let primitive = bindings::primitive(from.primitive);
@@ -143,7 +145,7 @@ fn mode(from: types::Mode, limits: &Limits) -> Result<Mode, String> {
     })
 }
 
-fn labels(from: Vec<types::Label>, limits: &Limits) -> Result<Vec<(Box<str>, Box<str>)>, String> {
+fn labels(from: Vec<types::Label>, limits: &Limits) -> Result<Labels, String> {
     if from.len() > limits.max_labels {
         return Err(format!("{} labels, at most {} are allowed", from.len(), limits.max_labels));
     }

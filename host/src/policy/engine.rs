@@ -106,6 +106,7 @@ fn config(limits: &EngineLimits) -> Config {
         .table_elements(MAX_TABLE_ELEMENTS)
         .max_memory_size(limits.memory_bytes)
         .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)
+        .pagemap_scan(wasmtime::Enabled::Auto)
         .table_keep_resident(8 * 1024)
         .max_unused_warm_slots(instances);
     let mut config = Config::new();

@@ -47,7 +47,7 @@ fn spread(seed: u32, bound: u32) -> u32 {
     let mut mixed = u64::from(seed).wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (((mixed ^ (mixed >> 31)) >> 32) * u64::from(bound) >> 32) as u32
+    ((((mixed ^ (mixed >> 31)) >> 32) * u64::from(bound)) >> 32) as u32
 }
 
 #[cfg(test)]

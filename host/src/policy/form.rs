@@ -9,15 +9,8 @@ use crate::config::EngineLimits;
 
 const PACKAGE: &str = "lockkeeper:policy@0.1.0";
 const WIT: &str = include_str!("../../../sdk/wit/policy.wit");
-/// The interfaces that a policy may export, and the world that has each.
-const INTERFACES: [(&str, &str); 6] = [
-    ("naming", "naming-hook"),
-    ("fairness", "fairness-hook"),
-    ("backoff", "backoff-hook"),
-    ("renewal", "renewal-hook"),
-    ("response", "response-hook"),
-    ("settings", "settings-hook"),
-];
+/// The interfaces that a policy may export.
+const INTERFACES: [&str; 6] = ["naming", "fairness", "backoff", "renewal", "response", "settings"];
 const PAGE_BYTES: u64 = 65_536;
 
 /// Checks size, kind, memories, imports and exports.
@@ -97,18 +90,24 @@ fn exports(component: &[u8], resolve: &Resolve, world: WorldId) -> Result<(), Re
         let exports = if exported.is_empty() { "nothing".to_owned() } else { exported.join(", ") };
         return Err(Rejection::WrongWorld { package: PACKAGE, exports });
     }
-    let mut ours = Resolve::default();
+    INTERFACES.iter().filter(|interface| has(interface)).try_for_each(|interface| types(component, interface))
+}
+
+/// Checks that the exported `interface` has the functions and records that the proxy knows.
+fn types(component: &[u8], interface: &str) -> Result<(), Rejection> {
     let broken = |error: &dyn std::fmt::Display| Rejection::Broken { detail: error.to_string() };
+    let mut ours = Resolve::default();
     let package = ours.push_str("policy.wit", WIT).map_err(|error| broken(&error))?;
-    for (interface, hook) in INTERFACES.iter().filter(|(interface, _)| has(interface)) {
-        let hook = ours.select_world(&[package], Some(hook)).map_err(|error| broken(&error))?;
-        wit_component::targets(&ours, hook, component).map_err(|error| Rejection::WrongTypes {
-            package: PACKAGE,
-            interface: (*interface).to_owned(),
-            detail: error.root_cause().to_string(),
-        })?;
-    }
-    Ok(())
+    // The whole world, less the other hooks: a policy need not export them.
+    let world = ours.select_world(&[package], Some("policy")).map_err(|error| broken(&error))?;
+    let ours_too = ours.clone();
+    let wanted = format!("lockkeeper:policy/{interface}@");
+    ours.worlds[world].exports.retain(|key, _| name(&ours_too, key).starts_with(&wanted));
+    wit_component::targets(&ours, world, component).map_err(|error| Rejection::WrongTypes {
+        package: PACKAGE,
+        interface: interface.to_owned(),
+        detail: error.root_cause().to_string(),
+    })
 }
 
 fn name(resolve: &Resolve, key: &WorldKey) -> String {

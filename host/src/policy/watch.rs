@@ -30,6 +30,9 @@ enum Signal {
     Stop,
 }
 
+/// Names of policies, each with its new component.
+pub type Changes = mpsc::Receiver<(String, Vec<u8>)>;
+
 /// Watches until it is dropped.
 pub struct Watcher {
     signals: Sender<Signal>,
@@ -42,10 +45,7 @@ pub struct Watcher {
 ///
 /// # Errors
 /// Where no thread can be started.
-pub fn watch(
-    configs: &[PolicyConfig],
-    max_bytes: usize,
-) -> std::io::Result<(Watcher, mpsc::Receiver<(String, Vec<u8>)>)> {
+pub fn watch(configs: &[PolicyConfig], max_bytes: usize) -> std::io::Result<(Watcher, Changes)> {
     let mut files = BTreeMap::new();
     for config in configs {
         if let PolicySource::File(path) = &config.source {

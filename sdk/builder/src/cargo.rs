@@ -13,7 +13,7 @@ use crate::{BuildError, TARGET};
 const PROFILE: &str = "policy";
 const PROFILE_SETTINGS: [&str; 9] = [
     "inherits='release'",
-    "opt-level='s'",
+    "opt-level=3",
     "lto='fat'",
     "codegen-units=1",
     "panic='abort'",

@@ -9,8 +9,6 @@ use crate::paths::find_program;
 
 const DEBIAN_KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
-/// Where a machine that is no Debian itself gets Debian's packages.
-const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
 
 /// One entry of apt's source lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +76,7 @@ impl Machine {
         let uri = match std::env::var("XTASK_DEBIAN_MIRROR") {
             Ok(uri) => uri,
             Err(_) if self.id == "debian" => self.mirror()?,
-            Err(_) => DEBIAN_MIRROR.into(),
+            Err(_) => bail!("this machine is no Debian: name a mirror of Debian in XTASK_DEBIAN_MIRROR"),
         };
         Ok(Source {
             uris: vec![uri],

@@ -10,6 +10,7 @@ use mysql_async::prelude::Queryable;
 use rustix::process::{Pid, Signal, getpgid, kill_process};
 
 use super::{Kind, ManagedError, ManagedServer};
+use crate::clock;
 use crate::config::{ManagedConfig, ServerBinary};
 
 fn config(kind: Kind, data_dir: &Path) -> ManagedConfig {
@@ -86,8 +87,11 @@ async fn life_of_a_folder(kind: Kind) {
     assert!(named.contains("and%percent"), "{named}");
 
     let pid = server.pid().expect("a process");
+    let began = clock::now();
     server.stop().await;
     assert!(!alive(pid));
+    // Asked to, not killed after the guardian's patience.
+    assert!(clock::now().us_since(began) < 20_000_000);
 
     // Again, and the data is there; also after the server was killed under the proxy.
     let server = start(&config).await;
