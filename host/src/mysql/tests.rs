@@ -217,6 +217,8 @@ async fn a_stopped_server_applies_nothing_late() {
         let beforehand = round % 2 == 0;
         if beforehand {
             signal("-STOP");
+            // Its threads stop one by one.
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let waiting = keys.iter().map(|key| {
             let (store, key) = (store.clone(), key.clone());
@@ -251,6 +253,125 @@ async fn a_stopped_server_applies_nothing_late() {
         println!("round {round}: {granted} granted, {applied} applied without an answer");
         assert!(!beforehand || (granted, applied) == (0, 0), "it was applied late");
     }
+}
+
+/// The tables say that another server used them last: tokens move up, and nothing is granted while
+/// that server's leases may run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a server"]
+async fn another_server_raises_the_epoch() {
+    let config = StoreConfig::default();
+    let store = open("lk_epoch", &config).await;
+    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    link.exchange("UPDATE lockkeeper_meta SET identity='another',epoch=epoch+3,grants_from=0")
+        .await
+        .expect("it is written");
+    let before = store.shared.identity().expect("it is connected").epoch;
+    store.close().await;
+    let store = MysqlStore::open(&config, &url("lk_epoch"), 1_000, Metrics::default()).expect("it is valid");
+    store.ready(Duration::from_secs(10)).await;
+    let key = format!("epoch-{:x}", contract::fresh());
+    let Err(Some(Outcome::Held(denial))) = acquire(&store, &key, "me", 500).await else {
+        panic!("nothing is granted at first")
+    };
+    assert!(denial.free_in_us > 500_000 && denial.free_in_us < 2_100_000, "{denial:?}");
+    tokio::time::sleep(Duration::from_micros(denial.free_in_us + 10_000)).await;
+    let (lease, _) = acquire(&store, &key, "me", 500).await.expect("it is granted");
+    assert!(lease.token > crate::lock::Token::floor_of_epoch(before + 4), "{lease:?}");
+    let epoch = link.exchange("SELECT epoch FROM lockkeeper_meta").await.expect("it reads");
+    assert_eq!(epoch[0][0].get::<u64, _>(0), Some(before + 4), "all lanes took notice once");
+}
+
+/// A row that somebody has locked by hand holds up its own key only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a server"]
+async fn a_locked_row_is_its_own_trouble() {
+    let store = Arc::new(open("lk_locked", &StoreConfig { lanes: 1, ..StoreConfig::default() }).await);
+    let names: Vec<String> = (0..9).map(|n| format!("row-{n}-{:x}", contract::fresh())).collect();
+    let (lease, _) = acquire(&*store, &names[0], "me", 5_000).await.expect("it is granted");
+    release(&*store, lease).await.expect("it is released");
+    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    let lock = format!("BEGIN;SELECT * FROM lockkeeper_lease WHERE k='{}' FOR UPDATE", names[0]);
+    link.exchange(lock).await.expect("it is locked");
+    let waiting = names.iter().map(|name| {
+        let (store, name) = (store.clone(), name.clone());
+        tokio::spawn(async move { acquire_within(&*store, &name, "me", 60_000, 9_000).await })
+    });
+    let mut waiting = waiting.collect::<Vec<_>>();
+    let locked = waiting.remove(0);
+    for other in waiting {
+        let answer = tokio::time::timeout(Duration::from_secs(5), other).await;
+        answer.expect("it is answered soon").expect("it ran").expect("it is granted");
+    }
+    assert!(!locked.is_finished());
+    link.rollback().await.expect("it is free");
+    locked.await.expect("it ran").expect("it is granted in the end");
+}
+
+/// What an operator reads when the server cannot be used, and that it passes by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a server to itself"]
+async fn an_operator_is_told_why() {
+    let config = StoreConfig::default();
+    let store = open("lk_told", &config).await;
+    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    link.exchange("SET GLOBAL read_only=1").await.expect("it is set");
+    let told = acquire_within(&store, "told", "me", 1_000, 1_000).await;
+    let why = format!("{:?}", store.health());
+    let other = MysqlStore::open(&config, &url("lk_told"), 1_000, Metrics::default()).expect("it is valid");
+    other.ready(Duration::from_millis(500)).await;
+    let why_at_start = format!("{:?}", other.health());
+    link.exchange("SET GLOBAL read_only=0").await.expect("it is set");
+    assert!(told.is_err() && why.contains("read-only") && why_at_start.contains("read-only"), "{why}");
+    for store in [&store, &other] {
+        assert!(matches!(store.ready(Duration::from_secs(5)).await, Health::Ready { .. }));
+    }
+    let (lease, _) = acquire(&store, "told", "me", 1_000).await.expect("it is granted");
+    release(&store, lease).await.expect("it is released");
+
+    link.exchange("UPDATE lockkeeper_meta SET version=99").await.expect("it is written");
+    let newer = MysqlStore::open(&config, &url("lk_told"), 1_000, Metrics::default()).expect("it is valid");
+    let health = format!("{:?}", newer.ready(Duration::from_millis(500)).await);
+    link.exchange("UPDATE lockkeeper_meta SET version=1").await.expect("it is written");
+    assert!(health.contains("upgrade Lockkeeper"), "{health}");
+
+    link.exchange("CREATE USER IF NOT EXISTS lk_weak@localhost IDENTIFIED BY 'x'").await.expect("it is made");
+    link.exchange("GRANT SELECT ON lk_told.* TO lk_weak@localhost").await.expect("it may read");
+    let weak = url("lk_told").replace("root@", "lk_weak:x@");
+    let weak = MysqlStore::open(&config, &weak, 1_000, Metrics::default()).expect("it is valid");
+    let health = format!("{:?}", weak.ready(Duration::from_millis(800)).await);
+    assert!(health.contains("lacks a privilege"), "{health}");
+    let wrong = url("lk_told").replace("root@", "lk_weak:wrong@");
+    let wrong = MysqlStore::open(&config, &wrong, 1_000, Metrics::default()).expect("it is valid");
+    let health = format!("{:?}", wrong.ready(Duration::from_millis(800)).await);
+    assert!(health.contains("check user and password"), "{health}");
+}
+
+/// More than the bound is refused at once, and the rest is served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a server"]
+async fn the_bound_on_waiting_work_holds() {
+    let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };
+    let store = Arc::new(open("lk_bound", &config).await);
+    let asked = (0..2_000).map(|n| {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let claim = contract::claim(&[&format!("bound-{n}-{:x}", contract::fresh())], "me");
+        let done = Box::new(move |result: Result<Reply, StoreError>| drop(tell.send(result)));
+        store.submit(vec![Op::Acquire(claim)], clock::now().plus_ms(5_000), done);
+        told
+    });
+    let (mut served, mut refused) = (0, 0);
+    for told in asked.collect::<Vec<_>>() {
+        match told.await.expect("it is answered") {
+            Ok(_) => served += 1,
+            Err(StoreError::Overloaded { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    println!("{served} served, {refused} refused");
+    assert!(served >= 100 && refused > 0);
+    let after = acquire(&*store, &format!("bound-{:x}", contract::fresh()), "me", 1_000).await;
+    assert!(after.is_ok(), "the places are free again");
 }
 
 async fn acquire(
