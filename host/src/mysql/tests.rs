@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::MysqlStore;
+use super::link::Link;
 use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Op, Outcome};
@@ -49,7 +50,7 @@ async fn it_keeps_the_contract() {
 async fn another_server_raises_the_epoch() {
     let config = StoreConfig::default();
     let store = open("lk_epoch", &config).await;
-    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    let mut link = Link::open(&store.shared).await.expect("it opens");
     link.exchange("UPDATE lockkeeper_meta SET identity='another',epoch=epoch+3,grants_from=0")
         .await
         .expect("it is written");
@@ -77,7 +78,7 @@ async fn a_locked_row_is_its_own_trouble() {
     let names: Vec<String> = (0..9).map(|n| format!("row-{n}-{:x}", contract::fresh())).collect();
     let (lease, _) = acquire(&*store, &names[0], "me", 5_000).await.expect("it is granted");
     release(&*store, lease).await.expect("it is released");
-    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    let mut link = Link::open(&store.shared).await.expect("it opens");
     let lock = format!("BEGIN;SELECT * FROM lockkeeper_lease WHERE k='{}' FOR UPDATE", names[0]);
     link.exchange(lock).await.expect("it is locked");
     let waiting = names.iter().map(|name| {
@@ -101,7 +102,7 @@ async fn a_locked_row_is_its_own_trouble() {
 async fn an_operator_is_told_why() {
     let config = StoreConfig::default();
     let store = open("lk_told", &config).await;
-    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    let mut link = Link::open(&store.shared).await.expect("it opens");
     link.exchange("SET GLOBAL read_only=1").await.expect("it is set");
     let told = acquire_within(&store, "told", "me", 1_000, 1_000).await;
     let why = format!("{:?}", store.health());

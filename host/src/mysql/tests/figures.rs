@@ -26,7 +26,7 @@ async fn figures() {
             (used.1 - cpu.1) * 1e3 / total as f64,
         );
     }
-    let mut link = super::link::Link::open(&store.shared).await.expect("it opens");
+    let mut link = Link::open(&store.shared).await.expect("it opens");
     link.exchange("CREATE TABLE IF NOT EXISTS direct (id INT PRIMARY KEY, n BIGINT) ENGINE=InnoDB")
         .await
         .expect("it is made");
