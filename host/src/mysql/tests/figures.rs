@@ -40,7 +40,7 @@ async fn figures() {
     acquire(&*store, &key, "me", 60_000).await.expect("it is granted");
     let began = std::time::Instant::now();
     for n in 0..2000 {
-        let state = format!("{{\"holders\":[{{\"owner\":\"me{:0300}\"}}]}}", n);
+        let state = format!("{{\"holders\":[{{\"owner\":\"me{n:0300}\"}}]}}");
         let sql = format!(
             "UPDATE lockkeeper_lease SET token=token+1,until_us=until_us+1,revision=revision+1,state='{state}' \
              WHERE k='{key}'"
