@@ -1,1 +1,114 @@
+//! The operators' API: health, metrics, policies, and taking locks away.
+//!
+//! | call | file |
+//! | --- | --- |
+//! | `GET /live`, `GET /ready`, `GET /metrics` | `health` |
+//! | `GET /v1/policies`, `PUT /v1/policies/{name}`, `POST /v1/policies/{name}/rollback` | `policies` |
+//! | `DELETE /v1/locks/{key}` | here |
+//!
+//! It has no authentication: it belongs on an address that only operators reach.
 
+use std::sync::Arc;
+
+use hyper::Method;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::HttpLimits;
+use crate::http::{self, Handler, Kind, Problem, Request, Response, decode_path};
+use crate::lock::Key;
+use crate::service::Service;
+use crate::store::StoreError;
+use crate::telemetry::Metrics;
+
+mod health;
+mod policies;
+
+pub use policies::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
+
+/// The handler of the admin listener.
+pub struct Admin {
+    pub service: Service,
+    pub policies: Arc<dyn PolicyAdmin>,
+    pub metrics: Metrics,
+    /// The largest component that may be pushed.
+    pub max_component_bytes: usize,
+    pub http: HttpLimits,
+    /// Cancelled when the proxy stops: it is alive, and no longer ready.
+    pub stop: CancellationToken,
+}
+
+impl Admin {
+    async fn route(&self, request: Request) -> Result<Response, Problem> {
+        let path = request.uri().path();
+        match path {
+            "/live" => {
+                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                Ok(http::json(&json!({"status": "live"})))
+            }
+            "/ready" => {
+                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                Ok(health::ready(self))
+            }
+            "/metrics" => {
+                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                Ok(health::metrics(self, &request))
+            }
+            "/v1/policies" | "/v1/policies/" => {
+                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                Ok(policies::list(self))
+            }
+            _ => {
+                if let Some(key) = path.strip_prefix("/v1/locks/") {
+                    expect(&request, &[Method::DELETE], "DELETE")?;
+                    return self.force_release(key).await;
+                }
+                let Some(rest) = path.strip_prefix("/v1/policies/") else {
+                    return Err(Problem::not_found(path));
+                };
+                match rest.split_once('/') {
+                    None => {
+                        expect(&request, &[Method::PUT], "PUT")?;
+                        let name = decoded("name", rest)?;
+                        policies::push(self, &name, request).await
+                    }
+                    Some((name, "rollback")) => {
+                        expect(&request, &[Method::POST], "POST")?;
+                        policies::roll_back(self, &decoded("name", name)?).await
+                    }
+                    Some(_) => Err(Problem::not_found(path)),
+                }
+            }
+        }
+    }
+
+    /// Takes a key from whoever holds it. That nobody does is fine: the answer says so.
+    async fn force_release(&self, key: &str) -> Result<Response, Problem> {
+        let text = decoded("key", key)?;
+        let key = Key::new(&text).ok_or_else(|| {
+            let bound = format!("1 to {} bytes", Key::MAX_BYTES);
+            Problem::invalid("key", format!("must have {bound}")).with("bound", bound)
+        })?;
+        let holders = self.service.force_release(key).await.map_err(|error: StoreError| {
+            Problem::new(Kind::StoreUnavailable, error.to_string()).retry_after_ms(1_000)
+        })?;
+        tracing::warn!(key = text, holders, "an operator took a lock away");
+        Ok(http::json(&json!({"key": text, "holders": holders})))
+    }
+}
+
+impl Handler for Admin {
+    const FRONT: &'static str = "admin";
+
+    async fn handle(&self, request: Request) -> Response {
+        self.route(request).await.unwrap_or_else(Problem::into_response)
+    }
+}
+
+fn expect(request: &Request, methods: &[Method], allow: &'static str) -> Result<(), Problem> {
+    if methods.contains(request.method()) { Ok(()) } else { Err(Problem::method_not_allowed(allow)) }
+}
+
+fn decoded(field: &'static str, text: &str) -> Result<String, Problem> {
+    decode_path(text).ok_or_else(|| Problem::invalid(field, "the path is not percent-encoded UTF-8"))
+}

@@ -1,1 +1,131 @@
+//! The lock API: HTTP and JSON in front of the [`Service`].
+//!
+//! | call | file |
+//! | --- | --- |
+//! | `POST /v1/acquire`, `POST /v1/renew`, `POST /v1/release` | `leases` |
+//! | `POST /v1/hold` | `hold` |
+//! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
+//! | `GET /v1/watch` | `watch` |
+//!
+//! Bodies are JSON whatever the client calls them, with two exceptions: a content type that is
+//! neither JSON nor what `curl -d` sends is refused with 415, because a browser may send some of
+//! those to this machine on behalf of any web page.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::{Method, header};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{HttpLimits, Limits};
+use crate::http::{Handler, Kind, Problem, Request, Response, decode_path, read_body};
+use crate::service::Service;
+
+mod acquire;
+#[cfg(test)]
+mod end_to_end;
+mod errors;
+mod fields;
+mod hold;
+mod lease_id;
+mod leases;
+mod locks;
+mod mode;
+mod time;
+mod watch;
+
+/// The handler of the API's listener.
+pub struct Api {
+    service: Service,
+    limits: Arc<Limits>,
+    http: HttpLimits,
+    /// Ends the streams of `/v1/hold` and `/v1/watch`, which no answer would end.
+    stop: CancellationToken,
+}
+
+impl Api {
+    pub fn new(service: Service, limits: Limits, http: HttpLimits, stop: CancellationToken) -> Api {
+        Api { service, limits: Arc::new(limits), http, stop }
+    }
+
+    async fn route(&self, request: Request) -> Result<Response, Problem> {
+        let path = request.uri().path();
+        match path {
+            "/v1/acquire" => leases::acquire(self, self.body(request).await?).await,
+            "/v1/renew" => leases::renew(self, self.body(request).await?).await,
+            "/v1/release" => leases::release(self, self.body(request).await?).await,
+            "/v1/hold" => hold::hold(self, self.body(request).await?).await,
+            "/v1/locks" | "/v1/locks/" => {
+                expect_get(&request)?;
+                locks::list(self, request.uri().query()).await
+            }
+            "/v1/watch" => {
+                expect_get(&request)?;
+                watch::watch(self, request.uri().query())
+            }
+            _ => {
+                let Some(name) = path.strip_prefix("/v1/locks/") else {
+                    return Err(Problem::not_found(path));
+                };
+                expect_get(&request)?;
+                let name = decode_path(name)
+                    .ok_or_else(|| Problem::invalid("name", "the path is not percent-encoded UTF-8"))?;
+                locks::show(self, &name).await
+            }
+        }
+    }
+
+    /// The body of a POST.
+    async fn body(&self, request: Request) -> Result<Bytes, Problem> {
+        if request.method() != Method::POST {
+            return Err(Problem::method_not_allowed("POST"));
+        }
+        if let Some(kind) = request.headers().get(header::CONTENT_TYPE)
+            && !is_accepted(kind.as_bytes())
+        {
+            let shown = String::from_utf8_lossy(kind.as_bytes());
+            let detail = format!("the content type is {shown}; send application/json");
+            return Err(Problem::new(Kind::UnsupportedMediaType, detail));
+        }
+        Ok(read_body(request, self.http.max_body_bytes, self.http.body_timeout).await?)
+    }
+}
+
+impl Handler for Api {
+    const FRONT: &'static str = "api";
+
+    async fn handle(&self, request: Request) -> Response {
+        self.route(request).await.unwrap_or_else(Problem::into_response)
+    }
+}
+
+fn expect_get(request: &Request) -> Result<(), Problem> {
+    match *request.method() {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => Err(Problem::method_not_allowed("GET, HEAD")),
+    }
+}
+
+fn is_accepted(content_type: &[u8]) -> bool {
+    let end = content_type.iter().position(|&byte| byte == b';').unwrap_or(content_type.len());
+    let kind = content_type[..end].trim_ascii().to_ascii_lowercase();
+    let is_json =
+        kind == b"application/json" || (kind.starts_with(b"application/") && kind.ends_with(b"+json"));
+    is_json || kind == b"application/x-www-form-urlencoded"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_accepted_by_any_of_its_names() {
+        for good in ["application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json"] {
+            assert!(is_accepted(good.as_bytes()), "{good}");
+        }
+        assert!(is_accepted(b"application/x-www-form-urlencoded"));
+        for bad in ["text/plain", "multipart/form-data; boundary=x", "application/xml", ""] {
+            assert!(!is_accepted(bad.as_bytes()), "{bad}");
+        }
+    }
+}

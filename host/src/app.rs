@@ -1,1 +1,180 @@
+//! The only place where things are wired: from a [`Config`] to a proxy that serves, and back down.
 
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::Admin;
+use crate::api::Api;
+use crate::config::{Config, ServerChoice};
+use crate::http;
+use crate::mysql::managed::{ManagedError, ManagedServer};
+use crate::mysql::{MysqlStore, OpenError};
+use crate::policy::{self, Engine, EngineError, Policies, Rejection};
+use crate::service::{Parts, Service};
+use crate::store::Health;
+use crate::telemetry::Metrics;
+
+mod desk;
+
+use desk::Desk;
+
+/// How long the start waits for the store before it serves without it.
+const STORE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why the proxy cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    #[error("cannot listen at {address} ({key}): {source}")]
+    Listen { key: &'static str, address: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("{}", list(.0))]
+    Policies(Vec<(String, Rejection)>),
+    #[error(transparent)]
+    Managed(#[from] ManagedError),
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    #[error("policy files cannot be watched: {0}")]
+    Watch(io::Error),
+    #[error("a task of the start failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+fn list(rejections: &[(String, Rejection)]) -> String {
+    let line = |(name, rejection): &(String, Rejection)| format!("policy `{name}`: {rejection}");
+    rejections.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A proxy that is ready to serve.
+pub struct App {
+    config: Config,
+    api: TcpListener,
+    admin: TcpListener,
+    managed: Option<ManagedServer>,
+    store: Arc<MysqlStore>,
+    policies: Policies,
+    service: Service,
+    metrics: Metrics,
+}
+
+impl App {
+    /// Opens the listeners, loads the policies, and starts or finds the store.
+    ///
+    /// A store that cannot be reached does not stop the start: `/ready` says why it is not ready.
+    ///
+    /// # Errors
+    /// What the operator has to mend; nothing is left running.
+    pub async fn build(config: Config) -> Result<App, StartError> {
+        http::raise_file_limit();
+        let api = listen("api.listen", config.api)?;
+        let admin = listen("admin.listen", config.admin)?;
+        let metrics = Metrics::default();
+        let policies = load_policies(&config, &metrics).await?;
+        let (managed, url) = match &config.store.server {
+            ServerChoice::Url(url) => (None, url.clone()),
+            ServerChoice::Managed(managed) => {
+                let server = ManagedServer::start(managed).await?;
+                let url = server.url().to_owned();
+                (Some(server), url)
+            }
+        };
+        let store = MysqlStore::open(&config.store, &url, config.limits.max_ttl_ms, metrics.clone())?;
+        let store = Arc::new(store);
+        greet(&store.ready(STORE_PATIENCE).await);
+        let service = Service::start(Parts {
+            store: store.clone(),
+            policies: policies.clone(),
+            routes: config.routes.clone(),
+            limits: config.limits.clone(),
+            store_timeout_ms: u32::try_from(config.store.timeout.as_millis()).unwrap_or(u32::MAX),
+            metrics: metrics.clone(),
+        });
+        Ok(App { config, api, admin, managed, store, policies, service, metrics })
+    }
+
+    /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
+    /// `drain_ms`, leases stay in the store, and a private server is stopped.
+    ///
+    /// # Errors
+    /// Where the policy files cannot be watched.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
+        let desk = Desk::new(self.policies.clone(), self.service.clone());
+        let watching = policy::watch(&self.config.policies, self.config.engine.max_component_bytes);
+        let (watcher, changes) = watching.map_err(StartError::Watch)?;
+        let reloads = tokio::spawn(desk.clone().reload(changes));
+        let (api, admin) = self.handlers(desk, &stop);
+        tracing::info!(api = %address(&self.api), admin = %address(&self.admin), "serving");
+        let (limits, metrics) = (self.config.http, self.metrics);
+        let fronts = [
+            tokio::spawn(http::serve(self.api, api, limits.clone(), metrics.clone(), stop.clone())),
+            tokio::spawn(http::serve(self.admin, admin, limits, metrics, stop.clone())),
+        ];
+
+        stop.cancelled().await;
+        tracing::info!(longest = ?self.config.drain, "draining");
+        drop(watcher);
+        reloads.abort();
+        let drained = tokio::time::timeout(self.config.drain, async {
+            self.service.drain().await;
+            for front in fronts {
+                let _ = front.await;
+            }
+        });
+        if drained.await.is_err() {
+            tracing::warn!("requests were still under way when the drain's time was up");
+        }
+        self.store.close().await;
+        if let Some(server) = self.managed {
+            server.stop().await;
+        }
+        tracing::info!("stopped");
+        Ok(())
+    }
+
+    fn handlers(&self, desk: Desk, stop: &CancellationToken) -> (Api, Admin) {
+        let (limits, http) = (self.config.limits.clone(), self.config.http.clone());
+        let api = Api::new(self.service.clone(), limits, http.clone(), stop.clone());
+        let admin = Admin {
+            service: self.service.clone(),
+            policies: Arc::new(desk),
+            metrics: self.metrics.clone(),
+            max_component_bytes: self.config.engine.max_component_bytes,
+            http,
+            stop: stop.clone(),
+        };
+        (api, admin)
+    }
+}
+
+fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    http::bind(address).map_err(|source| StartError::Listen { key, address, source })
+}
+
+fn address(listener: &TcpListener) -> String {
+    listener.local_addr().map_or_else(|_| "closed".to_owned(), |address| format!("http://{address}"))
+}
+
+async fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {
+    let engine = Engine::new(&config.engine)?;
+    let (configs, limits, metrics) = (config.policies.clone(), config.limits.clone(), metrics.clone());
+    let load = move || Policies::load(&engine, &configs, &limits, &metrics);
+    tokio::task::spawn_blocking(load).await?.map_err(StartError::Policies)
+}
+
+fn greet(health: &Health) {
+    match health {
+        Health::Ready { server, warnings } => {
+            tracing::info!(server, "the store is ready");
+            for warning in warnings {
+                tracing::warn!("{warning}");
+            }
+        }
+        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving all the same"),
+    }
+}

@@ -1,1 +1,252 @@
+//! The command line.
+//!
+//! `serve` runs the proxy and is the application's; every other command is a client of a proxy that
+//! runs already, and is run by [`run`].
 
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, process_env};
+
+mod args;
+mod client;
+mod command;
+mod failure;
+mod locks;
+mod output;
+mod policy;
+mod stream;
+
+pub use args::{AcquireArgs, Mode};
+pub use policy::PolicyCommand;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  any other failure
+  2  bad usage, or a configuration with faults
+  3  contended: the lock is held, or too many wait for it
+  4  lost: the lease has ended or was taken away
+  5  unavailable: no proxy answers, or it cannot reach its store
+  6  refused: the policy said no, or a proxy would not load it
+  `lockkeeper run` exits as its command does (128 + n where signal n ended it); its own failures
+  are 110 + the code above, 126 where the command cannot be run and 127 where it is not found.";
+
+/// A lock proxy: MySQL's locking primitives, governed by WebAssembly policies.
+#[derive(Parser, Debug)]
+#[command(name = "lockkeeper", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(flatten)]
+    pub options: Options,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command that talks to a proxy understands.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The proxy's API
+    #[arg(
+        long,
+        global = true,
+        env = "LOCKKEEPER_SERVER",
+        default_value = "http://127.0.0.1:7070",
+        value_name = "URL"
+    )]
+    pub server: String,
+    /// The proxy's admin address, for `policy`
+    #[arg(
+        long,
+        global = true,
+        env = "LOCKKEEPER_ADMIN",
+        default_value = "http://127.0.0.1:7071",
+        value_name = "URL"
+    )]
+    pub admin: String,
+    /// Answer in JSON, failures too
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    Serve(ServeArgs),
+    #[command(flatten)]
+    Client(ClientCommand),
+}
+
+/// Run the proxy
+///
+/// Reads config.toml in the working directory where --config names no other file; without one, the
+/// defaults apply, which start a private MySQL server.
+///
+/// Example: lockkeeper serve --config /etc/lockkeeper/config.toml
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// The configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Only check the configuration: report every fault and exit
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum ClientCommand {
+    /// Hold a lock while a command runs
+    ///
+    /// Takes the lock, runs the command, keeps the lease alive, and releases it when the command has
+    /// ended. Where the lease cannot be renewed, the command and its process group are stopped (TERM,
+    /// then KILL) before the lease ends. The command finds LOCKKEEPER_TOKEN, LOCKKEEPER_KEY and
+    /// LOCKKEEPER_LEASE_ID in its environment. At a terminal, the command stays in the foreground and
+    /// only it is signalled, not what it started.
+    ///
+    /// Example: lockkeeper run --ttl 10s --wait 1m backups/db -- pg_dump shop
+    Run(command::RunArgs),
+    /// Take a lock and print its lease
+    ///
+    /// The lease ends after its ttl unless it is renewed.
+    ///
+    /// Example: lockkeeper acquire orders/42 --wait 5s --ttl 30s
+    Acquire(AcquireArgs),
+    /// Extend a lease
+    ///
+    /// Example: lockkeeper renew "$LEASE" --ttl 1m
+    Renew {
+        lease_id: String,
+        /// The new time to live, e.g. 500ms, 10s, 2m [default: the policy's]
+        #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
+        ttl: Option<u32>,
+    },
+    /// Give a lease up
+    ///
+    /// Example: lockkeeper release "$LEASE"
+    Release { lease_id: String },
+    /// Hold a lock until this command is stopped
+    ///
+    /// The proxy renews the lease as long as the connection lives. Prints what happens to it.
+    ///
+    /// Example: lockkeeper hold orders/42
+    Hold(AcquireArgs),
+    /// List the locks that are held
+    ///
+    /// Example: lockkeeper ls orders/
+    Ls {
+        /// Only keys that begin with this
+        prefix: Option<String>,
+        /// The most that are listed
+        #[arg(long, default_value_t = 1000, value_name = "N")]
+        limit: usize,
+    },
+    /// Show a lock: its holders, its queue, and the last decisions about it
+    ///
+    /// Example: lockkeeper show orders/42
+    Show { name: String },
+    /// Print what happens to locks, until stopped
+    ///
+    /// Example: lockkeeper watch orders/
+    Watch {
+        /// Only keys that begin with this
+        prefix: Option<String>,
+    },
+    /// Write, check and replace policies
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+}
+
+/// Runs a command that is a client of a proxy, and says how it ended.
+pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("lockkeeper: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let is_run = matches!(command, ClientCommand::Run(_));
+    let outcome = runtime.block_on(dispatch(command, options));
+    // A look-up of a name may still hang in a thread of its own.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.report(options.json);
+            ExitCode::from(if is_run { failure.code_of_run() } else { failure.code() })
+        }
+    }
+}
+
+/// The configuration that `serve` should run on. On faults, all of them are on standard error and
+/// the process should exit with the code; so it should after `--check`.
+pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
+    match Config::load(args.config.as_deref(), &process_env()) {
+        Ok(config) if !args.check => Ok(config),
+        Ok(config) => {
+            for warning in &config.warnings {
+                eprintln!("warning: {warning}");
+            }
+            println!("the configuration is fine");
+            Err(ExitCode::SUCCESS)
+        }
+        Err(faults) => {
+            for fault in &faults {
+                eprintln!("{fault}");
+            }
+            let s = if faults.len() == 1 { "" } else { "s" };
+            eprintln!("lockkeeper: {} fault{s} in the configuration", faults.len());
+            Err(ExitCode::from(2))
+        }
+    }
+}
+
+/// The exit code of what went well.
+async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failure::Failure> {
+    match command {
+        ClientCommand::Run(args) => return command::run(args, options).await,
+        ClientCommand::Acquire(args) => locks::acquire(&args, options).await,
+        ClientCommand::Renew { lease_id, ttl } => locks::renew(&lease_id, ttl, options).await,
+        ClientCommand::Release { lease_id } => locks::release(&lease_id, options).await,
+        ClientCommand::Hold(args) => stream::hold(&args, options).await,
+        ClientCommand::Ls { prefix, limit } => locks::list(prefix.as_deref(), limit, options).await,
+        ClientCommand::Show { name } => locks::show(&name, options).await,
+        ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
+        ClientCommand::Policy(command) => policy::run(command, options).await,
+    }
+    .map(|()| 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_are_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_a_command_with_its_own_options() {
+        let cli =
+            Cli::try_parse_from(["lockkeeper", "run", "--ttl", "10s", "r", "--", "sh", "-c", "x", "--json"]);
+        let Command::Client(ClientCommand::Run(args)) = cli.unwrap().command else { panic!("run") };
+        assert_eq!(args.acquire.ttl, Some(10_000));
+        assert_eq!(args.command, ["sh", "-c", "x", "--json"]);
+    }
+
+    #[test]
+    fn bad_usage_is_refused() {
+        for bad in [
+            &["acquire"][..],
+            &["acquire", "r", "--ttl", "soon"],
+            &["acquire", "r", "--mode", "upsert"],
+            &["run", "r"],
+            &["frobnicate"],
+        ] {
+            let args = ["lockkeeper"].iter().chain(bad);
+            assert!(Cli::try_parse_from(args).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -16,6 +16,12 @@ pub fn wall_us() -> u64 {
     since.map_or(0, |since| since.as_micros() as u64)
 }
 
+/// Microseconds of processor time that the calling thread has used.
+pub fn thread_us() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
+}
+
 /// Sleeps until a moment of [`now`].
 pub async fn sleep_until(at: Instant) {
     let left = std::time::Duration::from_micros(at.us_since(now()));

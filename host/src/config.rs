@@ -4,8 +4,17 @@
 //! reports every fault at once, with file and line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+mod fault;
+mod raw;
+mod reader;
+#[cfg(test)]
+mod tests;
+
+pub use fault::{Fault, Place};
+pub use reader::Env;
 
 /// Everything that can be configured. [`Config::default`] is what `lockkeeper serve` runs on when
 /// there is no file.
@@ -24,6 +33,37 @@ pub struct Config {
     pub log: LogConfig,
     /// The longest that a shutdown waits for requests that are under way.
     pub drain: Duration,
+    /// What should be said in the log: environment variables that look like ours and are not.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// The file that is read where none is named, if it is there.
+    pub const DEFAULT_PATH: &str = "config.toml";
+
+    /// Reads a file, or where there is none, only the environment. Every fault is reported.
+    pub fn load(path: Option<&Path>, env: &Env) -> Result<Config, Vec<Fault>> {
+        let default = Path::new(Config::DEFAULT_PATH);
+        let (path, text) = match path {
+            Some(path) => (path, std::fs::read_to_string(path)),
+            None if default.exists() => (default, std::fs::read_to_string(default)),
+            None => (default, Ok(String::new())),
+        };
+        let text = text.map_err(|error| {
+            vec![Fault { place: Place::File(path.to_owned()), what: format!("cannot be read: {error}") }]
+        })?;
+        raw::parse(path, &text, env)
+    }
+}
+
+/// The environment of this process, as [`Config::load`] takes it.
+pub fn process_env() -> Env {
+    let ours = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok().filter(|name| name.starts_with(reader::ENV_PREFIX))?;
+        // What is not UTF-8 is no valid value of anything, and is reported as such.
+        Some((name, value.to_string_lossy().into_owned()))
+    });
+    ours.collect()
 }
 
 #[derive(Clone, Debug)]
@@ -74,11 +114,15 @@ pub struct HttpLimits {
     pub max_connections: usize,
     pub max_header_bytes: usize,
     pub max_body_bytes: usize,
-    /// From the first byte of a request to the end of its headers; also how long an idle
-    /// connection is kept.
+    /// From the first byte of a request to the end of its headers; also how long a new connection
+    /// may be silent.
     pub header_timeout: Duration,
+    /// From the end of the headers to the end of the body.
     pub body_timeout: Duration,
+    /// How long a connection is kept after an answer.
     pub idle_timeout: Duration,
+    /// Requests at once on one HTTP/2 connection.
+    pub max_streams: u32,
 }
 
 /// Limits of what is locked. Every value that a policy returns is clamped to them.
@@ -189,6 +233,7 @@ impl Default for Config {
             routes: Vec::new(),
             log: LogConfig { json: false, filter: "info".into() },
             drain: Duration::from_secs(10),
+            warnings: Vec::new(),
         }
     }
 }
@@ -220,6 +265,7 @@ impl Default for HttpLimits {
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            max_streams: 256,
         }
     }
 }

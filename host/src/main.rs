@@ -1,1 +1,75 @@
-fn main() {}
+//! The `lockkeeper` command: arguments → configuration → logs → [`App::build`] → run → timed drain.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use lockkeeper::app::App;
+use lockkeeper::cli::{self, Cli, Command, ServeArgs};
+use lockkeeper::config::{self, Config};
+use lockkeeper::telemetry;
+
+/// Bad usage, or a configuration with faults.
+const EXIT_CONFIG: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command {
+        Command::Serve(args) => serve(&args),
+        Command::Client(command) => cli::run(command, &cli.options),
+    }
+}
+
+fn serve(args: &ServeArgs) -> ExitCode {
+    let config = match Config::load(args.config.as_deref(), &config::process_env()) {
+        Ok(config) => config,
+        Err(faults) => {
+            for fault in faults {
+                eprintln!("{fault}");
+            }
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    if args.check {
+        println!("the configuration is fine");
+        return ExitCode::SUCCESS;
+    }
+    if let Err(error) = telemetry::init_logs(&config.log) {
+        eprintln!("{error}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
+    let result = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| runtime.block_on(run(config)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lockkeeper: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let asked_to_stop = async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    tokio::pin!(asked_to_stop);
+    let app = tokio::select! {
+        app = App::build(config) => app?,
+        () = &mut asked_to_stop => return Ok(()),
+    };
+    let serving = tokio::spawn(app.run(stop.clone()));
+    asked_to_stop.await;
+    stop.cancel();
+    Ok(serving.await??)
+}

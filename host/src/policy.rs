@@ -4,7 +4,32 @@
 //! a fresh instance under limits, on the caller's thread, in microseconds. [`Policies`] holds the
 //! live generation of each policy by name. This module knows nothing of MySQL and nothing of queues.
 
+mod bindings;
+mod budget;
+mod builtin;
+mod check;
+mod clamp;
+mod engine;
+pub mod fallback;
+mod form;
+mod generation;
+mod generations;
+mod module;
+mod rejection;
+mod scaffold;
+mod watch;
+
 use std::sync::Arc;
+
+pub use builtin::builtin;
+pub use check::{Report, check_file};
+pub use engine::{Engine, EngineError};
+pub use generation::Generation;
+pub use generations::{Policies, Prepared};
+pub use module::Digest;
+pub use rejection::Rejection;
+pub use scaffold::{ScaffoldError, scaffold};
+pub use watch::{Changes, Watcher, watch};
 
 use crate::lock::{Key, Mode};
 
@@ -168,6 +193,28 @@ pub enum Renewal {
     Lapse,
 }
 
+/// A guarded request that cannot get its lock, as `response.contended` sees it.
+#[derive(Clone, Debug)]
+pub struct ResponseContention {
+    pub key: Key,
+    pub holder: String,
+    /// In the queue; 1 is next.
+    pub position: u32,
+    pub waited_ms: u32,
+    pub retry_after_ms: u32,
+}
+
+/// What a guarded request is answered that cannot get its lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// 400 to 599.
+    pub status: u16,
+    pub retry_after_ms: u32,
+    /// Names in lower case; none that says how the response is sent.
+    pub headers: Vec<(String, String)>,
+    pub detail: String,
+}
+
 /// One policy's live generation, or why it has none.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PolicyStatus {
@@ -189,6 +236,9 @@ pub struct PolicyStatus {
 }
 
 impl Hook {
+    pub const ALL: [Hook; 6] =
+        [Hook::Plan, Hook::Choose, Hook::Backoff, Hook::Renewal, Hook::Response, Hook::Configure];
+
     pub fn as_str(&self) -> &'static str {
         match self {
             Hook::Plan => "plan",
@@ -228,3 +278,6 @@ impl Primitive {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

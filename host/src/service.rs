@@ -5,10 +5,38 @@
 //! the timers and the callers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-use crate::lock::record::HeldBy;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use crate::clock;
+use crate::config::{Limits, Route};
+use crate::lock::record::{HeldBy, Op, Outcome};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Token};
-use crate::store::{Health, StoreError};
+use crate::policy::{Generation, Policies, Prepared};
+use crate::store::{Health, Store, StoreError};
+use crate::telemetry::Metrics;
+
+mod acquire;
+mod core;
+mod history;
+mod hold;
+mod transition;
+mod views;
+
+use self::core::Msg;
+pub use hold::Hold;
+
+/// What a [`Service`] is made of.
+pub struct Parts {
+    pub store: Arc<dyn Store>,
+    pub policies: Policies,
+    pub routes: Vec<Route>,
+    pub limits: Limits,
+    /// How long a call may wait for the store.
+    pub store_timeout_ms: u32,
+    pub metrics: Metrics,
+}
 
 /// What an application asks for.
 #[derive(Clone, Debug)]
@@ -65,6 +93,8 @@ pub enum AcquireError {
     PolicyFault { policy: String, reason: &'static str, detail: String },
     #[error("{resource} has {limit} waiters, which is the policy's limit")]
     TooManyWaiters { resource: String, limit: u32 },
+    #[error("{resource} has as many holders, or its owner as many levels, as one key can have")]
+    TooManyHolders { resource: String },
     /// `detail` names the field and its bound.
     #[error("{field}: {detail}")]
     Invalid { field: &'static str, detail: String },
@@ -180,74 +210,189 @@ pub enum NoticeKind {
 
 /// Everything that a front can ask. Cheap to clone.
 #[derive(Clone)]
-pub struct Service {}
+pub struct Service {
+    shared: Arc<Shared>,
+}
 
-/// A lease that the proxy keeps alive. Dropping it releases the lease.
-pub struct Hold {
-    pub lease: Lease,
+/// What the loop, the callers and the background tasks share.
+struct Shared {
+    store: Arc<dyn Store>,
+    policies: Policies,
+    routes: Vec<Route>,
+    limits: Limits,
+    store_timeout_ms: u32,
+    metrics: Metrics,
+    inbox: mpsc::UnboundedSender<Msg>,
+    /// Acquires that are planned, queued or under way: [`Limits::max_waiters_total`] bounds them.
+    waiting: AtomicUsize,
+    serial: AtomicU64,
+    notices: broadcast::Sender<Notice>,
+    /// Whether leases of before the start have been looked at.
+    open: watch::Sender<bool>,
 }
 
 impl Service {
+    /// Starts the loop on the current runtime. No acquire is granted before [`transition::survey`] has
+    /// looked at the leases that are in the store already.
+    pub fn start(parts: Parts) -> Service {
+        let (inbox, messages) = mpsc::unbounded_channel();
+        let (notices, _) = broadcast::channel(parts.limits.watch_buffer);
+        let (open, _) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            store: parts.store,
+            policies: parts.policies,
+            routes: parts.routes,
+            limits: parts.limits,
+            store_timeout_ms: parts.store_timeout_ms,
+            metrics: parts.metrics,
+            inbox,
+            waiting: AtomicUsize::new(0),
+            serial: AtomicU64::new(1),
+            notices,
+            open,
+        });
+        tokio::spawn(core::Core::new(shared.clone()).run(messages));
+        let service = Service { shared };
+        tokio::spawn(transition::survey(service.clone()));
+        service
+    }
+
     /// Waits for the lease, at most as long as the plan allows. Dropping the future leaves the
-    /// queue; a grant that was under way then is released at once.
-    pub async fn acquire(&self, _request: Request) -> Result<Lease, AcquireError> {
-        unimplemented!()
-    }
-
-    /// Extends a lease of any proxy. `ttl_ms` is the policy's where it is `None`.
-    pub async fn renew(&self, _lease: LeaseRef, _ttl_ms: Option<u32>) -> Result<Renewed, LeaseError> {
-        unimplemented!()
-    }
-
-    /// Gives up one level of a lease of any proxy.
-    pub async fn release(&self, _lease: LeaseRef) -> Result<(), LeaseError> {
-        unimplemented!()
+    /// queue; a grant that was under way then is undone at once.
+    pub async fn acquire(&self, request: Request) -> Result<Lease, AcquireError> {
+        acquire::acquire(&self.shared, &request).await.map(|(lease, _)| lease)
     }
 
     /// As [`Service::acquire`]; the lease is then renewed until the [`Hold`] is dropped.
-    pub async fn hold(&self, _request: Request) -> Result<Hold, AcquireError> {
-        unimplemented!()
+    pub async fn hold(&self, request: Request) -> Result<Hold, AcquireError> {
+        let (lease, planned) = acquire::acquire(&self.shared, &request).await?;
+        Ok(Hold::new(self.clone(), lease, planned))
+    }
+
+    /// Extends a lease of any proxy, by the time it was granted for where `ttl_ms` is `None`.
+    pub async fn renew(&self, lease: LeaseRef, ttl_ms: Option<u32>) -> Result<Renewed, LeaseError> {
+        let result = self.ask_renewal(&lease, ttl_ms).await;
+        let outcome = match &result {
+            Ok(_) => "renewed",
+            Err(LeaseError::Lost) => "lost",
+            Err(_) => "store_unavailable",
+        };
+        self.shared.metrics.renewal(outcome);
+        result
+    }
+
+    async fn ask_renewal(&self, lease: &LeaseRef, ttl_ms: Option<u32>) -> Result<Renewed, LeaseError> {
+        let (done, answer) = oneshot::channel();
+        let op = Op::Renew { lease: lease.clone(), ttl_ms };
+        let tell = Box::new(move |result| drop(done.send(result)));
+        self.shared.store.submit_renewal(op, self.shared.store_deadline(), tell);
+        let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
+        match reply.outcomes.first() {
+            Some(Outcome::Renewed { left_us }) => {
+                let until = reply.asked_at.plus_us(*left_us);
+                self.shared.tell(Msg::Renewed { nonce: lease.nonce, until });
+                let ttl_ms = u32::try_from(left_us / 1_000).unwrap_or(u32::MAX);
+                Ok(Renewed { valid_until: self.shared.less_drift(reply.asked_at, *left_us), ttl_ms })
+            }
+            _ => {
+                self.shared.tell(Msg::Gone { nonce: lease.nonce });
+                Err(LeaseError::Lost)
+            }
+        }
+    }
+
+    /// Gives up one level of a lease of any proxy.
+    pub async fn release(&self, lease: LeaseRef) -> Result<(), LeaseError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.tell(Msg::Release { lease, attempt: rand::random(), reply });
+        let result = match answer.await {
+            Ok(Ok(Outcome::Released { .. })) => Ok(()),
+            Ok(Ok(_)) => Err(LeaseError::Lost),
+            Ok(Err(why)) => Err(LeaseError::Store(StoreError::Unavailable { why })),
+            Err(_) => Err(LeaseError::Store(StoreError::stopped())),
+        };
+        self.shared.metrics.release(match &result {
+            Ok(()) => "released",
+            Err(LeaseError::Lost) => "lost",
+            Err(_) => "store_unavailable",
+        });
+        result
+    }
+
+    /// Takes a key from its holders: their next call finds it lost. How many there were.
+    pub async fn force_release(&self, key: Key) -> Result<u32, StoreError> {
+        let (done, answer) = oneshot::channel();
+        let ops = vec![Op::Force { key: key.clone() }];
+        let tell = Box::new(move |result| drop(done.send(result)));
+        self.shared.store.submit(ops, self.shared.store_deadline(), tell);
+        let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
+        self.shared.tell(Msg::Taken(key));
+        match reply.outcomes.first() {
+            Some(Outcome::Forced { holders }) => Ok(*holders),
+            _ => Ok(0),
+        }
     }
 
     /// Held keys with this prefix, in byte order; whether there are more.
     pub async fn list(
         &self,
-        _prefix: String,
-        _after: Option<Key>,
-        _limit: usize,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
     ) -> Result<(Vec<LockEntry>, bool), StoreError> {
-        unimplemented!()
+        let page = self.shared.store.list(prefix, after, limit).await?;
+        Ok((page.items.iter().map(views::entry).collect(), page.more))
     }
 
     /// A key, or the keys that a resource's policy makes of it; `None` where nothing is known of it.
-    pub async fn show(&self, _name: &str) -> Result<Option<LockView>, StoreError> {
-        unimplemented!()
+    pub async fn show(&self, name: &str) -> Result<Option<LockView>, StoreError> {
+        views::show(&self.shared, name).await
     }
 
-    /// What happens from now on to keys with this prefix. A reader that falls behind by more than
-    /// `limits.watch_buffer` notices misses the oldest and is told how many.
-    pub fn watch(&self) -> tokio::sync::broadcast::Receiver<Notice> {
-        unimplemented!()
+    /// What happens from now on. A reader that falls behind by more than `limits.watch_buffer`
+    /// notices misses the oldest and is told how many.
+    pub fn watch(&self) -> broadcast::Receiver<Notice> {
+        self.shared.notices.subscribe()
     }
 
-    /// Takes a key from its holders: their next call finds it lost. How many there were.
-    pub async fn force_release(&self, _key: Key) -> Result<u32, StoreError> {
-        unimplemented!()
+    /// Makes a checked policy live; holders and waiters of the one before keep their locks, also
+    /// where the new one names keys differently (see [`transition`]).
+    pub async fn go_live(&self, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+        transition::go_live(&self.shared, prepared).await
     }
 
     pub fn store_health(&self) -> Health {
-        unimplemented!()
+        self.shared.store.health()
     }
 
     /// Refuses new acquires, answers every waiter, and waits until nothing is under way.
     pub async fn drain(&self) {
-        unimplemented!()
+        let (reply, drained) = oneshot::channel();
+        self.shared.tell(Msg::Drain { reply });
+        let _ = drained.await;
     }
 }
 
-impl Hold {
-    /// The next thing that the client should be told. After [`HoldEvent::Lost`] nothing follows.
-    pub async fn next(&mut self) -> HoldEvent {
-        unimplemented!()
+impl Shared {
+    fn tell(&self, message: Msg) {
+        // The loop ends only with the runtime.
+        let _ = self.inbox.send(message);
+    }
+
+    fn store_deadline(&self) -> Instant {
+        clock::now().plus_ms(self.store_timeout_ms)
+    }
+
+    /// The moment up to which a holder may be certain, for a lease that had `left_us` left after
+    /// `asked_at`.
+    fn less_drift(&self, asked_at: Instant, left_us: u64) -> Instant {
+        let margin = left_us / 1_000 * u64::from(self.limits.drift_per_mille);
+        asked_at.plus_us(left_us - margin.min(left_us))
+    }
+
+    /// The policy that decides about a resource.
+    fn policy_of(&self, resource: &str) -> &str {
+        let route = self.routes.iter().find(|route| route.matches(resource));
+        route.map_or("default", |route| &route.policy)
     }
 }

@@ -93,3 +93,10 @@ pub enum StoreError {
     #[error("the store has {queued} operations waiting, which is its limit (store.max_queued)")]
     Overloaded { queued: usize },
 }
+
+impl StoreError {
+    /// The store's task is gone: the proxy is going down.
+    pub fn stopped() -> StoreError {
+        StoreError::Unavailable { why: "the proxy is shutting down".into() }
+    }
+}

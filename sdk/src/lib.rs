@@ -1,1 +1,118 @@
+//! Write lock policies for Lockkeeper.
+//!
+//! A policy is a type that implements [`Policy`]: pure functions that turn a request into a
+//! [`Plan`], and, where it wants to, decide who is next, how long to back off, whether a lease is
+//! renewed and what a refused HTTP request is answered. It has no clock, no random numbers and no
+//! I/O; what it may use is in the arguments. So it can be tested like any other function.
+//!
+//! ```
+//! use lockkeeper_sdk::{Plan, Policy, Refusal, Request};
+//!
+//! struct PerTenant;
+//!
+//! impl Policy for PerTenant {
+//!     type Settings = ();
+//!
+//!     fn plan(_settings: &(), request: &Request) -> Result<Plan, Refusal> {
+//!         let tenant = request.label("tenant").ok_or_else(|| Refusal::new("no tenant"))?;
+//!         Ok(Plan::of(request).with_key(format!("{tenant}/{}", request.name)))
+//!     }
+//! }
+//!
+//! lockkeeper_sdk::export!(PerTenant);
+//!
+//! let request = Request::new("orders/42").with_label("tenant", "acme");
+//! assert_eq!(PerTenant::plan(&(), &request).unwrap().keys, ["acme/orders/42"]);
+//! ```
+//!
+//! `lockkeeper policy new NAME` writes such a crate, `lockkeeper policy build` makes the component.
+//!
+//! All durations are `u32` milliseconds. The proxy clamps every value to its own limits.
 
+#[cfg(all(target_arch = "wasm32", feature = "allocator"))]
+mod allocator;
+#[doc(hidden)]
+pub mod bindings;
+pub mod builtin;
+mod export;
+mod plan;
+mod random;
+mod request;
+mod settings;
+
+pub use bindings::naming::exports::lockkeeper::policy::naming::{LockPlan as Plan, Refusal};
+pub use bindings::naming::lockkeeper::policy::types::{
+    HttpRequest, Label, Mode, Permits, Primitive, Request,
+};
+pub use random::Random;
+pub use settings::within;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// `fairness`: who is next.
+pub mod fairness {
+    pub use crate::bindings::fairness::exports::lockkeeper::policy::fairness::{GroupShare, Queue, Waiter};
+}
+
+/// `backoff`: what the first waiter does while the key is held elsewhere.
+pub mod backoff {
+    pub use crate::bindings::backoff::exports::lockkeeper::policy::backoff::{Contention, Decision};
+}
+
+/// `renewal`: what becomes of a lease that the proxy keeps alive.
+pub mod renewal {
+    pub use crate::bindings::renewal::exports::lockkeeper::policy::renewal::{Decision, Expiring};
+}
+
+/// `response`: what a guarded request is answered that cannot get its lock.
+pub mod response {
+    pub use crate::bindings::response::exports::lockkeeper::policy::response::{Answer, Contention};
+}
+
+/// A lock policy. Only [`Policy::plan`] has to be written; what is left out answers as the proxy
+/// would without it. A hook besides `plan` is asked only if [`export!`] names it.
+///
+/// A panic is a fault: `plan` then refuses the request, the other hooks fall back to the proxy's own
+/// answer.
+pub trait Policy {
+    /// The policy's table in config.toml. Mark it `#[serde(default, deny_unknown_fields)]`, so that
+    /// every setting has a default and a misspelt one is refused by name. `()` takes no settings.
+    ///
+    /// It also travels in a compact form without field names, in which the serde attributes
+    /// `flatten`, `untagged`, `tag` and `skip_serializing_if` do not work; a load that meets one is
+    /// refused.
+    type Settings: Serialize + DeserializeOwned + Default;
+
+    /// Checks the settings when the policy is loaded. An error refuses the load and is shown to the
+    /// operator: name the setting and its bounds, as [`within`] does.
+    fn check(_settings: &Self::Settings) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Turns a request into a plan, or refuses it.
+    fn plan(settings: &Self::Settings, request: &Request) -> Result<Plan, Refusal>;
+
+    /// Says which waiter is next: an index into `queue.waiters`, which is never empty.
+    fn choose(_settings: &Self::Settings, queue: &fairness::Queue) -> u32 {
+        builtin::choose(queue)
+    }
+
+    /// Says what the first waiter does while the key is held elsewhere.
+    fn contended(_settings: &Self::Settings, contention: &backoff::Contention) -> backoff::Decision {
+        builtin::contended(contention)
+    }
+
+    /// Says whether a lease that the proxy keeps alive is extended when it nears its end.
+    fn renewal_due(_settings: &Self::Settings, expiring: &renewal::Expiring) -> renewal::Decision {
+        builtin::renewal_due(expiring)
+    }
+
+    /// Says what a guarded request is answered that cannot get its lock.
+    fn response(
+        _settings: &Self::Settings,
+        _request: &Request,
+        contention: &response::Contention,
+    ) -> response::Answer {
+        builtin::response(contention)
+    }
+}

@@ -1,1 +1,53 @@
-fn main() {}
+//! `cargo xtask`: the developer's command. Everything that takes more than one step to set up,
+//! check or measure is a subcommand here; CI runs the same ones.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod bench;
+mod paths;
+mod servers;
+mod settings;
+mod steps;
+mod test;
+mod up;
+mod wasm;
+
+/// Sets up, checks and measures Lockkeeper.
+///
+/// On a clean machine with git and rustup: `cargo xtask up` builds everything and starts a proxy,
+/// `cargo xtask test` runs everything that CI checks.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", max_term_width = 100)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Up(up::Args),
+    Test(test::Args),
+    Bench(bench::Args),
+    Servers(servers::Args),
+    #[command(hide = true)]
+    Announce(up::announce::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Command::Up(args) => up::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Servers(args) => servers::run(&args),
+        Command::Announce(args) => up::announce::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

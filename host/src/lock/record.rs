@@ -12,6 +12,9 @@ use super::{Key, LeaseRef, Mode, ServerTime, Token};
 pub const ENDED_KEPT: usize = 8;
 /// The most holders that one key has at a time.
 pub const MAX_HOLDERS: usize = 1024;
+/// Callers that may be told of one grant by repeating its request and can still undo it; with more,
+/// the grant stays until it is released or ends.
+pub const MAX_REPEATS: usize = 8;
 /// The deepest re-entrance of one holder.
 pub const MAX_LEVELS: usize = 64;
 
@@ -35,8 +38,12 @@ pub struct Holder {
     pub owner: Box<str>,
     pub mode: Mode,
     pub token: Token,
+    /// How many keys the lease holds; this record is one of them.
+    pub keys: u32,
     pub since: ServerTime,
     pub until: ServerTime,
+    /// The time that the lease was granted for, and is renewed for unless asked otherwise.
+    pub ttl_ms: u32,
     /// After a release the key stays taken until this moment.
     pub at_least_until: ServerTime,
     /// After an expiry the key stays taken this long.
@@ -51,8 +58,9 @@ pub struct Holder {
 /// One acquire that a holder rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
-    /// The last claim that was answered with this level.
-    pub attempt: u64,
+    /// The claims that were answered with this level: more than one where a request was repeated.
+    /// It is undone when the last of them is abandoned. At most [`MAX_REPEATS`].
+    pub attempts: Vec<u64>,
     /// The request id, where the client gave one.
     pub request: Option<Box<str>>,
     pub fingerprint: u64,
@@ -103,8 +111,12 @@ pub struct Claim {
 pub enum Op {
     /// Grant all keys or none.
     Acquire(Claim),
-    /// Let the lease end `ttl_ms` from now; never earlier than it would have.
-    Renew { lease: LeaseRef, ttl_ms: u32 },
+    /// The grant that this claim has already: by its request id, or because its owner holds the keys.
+    /// Never a new one, so it may be asked past a queue.
+    Rejoin(Claim),
+    /// Let the lease end `ttl_ms` from now, or, with `None`, the time from now that it was granted
+    /// for; never earlier than it would have.
+    Renew { lease: LeaseRef, ttl_ms: Option<u32> },
     /// Give up one level; the last one ends the lease. `attempt` is a random number that no other
     /// release has, kept when this one is sent again because its answer was lost.
     Release { lease: LeaseRef, attempt: u64 },
@@ -117,7 +129,7 @@ pub enum Op {
 impl Op {
     pub fn keys(&self) -> &[Key] {
         match self {
-            Op::Acquire(claim) => &claim.keys,
+            Op::Acquire(claim) | Op::Rejoin(claim) => &claim.keys,
             Op::Renew { lease, .. } | Op::Release { lease, .. } => &lease.keys,
             Op::Abandon { keys, .. } => keys,
             Op::Force { key } => std::slice::from_ref(key),
@@ -129,6 +141,8 @@ impl Op {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Granted(Grant),
+    /// A [`Op::Rejoin`] found no grant of its own.
+    Absent,
     /// An acquire found a key taken.
     Held(Denial),
     /// The request id was used with another body, or its lease has ended.
@@ -251,6 +265,7 @@ impl Records {
 pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
     match op {
         Op::Acquire(claim) => acquire(records, claim, env),
+        Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
         Op::Release { lease, attempt } => release(records, lease, *attempt, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
@@ -259,12 +274,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
 }
 
 fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
-    if let Some(outcome) = repeat(records, claim, env) {
-        return outcome;
-    }
-    if claim.reentrant
-        && let Some(outcome) = reenter(records, claim, env)
-    {
+    if let Some(outcome) = rejoin(records, claim, env) {
         return outcome;
     }
     let mut worst: Option<Denial> = None;
@@ -285,10 +295,14 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     }
 }
 
+fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    repeat(records, claim, env).or_else(|| claim.reentrant.then(|| reenter(records, claim, env)).flatten())
+}
+
 /// A request id, or an attempt, that was answered before.
 fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     let matches = |level: &Level| {
-        level.attempt == claim.attempt || (claim.request.is_some() && level.request == claim.request)
+        level.attempts.contains(&claim.attempt) || (claim.request.is_some() && level.request == claim.request)
     };
     let (nonce, same_body, alive) = claim
         .keys
@@ -311,14 +325,23 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     if !same_body || !alive {
         return Some(Outcome::RequestReused { ended: same_body });
     }
+    let whole = claim.keys.iter().all(|key| {
+        let same = |h: &Holder| h.nonce == nonce && h.keys as usize == claim.keys.len();
+        records.read(key).holders.iter().any(same)
+    });
+    if !whole {
+        // The keys of this request have changed since: the grant that it had cannot stand for them.
+        return Some(Outcome::RequestReused { ended: false });
+    }
     let mut grant = Grant { nonce, tokens: Vec::new(), left_us: u64::MAX, levels: 1, repeated: true };
     for key in &*claim.keys {
-        let Some(holder) = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce) else {
-            // The keys of this request have changed since: the grant that it had cannot stand for them.
-            return Some(Outcome::RequestReused { ended: false });
-        };
-        if let Some(level) = holder.levels.iter_mut().find(|level| matches(level)) {
-            level.attempt = claim.attempt;
+        let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
+        let level = holder.levels.iter_mut().find(|level| matches(level));
+        if let Some(level) = level
+            && !level.attempts.contains(&claim.attempt)
+            && level.attempts.len() < MAX_REPEATS
+        {
+            level.attempts.push(claim.attempt);
         }
         grant.tokens.push(holder.token);
         grant.left_us = grant.left_us.min(holder.until.us_since(env.now));
@@ -329,8 +352,12 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
 
 /// The owner holds all the keys already, under one lease.
 fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
-    let own =
-        |holder: &&Holder| holder.owner == claim.owner && holder.until > env.now && holder.mode == claim.mode;
+    let own = |holder: &&Holder| {
+        holder.owner == claim.owner
+            && holder.until > env.now
+            && holder.mode == claim.mode
+            && holder.keys as usize == claim.keys.len()
+    };
     let nonce = records.read(&claim.keys[0]).holders.iter().find(own)?.nonce;
     let everywhere = claim
         .keys
@@ -443,8 +470,10 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             owner: claim.owner.clone(),
             mode: claim.mode,
             token: record.token,
+            keys: claim.keys.len() as u32,
             since: env.now,
             until,
+            ttl_ms: claim.ttl_ms,
             at_least_until,
             delay_ms: claim.delay_ms,
             released_by: 0,
@@ -458,7 +487,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
 }
 
 fn level_of(claim: &Claim) -> Level {
-    Level { attempt: claim.attempt, request: claim.request.clone(), fingerprint: claim.fingerprint }
+    Level { attempts: vec![claim.attempt], request: claim.request.clone(), fingerprint: claim.fingerprint }
 }
 
 fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
@@ -486,7 +515,7 @@ fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
     })
 }
 
-fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: u32, env: &Env) -> Outcome {
+fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env) -> Outcome {
     if !is_live(records, lease, env) {
         return Outcome::Lost;
     }
@@ -494,7 +523,7 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: u32, env: &Env) -> Out
     for key in &*lease.keys {
         let holders = &mut records.write(key).holders;
         for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
-            holder.until = holder.until.max(env.now.plus_ms(ttl_ms));
+            holder.until = holder.until.max(env.now.plus_ms(ttl_ms.unwrap_or(holder.ttl_ms)));
             left_us = left_us.min(holder.until.us_since(env.now));
         }
     }
@@ -539,12 +568,18 @@ fn released_before(records: &Records, lease: &LeaseRef, attempt: u64) -> Option<
 
 fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outcome {
     for key in keys {
-        let untouched = |holder: &Holder| holder.levels.iter().any(|level| level.attempt == attempt);
-        let Some(place) = records.read(key).holders.iter().position(untouched) else { continue };
+        let answered = |holder: &Holder| holder.levels.iter().any(|level| level.attempts.contains(&attempt));
+        let Some(place) = records.read(key).holders.iter().position(answered) else { continue };
         let record = records.write(key);
         let holder = &mut record.holders[place];
-        if holder.levels.len() > 1 {
-            holder.levels.retain(|level| level.attempt != attempt);
+        for level in &mut holder.levels {
+            if level.attempts.len() < MAX_REPEATS {
+                level.attempts.retain(|answered| *answered != attempt);
+            }
+        }
+        let nobody_left = holder.levels.iter().all(|level| level.attempts.is_empty());
+        if !nobody_left {
+            holder.levels.retain(|level| !level.attempts.is_empty());
         } else if holder.until > env.now {
             // Not remembered as ended: the request had no answer and may be made again.
             record.holders.swap_remove(place);

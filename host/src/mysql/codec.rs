@@ -62,8 +62,12 @@ struct HolderState<'a> {
     #[serde(default, skip_serializing_if = "ModeState::is_exclusive")]
     mode: ModeState,
     token: u64,
+    /// How many keys the lease holds.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    keys: u32,
     since: u64,
     until: u64,
+    ttl_ms: u32,
     #[serde(default, skip_serializing_if = "is_zero")]
     at_least_until: u64,
     #[serde(default, skip_serializing_if = "is_zero_u32")]
@@ -94,7 +98,7 @@ enum ModeState {
 
 #[derive(Serialize, Deserialize)]
 struct LevelState<'a> {
-    attempt: u64,
+    attempts: Cow<'a, [u64]>,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     request: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -112,6 +116,14 @@ struct EndedState<'a> {
 
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(number: &u32) -> bool {
+    *number == 1
 }
 
 fn is_zero_u32(number: &u32) -> bool {
@@ -154,8 +166,10 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             owner: Cow::Borrowed(&holder.owner),
             mode: holder.mode.into(),
             token: holder.token.0,
+            keys: holder.keys,
             since: holder.since.0,
             until: holder.until.0,
+            ttl_ms: holder.ttl_ms,
             at_least_until: holder.at_least_until.0,
             delay_ms: holder.delay_ms,
             released_by: holder.released_by,
@@ -175,8 +189,10 @@ impl From<HolderState<'_>> for Holder {
             owner: boxed(state.owner),
             mode: state.mode.into(),
             token: Token(state.token),
+            keys: state.keys,
             since: ServerTime(state.since),
             until: ServerTime(state.until),
+            ttl_ms: state.ttl_ms,
             at_least_until: ServerTime(state.at_least_until),
             delay_ms: state.delay_ms,
             released_by: state.released_by,
@@ -193,7 +209,7 @@ impl From<HolderState<'_>> for Holder {
 impl<'a> From<&'a Level> for LevelState<'a> {
     fn from(level: &'a Level) -> LevelState<'a> {
         LevelState {
-            attempt: level.attempt,
+            attempts: Cow::Borrowed(&level.attempts),
             request: level.request.as_deref().map(Cow::Borrowed),
             fingerprint: level.fingerprint,
         }
@@ -202,7 +218,11 @@ impl<'a> From<&'a Level> for LevelState<'a> {
 
 impl From<LevelState<'_>> for Level {
     fn from(state: LevelState<'_>) -> Level {
-        Level { attempt: state.attempt, request: state.request.map(boxed), fingerprint: state.fingerprint }
+        Level {
+            attempts: state.attempts.into_owned(),
+            request: state.request.map(boxed),
+            fingerprint: state.fingerprint,
+        }
     }
 }
 
@@ -236,14 +256,16 @@ mod tests {
             owner: "it's \\ \"me\"\n\0 ü".into(),
             mode,
             token: Token(7),
+            keys: 2,
             since: ServerTime(1),
             until: ServerTime(u64::MAX),
+            ttl_ms: 10,
             at_least_until: ServerTime(3),
             delay_ms: 4,
             released_by: 5,
             levels: vec![
-                Level { attempt: 1, request: Some("r\u{1F512}".into()), fingerprint: 9 },
-                Level { attempt: 2, request: None, fingerprint: 0 },
+                Level { attempts: vec![1, 3], request: Some("r\u{1F512}".into()), fingerprint: 9 },
+                Level { attempts: vec![2], request: None, fingerprint: 0 },
             ],
             tag: Tag {
                 resource: "orders/42".into(),

@@ -1,1 +1,209 @@
+//! A private server that lives and dies with the proxy: for trying things out, and for tests.
+//!
+//! It listens on a socket in its own data folder and nowhere else, has one account, and keeps full
+//! durability. A guardian process (see [`guardian`]) stops it when the proxy is gone, however the
+//! proxy ended; the [`supervisor`] starts it again when it dies by itself.
+//!
+//! ```text
+//! data_dir/                 mode 0700, made by us or empty before
+//!   lockkeeper.lock         held while a proxy uses the folder
+//!   data/                   the server's own; appears complete or not at all
+//!   error.log  server.pid  server.sock
+//! ```
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+
+use crate::clock;
+use crate::config::ManagedConfig;
+
+mod binary;
+mod folder;
+mod guardian;
+mod leftover;
+mod options;
+mod supervisor;
+#[cfg(test)]
+mod tests;
+
+pub use binary::Kind;
+
+use binary::Binary;
+use folder::Folder;
+use supervisor::Supervisor;
+
+/// The database that the URL names.
+const DATABASE: &str = "lockkeeper";
+/// How long a server may take until it answers: it may have to recover from a crash first.
+const START_LIMIT: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(50);
+
+/// A running private server. Dropped without [`ManagedServer::stop`], it is told to stop too, but
+/// nobody waits for it.
+pub struct ManagedServer {
+    url: String,
+    binary: Binary,
+    folder: Folder,
+    supervisor: Supervisor,
+}
+
+impl ManagedServer {
+    /// Starts the server on its data folder, which is made first where it is missing, and waits
+    /// until it answers. Takes about 1 s, and 3 s more the first time.
+    ///
+    /// # Errors
+    /// Nothing is left running. The sentence says what to do.
+    pub async fn start(config: &ManagedConfig) -> Result<ManagedServer, ManagedError> {
+        let config = config.clone();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&config)).await;
+        let (binary, folder) = prepared.map_err(|error| ManagedError::Start { why: error.to_string() })??;
+        let supervisor = Supervisor::start(options::serve(&binary, &folder), folder.clone());
+        let url = url(folder.socket(), DATABASE);
+        let server = ManagedServer { url, binary, folder, supervisor };
+        server.wait_until_ready().await?;
+        tracing::info!(
+            server = %server.binary,
+            pid = server.pid(),
+            data_dir = %server.folder.dir().display(),
+            "the private server is ready"
+        );
+        Ok(server)
+    }
+
+    /// `mysql://root@localhost/lockkeeper?socket=…`; the database exists.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The server's process now; `None` while it is being started again. For tests that kill it.
+    pub fn pid(&self) -> Option<u32> {
+        self.supervisor.pid()
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.binary.kind
+    }
+
+    /// As the server gives it, e.g. `9.7.4`.
+    pub fn version(&self) -> &str {
+        &self.binary.version
+    }
+
+    /// Where the server writes its errors.
+    pub fn log(&self) -> PathBuf {
+        self.folder.log()
+    }
+
+    /// Stops the server and waits until it is gone: at most about 30 s, after which it is killed.
+    pub async fn stop(mut self) {
+        self.supervisor.stop().await;
+    }
+
+    async fn wait_until_ready(&self) -> Result<(), ManagedError> {
+        let began = clock::now();
+        loop {
+            if let Some(why) = self.supervisor.over() {
+                return Err(self.failed(&why));
+            }
+            match tokio::time::timeout(Duration::from_secs(5), self.create_database()).await {
+                Ok(Ok(())) => break,
+                Ok(Err(mysql_async::Error::Server(error))) => {
+                    return Err(ManagedError::Start { why: error.to_string() });
+                }
+                // Not up yet.
+                Ok(Err(_)) | Err(_) => {}
+            }
+            if u128::from(clock::now().us_since(began)) > START_LIMIT.as_micros() {
+                return Err(self.failed(&format!("it did not answer within {} s", START_LIMIT.as_secs())));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        self.supervisor.ready();
+        Ok(())
+    }
+
+    async fn create_database(&self) -> Result<(), mysql_async::Error> {
+        let opts = mysql_async::Opts::from_url(&url(self.folder.socket(), ""))?;
+        let mut conn = mysql_async::Conn::new(opts).await?;
+        conn.query_drop(format!("CREATE DATABASE IF NOT EXISTS {DATABASE}")).await?;
+        conn.disconnect().await
+    }
+
+    fn failed(&self, why: &str) -> ManagedError {
+        let why = format!("{why}. {}", self.folder.log_tail());
+        ManagedError::Start { why }
+    }
+}
+
+/// Why there is no private server. Every sentence says what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManagedError {
+    #[error(
+        "no {wanted} was found on PATH, in /usr/sbin or in target/servers{skipped}: run `cargo xtask \
+         servers` in a checkout, install the server's package, or set store.url to a server that runs"
+    )]
+    NotFound { wanted: &'static str, skipped: String },
+    #[error("{} cannot be used as a server: {why}", path.display())]
+    Unusable { path: PathBuf, why: String },
+    #[error(
+        "the data folder {} is in use by another proxy: stop that one, or choose another \
+         store.managed.data_dir",
+        dir.display()
+    )]
+    InUse { dir: PathBuf },
+    #[error(
+        "the data folder {} is not empty and was not made by lockkeeper: choose another \
+         store.managed.data_dir",
+        dir.display()
+    )]
+    Foreign { dir: PathBuf },
+    #[error(
+        "the data folder {} was made by {made_by} and cannot be used by {server}: choose another \
+         store.managed.data_dir, or the other server in store.managed.server",
+        dir.display()
+    )]
+    OtherKind { dir: PathBuf, made_by: Kind, server: Kind },
+    #[error("the data folder: {what} {}: {source}", path.display())]
+    Folder { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("process {pid} still serves the data folder {} and could not be stopped: {why}", dir.display())]
+    Leftover { pid: u32, dir: PathBuf, why: String },
+    #[error("the private server could not make its data folder: {why}")]
+    Init { why: String },
+    #[error("the private server did not start: {why}")]
+    Start { why: String },
+}
+
+/// Everything before the server runs. Blocks.
+fn prepare(config: &ManagedConfig) -> Result<(Binary, Folder), ManagedError> {
+    let folder = Folder::open(&config.data_dir)?;
+    let binary = binary::find(&config.binary, folder.made_by())?;
+    leftover::stop_all(&folder)?;
+    folder.tidy()?;
+    match folder.made_by() {
+        None => {
+            tracing::info!(server = %binary, data_dir = %folder.dir().display(), "making the data folder");
+            folder.initialise(&binary)?;
+        }
+        Some(made_by) if made_by != binary.kind => {
+            let dir = folder.dir().to_path_buf();
+            return Err(ManagedError::OtherKind { dir, made_by, server: binary.kind });
+        }
+        Some(_) => {}
+    }
+    Ok((binary, folder))
+}
+
+fn url(socket: &Path, database: &str) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let mut text = format!("mysql://root@localhost/{database}?socket=");
+    for byte in socket.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => text.push(*byte as char),
+            _ => text += &format!("%{byte:02X}"),
+        }
+    }
+    text
+}

@@ -123,7 +123,7 @@ async fn held(store: &dyn Store, claim: &Claim) -> Denial {
 async fn renew(store: &dyn Store, lease: &LeaseRef, ttl_ms: u32) -> Outcome {
     let (tell, told) = oneshot::channel();
     let done = Box::new(move |result| drop(tell.send(result)));
-    let op = Op::Renew { lease: lease.clone(), ttl_ms };
+    let op = Op::Renew { lease: lease.clone(), ttl_ms: Some(ttl_ms) };
     store.submit_renewal(op, clock::now().plus_ms(10_000), done);
     let reply: Result<Reply, StoreError> = told.await.expect("every renewal is answered");
     reply.expect("the store is available").outcomes.pop().expect("it has an outcome")

@@ -1,1 +1,132 @@
+//! The default policy: the key is the resource, first come, first served.
+//!
+//! README.md documents the settings. It leaves out every hook but `plan`, so the proxy's own
+//! answers hold for order, back-off and renewal.
 
+use lockkeeper_sdk::{Plan, Policy, Refusal, Request, within};
+use serde::{Deserialize, Serialize};
+
+pub struct Default;
+
+/// README.md documents each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    pub ttl_ms: u32,
+    pub wait_ms: u32,
+    pub max_waiters: u32,
+    pub permits: u32,
+    pub reentrant: bool,
+    pub rank_label: String,
+    pub lock_at_least_ms: u32,
+    pub lock_delay_ms: u32,
+    pub max_hold_ms: u32,
+}
+
+impl core::default::Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            ttl_ms: Plan::TTL,
+            wait_ms: 0,
+            max_waiters: Plan::MAX_WAITERS,
+            permits: 10,
+            reentrant: false,
+            rank_label: String::new(),
+            lock_at_least_ms: 0,
+            lock_delay_ms: 0,
+            max_hold_ms: Plan::MAX_HOLD,
+        }
+    }
+}
+
+impl Policy for Default {
+    type Settings = Settings;
+
+    fn check(settings: &Settings) -> Result<(), String> {
+        within("ttl_ms", settings.ttl_ms, 100..=3_600_000)?;
+        within("wait_ms", settings.wait_ms, 0..=3_600_000)?;
+        within("max_waiters", settings.max_waiters, 0..=20_000)?;
+        within("permits", settings.permits, 1..=1024)?;
+        within("lock_at_least_ms", settings.lock_at_least_ms, 0..=600_000)?;
+        within("lock_delay_ms", settings.lock_delay_ms, 0..=600_000)?;
+        within("max_hold_ms", settings.max_hold_ms, 100..=86_400_000)
+    }
+
+    fn plan(settings: &Settings, request: &Request) -> Result<Plan, Refusal> {
+        let plan = Plan {
+            ttl: request.ttl.unwrap_or(settings.ttl_ms),
+            wait: request.wait.unwrap_or(settings.wait_ms),
+            rank: rank(settings, request)?,
+            reentrant: settings.reentrant,
+            max_waiters: settings.max_waiters,
+            lock_at_least: settings.lock_at_least_ms,
+            lock_delay: settings.lock_delay_ms,
+            max_hold: settings.max_hold_ms,
+            ..Plan::of(request)
+        };
+        plan.with_permits(settings.permits)
+    }
+}
+
+lockkeeper_sdk::export!(Default);
+
+fn rank(settings: &Settings, request: &Request) -> Result<i32, Refusal> {
+    let label = settings.rank_label.as_str();
+    match request.label(label) {
+        Some(rank) if !label.is_empty() => {
+            rank.parse().map_err(|_| Refusal::new(format!("the label `{label}` must be a whole number")))
+        }
+        _ => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_sdk::{Mode, Permits};
+
+    use super::*;
+
+    fn plan(settings: &Settings, request: &Request) -> Result<Plan, Refusal> {
+        Default::check(settings).unwrap();
+        Default::plan(settings, request)
+    }
+
+    #[test]
+    fn the_resource_is_the_key() {
+        let plan = plan(&Settings::default(), &Request::new("orders/42")).unwrap();
+        assert_eq!(plan, Plan::exclusive("orders/42"));
+    }
+
+    #[test]
+    fn the_request_goes_before_the_settings() {
+        let settings = Settings { ttl_ms: 500, wait_ms: 600, ..Settings::default() };
+        let silent = plan(&settings, &Request::new("a")).unwrap();
+        assert_eq!((silent.ttl, silent.wait), (500, 600));
+        let wishes = plan(&settings, &Request::new("a").with_ttl(700).with_wait(0)).unwrap();
+        assert_eq!((wishes.ttl, wishes.wait), (700, 0));
+    }
+
+    #[test]
+    fn permits_are_limited_by_the_settings() {
+        let settings = Settings { permits: 3, ..Settings::default() };
+        let ask = |count| Request::new("a").with_mode(Mode::Permits(Permits { count, limit: 0 }));
+        assert_eq!(plan(&settings, &ask(3)).unwrap().mode, Mode::Permits(Permits { count: 3, limit: 3 }));
+        assert!(plan(&settings, &ask(4)).unwrap_err().reason.contains('3'));
+    }
+
+    #[test]
+    fn the_rank_comes_from_its_label() {
+        let settings = Settings { rank_label: "rank".into(), ..Settings::default() };
+        let ranked = |rank| Request::new("a").with_label("rank", rank);
+        assert_eq!(plan(&settings, &ranked("-3")).unwrap().rank, -3);
+        assert_eq!(plan(&settings, &Request::new("a")).unwrap().rank, 0);
+        assert!(plan(&settings, &ranked("urgent")).is_err());
+        assert_eq!(plan(&Settings::default(), &ranked("urgent")).unwrap().rank, 0);
+    }
+
+    #[test]
+    fn settings_have_bounds() {
+        let error = Default::check(&Settings { ttl_ms: 5, ..Settings::default() }).unwrap_err();
+        assert_eq!(error, "`ttl_ms` must be between 100 and 3600000, and is 5");
+    }
+}

@@ -1,1 +1,44 @@
+//! Builds a policy crate into a component that the proxy loads.
+//!
+//! [`build`] runs `cargo build` for `wasm32-unknown-unknown` with settings of its own (a small
+//! stack, no paths, no names), and wraps the module into a component. The same source gives the same
+//! bytes, wherever the checkout is.
 
+mod cargo;
+mod error;
+
+use std::path::Path;
+
+pub use error::BuildError;
+
+/// The compilation target of every policy.
+pub const TARGET: &str = "wasm32-unknown-unknown";
+
+/// Builds the policy crate in `dir` and returns the component's bytes.
+///
+/// What cargo leaves behind goes to `target_dir`, or to `policies` inside the crate's own target
+/// directory: never to that directory itself, so that a build script may call this while its own
+/// cargo holds the lock on it.
+///
+/// # Errors
+/// [`BuildError`]: a sentence for the author of the policy. What the compiler says goes to stderr.
+pub fn build(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildError> {
+    let module = cargo::build_module(dir, target_dir)?;
+    let bytes = std::fs::read(&module).map_err(|source| BuildError::Read { path: module, source })?;
+    component(&bytes)
+}
+
+/// Wraps a core module, built with the SDK, into a component.
+///
+/// # Errors
+/// [`BuildError::Component`] where the module imports something or does not export what its hooks
+/// need.
+pub fn component(module: &[u8]) -> Result<Vec<u8>, BuildError> {
+    let fail = |error| BuildError::Component { detail: format!("{error:#}") };
+    wit_component::ComponentEncoder::default()
+        .validate(true)
+        .module(module)
+        .map_err(fail)?
+        .encode()
+        .map_err(fail)
+}

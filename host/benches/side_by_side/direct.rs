@@ -1,0 +1,61 @@
+//! The other side: a client that runs the lease's SQL itself, on a connection of its own.
+
+use anyhow::Result;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, Statement};
+
+/// One row a key; one statement takes it, one lets it go. The token comes back as the insert id.
+const ACQUIRE: &str = "UPDATE direct.lk SET tok = LAST_INSERT_ID(IF(req = ? AND own = ?, tok, tok + 1)), \
+    exp = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, req = ?, own = ? \
+    WHERE k = ? AND (own = 0 OR exp < UTC_TIMESTAMP(6) OR (own = ? AND req = ?)) \
+    AND UTC_TIMESTAMP(6) <= ?";
+const RELEASE: &str = "UPDATE direct.lk SET own = 0 WHERE k = ? AND own = ? AND tok = ?";
+const TTL_US: u64 = 60_000_000;
+/// The statement has a deadline, as it must; this client never gives up.
+const DEADLINE: &str = "2100-01-01 00:00:00";
+
+pub struct Direct {
+    conn: Conn,
+    acquire: Statement,
+    release: Statement,
+    owner: u64,
+    request: u64,
+}
+
+/// Makes the table, and a row for each key.
+pub async fn prepare(url: &str, keys: &[String]) -> Result<()> {
+    let mut conn = Conn::new(Opts::from_url(url)?).await?;
+    conn.query_drop("CREATE DATABASE IF NOT EXISTS direct").await?;
+    conn.query_drop(
+        "CREATE TABLE IF NOT EXISTS direct.lk (k VARBINARY(255) PRIMARY KEY, tok BIGINT UNSIGNED NOT NULL, \
+         own BIGINT UNSIGNED NOT NULL, req BIGINT UNSIGNED NOT NULL, exp DATETIME(6) NOT NULL) ENGINE=InnoDB",
+    )
+    .await?;
+    let rows = keys.iter().map(|key| (key.clone(),));
+    conn.exec_batch("INSERT IGNORE INTO direct.lk VALUES (?, 0, 0, 0, UTC_TIMESTAMP(6))", rows).await?;
+    Ok(conn.disconnect().await?)
+}
+
+impl Direct {
+    /// `owner` is not 0, and no other client's.
+    pub async fn connect(url: &str, owner: u64) -> Result<Direct> {
+        let mut conn = Conn::new(Opts::from_url(url)?).await?;
+        conn.query_drop("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+        let acquire = conn.prep(ACQUIRE).await?;
+        let release = conn.prep(RELEASE).await?;
+        Ok(Direct { conn, acquire, release, owner, request: 0 })
+    }
+
+    /// One try: the token, or none where somebody else has the key.
+    pub async fn try_acquire(&mut self, key: &str) -> Result<Option<u64>> {
+        self.request += 1;
+        let (own, req) = (self.owner, self.request);
+        let params = (req, own, TTL_US, req, own, key, own, req, DEADLINE);
+        self.conn.exec_drop(&self.acquire, params).await?;
+        Ok(self.conn.last_insert_id().filter(|token| *token > 0))
+    }
+
+    pub async fn release(&mut self, key: &str, token: u64) -> Result<()> {
+        Ok(self.conn.exec_drop(&self.release, (key, self.owner, token)).await?)
+    }
+}

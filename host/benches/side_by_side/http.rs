@@ -1,0 +1,132 @@
+//! The smallest HTTP/1.1 client that will do: what it costs is taken from what it measures.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// One keep-alive connection.
+pub struct Client {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+/// A lease that was granted over HTTP.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub id: String,
+    pub token: u64,
+}
+
+impl Client {
+    pub async fn connect(address: SocketAddr) -> Result<Client> {
+        let stream = TcpStream::connect(address).await.context("cannot connect")?;
+        stream.set_nodelay(true)?;
+        Ok(Client { stream, buffer: Vec::with_capacity(1024) })
+    }
+
+    /// Takes a lease with a request that was made by [`acquire`].
+    pub async fn acquire(&mut self, request: &[u8]) -> Result<Lease> {
+        self.send(request).await?;
+        self.granted().await
+    }
+
+    pub async fn send(&mut self, request: &[u8]) -> Result<()> {
+        Ok(self.stream.write_all(request).await?)
+    }
+
+    /// Reads the answer to an acquire.
+    pub async fn granted(&mut self) -> Result<Lease> {
+        let (status, body) = self.answer().await?;
+        let lease = (|| {
+            let id = field(body, "\"lease_id\":")?.trim_matches('"').to_owned();
+            let token = field(body, "\"token\":")?.parse().ok()?;
+            Some(Lease { id, token })
+        })();
+        match lease {
+            Some(lease) if status == 200 => Ok(lease),
+            _ => bail!("acquire was answered {status}: {body}"),
+        }
+    }
+
+    pub async fn release(&mut self, lease: &Lease) -> Result<()> {
+        self.send(&release(lease)).await?;
+        self.released().await
+    }
+
+    /// Reads the answer to a release.
+    pub async fn released(&mut self) -> Result<()> {
+        match self.answer().await? {
+            (200, _) => Ok(()),
+            (status, body) => bail!("release was answered {status}: {body}"),
+        }
+    }
+
+    /// The status of a `GET`.
+    pub async fn status(&mut self, path: &str) -> Result<u16> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n");
+        self.send(request.as_bytes()).await?;
+        Ok(self.answer().await?.0)
+    }
+
+    /// Reads one answer: status and body.
+    async fn answer(&mut self) -> Result<(u16, &str)> {
+        self.buffer.clear();
+        let head = loop {
+            if let Some(at) = find(&self.buffer, b"\r\n\r\n") {
+                break at + 4;
+            }
+            self.read_more().await?;
+        };
+        let text = std::str::from_utf8(&self.buffer[..head])?;
+        let status: u16 = text.get(9..12).and_then(|status| status.parse().ok()).context("no status")?;
+        let length = length(text).context("the answer has no content-length")?;
+        while self.buffer.len() < head + length {
+            self.read_more().await?;
+        }
+        Ok((status, std::str::from_utf8(&self.buffer[head..head + length])?))
+    }
+
+    async fn read_more(&mut self) -> Result<()> {
+        match self.stream.read_buf(&mut self.buffer).await? {
+            0 => bail!("the proxy closed the connection"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An acquire for `resource`, waiting up to `wait_ms`.
+pub fn acquire(resource: &str, owner: &str, wait_ms: u32) -> Vec<u8> {
+    let body = format!(
+        "{{\"resource\":\"{resource}\",\"owner\":\"{owner}\",\"ttl_ms\":60000,\"wait_ms\":{wait_ms}}}"
+    );
+    post("/v1/acquire", &body)
+}
+
+pub fn release(lease: &Lease) -> Vec<u8> {
+    post("/v1/release", &format!("{{\"lease_id\":\"{}\"}}", lease.id))
+}
+
+fn post(path: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n");
+    format!("{head}Content-Length: {length}\r\n\r\n{body}").into_bytes()
+}
+
+fn length(head: &str) -> Option<usize> {
+    head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+    })
+}
+
+/// The text of a field, up to the next comma or bracket: enough for ids and numbers.
+fn field<'a>(body: &'a str, name: &str) -> Option<&'a str> {
+    let rest = &body[body.find(name)? + name.len()..];
+    Some(rest[..rest.find([',', '}'])?].trim())
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack.windows(needle.len()).position(|window| window == needle)
+}

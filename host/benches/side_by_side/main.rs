@@ -1,0 +1,105 @@
+//! The proxy beside the same SQL run directly: one run, one server, full durability.
+//!
+//! The two sides take turns in short rounds, so that what disturbs the machine disturbs both. The
+//! load comes from this process, on the same cores: the client is as small as it can be.
+//! `cargo xtask bench` runs it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+mod contended;
+mod crowd;
+mod cycles;
+mod decision;
+mod direct;
+mod http;
+mod machine;
+mod report;
+mod single;
+mod stats;
+mod world;
+
+use report::Report;
+use world::World;
+
+/// Measures the proxy against the same SQL run directly.
+#[derive(Parser)]
+struct Args {
+    /// End with exit code 1 if a target is missed.
+    #[arg(long)]
+    check: bool,
+    /// Shorter rounds: for trying the bench itself, not for figures.
+    #[arg(long)]
+    quick: bool,
+    /// Write the figures here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Run only the measurements whose name contains this text.
+    #[arg(value_name = "NAME")]
+    only: Option<String>,
+    /// Cargo passes it to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(met) if met || !args.check => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every target that was measured is met.
+fn run(args: &Args) -> Result<bool> {
+    machine::raise_file_limit()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let world = World::start().await?;
+        let mut report = Report::new(machine::describe(&world)?);
+        let measured = measure(args, &world, &mut report).await;
+        world.stop().await;
+        measured?;
+        print!("{}", report.table());
+        if let Some(out) = &args.out {
+            let text = serde_json::to_string_pretty(&report.json())?;
+            std::fs::write(out, text + "\n").with_context(|| format!("cannot write {}", out.display()))?;
+            println!("\nwritten to {}", out.display());
+        }
+        Ok(report.met())
+    })
+}
+
+async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> {
+    let wanted = |name: &str| {
+        let wanted = args.only.as_deref().is_none_or(|only| name.contains(only));
+        if wanted {
+            eprintln!("measuring {name} …");
+        }
+        wanted
+    };
+    if wanted("cycles") {
+        cycles::measure(world, args.quick, report).await.context("cycles")?;
+    }
+    if wanted("single") {
+        single::measure(world, args.quick, report).await.context("single")?;
+    }
+    if wanted("contended") {
+        contended::measure(world, args.quick, report).await.context("contended")?;
+        contended::order(world, args.quick, report).await.context("order")?;
+    }
+    if wanted("decision") {
+        decision::measure(report).context("decision")?;
+    }
+    if wanted("crowd") {
+        crowd::measure(world, args.quick, report).await.context("crowd")?;
+    }
+    Ok(())
+}

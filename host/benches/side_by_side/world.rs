@@ -1,0 +1,128 @@
+//! A private server and the real proxy in front of it.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use lockkeeper::config::{ManagedConfig, ServerBinary};
+use lockkeeper::mysql::managed::ManagedServer;
+
+use crate::http::Client;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+pub struct World {
+    dir: tempfile::TempDir,
+    server: ManagedServer,
+    proxy: Proxy,
+}
+
+/// The proxy's process; killed when it is dropped.
+struct Proxy {
+    child: Child,
+    api: SocketAddr,
+    admin: SocketAddr,
+    log: PathBuf,
+}
+
+impl World {
+    pub async fn start() -> Result<World> {
+        // Beside the executable, on a real disk: a /tmp in memory would flatter both sides.
+        let exe = std::env::current_exe()?;
+        let beside = exe.parent().context("no folder")?;
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(beside)?;
+        let config = ManagedConfig { binary: ServerBinary::Mysql, data_dir: dir.path().join("mysql") };
+        let server = ManagedServer::start(&config).await?;
+        let proxy = Proxy::start(dir.path(), server.url()).await?;
+        Ok(World { dir, server, proxy })
+    }
+
+    pub async fn stop(self) {
+        drop(self.proxy);
+        self.server.stop().await;
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn url(&self) -> &str {
+        self.server.url()
+    }
+
+    pub fn api(&self) -> SocketAddr {
+        self.proxy.api
+    }
+
+    /// The server's name and version.
+    pub fn server(&self) -> String {
+        format!("{} {}", self.server.kind(), self.server.version())
+    }
+
+    /// The proxy's resident memory in bytes.
+    pub fn proxy_memory(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.proxy.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib * 1024)
+    }
+}
+
+impl Proxy {
+    async fn start(dir: &Path, url: &str) -> Result<Proxy> {
+        let (api, admin) = (free_address()?, free_address()?);
+        let config = dir.join("config.toml");
+        let text =
+            format!("[store]\nurl = \"{url}\"\n[api]\nlisten = \"{api}\"\n[admin]\nlisten = \"{admin}\"\n");
+        fs::write(&config, text)?;
+        let log = dir.join("proxy.log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        command.arg("serve").arg("--config").arg(&config);
+        command.stdout(File::create(&log)?).stderr(File::options().append(true).open(&log)?);
+        let child = command.spawn().context("cannot start the proxy")?;
+        let mut proxy = Proxy { child, api, admin, log };
+        proxy.wait_until_ready().await?;
+        Ok(proxy)
+    }
+
+    async fn wait_until_ready(&mut self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the proxy ended with {status}:\n{}", self.log_tail());
+            }
+            if self.ready().await.is_ok_and(|status| status == 200) {
+                return Ok(());
+            }
+            if began.elapsed() > START_LIMIT {
+                bail!("the proxy did not become ready:\n{}", self.log_tail());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn ready(&self) -> Result<u16> {
+        Client::connect(self.admin).await?.status("/ready").await
+    }
+
+    fn log_tail(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // It may have ended by itself; there is nobody left to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}

@@ -1,0 +1,201 @@
+//! The body of `/v1/acquire` and `/v1/hold`, and what a grant looks like.
+
+use serde::Serialize;
+
+use super::fields::{Fields, Json, shown};
+use super::{lease_id, mode};
+use crate::clock;
+use crate::config::Limits;
+use crate::http::Problem;
+use crate::lock::Key;
+use crate::service::{Lease, Request};
+
+/// Reads and checks the body of an acquire.
+pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
+    let mut fields = Fields::parse(body)?;
+    let request = Request {
+        resource: fields.required_text("resource", 1..=limits.max_resource_bytes)?,
+        owner: fields.text("owner", 1..=limits.max_owner_bytes)?.unwrap_or_else(anonymous),
+        mode: mode::parse(fields.take("mode"), limits.max_permits)?,
+        ttl_ms: fields.integer("ttl_ms", limits.min_ttl_ms..=limits.max_ttl_ms)?,
+        wait_ms: fields.integer("wait_ms", 0..=limits.max_wait_ms)?,
+        request_id: fields.text("request_id", 1..=limits.max_request_id_bytes)?,
+        labels: labels(fields.take("labels"), limits)?,
+    };
+    fields.finish()?;
+    Ok(request)
+}
+
+fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, String)>, Problem> {
+    let members = match value {
+        None => return Ok(Vec::new()),
+        Some(Json::Object(members)) => members,
+        Some(other) => return Err(other.not("labels", "an object of texts")),
+    };
+    if members.len() > limits.max_labels {
+        let detail = format!("has {} members; may have {}", members.len(), limits.max_labels);
+        return Err(Problem::invalid("labels", detail).with("bound", limits.max_labels));
+    }
+    let mut labels: Vec<(String, String)> = Vec::with_capacity(members.len());
+    for (name, value) in members {
+        let field = format!("labels.{}", shown(&name));
+        if labels.iter().any(|(before, _)| *before == name) {
+            return Err(Problem::invalid(field, "given twice"));
+        }
+        let name = Json::Text(name).into_text("labels", &(1..=limits.max_label_bytes))?;
+        labels.push((name, value.into_text(&field, &(0..=limits.max_label_bytes))?));
+    }
+    Ok(labels)
+}
+
+/// An owner for a client that gives none: nobody else has it.
+fn anonymous() -> String {
+    format!("anon-{:016x}", rand::random::<u64>())
+}
+
+/// A grant, as its client sees it.
+#[derive(Serialize)]
+pub struct Granted<'a> {
+    /// Set in the lines of `/v1/hold`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event: Option<&'static str>,
+    lease_id: String,
+    resource: &'a str,
+    #[serde(serialize_with = "texts")]
+    keys: &'a [Key],
+    owner: &'a str,
+    mode: mode::Shown,
+    token: u64,
+    /// One for each key, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tokens: Vec<u64>,
+    ttl_ms: u32,
+    expires_in_ms: u32,
+    waited_ms: u32,
+    policy: &'a str,
+    primitive: &'static str,
+    /// How often the owner holds it, where that is more than once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    levels: Option<u32>,
+}
+
+impl<'a> Granted<'a> {
+    /// `expires_in_ms` counts from this call and is rounded down.
+    pub fn new(lease: &'a Lease, event: Option<&'static str>) -> Granted<'a> {
+        let several = lease.tokens.len() > 1;
+        Granted {
+            event,
+            lease_id: lease_id::encode(&lease.lease),
+            resource: &lease.resource,
+            keys: &lease.lease.keys,
+            owner: &lease.owner,
+            mode: mode::Shown(lease.mode),
+            token: lease.lease.token.0,
+            tokens: if several { lease.tokens.iter().map(|token| token.0).collect() } else { Vec::new() },
+            ttl_ms: lease.ttl_ms,
+            expires_in_ms: lease.valid_until.ms_since(clock::now()),
+            waited_ms: lease.waited_ms,
+            policy: &lease.policy,
+            primitive: lease.primitive,
+            levels: (lease.levels > 1).then_some(lease.levels),
+        }
+    }
+}
+
+fn texts<S: serde::Serializer>(keys: &&[Key], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(keys.iter().map(Key::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{LeaseRef, Mode, Token};
+
+    fn parsed(body: &str) -> Result<Request, String> {
+        parse(body.as_bytes(), &Limits::default()).map_err(|problem| problem.detail().to_owned())
+    }
+
+    #[test]
+    fn everything_is_read() {
+        let request = parsed(
+            r#"{"resource": "orders/42", "owner": "w", "mode": {"permits": 3}, "ttl_ms": 10000,
+                "wait_ms": 0, "request_id": "id", "labels": {"tenant": "a", "empty": ""}}"#,
+        )
+        .unwrap();
+        assert_eq!((request.resource.as_str(), request.owner.as_str()), ("orders/42", "w"));
+        assert_eq!(request.mode, Mode::Permits { count: 3, limit: 0 });
+        assert_eq!((request.ttl_ms, request.wait_ms), (Some(10_000), Some(0)));
+        assert_eq!(request.request_id.as_deref(), Some("id"));
+        assert_eq!(request.labels, [("tenant".into(), "a".into()), ("empty".into(), String::new())]);
+    }
+
+    #[test]
+    fn only_the_resource_is_needed() {
+        let request = parsed(r#"{"resource": "r"}"#).unwrap();
+        assert_eq!(request.mode, Mode::Exclusive);
+        assert!(request.owner.starts_with("anon-") && request.owner.len() == 21, "{}", request.owner);
+        assert_ne!(request.owner, parsed(r#"{"resource": "r"}"#).unwrap().owner);
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused_by_name() {
+        let long = "x".repeat(600);
+        let many: Vec<String> = (0..17).map(|n| format!("\"l{n}\": \"v\"")).collect();
+        let faults = [
+            (r#""mode": "upsert""#.to_owned(), "mode: "),
+            (
+                r#""mode": {"permits": 0}"#.to_owned(),
+                "mode.permits: is 0; must be a whole number from 1 to 1024",
+            ),
+            (r#""mode": {"permits": 1, "limit": 2}"#.to_owned(), "mode: "),
+            (r#""mode": {}"#.to_owned(), "mode: "),
+            (r#""mode": 1"#.to_owned(), "mode: "),
+            (r#""ttl_ms": 0"#.to_owned(), "ttl_ms: is 0; must be a whole number from 100 to 3600000"),
+            (r#""ttl_ms": 3600001"#.to_owned(), "ttl_ms: is 3600001"),
+            (r#""wait_ms": 3600001"#.to_owned(), "wait_ms: is 3600001"),
+            (r#""owner": """#.to_owned(), "owner: has 0 bytes"),
+            (format!(r#""owner": "{long}""#), "owner: has 600 bytes; must have 1 to 256 bytes"),
+            (format!(r#""request_id": "{long}""#), "request_id: has 600 bytes; must have 1 to 128 bytes"),
+            (r#""labels": []"#.to_owned(), "labels: must be an object of texts, not a list"),
+            (r#""labels": {"a": 1}"#.to_owned(), "labels.a: must be text, not a number"),
+            (r#""labels": {"a": "1", "a": "2"}"#.to_owned(), "labels.a: given twice"),
+            (format!(r#""labels": {{"a": "{long}"}}"#), "labels.a: has 600 bytes"),
+            (format!(r#""labels": {{{}}}"#, many.join(",")), "labels: has 17 members; may have 16"),
+            (r#""lable": {}"#.to_owned(), "unknown field `lable`"),
+        ];
+        for (member, expected) in faults {
+            let detail = parsed(&format!(r#"{{"resource": "r", {member}}}"#)).unwrap_err();
+            assert!(detail.starts_with(expected), "{member}: {detail}");
+        }
+        assert!(parsed(&format!(r#"{{"resource": "{long}"}}"#)).unwrap_err().contains("1 to 512 bytes"));
+    }
+
+    #[test]
+    fn a_grant_reads_as_documented() {
+        let keys: Vec<Key> = ["a", "b"].iter().map(|key| Key::new(key).unwrap()).collect();
+        let mut lease = Lease {
+            lease: LeaseRef { keys: keys.into(), nonce: 1, token: Token(17) },
+            resource: "orders/42".into(),
+            owner: "w".into(),
+            mode: Mode::Permits { count: 2, limit: 5 },
+            tokens: vec![Token(17), Token(4)],
+            ttl_ms: 10_000,
+            valid_until: clock::now().plus_ms(9_950),
+            waited_ms: 12,
+            policy: "default@sha256:1a2b3c4d5e6f".into(),
+            primitive: "lease",
+            levels: 1,
+        };
+        let grant = serde_json::to_value(Granted::new(&lease, None)).unwrap();
+        assert_eq!(grant["keys"], serde_json::json!(["a", "b"]));
+        assert_eq!(grant["tokens"], serde_json::json!([17, 4]));
+        assert_eq!(grant["mode"], serde_json::json!({"permits": 2}));
+        assert!((9_900..=9_950).contains(&grant["expires_in_ms"].as_u64().unwrap()));
+        assert!(grant.get("event").is_none() && grant.get("levels").is_none());
+        lease.lease.keys = lease.lease.keys[..1].into();
+        lease.tokens.pop();
+        let grant = serde_json::to_value(Granted::new(&lease, Some("granted"))).unwrap();
+        assert_eq!(grant["event"], "granted");
+        assert!(grant.get("tokens").is_none());
+    }
+}

@@ -1,0 +1,123 @@
+//! The text form of a [`LeaseRef`]: `<token>-<nonce>-<key>[.<key>…]`.
+//!
+//! The token is decimal, the nonce 16 hexadecimal digits, each key base64url. It says all that the
+//! store needs to find the grant, so any proxy can renew and release it. It proves nothing: the
+//! store compares the nonce with the holder's.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::lock::{Key, LeaseRef, Token};
+
+/// No lease id that was given out is longer: the bound on what clients may send.
+pub const MAX_BYTES: usize = 32 * 1024;
+
+pub fn encode(lease: &LeaseRef) -> String {
+    use std::fmt::Write;
+    let mut text =
+        String::with_capacity(40 + lease.keys.iter().map(|key| key.as_str().len() * 2).sum::<usize>());
+    let _ = write!(text, "{}-{:016x}-", lease.token, lease.nonce);
+    for (at, key) in lease.keys.iter().enumerate() {
+        if at > 0 {
+            text.push('.');
+        }
+        URL_SAFE_NO_PAD.encode_string(key.as_str(), &mut text);
+    }
+    text
+}
+
+/// `None` where the text is not exactly what [`encode`] makes of some lease.
+pub fn decode(text: &str) -> Option<LeaseRef> {
+    if text.len() > MAX_BYTES {
+        return None;
+    }
+    let (token, rest) = text.split_once('-')?;
+    let (nonce, keys) = rest.split_once('-')?;
+    let keys = keys.split('.').map(decode_key).collect::<Option<Vec<Key>>>()?;
+    if !keys.is_sorted_by(|a, b| a < b) {
+        return None;
+    }
+    Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token: decode_token(token)? })
+}
+
+fn decode_key(text: &str) -> Option<Key> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+    Key::new(std::str::from_utf8(&bytes).ok()?)
+}
+
+fn decode_nonce(text: &str) -> Option<u64> {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    (text.len() == 16 && text.bytes().all(is_hex)).then(|| u64::from_str_radix(text, 16).ok()).flatten()
+}
+
+fn decode_token(text: &str) -> Option<Token> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
+    is_plain.then(|| text.parse().ok().map(Token)).flatten().filter(|token| token.0 < 1 << 53)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(keys: &[&str]) -> LeaseRef {
+        let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
+        LeaseRef { keys: keys.into(), nonce: 0xab, token: Token(17) }
+    }
+
+    #[test]
+    fn round_trip() {
+        for keys in [&["orders/42"][..], &["a", "b", "ü-.~"], &["x".repeat(1024).as_str()]] {
+            let lease = lease(keys);
+            let text = encode(&lease);
+            assert_eq!(decode(&text).as_ref(), Some(&lease), "{text}");
+        }
+        assert_eq!(encode(&lease(&["k"])), "17-00000000000000ab-aw");
+    }
+
+    #[test]
+    fn sixteen_of_the_longest_keys_fit() {
+        let keys: Vec<String> = (0..16).map(|n| format!("{n:x}{}", "k".repeat(1023))).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let text = encode(&lease(&keys));
+        assert!(text.len() <= MAX_BYTES, "{}", text.len());
+        assert!(decode(&text).is_some());
+    }
+
+    #[test]
+    fn hostile_ids_are_no_leases() {
+        let hostile = [
+            "",
+            "-",
+            "--",
+            "17",
+            "17-00000000000000ab",
+            "17-00000000000000ab-",
+            "17-00000000000000ab-aw.",
+            "17-00000000000000ab-.aw",
+            "17-00000000000000ab-aw=",
+            "17-00000000000000ab-a",
+            "17-00000000000000ab-ax",
+            "17-00000000000000ab-Yg.YQ",
+            "17-00000000000000ab-YQ.YQ",
+            "17-00000000000000ab-_w",
+            "17-00000000000000AB-aw",
+            "17-000000000000ab-aw",
+            "17-+0000000000000ab-aw",
+            "017-00000000000000ab-aw",
+            "+17-00000000000000ab-aw",
+            "0-00000000000000ab-aw",
+            "99999999999999999999999-00000000000000ab-aw",
+            "9007199254740992-00000000000000ab-aw",
+            " 17-00000000000000ab-aw",
+            "17-00000000000000ab-aw\n",
+            "17-00000000000000ab-aw-aw",
+            "٣-00000000000000ab-aw",
+        ];
+        for text in hostile {
+            assert_eq!(decode(text), None, "{text:?}");
+        }
+        let too_long = format!("17-00000000000000ab-{}", URL_SAFE_NO_PAD.encode("k".repeat(1025)));
+        assert_eq!(decode(&too_long), None);
+        assert_eq!(decode(&"1".repeat(MAX_BYTES + 1)), None);
+    }
+}

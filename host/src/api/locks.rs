@@ -1,0 +1,164 @@
+//! `GET /v1/locks` and `/v1/locks/{name}`: who holds what, who waits, and why.
+
+use serde::Serialize;
+
+use super::{Api, mode, time};
+use crate::http::{Kind, Problem, Query, Response, json};
+use crate::lock::{Key, Mode};
+use crate::service::{Decision, HolderEntry, LockEntry, LockView, QueueEntry};
+
+const MAX_LIMIT: usize = 1_000;
+const DEFAULT_LIMIT: usize = 100;
+
+pub async fn list(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
+    let query = Query::parse(query, &["prefix", "limit", "after"])?;
+    let limit = query.count("limit", DEFAULT_LIMIT, MAX_LIMIT)?;
+    let after = match query.text("after").filter(|after| !after.is_empty()) {
+        None => None,
+        Some(after) => Some(Key::new(after).ok_or_else(|| bound("after"))?),
+    };
+    let prefix = query.text("prefix").unwrap_or_default();
+    if prefix.len() > Key::MAX_BYTES {
+        return Err(bound("prefix"));
+    }
+    let (entries, more) = api.service.list(prefix.to_owned(), after, limit).await?;
+    let next = if more { entries.last().map(|entry| entry.key.to_string()) } else { None };
+    Ok(json(&Page { locks: entries.into_iter().map(Lock::from).collect(), more, next }))
+}
+
+pub async fn show(api: &Api, name: &str) -> Result<Response, Problem> {
+    if name.len() > api.limits.max_resource_bytes.max(Key::MAX_BYTES) {
+        return Err(bound("name"));
+    }
+    match api.service.show(name).await? {
+        Some(view) => Ok(json(&View::from(view))),
+        None => Err(Problem::new(Kind::NotFound, format!("nothing is known of `{name}`: it is free"))),
+    }
+}
+
+fn bound(field: &'static str) -> Problem {
+    let bound = format!("at most {} bytes", Key::MAX_BYTES);
+    Problem::invalid(field, format!("must have {bound}")).with("bound", bound)
+}
+
+#[derive(Serialize)]
+struct Page {
+    locks: Vec<Lock>,
+    more: bool,
+    /// What to give as `after` for the next page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Lock {
+    key: String,
+    token: u64,
+    holders: Vec<Holder>,
+}
+
+#[derive(Serialize)]
+struct Holder {
+    resource: String,
+    owner: String,
+    mode: mode::Shown,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permits_limit: Option<u32>,
+    token: u64,
+    since: String,
+    until: String,
+    left_ms: u32,
+    levels: u32,
+    policy: String,
+}
+
+#[derive(Serialize)]
+struct View {
+    #[serde(flatten)]
+    lock: Lock,
+    queue: Vec<Queued>,
+    decisions: Vec<Decided>,
+}
+
+#[derive(Serialize)]
+struct Queued {
+    position: u32,
+    owner: String,
+    mode: mode::Shown,
+    rank: i32,
+    group: String,
+    waited_ms: u32,
+}
+
+#[derive(Serialize)]
+struct Decided {
+    at: String,
+    hook: &'static str,
+    by: String,
+    what: String,
+}
+
+impl From<LockEntry> for Lock {
+    fn from(entry: LockEntry) -> Lock {
+        Lock {
+            key: entry.key.to_string(),
+            token: entry.token.0,
+            holders: entry.holders.into_iter().map(Holder::from).collect(),
+        }
+    }
+}
+
+impl From<HolderEntry> for Holder {
+    fn from(entry: HolderEntry) -> Holder {
+        let permits_limit = match entry.mode {
+            Mode::Permits { limit, .. } => Some(limit),
+            _ => None,
+        };
+        Holder {
+            resource: entry.resource,
+            owner: entry.owner,
+            mode: mode::Shown(entry.mode),
+            permits_limit,
+            token: entry.token.0,
+            since: time::rfc3339(entry.since_us),
+            until: time::rfc3339(entry.until_us),
+            left_ms: entry.left_ms,
+            levels: entry.levels,
+            policy: entry.policy,
+        }
+    }
+}
+
+impl From<LockView> for View {
+    fn from(view: LockView) -> View {
+        View {
+            lock: view.entry.into(),
+            queue: view.queue.into_iter().map(Queued::from).collect(),
+            decisions: view.decisions.into_iter().map(Decided::from).collect(),
+        }
+    }
+}
+
+impl From<QueueEntry> for Queued {
+    fn from(entry: QueueEntry) -> Queued {
+        Queued {
+            position: entry.position,
+            owner: entry.owner,
+            mode: mode::Shown(entry.mode),
+            rank: entry.rank,
+            group: entry.group,
+            waited_ms: entry.waited_ms,
+        }
+    }
+}
+
+impl From<Decision> for Decided {
+    fn from(decision: Decision) -> Decided {
+        Decided {
+            at: time::rfc3339(decision.at_us),
+            hook: decision.hook,
+            by: decision.by.to_string(),
+            what: decision.what,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Where replacements of policies arrive: from operators, and from files that changed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+
+use crate::admin::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
+use crate::policy::{Policies, PolicyStatus, Prepared, Rejection};
+use crate::service::Service;
+
+/// A changed file is tried again after this long while the store cannot be asked who holds what.
+const RETRY: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub(super) struct Desk {
+    policies: Policies,
+    service: Service,
+}
+
+impl Desk {
+    pub fn new(policies: Policies, service: Service) -> Desk {
+        Desk { policies, service }
+    }
+
+    /// Makes files that change live, until the watcher is gone.
+    pub async fn reload(self, mut changes: mpsc::Receiver<(String, Vec<u8>)>) {
+        while let Some((name, component)) = changes.recv().await {
+            let component = Bytes::from(component);
+            while let Err(Failure::Store(error)) = self.put(&name, component.clone()).await {
+                tracing::warn!(policy = name, %error, "the changed policy waits for the store");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    async fn put(&self, name: &str, component: Bytes) -> Result<Pushed, Failure> {
+        let (policies, policy) = (self.policies.clone(), name.to_owned());
+        let checks = move || policies.prepare(&policy, &component, None);
+        let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
+        match prepared {
+            Prepared::Unchanged(_) => {
+                self.service.go_live(prepared).await.map_err(|error| Failure::Store(error.to_string()))?;
+                Ok(Pushed::Unchanged(self.status_of(name)?))
+            }
+            Prepared::Changed(_) => self.live(name, prepared).await.map(Pushed::Live),
+        }
+    }
+
+    async fn live(&self, name: &str, prepared: Prepared) -> Result<PolicyStatus, Failure> {
+        self.service.go_live(prepared).await.map_err(|error| Failure::Store(error.to_string()))?;
+        self.status_of(name)
+    }
+
+    fn checked(
+        &self,
+        name: &str,
+        result: Result<Result<Prepared, Rejection>, tokio::task::JoinError>,
+    ) -> Result<Prepared, Failure> {
+        let result = result.map_err(|error| Failure::Store(format!("the check failed: {error}")))?;
+        result.map_err(|rejection| match rejection {
+            Rejection::Unknown { .. } => Failure::Unknown,
+            rejection => {
+                self.policies.reject(name, &rejection);
+                Failure::Refused(rejection.to_string())
+            }
+        })
+    }
+
+    fn status_of(&self, name: &str) -> Result<PolicyStatus, Failure> {
+        self.policies.status().into_iter().find(|status| status.name == name).ok_or(Failure::Unknown)
+    }
+}
+
+/// Why a policy was not replaced.
+enum Failure {
+    Unknown,
+    Refused(String),
+    /// It could not be found out who holds what: nothing is wrong with the policy.
+    Store(String),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        match failure {
+            Failure::Unknown => Refusal::Unknown,
+            Failure::Refused(why) => Refusal::Refused(why),
+            Failure::Store(why) => Refusal::Refused(format!("{why}; the old policy stays, try again")),
+        }
+    }
+}
+
+impl PolicyAdmin for Desk {
+    fn status(&self) -> Vec<PolicyStatus> {
+        self.policies.status()
+    }
+
+    fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed> {
+        let (desk, name) = (self.clone(), name.to_owned());
+        Box::pin(async move { desk.put(&name, component).await.map_err(Refusal::from) })
+    }
+
+    fn rollback(&self, name: &str) -> PolicyAnswer<PolicyStatus> {
+        let (desk, name) = (self.clone(), name.to_owned());
+        Box::pin(async move {
+            let prepared = desk.checked(&name, Ok(desk.policies.prepare_rollback(&name)))?;
+            Ok(desk.live(&name, prepared).await?)
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! Arguments that several commands share.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+/// What is asked of a lock.
+#[derive(Args, Clone, Debug)]
+pub struct AcquireArgs {
+    /// What to lock, e.g. orders/42
+    pub resource: String,
+    /// How long the lease lives without renewal, e.g. 500ms, 10s, 2m [default: the policy's]
+    #[arg(long, value_parser = duration_ms, value_name = "TIME")]
+    pub ttl: Option<u32>,
+    /// How long to wait for the lock; 0 tries once [default: the policy's]
+    #[arg(long, value_parser = duration_ms, value_name = "TIME")]
+    pub wait: Option<u32>,
+    /// exclusive, shared, or permits=N
+    #[arg(long, value_parser = mode, default_value = "exclusive")]
+    pub mode: Mode,
+    /// Who holds it [default: user@host, pid]
+    #[arg(long)]
+    pub owner: Option<String>,
+    /// What the policy should know; may be given several times
+    #[arg(long = "label", value_parser = label, value_name = "NAME=VALUE")]
+    pub labels: Vec<(String, String)>,
+    /// Makes repeating this call safe: the same id gives the same lease
+    #[arg(long, value_name = "ID")]
+    pub request_id: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Exclusive,
+    Shared,
+    Permits(u32),
+}
+
+impl AcquireArgs {
+    /// The body of the call.
+    pub fn to_json(&self) -> Value {
+        let mut body = json!({
+            "resource": self.resource,
+            "owner": self.owner.clone().unwrap_or_else(default_owner),
+            "mode": match self.mode {
+                Mode::Exclusive => "exclusive".into(),
+                Mode::Shared => "shared".into(),
+                Mode::Permits(count) => json!({ "permits": count }),
+            },
+        });
+        let mut set = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                body[name] = value;
+            }
+        };
+        set("ttl_ms", self.ttl.map(Value::from));
+        set("wait_ms", self.wait.map(Value::from));
+        set("request_id", self.request_id.clone().map(Value::from));
+        if !self.labels.is_empty() {
+            let labels: BTreeMap<_, _> = self.labels.iter().cloned().collect();
+            set("labels", Some(json!(labels)));
+        }
+        body
+    }
+}
+
+/// Parses `500ms`, `10s`, `2m`, `1h` or `0` into milliseconds.
+pub fn duration_ms(text: &str) -> Result<u32, String> {
+    const EXPECTED: &str = "must be a time like 500ms, 10s, 2m or 1h";
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, unit) = text.split_at(digits);
+    let unit_ms = match unit {
+        "ms" => 1.0,
+        "s" => 1_000.0,
+        "m" => 60_000.0,
+        "h" => 3_600_000.0,
+        "" if number == "0" => 1.0,
+        _ => return Err(EXPECTED.to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| EXPECTED.to_owned())?;
+    let ms = (number * unit_ms).round();
+    if ms > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms as u32) }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "exclusive" => Ok(Mode::Exclusive),
+        "shared" => Ok(Mode::Shared),
+        other => match other.strip_prefix("permits=").map(str::parse) {
+            Some(Ok(count @ 1..)) => Ok(Mode::Permits(count)),
+            _ => Err("must be exclusive, shared or permits=N".to_owned()),
+        },
+    }
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("must be NAME=VALUE".to_owned()),
+    }
+}
+
+fn default_owner() -> String {
+    let user = std::env::var("USER").unwrap_or_else(|_| "unknown".to_owned());
+    let host =
+        std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
+    let mut owner = format!("{user}@{}, {}", host.trim(), std::process::id());
+    owner.truncate(owner.floor_char_boundary(200));
+    owner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_need_a_unit() {
+        let good = [
+            ("500ms", 500),
+            ("10s", 10_000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+            ("1.5s", 1_500),
+            ("0", 0),
+            ("0s", 0),
+        ];
+        for (text, ms) in good {
+            assert_eq!(duration_ms(text), Ok(ms), "{text}");
+        }
+        for bad in ["", "10", "s", "-1s", "1.2.3s", "10 s", "1d", "99999h", "NaNs"] {
+            assert!(duration_ms(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn modes_and_labels() {
+        assert_eq!(mode("permits=3"), Ok(Mode::Permits(3)));
+        for bad in ["permits=0", "permits=", "permits", "Shared"] {
+            assert!(mode(bad).is_err(), "{bad}");
+        }
+        assert_eq!(label("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert!(label("=b").is_err() && label("b").is_err());
+    }
+}

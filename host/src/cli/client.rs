@@ -1,0 +1,165 @@
+//! The client's side of the HTTP API.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::{Method, Uri};
+use hyper_util::client::legacy::Client as HyperClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+
+use super::failure::Failure;
+
+pub struct Client {
+    base: String,
+    http: HyperClient<HttpConnector, Full<Bytes>>,
+}
+
+/// How long a connection, and an answer that needs no waiting, may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl Client {
+    pub fn new(base: &str) -> Result<Client, Failure> {
+        let base = base.trim_end_matches('/');
+        let uri: Uri =
+            base.parse().map_err(|error| Failure::Usage(format!("`{base}` is not a URL: {error}")))?;
+        if uri.scheme_str() != Some("http") || uri.host().is_none() {
+            return Err(Failure::Usage(format!("`{base}` must be like http://127.0.0.1:7070")));
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        connector.set_nodelay(true);
+        let http = HyperClient::builder(TokioExecutor::new()).build(connector);
+        Ok(Client { base: base.to_owned(), http })
+    }
+
+    pub async fn get(&self, path: &str) -> Result<Value, Failure> {
+        self.call(Method::GET, path, Bytes::new(), CALL_TIMEOUT).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value, timeout: Duration) -> Result<Value, Failure> {
+        self.call(Method::POST, path, body.to_string().into(), timeout).await
+    }
+
+    /// One call; the answer's JSON, or its problem.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Value, Failure> {
+        let answer = async {
+            let (status, body) = self.send(method, path, body).await?;
+            let bytes = body.collect().await.map_err(|error| self.broken(&error))?.to_bytes();
+            self.decode(status, &bytes)
+        };
+        match tokio::time::timeout(timeout, answer).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(Failure::Silent { url: self.base.clone() }),
+        }
+    }
+
+    /// One call whose answer is a stream; problems are failures.
+    pub async fn stream(&self, method: Method, path: &str, body: Bytes) -> Result<Incoming, Failure> {
+        let (status, body) = self.send(method, path, body).await?;
+        if status == 200 {
+            return Ok(body);
+        }
+        let bytes = body.collect().await.map_err(|error| self.broken(&error))?.to_bytes();
+        Err(self.decode(status, &bytes).err().unwrap_or_else(|| {
+            Failure::Other(format!("{} answered {status} where a stream was expected", self.base))
+        }))
+    }
+
+    pub fn broken(&self, error: &hyper::Error) -> Failure {
+        Failure::NoProxy { url: self.base.clone(), why: format!("the connection broke: {error}") }
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Incoming), Failure> {
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header("content-type", "application/json")
+            .body(Full::new(body))
+            .map_err(|error| Failure::Usage(format!("{}{path}: {error}", self.base)))?;
+        let response = self
+            .http
+            .request(request)
+            .await
+            .map_err(|error| Failure::NoProxy { url: self.base.clone(), why: root_cause(&error) })?;
+        Ok((response.status().as_u16(), response.into_body()))
+    }
+
+    fn decode(&self, status: u16, bytes: &[u8]) -> Result<Value, Failure> {
+        let body: Value = serde_json::from_slice(bytes).map_err(|_| {
+            Failure::Other(format!("{} answered {status} without JSON: is it a proxy's API?", self.base))
+        })?;
+        if (200..300).contains(&status) { Ok(body) } else { Err(Failure::Problem { status, body }) }
+    }
+}
+
+/// A name as one path, its slashes kept.
+pub fn encode_path(text: &str) -> String {
+    encode(text, b"-._~/:@!$'()*,;=")
+}
+
+/// A value of a query.
+pub fn encode_query(text: &str) -> String {
+    encode(text, b"-._~/:")
+}
+
+fn encode(text: &str, plain: &[u8]) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || plain.contains(&byte) {
+            encoded.push(byte.into());
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+/// The innermost error says what happened; the outer ones say only that something did.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_come_back_as_they_were() {
+        for name in ["orders/42", "a b?c#d%e", "ü+&=", "//x"] {
+            assert_eq!(crate::http::decode_path(&encode_path(name)).as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn only_http_urls_are_taken() {
+        assert!(Client::new("http://localhost:7070/").is_ok());
+        for bad in ["localhost:7070", "https://x", "ftp://x", "", "http://"] {
+            assert!(matches!(Client::new(bad), Err(Failure::Usage(_))), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_there_says_how_to_start_one() {
+        // The port was free a moment ago.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let client = Client::new(&format!("http://127.0.0.1:{port}")).unwrap();
+        let failure = client.get("/v1/locks").await.unwrap_err();
+        assert_eq!(failure.code(), 5);
+        assert!(failure.to_string().contains("start one with `lockkeeper serve`"), "{failure}");
+    }
+}

@@ -1,0 +1,119 @@
+//! How a command fails, and what it exits with.
+
+use serde_json::{Value, json};
+
+use super::output;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{0}")]
+    Usage(String),
+    #[error("no proxy at {url}; start one with `lockkeeper serve` ({why})")]
+    NoProxy { url: String, why: String },
+    #[error("{url} did not answer in time")]
+    Silent { url: String },
+    /// The proxy's own answer.
+    #[error("{}", sentence(body))]
+    Problem { status: u16, body: Value },
+    /// The lease ended while it was being used.
+    #[error("the lease is lost: {0}")]
+    Lost(String),
+    /// A component that a proxy would not load.
+    #[error("{0}")]
+    Refused(String),
+    /// A command that was to run under a lock and could not, with the code for it.
+    #[error("{what}")]
+    Command { what: String, code: u8 },
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    /// One of the exit codes that `--help` lists.
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => 2,
+            Failure::NoProxy { .. } | Failure::Silent { .. } => 5,
+            Failure::Lost(_) => 4,
+            Failure::Refused(_) => 6,
+            Failure::Command { code, .. } => *code,
+            Failure::Other(_) => 1,
+            Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
+                "contended" | "too_many_waiters" => 3,
+                "lost" => 4,
+                "store_unavailable" | "shutting_down" | "overloaded" => 5,
+                "refused" | "policy_fault" => 6,
+                "invalid" => 2,
+                _ => 1,
+            },
+        }
+    }
+
+    /// The exit code of `run`, which leaves the low ones to its command.
+    pub fn code_of_run(&self) -> u8 {
+        match self {
+            Failure::Command { code, .. } => *code,
+            other => 110 + other.code(),
+        }
+    }
+
+    /// Says what went wrong: on standard error for people, on standard output for programs.
+    pub fn report(&self, as_json: bool) {
+        match self {
+            Failure::Problem { body, .. } if as_json => output::json(body),
+            other if as_json => output::json(&json!({"type": other.slug(), "detail": other.to_string()})),
+            other => eprintln!("lockkeeper: {other}"),
+        }
+    }
+
+    fn slug(&self) -> &'static str {
+        match self {
+            Failure::Usage(_) => "usage",
+            Failure::NoProxy { .. } => "no_proxy",
+            Failure::Silent { .. } => "timeout",
+            Failure::Lost(_) => "lost",
+            Failure::Refused(_) => "refused",
+            Failure::Command { .. } => "command",
+            Failure::Problem { .. } | Failure::Other(_) => "failure",
+        }
+    }
+}
+
+/// What a problem says to a person.
+fn sentence(body: &Value) -> String {
+    let detail = body["detail"].as_str().or(body["title"].as_str()).unwrap_or("the proxy gave no reason");
+    let mut text = detail.to_owned();
+    if let Some(owner) = body["holder"]["owner"].as_str() {
+        let token = &body["holder"]["token"];
+        let until = body["holder"]["until"].as_str().unwrap_or("?");
+        text.push_str(&format!(" by {owner} (token {token}) until {until}"));
+    }
+    if let Some(position @ 1..) = body["position"].as_u64() {
+        text.push_str(&format!("; place {position} in the queue"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_have_documented_codes() {
+        for (slug, code) in
+            [("contended", 3), ("lost", 4), ("store_unavailable", 5), ("refused", 6), ("x", 1)]
+        {
+            assert_eq!(Failure::Problem { status: 400, body: json!({"type": slug}) }.code(), code, "{slug}");
+        }
+    }
+
+    #[test]
+    fn contention_names_the_holder() {
+        let body = json!({
+            "type": "contended", "detail": "`r` is held", "position": 2,
+            "holder": {"owner": "w", "token": 17, "until": "2026-01-01T00:00:00.000Z"},
+        });
+        let text = Failure::Problem { status: 409, body }.to_string();
+        assert_eq!(text, "`r` is held by w (token 17) until 2026-01-01T00:00:00.000Z; place 2 in the queue");
+    }
+}

@@ -1,0 +1,155 @@
+//! `acquire`, `renew`, `release`, `ls` and `show`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::{CALL_TIMEOUT, Client, encode_path, encode_query};
+use super::failure::Failure;
+use super::{AcquireArgs, Options, output};
+
+pub async fn acquire(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
+    let client = Client::new(&options.server)?;
+    let lease = client.post("/v1/acquire", &args.to_json(), timeout_of(args)).await?;
+    if options.json {
+        output::json(&lease);
+    } else {
+        print_lease(&lease);
+    }
+    Ok(())
+}
+
+pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Result<(), Failure> {
+    let mut body = json!({ "lease_id": lease_id });
+    if let Some(ttl_ms) = ttl_ms {
+        body["ttl_ms"] = ttl_ms.into();
+    }
+    let renewed = Client::new(&options.server)?.post("/v1/renew", &body, CALL_TIMEOUT).await?;
+    if options.json {
+        output::json(&renewed);
+    } else {
+        output::line(&format!("renewed; expires in {}", output::time(&renewed["expires_in_ms"])));
+    }
+    Ok(())
+}
+
+pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
+    let body = json!({ "lease_id": lease_id });
+    let released = Client::new(&options.server)?.post("/v1/release", &body, CALL_TIMEOUT).await?;
+    if options.json {
+        output::json(&released);
+    } else {
+        output::line("released");
+    }
+    Ok(())
+}
+
+/// Lists up to `limit` locks, over as many pages as that takes.
+pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Result<(), Failure> {
+    let client = Client::new(&options.server)?;
+    let prefix = encode_query(prefix.unwrap_or_default());
+    let mut locks: Vec<Value> = Vec::new();
+    let mut after = String::new();
+    let mut more = true;
+    while more && locks.len() < limit {
+        let page = (limit - locks.len()).min(1_000);
+        let path = format!("/v1/locks?prefix={prefix}&limit={page}&after={}", encode_query(&after));
+        let answer = client.get(&path).await?;
+        let found = answer["locks"].as_array().cloned().unwrap_or_default();
+        more = answer["more"].as_bool().unwrap_or(false) && !found.is_empty();
+        after = answer["next"].as_str().unwrap_or_default().to_owned();
+        locks.extend(found);
+    }
+    if options.json {
+        output::json(&json!({ "locks": locks, "more": more }));
+        return Ok(());
+    }
+    if locks.is_empty() {
+        output::line("no locks are held");
+        return Ok(());
+    }
+    output::table(
+        &["KEY", "TOKEN", "MODE", "OWNER", "LEFT", "POLICY"],
+        &locks.iter().flat_map(holders).collect::<Vec<_>>(),
+    );
+    if more {
+        output::line(&format!("… and more than these {limit}; see --limit"));
+    }
+    Ok(())
+}
+
+pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
+    let path = format!("/v1/locks/{}", encode_path(name));
+    let lock = Client::new(&options.server)?.get(&path).await?;
+    if options.json {
+        output::json(&lock);
+        return Ok(());
+    }
+    output::pairs(&[("key", output::shown(&lock["key"])), ("token", output::shown(&lock["token"]))]);
+    let holders = holders(&lock);
+    output::line(if holders.is_empty() { "\nfree" } else { "\nholders" });
+    if !holders.is_empty() {
+        output::table(&["KEY", "TOKEN", "MODE", "OWNER", "LEFT", "POLICY"], &holders);
+    }
+    section("queue", &lock["queue"], &["PLACE", "OWNER", "MODE", "RANK", "GROUP", "WAITED"], |waiter| {
+        vec![
+            output::shown(&waiter["position"]),
+            output::shown(&waiter["owner"]),
+            output::mode(&waiter["mode"]),
+            output::shown(&waiter["rank"]),
+            output::shown(&waiter["group"]),
+            output::time(&waiter["waited_ms"]),
+        ]
+    });
+    section("decisions", &lock["decisions"], &["AT", "HOOK", "BY", "WHAT"], |decision| {
+        ["at", "hook", "by", "what"].iter().map(|name| output::shown(&decision[*name])).collect()
+    });
+    Ok(())
+}
+
+/// How long an acquire may take: as long as it may wait, and a call; for ever where the policy says
+/// how long that is.
+pub fn timeout_of(args: &AcquireArgs) -> Duration {
+    match args.wait {
+        Some(ms) => CALL_TIMEOUT + Duration::from_millis(ms.into()),
+        None => Duration::from_secs(30 * 24 * 3600),
+    }
+}
+
+fn print_lease(lease: &Value) {
+    output::pairs(&[
+        ("lease", output::shown(&lease["lease_id"])),
+        (
+            "keys",
+            lease["keys"].as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(" "),
+        ),
+        ("token", output::shown(&lease["token"])),
+        ("owner", output::shown(&lease["owner"])),
+        ("mode", output::mode(&lease["mode"])),
+        ("expires in", output::time(&lease["expires_in_ms"])),
+        ("waited", output::time(&lease["waited_ms"])),
+        ("policy", output::shown(&lease["policy"])),
+    ]);
+}
+
+fn holders(lock: &Value) -> Vec<Vec<String>> {
+    let row = |holder: &Value| {
+        vec![
+            output::shown(&lock["key"]),
+            output::shown(&holder["token"]),
+            output::mode(&holder["mode"]),
+            output::shown(&holder["owner"]),
+            output::time(&holder["left_ms"]),
+            output::shown(&holder["policy"]),
+        ]
+    };
+    lock["holders"].as_array().into_iter().flatten().map(row).collect()
+}
+
+fn section(title: &str, items: &Value, headings: &[&str], row: impl Fn(&Value) -> Vec<String>) {
+    let rows: Vec<Vec<String>> = items.as_array().into_iter().flatten().map(row).collect();
+    if !rows.is_empty() {
+        output::line(&format!("\n{title}"));
+        output::table(headings, &rows);
+    }
+}

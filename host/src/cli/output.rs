@@ -1,0 +1,91 @@
+//! What people and programs read on standard output.
+
+use std::io::Write;
+
+use serde_json::Value;
+
+/// Prints a line. That nobody reads on is no reason to fail.
+pub fn line(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Prints one line of JSON.
+pub fn json(value: &Value) {
+    line(&value.to_string());
+}
+
+/// Prints names and values, aligned.
+pub fn pairs(pairs: &[(&str, String)]) {
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    for (name, value) in pairs {
+        line(format!("{name:<width$}  {value}").trim_end());
+    }
+}
+
+/// Prints rows under headings, aligned. The last column is not padded.
+pub fn table(headings: &[&str], rows: &[Vec<String>]) {
+    for row in layout(headings, rows) {
+        line(&row);
+    }
+}
+
+/// A JSON value as a person reads it.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// A mode as it is given on the command line.
+pub fn mode(value: &Value) -> String {
+    match value["permits"].as_u64() {
+        Some(count) => format!("permits={count}"),
+        None => shown(value),
+    }
+}
+
+/// Milliseconds, in the largest unit that keeps them readable.
+pub fn time(value: &Value) -> String {
+    match value.as_u64() {
+        None => "-".to_owned(),
+        Some(ms @ ..1_000) => format!("{ms}ms"),
+        Some(ms @ ..60_000) => format!("{}.{}s", ms / 1_000, ms % 1_000 / 100),
+        Some(ms @ ..3_600_000) => format!("{}m{:02}s", ms / 60_000, ms / 1_000 % 60),
+        Some(ms) => format!("{}h{:02}m", ms / 3_600_000, ms / 60_000 % 60),
+    }
+}
+
+fn layout(headings: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+    let headings: Vec<String> = headings.iter().map(|&heading| heading.to_owned()).collect();
+    let all: Vec<&Vec<String>> = std::iter::once(&headings).chain(rows).collect();
+    let width_of = |at: usize| all.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..headings.len()).map(width_of).collect();
+    let format_row = |row: &&Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    all.iter().map(format_row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [vec!["orders/42".to_owned(), "w".to_owned()], vec!["a".to_owned(), "w2".to_owned()]];
+        assert_eq!(layout(&["KEY", "OWNER"], &rows), ["KEY        OWNER", "orders/42  w", "a          w2"]);
+    }
+
+    #[test]
+    fn times_are_short() {
+        for (ms, text) in
+            [(0, "0ms"), (999, "999ms"), (9_950, "9.9s"), (61_000, "1m01s"), (3_660_000, "1h01m")]
+        {
+            assert_eq!(time(&json!(ms)), text);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! `policy`: write, check and replace policies.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Subcommand;
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::client::{CALL_TIMEOUT, Client, encode_path};
+use super::failure::Failure;
+use super::{Options, output};
+
+mod tools;
+
+#[derive(Subcommand, Debug)]
+pub enum PolicyCommand {
+    /// Write a crate with a policy that builds and passes its test
+    ///
+    /// Example: lockkeeper policy new tenants
+    New {
+        /// Its name: the crate's, and the folder's
+        name: String,
+        /// The folder of the SDK [default: the published one, or this binary's checkout]
+        #[arg(long, value_name = "DIR")]
+        sdk: Option<PathBuf>,
+    },
+    /// Build a policy's crate into a component
+    ///
+    /// Example: lockkeeper policy build tenants
+    Build {
+        /// The crate
+        #[arg(default_value = ".")]
+        dir: PathBuf,
+        /// Where the component goes [default: the crate's name and .wasm, in the crate]
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Say everything for which a proxy would refuse a component
+    ///
+    /// Example: lockkeeper policy check tenants/tenants.wasm
+    Check {
+        file: PathBuf,
+        /// The settings it would have, as JSON
+        #[arg(long, value_name = "JSON", default_value = "{}")]
+        settings: String,
+    },
+    /// Make a component the live generation of a policy
+    ///
+    /// Example: lockkeeper policy push default tenants/tenants.wasm
+    Push { name: String, file: PathBuf },
+    /// List the policies of a proxy
+    List,
+    /// Bring a policy's previous generation back
+    ///
+    /// Example: lockkeeper policy rollback default
+    Rollback { name: String },
+}
+
+/// Compiling a component takes its time.
+const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
+
+pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
+    match command {
+        PolicyCommand::New { name, sdk } => {
+            let made = tools::scaffold(&name, sdk.as_deref())?;
+            let text = format!("wrote {}; next: lockkeeper policy build {name}", made.display());
+            report(options, &json!({ "directory": made }), &text);
+        }
+        PolicyCommand::Build { dir, output } => {
+            let (component, default) = tools::build(&dir)?;
+            let file = output.unwrap_or(default);
+            std::fs::write(&file, &component)
+                .map_err(|error| Failure::Other(format!("cannot write {}: {error}", file.display())))?;
+            let text = format!("built {} ({} bytes)", file.display(), component.len());
+            report(options, &json!({"file": file, "bytes": component.len()}), &text);
+        }
+        PolicyCommand::Check { file, settings } => {
+            let found = tools::check(&read(&file)?, &settings)?;
+            if options.json {
+                output::json(&json!(found));
+            } else {
+                output::line(&format!("{} would be loaded", file.display()));
+                let mut pairs = vec![
+                    ("digest", found.digest),
+                    ("size", format!("{} bytes", found.bytes)),
+                    ("hooks", found.hooks.join(", ")),
+                ];
+                pairs.extend(found.notes.into_iter().map(|note| ("note", note)));
+                output::pairs(&pairs);
+            }
+        }
+        PolicyCommand::Push { name, file } => {
+            let path = format!("/v1/policies/{}", encode_path(&name));
+            let component = read(&file)?.into();
+            let answer =
+                Client::new(&options.admin)?.call(Method::PUT, &path, component, PUSH_TIMEOUT).await?;
+            report(options, &answer, &outcome(&name, &answer));
+        }
+        PolicyCommand::Rollback { name } => {
+            let path = format!("/v1/policies/{}/rollback", encode_path(&name));
+            let answer =
+                Client::new(&options.admin)?.call(Method::POST, &path, Bytes::new(), CALL_TIMEOUT).await?;
+            report(options, &answer, &outcome(&name, &answer));
+        }
+        PolicyCommand::List => {
+            let answer = Client::new(&options.admin)?.get("/v1/policies").await?;
+            if options.json {
+                output::json(&answer);
+            } else {
+                list(&answer);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn list(answer: &Value) {
+    let row = |policy: &Value| {
+        vec![
+            output::shown(&policy["name"]),
+            short_digest(&policy["digest"]),
+            output::shown(&policy["generation"]),
+            output::shown(&policy["faults"]),
+            policy["hooks"].as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(","),
+            output::shown(&policy["last_error"]),
+        ]
+    };
+    let rows: Vec<_> = answer["policies"].as_array().into_iter().flatten().map(row).collect();
+    output::table(&["NAME", "DIGEST", "GENERATION", "FAULTS", "HOOKS", "LAST ERROR"], &rows);
+}
+
+fn outcome(name: &str, answer: &Value) -> String {
+    let digest = short_digest(&answer["digest"]);
+    let generation = &answer["generation"];
+    match answer["outcome"].as_str() {
+        Some("unchanged") => format!("{name} is {digest} already (generation {generation})"),
+        Some("rolled_back") => format!("{name} is back at {digest} (generation {generation})"),
+        _ => format!("{name} is now {digest} (generation {generation})"),
+    }
+}
+
+/// `sha256:` and 12 digits: as in leases and logs.
+fn short_digest(digest: &Value) -> String {
+    output::shown(digest).chars().take("sha256:".len() + 12).collect()
+}
+
+fn report(options: &Options, as_json: &Value, text: &str) {
+    if options.json {
+        output::json(as_json);
+    } else {
+        output::line(text);
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(file).map_err(|error| Failure::Other(format!("cannot read {}: {error}", file.display())))
+}

@@ -1,0 +1,72 @@
+//! What is wrong with a configuration, and where.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// One thing that is wrong. Reads `config.toml:12: store.lanes: is 0; must be from 1 to 64`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub place: Place,
+    pub what: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    File(PathBuf),
+    /// Lines count from 1.
+    Line(PathBuf, usize),
+    /// An environment variable.
+    Env(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::File(file) => write!(f, "{}: {}", file.display(), self.what),
+            Place::Line(file, line) => write!(f, "{}:{line}: {}", file.display(), self.what),
+            Place::Env(name) => write!(f, "{name}: {}", self.what),
+        }
+    }
+}
+
+/// `; did you mean …?` where a known name is near, else nothing.
+pub fn suggestion(given: &str, known: &[&str]) -> String {
+    let near = known.iter().map(|name| (distance(given, name), name)).min();
+    match near {
+        Some((steps, name)) if steps <= 1 + name.len() / 4 => format!("; did you mean `{name}`?"),
+        _ => String::new(),
+    }
+}
+
+/// How many characters must be changed, added, removed or swapped with their neighbour.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for (i, x) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, y) in b.iter().enumerate() {
+            let mut least = (rows[i][j] + usize::from(x != y)).min(row[j] + 1).min(rows[i][j + 1] + 1);
+            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggests_only_what_is_near() {
+        let known = ["lanes", "renewal_lanes", "timeout_ms"];
+        assert_eq!(suggestion("lane", &known), "; did you mean `lanes`?");
+        assert_eq!(suggestion("timeuot_ms", &known), "; did you mean `timeout_ms`?");
+        assert_eq!(suggestion("timeout", &known), "; did you mean `timeout_ms`?");
+        assert_eq!(suggestion("colour", &known), "");
+        assert_eq!(suggestion("x", &[]), "");
+    }
+}

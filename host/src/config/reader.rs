@@ -1,0 +1,342 @@
+//! Reads a TOML document key by key and collects every fault, with its line.
+//!
+//! What is read is what is known: [`Section::finish`] reports the rest. A scalar's environment
+//! variable, `LOCKKEEPER_` and its path in upper case with `_` for the dots, replaces what the file says.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::fault::{Fault, Place, suggestion};
+
+/// The environment variables that a configuration may be changed by.
+pub type Env = BTreeMap<String, String>;
+
+pub const ENV_PREFIX: &str = "LOCKKEEPER_";
+
+/// What the sections of one configuration share.
+pub struct Document<'a> {
+    file: &'a Path,
+    text: &'a str,
+    env: &'a Env,
+    /// The paths of the scalars that were asked for, by their variables.
+    scalars: RefCell<BTreeMap<String, String>>,
+    faults: RefCell<Vec<Fault>>,
+}
+
+/// One table of the file, which may be absent: then every key has its default.
+pub struct Section<'a> {
+    document: &'a Document<'a>,
+    /// Empty for the top level.
+    path: String,
+    place: Place,
+    table: Option<&'a DeTable<'a>>,
+    known: RefCell<Vec<&'static str>>,
+    /// Elements of lists have no environment variables.
+    takes_env: bool,
+}
+
+/// A scalar that was given, and where.
+enum Given<'a> {
+    File(&'a DeValue<'a>),
+    Env(&'a str),
+}
+
+impl<'a> Document<'a> {
+    pub fn new(file: &'a Path, text: &'a str, env: &'a Env) -> Document<'a> {
+        Document { file, text, env, scalars: RefCell::default(), faults: RefCell::default() }
+    }
+
+    pub fn top(&'a self, table: &'a DeTable<'a>) -> Section<'a> {
+        Section {
+            document: self,
+            path: String::new(),
+            place: Place::File(self.file.to_owned()),
+            table: Some(table),
+            known: RefCell::default(),
+            takes_env: true,
+        }
+    }
+
+    pub fn fault(&self, place: Place, what: impl Into<String>) {
+        self.faults.borrow_mut().push(Fault { place, what: what.into() });
+    }
+
+    /// A fault of the file's grammar.
+    pub fn syntax(&self, error: &toml::de::Error) {
+        let at = error.span().map_or(0, |span| span.start);
+        self.fault(self.line_of(at), error.message());
+    }
+
+    /// The faults in the order of the file, those of the environment last.
+    pub fn into_faults(self) -> Vec<Fault> {
+        let mut faults = self.faults.into_inner();
+        faults.sort_by(|a, b| a.place.cmp(&b.place));
+        faults.dedup();
+        faults
+    }
+
+    /// Variables that look like ours and name nothing.
+    pub fn unknown_env(&self, others: &[&str]) -> Vec<String> {
+        let known = self.scalars.borrow();
+        let is_unknown = |name: &&String| {
+            name.starts_with(ENV_PREFIX) && !known.contains_key(*name) && !others.contains(&name.as_str())
+        };
+        let names: Vec<&str> = known.keys().map(String::as_str).collect();
+        let warn = |name: &String| {
+            format!("the environment variable {name} is not known{}", suggestion(name, &names))
+        };
+        self.env.keys().filter(is_unknown).map(warn).collect()
+    }
+
+    #[cfg(test)]
+    pub fn known_keys(&self) -> Vec<String> {
+        self.scalars.borrow().values().cloned().collect()
+    }
+
+    fn line_of(&self, byte: usize) -> Place {
+        let before = self.text.get(..byte).unwrap_or(self.text);
+        Place::Line(self.file.to_owned(), 1 + before.matches('\n').count())
+    }
+}
+
+impl<'a> Section<'a> {
+    /// A whole number in `range`.
+    pub fn integer<T: TryFrom<u64>>(&self, key: &'static str, range: RangeInclusive<u64>, default: T) -> T {
+        let Some((given, place)) = self.scalar(key) else { return default };
+        let bound = format!("a whole number from {} to {}", range.start(), range.end());
+        let (number, shown) = match &given {
+            Given::Env(text) => (text.parse().ok(), format!("`{text}`")),
+            Given::File(DeValue::Integer(integer)) => {
+                (u64::from_str_radix(integer.as_str(), integer.radix()).ok(), integer.to_string())
+            }
+            Given::File(other) => (None, kind_of(other).to_owned()),
+        };
+        let fits = number.filter(|number| range.contains(number)).and_then(|number| T::try_from(number).ok());
+        fits.unwrap_or_else(|| {
+            self.fault(place, key, format!("is {shown}; must be {bound}"));
+            default
+        })
+    }
+
+    pub fn boolean(&self, key: &'static str, default: bool) -> bool {
+        let Some((given, place)) = self.scalar(key) else { return default };
+        match given {
+            Given::File(DeValue::Boolean(value)) => *value,
+            Given::Env("true" | "1") => true,
+            Given::Env("false" | "0") => false,
+            Given::File(other) => {
+                self.fault(place, key, format!("is {}; must be true or false", kind_of(other)));
+                default
+            }
+            Given::Env(other) => {
+                self.fault(place, key, format!("is `{other}`; must be true or false"));
+                default
+            }
+        }
+    }
+
+    /// Text that `parse` makes something of, or says what it must be.
+    pub fn parsed<T>(
+        &self,
+        key: &'static str,
+        default: T,
+        parse: impl FnOnce(&str, &Place) -> Result<T, String>,
+    ) -> T {
+        self.text(key, parse).unwrap_or(default)
+    }
+
+    /// As [`Section::parsed`], for a key without a default.
+    pub fn required<T>(
+        &self,
+        key: &'static str,
+        parse: impl FnOnce(&str, &Place) -> Result<T, String>,
+    ) -> Option<T> {
+        if self.scalar(key).is_none() {
+            self.fault(self.place.clone(), key, "is missing".to_owned());
+        }
+        self.text(key, parse)
+    }
+
+    /// A table inside this one.
+    pub fn section(&self, key: &'static str) -> Section<'a> {
+        self.known.borrow_mut().push(key);
+        let entry = self.table.and_then(|table| table.get_key_value(key));
+        let (place, value) = match entry {
+            Some((name, value)) => (self.document.line_of(name.span().start), Some(value.get_ref())),
+            None => (self.place.clone(), None),
+        };
+        self.inner(self.path_of(key), place, value, self.takes_env)
+    }
+
+    /// The tables of a list of tables.
+    pub fn list(&self, key: &'static str) -> Vec<Section<'a>> {
+        self.known.borrow_mut().push(key);
+        let Some((name, value)) = self.table.and_then(|table| table.get_key_value(key)) else {
+            return Vec::new();
+        };
+        let DeValue::Array(items) = value.get_ref() else {
+            let place = self.document.line_of(name.span().start);
+            self.fault(
+                place,
+                key,
+                format!("is {}; must be tables, each under [[{key}]]", kind_of(value.get_ref())),
+            );
+            return Vec::new();
+        };
+        let items = items.iter().enumerate().map(|(at, item)| {
+            let place = self.document.line_of(item.span().start);
+            self.inner(format!("{}[{at}]", self.path_of(key)), place, Some(item.get_ref()), false)
+        });
+        items.collect()
+    }
+
+    /// The tables inside a table whose keys are names.
+    pub fn named(&self, key: &'static str) -> Vec<(&'a str, Section<'a>)> {
+        let holder = self.section(key);
+        let entries = holder.table.into_iter().flat_map(|table| table.iter());
+        let sections = entries.map(|(name, value)| {
+            let place = self.document.line_of(name.span().start);
+            let path = format!("{}.{}", holder.path, name.get_ref());
+            (&**name.get_ref(), self.inner(path, place, Some(value.get_ref()), self.takes_env))
+        });
+        sections.collect()
+    }
+
+    /// A table whose content is somebody else's to check.
+    pub fn free(&self, key: &'static str) -> Map<String, Value> {
+        let section = self.section(key);
+        section.table.map(to_json).unwrap_or_default()
+    }
+
+    /// Reports what nobody asked for.
+    pub fn finish(&self) {
+        let known = self.known.borrow();
+        for key in self.table.into_iter().flat_map(|table| table.keys()) {
+            let name = key.get_ref();
+            if !known.contains(&&**name) {
+                let hint = suggestion(name, &known);
+                let what = format!("unknown key `{}`{hint}", self.path_of(name));
+                self.document.fault(self.document.line_of(key.span().start), what);
+            }
+        }
+    }
+
+    /// Reports a fault of this section as a whole.
+    pub fn complain_of_it(&self, what: impl Into<String>) {
+        self.document.fault(self.place.clone(), format!("{}: {}", self.path, what.into()));
+    }
+
+    /// Reports a fault of a key beyond what its reading reported.
+    pub fn complain(&self, key: &'static str, what: impl Into<String>) {
+        let place = self.scalar(key).map_or_else(|| self.place.clone(), |(_, place)| place);
+        self.fault(place, key, what.into());
+    }
+
+    fn inner(
+        &self,
+        path: String,
+        place: Place,
+        value: Option<&'a DeValue<'a>>,
+        takes_env: bool,
+    ) -> Section<'a> {
+        let table = match value {
+            Some(DeValue::Table(table)) => Some(table),
+            Some(other) => {
+                self.document.fault(place.clone(), format!("{path}: is {}; must be a table", kind_of(other)));
+                None
+            }
+            None => None,
+        };
+        Section { document: self.document, path, place, table, known: RefCell::default(), takes_env }
+    }
+
+    fn text<T>(&self, key: &'static str, parse: impl FnOnce(&str, &Place) -> Result<T, String>) -> Option<T> {
+        let (given, place) = self.scalar(key)?;
+        let text = match given {
+            Given::Env(text) => text,
+            Given::File(DeValue::String(text)) => text,
+            Given::File(other) => {
+                self.fault(place, key, format!("is {}; must be text", kind_of(other)));
+                return None;
+            }
+        };
+        parse(text, &place).map_err(|what| self.fault(place, key, what)).ok()
+    }
+
+    fn scalar(&self, key: &'static str) -> Option<(Given<'a>, Place)> {
+        self.known.borrow_mut().push(key);
+        if self.takes_env {
+            let name = env_name(&self.path_of(key));
+            let given = self.document.env.get(&name);
+            self.document.scalars.borrow_mut().insert(name.clone(), self.path_of(key));
+            if let Some(value) = given {
+                return Some((Given::Env(value), Place::Env(name)));
+            }
+        }
+        let (name, value) = self.table?.get_key_value(key)?;
+        Some((Given::File(value.get_ref()), self.document.line_of(name.span().start)))
+    }
+
+    fn fault(&self, place: Place, key: &str, what: impl Into<String>) {
+        let what = what.into();
+        self.document.fault(place, format!("{}: {what}", self.path_of(key)));
+    }
+
+    fn path_of(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+}
+
+/// A path as the file means it: relative to the file, and to the working directory where it came
+/// from the environment.
+pub fn resolve(path: &str, place: &Place) -> PathBuf {
+    match place {
+        Place::Line(file, _) | Place::File(file) => file.parent().unwrap_or(Path::new("")).join(path),
+        Place::Env(_) => path.into(),
+    }
+}
+
+fn env_name(path: &str) -> String {
+    let upper = path.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' });
+    ENV_PREFIX.chars().chain(upper).collect()
+}
+
+fn kind_of(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number with a fraction",
+        DeValue::Boolean(_) => "a boolean",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+fn to_json(table: &DeTable<'_>) -> Map<String, Value> {
+    table.iter().map(|(name, value)| (name.get_ref().to_string(), value_to_json(value))).collect()
+}
+
+/// Dates become text, as do integers that JSON's readers would not take.
+fn value_to_json(value: &Spanned<DeValue<'_>>) -> Value {
+    match value.get_ref() {
+        DeValue::String(text) => text.as_ref().into(),
+        DeValue::Integer(integer) => match i64::from_str_radix(integer.as_str(), integer.radix()) {
+            Ok(number) => number.into(),
+            Err(_) => integer.to_string().into(),
+        },
+        DeValue::Float(float) => {
+            float.as_str().replace('_', "").parse::<f64>().map_or(Value::Null, Value::from)
+        }
+        DeValue::Boolean(boolean) => (*boolean).into(),
+        DeValue::Datetime(date) => date.to_string().into(),
+        DeValue::Array(items) => items.iter().map(value_to_json).collect(),
+        DeValue::Table(table) => to_json(table).into(),
+    }
+}

@@ -1,0 +1,225 @@
+use std::path::Path;
+
+use super::*;
+
+fn parse(text: &str) -> Result<Config, Vec<String>> {
+    parse_with(text, &[])
+}
+
+fn parse_with(text: &str, env: &[(&str, &str)]) -> Result<Config, Vec<String>> {
+    let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    raw::parse(Path::new("config.toml"), text, &env)
+        .map_err(|faults| faults.iter().map(Fault::to_string).collect())
+}
+
+/// The only fault of a text.
+fn fault(text: &str) -> String {
+    let mut faults = parse(text).expect_err(text);
+    assert_eq!(faults.len(), 1, "{faults:#?}");
+    faults.remove(0)
+}
+
+const FILE: &str = include_str!("../../../config.toml");
+
+#[test]
+fn the_file_has_every_default() {
+    let config = parse(FILE).unwrap();
+    assert_eq!(format!("{config:#?}"), format!("{:#?}", Config::default()));
+    assert_eq!(format!("{:#?}", parse("").unwrap()), format!("{config:#?}"));
+}
+
+/// Every key that is read stands in the file: its name follows from that of its variable.
+#[test]
+fn the_file_has_every_key() {
+    let env = Env::new();
+    let document = reader::Document::new(Path::new("config.toml"), "", &env);
+    let table = toml::de::DeTable::parse("").unwrap();
+    raw::read(&document.top(table.get_ref()));
+    let keys = document.known_keys();
+    assert!(keys.len() > 45, "{keys:?}");
+    let table: toml::Table = FILE.parse().unwrap();
+    for key in keys {
+        let mut parts = key.split('.');
+        let first = table.get(parts.next().unwrap());
+        let value = parts.fold(first, |value, part| value.and_then(|value| value.get(part)));
+        assert!(value.is_some(), "{key} is not in config.toml");
+    }
+}
+
+#[test]
+fn all_faults_are_reported_with_their_lines() {
+    let faults = parse("[store]\nlanes = 0\n\n[api]\nlisten = \"here\"\n[limit]\nx = 1\n").unwrap_err();
+    assert_eq!(
+        faults,
+        [
+            "config.toml:2: store.lanes: is 0; must be a whole number from 1 to 64",
+            "config.toml:5: api.listen: `here` is not an address; must be like 127.0.0.1:7070 or [::1]:7070",
+            "config.toml:6: unknown key `limit`; did you mean `limits`?",
+        ]
+    );
+}
+
+#[test]
+fn wrong_types_are_named() {
+    for (text, expected) in [
+        (
+            "[store]\nlanes = \"4\"",
+            "config.toml:2: store.lanes: is text; must be a whole number from 1 to 64",
+        ),
+        ("[store]\nlanes = 1.5", "config.toml:2: store.lanes: is a number with a fraction; must be"),
+        ("[store]\nlanes = -1", "config.toml:2: store.lanes: is -1; must be"),
+        (
+            "[store]\nlanes = 99999999999999999999999",
+            "config.toml:2: store.lanes: is 99999999999999999999999;",
+        ),
+        (
+            "[store]\nrequire_durable = 1",
+            "config.toml:2: store.require_durable: is a whole number; must be true",
+        ),
+        ("[store]\nurl = true", "config.toml:2: store.url: is a boolean; must be text"),
+        ("store = 1", "config.toml:1: store: is a whole number; must be a table"),
+        ("[routes]\nx = 1", "config.toml:1: routes: is a table; must be tables, each under [[routes]]"),
+        ("policies = []", "config.toml:1: policies: is a list; must be a table"),
+        ("[log]\nformat = \"xml\"", "config.toml:2: log.format: is `xml`; must be \"text\" or \"json\""),
+    ] {
+        let fault = fault(text);
+        assert!(fault.starts_with(expected), "{fault}");
+    }
+}
+
+#[test]
+fn bounds_are_checked_against_each_other() {
+    let text = "[limits]\nmin_ttl_ms = 5000\nmax_ttl_ms = 1000";
+    assert_eq!(
+        fault(text),
+        "config.toml:2: limits.min_ttl_ms: is 5000, over limits.max_ttl_ms, which is 1000"
+    );
+    let text = "[api]\nlisten = \"127.0.0.1:7071\"";
+    assert!(fault(text).contains("admin.listen: is 127.0.0.1:7071, which is api.listen, too"));
+    parse("[api]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"").unwrap();
+}
+
+#[test]
+fn urls_are_checked_and_not_repeated() {
+    for bad in
+        ["postgres://u:secret@h/db", "mysql://u:secret@h:3306", "mysql://u:secret@h:99999/db", "nonsense"]
+    {
+        let fault = fault(&format!("[store]\nurl = \"{bad}\""));
+        assert!(fault.starts_with("config.toml:2: store.url: "), "{fault}");
+        assert!(!fault.contains("secret"), "{fault}");
+    }
+    let config = parse("[store]\nurl = \"mysql://u:p@h:3306/db?socket=/tmp/s\"").unwrap();
+    assert!(matches!(config.store.server, ServerChoice::Url(url) if url.contains("socket")));
+}
+
+#[test]
+fn policies_and_routes_must_exist() {
+    assert_eq!(
+        fault("[policies.a]\npath = \"nowhere.wasm\""),
+        "config.toml:2: policies.a.path: there is no file nowhere.wasm"
+    );
+    assert_eq!(
+        fault("[policies.a]\npath = \"builtin:defualt\""),
+        "config.toml:2: policies.a.path: `defualt` is not built in; there are default, fair-groups, backoff; \
+         did you mean `default`?"
+    );
+    assert_eq!(fault("\n[policies.a]"), "config.toml:2: policies.a.path: is missing");
+    assert!(fault("[policies.\"A b\"]\npath = \"builtin:default\"").contains("a name must have"));
+    assert_eq!(
+        fault("[[routes]]\nresource = \"a\"\npolicy = \"b\""),
+        "config.toml:3: routes[0].policy: no policy is named `b`; there are default"
+    );
+    assert_eq!(fault("[[routes]]\npolicy = \"default\""), "config.toml:1: routes[0].resource: is missing");
+    assert!(fault("[[routes]]\nresource = \"\"\npolicy = \"default\"").contains("must have 1 to 512 bytes"));
+}
+
+#[test]
+fn names_that_are_there_twice_are_faults() {
+    let twice = "[policies.a]\npath = \"builtin:default\"\n[policies.a]\npath = \"builtin:backoff\"";
+    assert!(parse(twice).unwrap_err()[0].starts_with("config.toml:3: "), "{:?}", parse(twice));
+    assert!(parse("[store]\nlanes = 1\nlanes = 2").unwrap_err()[0].starts_with("config.toml:3: "));
+}
+
+#[test]
+fn grammar_is_located() {
+    let faults = parse("[store]\nlanes = \n[api]\nlisten = \"x\"\n").unwrap_err();
+    assert!(faults.iter().any(|fault| fault.starts_with("config.toml:2: ")), "{faults:?}");
+    assert!(faults.iter().any(|fault| fault.starts_with("config.toml:4: api.listen: ")), "{faults:?}");
+}
+
+#[test]
+fn settings_become_json() {
+    let text = "[policies.default]\npath = \"builtin:default\"\n[policies.default.settings]\n\
+                ttl_ms = 10_000\nratio = 1.5\nnested = { on = true, names = [\"a\"] }\nday = 2026-01-02\n";
+    let config = parse(text).unwrap();
+    let expected = serde_json::json!({
+        "ttl_ms": 10_000, "ratio": 1.5, "nested": {"on": true, "names": ["a"]}, "day": "2026-01-02"
+    });
+    assert_eq!(serde_json::Value::Object(config.policies[0].settings.clone()), expected);
+}
+
+#[test]
+fn a_default_policy_is_added_and_policies_are_sorted() {
+    let config =
+        parse("[policies.zeta]\npath = \"builtin:backoff\"\n[policies.alpha]\npath = \"builtin:default\"");
+    let names: Vec<String> = config.unwrap().policies.into_iter().map(|policy| policy.name).collect();
+    assert_eq!(names, ["alpha", "default", "zeta"]);
+}
+
+#[test]
+fn the_environment_replaces_the_file() {
+    let env = [
+        ("LOCKKEEPER_STORE_LANES", "9"),
+        ("LOCKKEEPER_STORE_MANAGED_DATA_DIR", "data"),
+        ("LOCKKEEPER_STORE_MANAGED_SERVER", "mariadb"),
+        ("LOCKKEEPER_API_LISTEN", "[::1]:1"),
+        ("LOCKKEEPER_STORE_REQUIRE_DURABLE", "true"),
+        ("LOCKKEEPER_POLICIES_FAIR_GROUPS_PATH", "builtin:fair-groups"),
+        ("LOCKKEEPER_SERVER", "http://x"),
+    ];
+    let config =
+        parse_with("[store]\nlanes = 2\n[policies.fair-groups]\npath = \"builtin:backoff\"", &env).unwrap();
+    assert_eq!(config.store.lanes, 9);
+    assert!(config.store.require_durable);
+    assert_eq!(config.api.to_string(), "[::1]:1");
+    assert_eq!(config.policies[1].source, PolicySource::Builtin("fair-groups".into()));
+    let ServerChoice::Managed(managed) = config.store.server else { panic!("managed") };
+    assert_eq!((managed.binary, managed.data_dir), (ServerBinary::Mariadb, "data".into()));
+    assert_eq!(config.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn faults_of_the_environment_name_the_variable() {
+    let faults =
+        parse_with("", &[("LOCKKEEPER_STORE_LANES", "many"), ("LOCKKEEPER_API_LISTEN", "")]).unwrap_err();
+    assert_eq!(
+        faults,
+        [
+            "LOCKKEEPER_API_LISTEN: api.listen: `` is not an address; must be like 127.0.0.1:7070 or [::1]:7070",
+            "LOCKKEEPER_STORE_LANES: store.lanes: is `many`; must be a whole number from 1 to 64",
+        ]
+    );
+    let config = parse_with("", &[("LOCKKEEPER_STORE_LANE", "1")]).unwrap();
+    assert_eq!(
+        config.warnings,
+        [
+            "the environment variable LOCKKEEPER_STORE_LANE is not known; did you mean `LOCKKEEPER_STORE_LANES`?"
+        ]
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_a_fault() {
+    let faults = Config::load(Some(Path::new("/nowhere/config.toml")), &Env::new()).unwrap_err();
+    assert!(faults[0].to_string().starts_with("/nowhere/config.toml: cannot be read: "), "{}", faults[0]);
+}
+
+#[test]
+fn paths_are_relative_to_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("p.wasm"), b"x").unwrap();
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, "[policies.default]\npath = \"p.wasm\"").unwrap();
+    let config = Config::load(Some(&file), &Env::new()).unwrap();
+    assert_eq!(config.policies[0].source, PolicySource::File(folder.path().join("p.wasm")));
+}

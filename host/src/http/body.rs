@@ -1,0 +1,135 @@
+//! Bodies: what is sent, and what is read under limits.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::Stream;
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use hyper::header::{self, HeaderValue};
+
+use super::activity::UnderWay;
+use super::problem::{Kind, Problem};
+use super::{Request, Response};
+
+/// The body of an answer: some bytes, or a stream of them that ends when the client goes away.
+pub struct Body {
+    content: Content,
+    /// The request counts as under way until its answer has been sent.
+    under_way: Option<UnderWay>,
+}
+
+enum Content {
+    Full(Bytes),
+    Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+}
+
+/// Why a body could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    #[error("the body is over {limit} bytes")]
+    TooLarge { limit: usize },
+    #[error("the body did not arrive within {} ms", limit.as_millis())]
+    Slow { limit: Duration },
+    #[error("the body broke off: {0}")]
+    Broken(#[source] hyper::Error),
+}
+
+impl Body {
+    pub fn full(bytes: impl Into<Bytes>) -> Body {
+        Body { content: Content::Full(bytes.into()), under_way: None }
+    }
+
+    pub fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Body {
+        Body { content: Content::Stream(Box::pin(stream)), under_way: None }
+    }
+
+    pub(super) fn keep(&mut self, under_way: UnderWay) {
+        self.under_way = Some(under_way);
+    }
+}
+
+/// A 200 answer with a JSON body.
+pub fn json(value: &impl serde::Serialize) -> Response {
+    let mut bytes = Vec::with_capacity(384);
+    // Only a map with keys that are no text could fail, and there is none.
+    let _ = serde_json::to_writer(&mut bytes, value);
+    let mut response = Response::new(Body::full(bytes));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Reads a whole body of at most `limit` bytes within `timeout`.
+///
+/// A body that announces that it is longer is refused unread.
+pub async fn read_body(request: Request, limit: usize, timeout: Duration) -> Result<Bytes, BodyError> {
+    let body = request.into_body();
+    if body.size_hint().lower() > limit as u64 {
+        return Err(BodyError::TooLarge { limit });
+    }
+    match tokio::time::timeout(timeout, collect(body, limit)).await {
+        Ok(read) => read,
+        Err(_elapsed) => Err(BodyError::Slow { limit: timeout }),
+    }
+}
+
+async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(BodyError::Broken)?.into_data() else { continue };
+        if first.len() + all.len() + data.len() > limit {
+            return Err(BodyError::TooLarge { limit });
+        }
+        // Nearly every body is one frame, which is passed on as it is.
+        if first.is_empty() && all.is_empty() {
+            first = data;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&data);
+        }
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+impl From<BodyError> for Problem {
+    fn from(error: BodyError) -> Problem {
+        let detail = error.to_string();
+        match error {
+            BodyError::TooLarge { limit } => Problem::new(Kind::TooLarge, detail).with("bound", limit),
+            BodyError::Slow { .. } => Problem::new(Kind::Timeout, detail),
+            BodyError::Broken(_) => Problem::new(Kind::Invalid, detail).with("field", "body"),
+        }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = match &mut self.content {
+            Content::Full(bytes) if bytes.is_empty() => None,
+            Content::Full(bytes) => Some(std::mem::take(bytes)),
+            Content::Stream(stream) => ready!(stream.as_mut().poll_next(cx)),
+        };
+        Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.content, Content::Full(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Stream(_) => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! One connection, from its first byte to its end.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::header::CONNECTION;
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, debug, debug_span, warn};
+
+use super::activity::{Activity, Verdict};
+use super::problem::{Kind, Problem};
+use super::socket::Socket;
+use super::{Handler, Response, request_id};
+use crate::clock;
+use crate::config::HttpLimits;
+use crate::telemetry::Metrics;
+
+/// What the connections of a listener have in common.
+pub struct Shared<H> {
+    pub handler: H,
+    pub limits: HttpLimits,
+    pub metrics: Metrics,
+    pub stop: CancellationToken,
+}
+
+/// The smallest buffer that hyper accepts.
+const MIN_BUFFER: usize = 8 * 1024;
+/// How long a client may take to read the last answer of a connection that was closed early.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1 << 20;
+/// How often an HTTP/2 client that is quiet is asked for a sign of life.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// One HTTP/2 connection buffers this much of its answers.
+const MAX_SEND_BUFFER: usize = 64 * 1024;
+
+pub async fn run<H: Handler>(stream: TcpStream, shared: Arc<Shared<H>>) {
+    let activity = Activity::new();
+    let mut socket = Socket::new(stream, Arc::clone(&activity));
+    let sniffed = tokio::select! {
+        sniffed = tokio::time::timeout(shared.limits.header_timeout, socket.sniff()) => sniffed,
+        () = shared.stop.cancelled() => return,
+    };
+    match sniffed {
+        Ok(Ok(http2)) => {
+            // Boxed: the HTTP/2 state is several times larger, and every connection would pay for it.
+            if http2 {
+                Box::pin(run_http2(socket, activity, shared)).await;
+            } else {
+                Box::pin(run_http1(socket, activity, shared)).await;
+            }
+        }
+        Ok(Err(error)) => debug!(%error, "a connection broke"),
+        // Nothing was asked: there is nothing to answer.
+        Err(_elapsed) if activity.is_quiet() => {}
+        Err(_elapsed) => timed_out(socket.into_stream(), &shared).await,
+    }
+}
+
+/// Writes a problem to a connection on which no request could be read, and closes it.
+pub async fn answer_and_close(mut stream: TcpStream, problem: &Problem) {
+    let bytes = problem.to_http1();
+    let written = tokio::time::timeout(LINGER, stream.write_all(&bytes)).await;
+    if matches!(written, Ok(Ok(()))) {
+        linger(stream).await;
+    }
+}
+
+async fn run_http1<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: Arc<Shared<H>>) {
+    let requests = Requests { shared: Arc::clone(&shared), activity: Arc::clone(&activity) };
+    let limit = shared.limits.max_header_bytes;
+    let mut connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .max_buf_size(limit.max(MIN_BUFFER))
+        .max_header_size(limit)
+        // Answers are small: one write of a copy is cheaper than a list of buffers.
+        .writev(false)
+        .serve_connection(TokioIo::new(socket), requests);
+    let mut watchdog = pin!(Watchdog::new(&shared, &activity));
+    let end = poll_fn(|cx| {
+        if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
+            return Poll::Ready(End::Http(ended));
+        }
+        match watchdog.as_mut().poll(cx) {
+            Poll::Ready(Alarm::Stop) => {
+                Pin::new(&mut connection).graceful_shutdown();
+                connection.poll_without_shutdown(cx).map(End::Http)
+            }
+            Poll::Ready(Alarm::Close) => Poll::Ready(End::Quiet),
+            Poll::Ready(Alarm::SlowHeaders) => Poll::Ready(End::SlowHeaders),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await;
+    let parts = connection.into_parts();
+    let socket = parts.io.into_inner();
+    match end {
+        End::Http(Ok(())) if socket.end_seen() => {}
+        End::Http(Ok(())) => linger(socket.into_stream()).await,
+        End::Http(Err(error)) => {
+            debug!(%error, "a connection broke");
+            if !socket.end_seen() {
+                linger(socket.into_stream()).await;
+            }
+        }
+        // Half a request that came in one piece with the one before it looks quiet from outside.
+        End::Quiet if parts.read_buf.is_empty() => {}
+        End::Quiet | End::SlowHeaders => timed_out(socket.into_stream(), &shared).await,
+    }
+}
+
+async fn run_http2<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: Arc<Shared<H>>) {
+    let requests = Requests { shared: Arc::clone(&shared), activity: Arc::clone(&activity) };
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .max_concurrent_streams(shared.limits.max_streams)
+        .max_header_list_size(shared.limits.max_header_bytes.try_into().unwrap_or(u32::MAX))
+        .max_send_buf_size(MAX_SEND_BUFFER)
+        .serve_connection(TokioIo::new(socket), requests);
+    let mut connection = pin!(connection);
+    let mut watchdog = pin!(Watchdog::new(&shared, &activity));
+    let mut leaving = false;
+    loop {
+        let alarm = tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    debug!(%error, "a connection broke");
+                }
+                return;
+            }
+            alarm = watchdog.as_mut() => alarm,
+        };
+        if leaving && !matches!(alarm, Alarm::Stop) {
+            return;
+        }
+        // The client is told which of its requests were taken, and has one more timeout to go.
+        leaving = true;
+        connection.as_mut().graceful_shutdown();
+    }
+}
+
+enum End {
+    Http(hyper::Result<()>),
+    /// Idle for too long.
+    Quiet,
+    SlowHeaders,
+}
+
+enum Alarm {
+    /// The proxy is shutting down. Rung once.
+    Stop,
+    Close,
+    SlowHeaders,
+}
+
+/// Rings when a connection should end. It has one timer, which is set again when it fires and when
+/// only half of a request's headers came at once, so an ordinary request costs it nothing.
+struct Watchdog<'a, S> {
+    limits: &'a HttpLimits,
+    activity: &'a Activity,
+    timer: Pin<Box<Sleep>>,
+    /// The timer is set for the end of headers.
+    headers_timed: bool,
+    stop: Option<Pin<Box<S>>>,
+}
+
+impl<'a> Watchdog<'a, ()> {
+    fn new<H>(shared: &'a Shared<H>, activity: &'a Activity) -> Watchdog<'a, impl Future<Output = ()> + 'a> {
+        Watchdog {
+            limits: &shared.limits,
+            activity,
+            timer: Box::pin(tokio::time::sleep(shared.limits.header_timeout)),
+            headers_timed: false,
+            stop: Some(Box::pin(shared.stop.cancelled())),
+        }
+    }
+}
+
+impl<S: Future<Output = ()>> Future for Watchdog<'_, S> {
+    type Output = Alarm;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Alarm> {
+        let this = &mut *self;
+        if let Some(stop) = &mut this.stop
+            && stop.as_mut().poll(cx).is_ready()
+        {
+            this.stop = None;
+            return Poll::Ready(if this.activity.is_quiet() { Alarm::Close } else { Alarm::Stop });
+        }
+        let in_headers = this.activity.is_in_headers();
+        if in_headers && !this.headers_timed {
+            this.timer.as_mut().reset(tokio::time::Instant::now());
+        }
+        this.headers_timed = in_headers;
+        while this.timer.as_mut().poll(cx).is_ready() {
+            let wait = match this.activity.verdict(clock::now(), this.limits) {
+                Verdict::Wait(left) => left,
+                Verdict::SlowHeaders => return Poll::Ready(Alarm::SlowHeaders),
+                Verdict::Idle => {
+                    this.timer.as_mut().reset(tokio::time::Instant::now() + this.limits.header_timeout);
+                    return Poll::Ready(Alarm::Close);
+                }
+            };
+            this.timer.as_mut().reset(tokio::time::Instant::now() + wait);
+        }
+        Poll::Pending
+    }
+}
+
+/// Answers the requests of one connection.
+struct Requests<H> {
+    shared: Arc<Shared<H>>,
+    activity: Arc<Activity>,
+}
+
+impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
+    type Response = Response;
+    type Error = Infallible;
+    // Boxed, so that an idle connection does not hold the room for the largest handler.
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
+        let under_way = self.activity.begin();
+        let shared = Arc::clone(&self.shared);
+        let id = request_id::of(request.headers());
+        let http1 = request.version() < hyper::Version::HTTP_2;
+        if !tracing::enabled!(tracing::Level::DEBUG) {
+            return Box::pin(async move {
+                let response = shared.handler.handle(request).await;
+                Ok(finish::<H>(response, id, http1, under_way, &shared.metrics))
+            });
+        }
+        let span = debug_span!("request", front = H::FRONT, id = ?id, method = %request.method(), path = request.uri().path());
+        let answer = async move {
+            let response = shared.handler.handle(request).await;
+            debug!(status = response.status().as_u16(), "answered");
+            Ok(finish::<H>(response, id, http1, under_way, &shared.metrics))
+        };
+        Box::pin(answer.instrument(span))
+    }
+}
+
+fn finish<H: Handler>(
+    mut response: Response,
+    id: hyper::header::HeaderValue,
+    http1: bool,
+    under_way: super::activity::UnderWay,
+    metrics: &Metrics,
+) -> Response {
+    let status = response.status();
+    metrics.http(H::FRONT, status.as_u16());
+    if status.is_server_error() {
+        warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, "answered with an error");
+    }
+    if !http1 {
+        response.headers_mut().remove(CONNECTION);
+    }
+    response.headers_mut().insert(request_id::X_REQUEST_ID, id);
+    response.body_mut().keep(under_way);
+    response
+}
+
+async fn timed_out<H: Handler>(stream: TcpStream, shared: &Shared<H>) {
+    shared.metrics.http(H::FRONT, 408);
+    let detail = format!("the headers did not arrive within {} ms", shared.limits.header_timeout.as_millis());
+    answer_and_close(stream, &Problem::new(Kind::Timeout, detail)).await;
+}
+
+/// Ends a connection whose client may still be sending: with unread bytes the kernel would reset
+/// it, and the client might never see the answer.
+async fn linger(mut stream: TcpStream) {
+    let drain = async {
+        if stream.shutdown().await.is_err() {
+            return;
+        }
+        let mut scratch = [0; 2048];
+        let mut left = LINGER_BYTES;
+        while let Ok(read @ 1..) = stream.read(&mut scratch).await {
+            left = left.saturating_sub(read);
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(LINGER, drain).await;
+}

@@ -1,0 +1,226 @@
+//! Problems: RFC 9457 error bodies with a stable `type`.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderValue};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
+
+use super::body::Body;
+use super::request_id;
+
+/// What went wrong, as programs see it. Each has a slug, a status and a title that never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Invalid,
+    Contended,
+    Refused,
+    /// A component that the proxy will not make live.
+    PolicyRefused,
+    PolicyFault,
+    TooManyWaiters,
+    TooManyHolders,
+    Lost,
+    RequestIdReused,
+    StoreUnavailable,
+    TooLarge,
+    HeadersTooLarge,
+    Timeout,
+    NotFound,
+    MethodNotAllowed,
+    UnsupportedMediaType,
+    ShuttingDown,
+    /// Too many connections.
+    Overloaded,
+}
+
+/// An answer that says what went wrong.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    kind: Kind,
+    status: u16,
+    detail: Cow<'static, str>,
+    members: Vec<(&'static str, Value)>,
+    retry_after_s: Option<u32>,
+    allow: Option<&'static str>,
+    close: bool,
+}
+
+impl Kind {
+    /// The `type` of the problem.
+    pub fn slug(self) -> &'static str {
+        self.parts().0
+    }
+
+    fn parts(self) -> (&'static str, u16, &'static str) {
+        match self {
+            Kind::Invalid => ("invalid", 400, "The request is not valid"),
+            Kind::Contended => ("contended", 409, "The lock is held"),
+            Kind::Refused => ("refused", 403, "The policy refused the request"),
+            Kind::PolicyRefused => ("refused", 422, "The policy was refused"),
+            Kind::PolicyFault => ("policy_fault", 500, "The policy could not decide"),
+            Kind::TooManyHolders => ("too_many_holders", 429, "The lock has as many holders as it can have"),
+            Kind::TooManyWaiters => ("too_many_waiters", 429, "Too many are waiting for this lock"),
+            Kind::Lost => ("lost", 410, "The lease is lost"),
+            Kind::RequestIdReused => ("request_id_reused", 409, "The request id was used before"),
+            Kind::StoreUnavailable => ("store_unavailable", 503, "The store is unavailable"),
+            Kind::TooLarge => ("too_large", 413, "The body is too large"),
+            Kind::HeadersTooLarge => ("headers_too_large", 431, "The headers are too large"),
+            Kind::Timeout => ("timeout", 408, "The request took too long to arrive"),
+            Kind::NotFound => ("not_found", 404, "There is nothing here"),
+            Kind::MethodNotAllowed => ("method_not_allowed", 405, "Another method is needed here"),
+            Kind::UnsupportedMediaType => ("unsupported_media_type", 415, "The body must be JSON"),
+            Kind::ShuttingDown => ("shutting_down", 503, "The proxy is shutting down"),
+            Kind::Overloaded => ("overloaded", 503, "The proxy has too many connections"),
+        }
+    }
+}
+
+impl Problem {
+    pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Problem {
+        Problem {
+            kind,
+            status: kind.parts().1,
+            detail: detail.into(),
+            members: Vec::new(),
+            retry_after_s: None,
+            allow: None,
+            close: matches!(kind, Kind::TooLarge | Kind::HeadersTooLarge | Kind::Timeout),
+        }
+    }
+
+    /// A field of the request that is not valid, and why.
+    pub fn invalid(field: impl Into<String>, detail: impl AsRef<str>) -> Problem {
+        let field = field.into();
+        Problem::new(Kind::Invalid, format!("{field}: {}", detail.as_ref())).with("field", field)
+    }
+
+    pub fn method_not_allowed(allow: &'static str) -> Problem {
+        let mut problem = Problem::new(Kind::MethodNotAllowed, format!("allowed here: {allow}"));
+        problem.allow = Some(allow);
+        problem
+    }
+
+    pub fn not_found(path: &str) -> Problem {
+        // A path may be long and is the client's own: enough of it to recognise is enough.
+        let shown: String = path.chars().take(200).collect();
+        Problem::new(Kind::NotFound, format!("no such path: {shown}"))
+    }
+
+    /// Adds a member to the body.
+    pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Problem {
+        self.members.push((name, value.into()));
+        self
+    }
+
+    /// Sets Retry-After: whole seconds, rounded up, at least 1.
+    pub fn retry_after_ms(mut self, ms: u32) -> Problem {
+        self.retry_after_s = Some(ms.div_ceil(1_000).max(1));
+        self
+    }
+
+    pub fn status(mut self, status: u16) -> Problem {
+        self.status = status;
+        self
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    pub fn into_response(self) -> super::Response {
+        let mut response = hyper::Response::new(Body::full(self.to_json()));
+        *response.status_mut() = hyper::StatusCode::from_u16(self.status).unwrap_or_default();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// The whole answer as HTTP/1.1 bytes that end the connection, for where no request could be read.
+    pub fn to_http1(&self) -> Vec<u8> {
+        let body = self.to_json();
+        let status = hyper::StatusCode::from_u16(self.status).unwrap_or_default();
+        let id = request_id::fresh();
+        let retry = self.retry_after_s.map(|s| format!("retry-after: {s}\r\n")).unwrap_or_default();
+        let mut bytes = format!(
+            "HTTP/1.1 {} {}\r\ncontent-type: {CONTENT_TYPE}\r\ncontent-length: {}\r\nx-request-id: {}\r\n\
+             {retry}connection: close\r\n\r\n",
+            self.status,
+            status.canonical_reason().unwrap_or_default(),
+            body.len(),
+            id.to_str().unwrap_or_default(),
+        )
+        .into_bytes();
+        bytes.extend_from_slice(&body);
+        bytes
+    }
+
+    fn to_json(&self) -> Bytes {
+        serde_json::to_vec(self).unwrap_or_default().into()
+    }
+}
+
+const CONTENT_TYPE: &str = "application/problem+json";
+
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (slug, _, title) = self.kind.parts();
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("type", slug)?;
+        map.serialize_entry("title", title)?;
+        map.serialize_entry("status", &self.status)?;
+        map.serialize_entry("detail", &self.detail)?;
+        for (name, value) in &self.members {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_have_the_members_of_the_rfc() {
+        let problem =
+            Problem::invalid("ttl_ms", "must be from 100 to 3600000").with("bound", "100 to 3600000");
+        let body: Value = serde_json::from_slice(&problem.to_json()).unwrap();
+        assert_eq!(body["type"], "invalid");
+        assert_eq!(body["status"], 400);
+        assert_eq!(body["field"], "ttl_ms");
+        assert_eq!(body["bound"], "100 to 3600000");
+        assert!(body["detail"].as_str().unwrap().starts_with("ttl_ms: "));
+    }
+
+    #[test]
+    fn retry_after_is_in_seconds_and_never_zero() {
+        for (ms, seconds) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
+            let response = Problem::new(Kind::Contended, "held").retry_after_ms(ms).into_response();
+            assert_eq!(response.headers()["retry-after"], seconds);
+        }
+    }
+
+    #[test]
+    fn raw_answers_are_complete() {
+        let text = String::from_utf8(Problem::new(Kind::Timeout, "slow").to_http1()).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head}");
+        assert!(head.contains("connection: close") && head.contains("x-request-id: "), "{head}");
+    }
+}

@@ -1,0 +1,96 @@
+//! The request target: paths and queries, percent-decoded.
+
+use super::problem::Problem;
+
+/// Decodes `%xx`. `None` where an escape is broken or the result is not UTF-8.
+pub fn decode_path(text: &str) -> Option<String> {
+    decode(text, false)
+}
+
+/// The parameters of a query, each of which must be known and given once.
+#[derive(Debug)]
+pub struct Query {
+    pairs: Vec<(String, String)>,
+}
+
+impl Query {
+    /// Refuses parameters that are not in `known`, are there twice, or are badly escaped.
+    pub fn parse(query: Option<&str>, known: &[&'static str]) -> Result<Query, Problem> {
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let (Some(name), Some(value)) = (decode(name, true), decode(value, true)) else {
+                return Err(Problem::invalid("query", format!("`{part}` is not percent-encoded UTF-8")));
+            };
+            if !known.contains(&name.as_str()) {
+                let detail = format!("unknown query parameter; known are {}", known.join(", "));
+                return Err(Problem::invalid(name, detail));
+            }
+            if pairs.iter().any(|(seen, _)| *seen == name) {
+                return Err(Problem::invalid(name, "given twice"));
+            }
+            pairs.push((name, value));
+        }
+        Ok(Query { pairs })
+    }
+
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.pairs.iter().find(|(seen, _)| seen == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A whole number from 1 to `max`.
+    pub fn count(&self, name: &'static str, default: usize, max: usize) -> Result<usize, Problem> {
+        let Some(text) = self.text(name) else { return Ok(default) };
+        match text.parse() {
+            Ok(count) if (1..=max).contains(&count) => Ok(count),
+            _ => Err(Problem::invalid(name, format!("must be a whole number from 1 to {max}"))
+                .with("bound", format!("1 to {max}"))),
+        }
+    }
+}
+
+fn decode(text: &str, plus_is_space: bool) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => (hex(rest.next()?)? << 4) | hex(rest.next()?)?,
+            b'+' if plus_is_space => b' ',
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|value| value as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decodes_escapes_and_refuses_broken_ones() {
+        assert_eq!(decode_path("orders%2F42").as_deref(), Some("orders/42"));
+        assert_eq!(decode_path("a+b").as_deref(), Some("a+b"));
+        assert_eq!(decode_path("%C3%A9").as_deref(), Some("é"));
+        for broken in ["%", "%4", "%zz", "%ff"] {
+            assert_eq!(decode_path(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn a_query_names_what_it_does_not_know() {
+        let query = Query::parse(Some("prefix=a%20b&limit=5"), &["prefix", "limit"]).unwrap();
+        assert_eq!(query.text("prefix"), Some("a b"));
+        assert_eq!(query.count("limit", 100, 1000).unwrap(), 5);
+        for bad in ["color=red", "limit=1&limit=2", "prefix=%f"] {
+            assert!(Query::parse(Some(bad), &["prefix", "limit"]).is_err(), "{bad}");
+        }
+        for bad in ["limit=0", "limit=1001", "limit=x", "limit=", "limit=-1"] {
+            let query = Query::parse(Some(bad), &["limit"]).unwrap();
+            assert!(query.count("limit", 100, 1000).is_err(), "{bad}");
+        }
+    }
+}

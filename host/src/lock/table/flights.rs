@@ -1,0 +1,319 @@
+//! What the store has been sent, and what its answers bring about.
+
+use std::sync::Arc;
+
+use super::leases::Lease;
+use super::queue::Known;
+use super::{
+    ABANDON_MS, Action, Answered, Claim, Denial, Grant, HeldBy, Instant, Key, LeaseRef, Mode, Note, Outcome,
+    ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token, Verdict, WaiterId,
+};
+use crate::lock::ServerTime;
+
+/// A group of operations that the store has not answered.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub parts: Vec<Part>,
+    /// The keys whose queues wait for it.
+    pub keys: Vec<Key>,
+}
+
+/// When an answer was asked for on the proxy's clock, and given on the store's.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    asked_at: Instant,
+    server: ServerTime,
+}
+
+/// One operation of a flight, and whom it is for.
+#[derive(Debug)]
+pub(super) enum Part {
+    Release { id: ReleaseId, lease: LeaseRef, attempt: u64 },
+    Acquire { waiter: WaiterId },
+    Rejoin { waiter: WaiterId, over: bool },
+    Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
+}
+
+impl Part {
+    pub fn waiter(&self) -> Option<WaiterId> {
+        match self {
+            Part::Acquire { waiter } | Part::Rejoin { waiter, .. } => Some(*waiter),
+            Part::Release { .. } | Part::Abandon { .. } => None,
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn completed(
+        &mut self,
+        ticket: Ticket,
+        result: Result<Answered, String>,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(flight) = self.flights.remove(&ticket) else { return };
+        for key in &flight.keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.flight = None;
+            }
+        }
+        let mut touched = flight.keys.clone();
+        for part in &flight.parts {
+            if let Some(entry) = part.waiter().and_then(|id| self.waiters.get_mut(&id)) {
+                entry.flight = None;
+                touched.extend(entry.waiter.claim.keys.iter().cloned());
+            }
+        }
+        match result {
+            Ok(answer) => self.answered(flight, answer, &mut touched, now, out),
+            Err(why) => {
+                for part in flight.parts {
+                    self.unanswered(part, &why, now, out);
+                }
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        self.advance_all(&touched, now, out);
+        for id in std::mem::take(&mut self.late) {
+            self.deadline(id, now, out);
+        }
+    }
+
+    fn answered(
+        &mut self,
+        flight: Flight,
+        answer: Answered,
+        touched: &mut Vec<Key>,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let granted = answer.outcomes.iter().any(|o| matches!(o, Outcome::Granted(g) if !g.repeated));
+        let at = Moment { asked_at: answer.asked_at, server: answer.now };
+        let mut from_release = false;
+        for (part, outcome) in flight.parts.into_iter().zip(answer.outcomes) {
+            match part {
+                Part::Release { id, lease, .. } => {
+                    touched.extend(lease.keys.iter().cloned());
+                    from_release |= matches!(outcome, Outcome::Released { levels_left: 0 });
+                    self.released(id, &lease, outcome, granted, now, out);
+                }
+                Part::Abandon { keys, .. } => {
+                    for key in &*keys {
+                        if let Some(queue) = self.queues.get_mut(key) {
+                            queue.ready = true;
+                        }
+                    }
+                    touched.extend(keys.iter().cloned());
+                }
+                Part::Acquire { waiter } => {
+                    self.attempted(waiter, outcome, at, from_release, now, out);
+                }
+                Part::Rejoin { waiter, over } => {
+                    self.rejoined(waiter, over, outcome, at, now, out);
+                }
+            }
+        }
+    }
+
+    fn released(
+        &mut self,
+        id: ReleaseId,
+        lease: &LeaseRef,
+        outcome: Outcome,
+        handed_off: bool,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let over = !matches!(outcome, Outcome::Released { levels_left: 1.. });
+        if over && let Some(known) = self.lease_ended(lease.nonce) {
+            let held_ms = now.ms_since(known.since);
+            for (key, token) in known.keyed_tokens() {
+                let owner = known.claim.owner.clone();
+                out.push(Action::Note(Note::Released { key, owner, token, held_ms, handed_off }));
+            }
+        } else if over {
+            for key in &*lease.keys {
+                if let Some(queue) = self.queues.get_mut(key) {
+                    queue.ready = true;
+                }
+            }
+        }
+        out.push(Action::Released { id, result: Ok(outcome) });
+    }
+
+    fn attempted(
+        &mut self,
+        id: WaiterId,
+        outcome: Outcome,
+        at: Moment,
+        from_release: bool,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        match outcome {
+            Outcome::Granted(grant) => self.granted(id, grant, at, from_release, now, out),
+            Outcome::Held(denial) => self.denied(id, denial, now, out),
+            Outcome::RequestReused { ended } => self.finish(id, Verdict::RequestReused { ended }, out),
+            _ => self.finish(id, Verdict::Full, out),
+        }
+    }
+
+    fn granted(
+        &mut self,
+        id: WaiterId,
+        grant: Grant,
+        at: Moment,
+        from_release: bool,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(entry) = self.remove(id) else { return };
+        let claim = entry.waiter.claim;
+        if entry.cancelled {
+            let until = now.plus_ms(claim.ttl_ms).plus_ms(ABANDON_MS);
+            let part = Part::Abandon { keys: claim.keys.clone(), attempt: claim.attempt, until };
+            self.fly(vec![part], out);
+            return;
+        }
+        let until = at.asked_at.plus_us(grant.left_us);
+        let keys = claim.keys.clone();
+        let lease = Lease { claim: claim.clone(), tokens: grant.tokens.clone(), since: now, until };
+        let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
+        for (key, token) in keys.iter().zip(&grant.tokens) {
+            let Some(queue) = self.queues.get_mut(key) else { continue };
+            queue.ready = claim.mode != Mode::Exclusive;
+            queue.holder = Some(Known { held_by: Some(held_by(&claim, *token, at.server, &grant)), until });
+            if new {
+                queue.granted(&entry.waiter.group);
+                let owner = claim.owner.clone();
+                out.push(Action::Note(Note::Granted {
+                    key: key.clone(),
+                    owner,
+                    token: *token,
+                    from_release,
+                }));
+            }
+        }
+        let waited_ms = now.ms_since(entry.arrived);
+        out.push(Action::Finish {
+            waiter: id,
+            verdict: Verdict::Granted {
+                grant,
+                keys,
+                attempt: claim.attempt,
+                asked_at: at.asked_at,
+                waited_ms,
+            },
+        });
+    }
+
+    fn denied(&mut self, id: WaiterId, denial: Denial, now: Instant, out: &mut Vec<Action>) {
+        if let Some(queue) = self.queues.get_mut(&denial.key) {
+            queue.ready = false;
+            let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));
+            queue.holder = Some(Known { held_by: denial.holder.clone(), until });
+        }
+        if let Some(entry) = self.waiters.get_mut(&id) {
+            entry.denial = Some(denial);
+            entry.store_error = None;
+            entry.unsure_until = None;
+        }
+        self.stay_or_go(id, now, out);
+    }
+
+    fn rejoined(
+        &mut self,
+        id: WaiterId,
+        over: bool,
+        outcome: Outcome,
+        at: Moment,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        match outcome {
+            Outcome::Absent if over => {
+                let limit = self.waiters.get(&id).map_or(0, |entry| entry.waiter.max_waiters);
+                self.finish(id, Verdict::TooManyWaiters { limit }, out);
+            }
+            Outcome::Absent => self.stay_or_go(id, now, out),
+            outcome => self.attempted(id, outcome, at, false, now, out),
+        }
+    }
+
+    /// A waiter whose attempt came to nothing: it keeps its place, unless its time is up.
+    fn stay_or_go(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
+        let Some(entry) = self.waiters.get_mut(&id) else { return };
+        if entry.cancelled {
+            self.drop_out(id);
+        } else if self.shutting_down {
+            self.finish(id, Verdict::ShuttingDown, out);
+        } else if let Some(claim) = entry.replan.take() {
+            self.replan(id, claim, now, out);
+        } else if entry.deadline <= now {
+            self.deadline(id, now, out);
+        }
+    }
+
+    fn finish(&mut self, id: WaiterId, verdict: Verdict, out: &mut Vec<Action>) {
+        if self.drop_out(id).is_some_and(|entry| !entry.cancelled) {
+            out.push(Action::Finish { waiter: id, verdict });
+        }
+    }
+
+    /// The store was not heard of: what the part asked for may have happened.
+    fn unanswered(&mut self, part: Part, why: &str, now: Instant, out: &mut Vec<Action>) {
+        match part {
+            Part::Release { id, .. } => out.push(Action::Released { id, result: Err(why.to_owned()) }),
+            Part::Abandon { keys, attempt, until } => self.abandon_later(keys, attempt, until, now),
+            Part::Rejoin { waiter, over } => {
+                self.store_failed(waiter, over, why, now, out);
+            }
+            Part::Acquire { waiter } => {
+                self.store_failed(waiter, false, why, now, out);
+            }
+        }
+    }
+
+    /// The attempt may have been granted. `over`: it cannot be tried again.
+    fn store_failed(&mut self, id: WaiterId, over: bool, why: &str, now: Instant, out: &mut Vec<Action>) {
+        let Some(entry) = self.waiters.get_mut(&id) else { return };
+        entry.store_error = Some(why.to_owned());
+        entry.unsure_until = Some(now.plus_ms(entry.waiter.claim.ttl_ms).plus_ms(ABANDON_MS));
+        let over = over || entry.deadline <= now;
+        let keys = entry.waiter.claim.keys.clone();
+        self.pause(&keys, now);
+        if over {
+            self.finish(id, Verdict::Unavailable { why: why.to_owned() }, out);
+        } else {
+            self.stay_or_go(id, now, out);
+        }
+    }
+
+    fn abandon_later(&mut self, keys: Arc<[Key]>, attempt: u64, until: Instant, now: Instant) {
+        let at = now.plus_ms(STORE_RETRY_MS);
+        if at < until {
+            self.timers.insert((at, Timer::Abandon(keys, attempt, until)));
+        }
+    }
+
+    /// Asks for the keys again a little later.
+    fn pause(&mut self, keys: &[Key], now: Instant) {
+        let at = now.plus_ms(STORE_RETRY_MS);
+        for key in keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.ready = false;
+                if queue.poll_at.is_none() {
+                    queue.poll_at = Some(at);
+                    self.timers.insert((at, Timer::Poll(key.clone())));
+                }
+            }
+        }
+    }
+}
+
+/// The holder as those behind it see it.
+fn held_by(claim: &Claim, token: Token, since: ServerTime, grant: &Grant) -> HeldBy {
+    let until = since.plus_us(grant.left_us);
+    HeldBy { owner: claim.owner.clone(), mode: claim.mode, token, since, until }
+}

@@ -1,0 +1,99 @@
+//! The leases that this proxy knows: to notice when they end.
+
+use std::collections::HashMap;
+
+use super::{Action, Claim, Instant, Key, Note, Table, Timer, Token};
+
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    by_nonce: HashMap<u64, Lease>,
+}
+
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub claim: Claim,
+    pub tokens: Vec<Token>,
+    pub since: Instant,
+    pub until: Instant,
+}
+
+impl Leases {
+    pub fn len(&self) -> usize {
+        self.by_nonce.len()
+    }
+
+    pub fn claims(&self) -> impl Iterator<Item = (u64, &Claim)> {
+        self.by_nonce.iter().map(|(nonce, lease)| (*nonce, &lease.claim))
+    }
+
+    /// The leases that hold a key.
+    pub fn of(&self, key: &Key) -> Vec<u64> {
+        self.claims().filter(|(_, claim)| claim.keys.contains(key)).map(|(nonce, _)| nonce).collect()
+    }
+
+    pub fn ends_at(&self, nonce: u64) -> Option<Instant> {
+        self.by_nonce.get(&nonce).map(|lease| lease.until)
+    }
+}
+
+impl Lease {
+    pub fn keyed_tokens(&self) -> impl Iterator<Item = (Key, Token)> {
+        self.claim.keys.iter().cloned().zip(self.tokens.iter().copied())
+    }
+}
+
+impl Table {
+    /// Whether the lease is new to this proxy.
+    pub(super) fn lease_granted(&mut self, nonce: u64, lease: Lease) -> bool {
+        if self.leases.by_nonce.contains_key(&nonce) {
+            self.renewed(nonce, lease.until);
+            return false;
+        }
+        for key in &*lease.claim.keys {
+            self.queues.entry(key.clone()).or_default().leases += 1;
+        }
+        self.timers.insert((lease.until, Timer::Lease(nonce)));
+        self.leases.by_nonce.insert(nonce, lease);
+        true
+    }
+
+    pub(super) fn renewed(&mut self, nonce: u64, until: Instant) {
+        let Some(lease) = self.leases.by_nonce.get_mut(&nonce) else { return };
+        if until <= lease.until {
+            return;
+        }
+        self.timers.remove(&(lease.until, Timer::Lease(nonce)));
+        lease.until = until;
+        self.timers.insert((until, Timer::Lease(nonce)));
+    }
+
+    /// Forgets the lease; its keys may be asked for again.
+    pub(super) fn lease_ended(&mut self, nonce: u64) -> Option<Lease> {
+        let lease = self.leases.by_nonce.remove(&nonce)?;
+        self.timers.remove(&(lease.until, Timer::Lease(nonce)));
+        for key in &*lease.claim.keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.leases = queue.leases.saturating_sub(1);
+                queue.ready = true;
+                queue.holder = None;
+            }
+        }
+        Some(lease)
+    }
+
+    pub(super) fn lease_over(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+        if let Some(lease) = self.lease_ended(nonce) {
+            self.advance_all(&lease.claim.keys, now, out);
+        }
+    }
+
+    pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+        let Some(lease) = self.lease_ended(nonce) else { return };
+        let held_ms = now.ms_since(lease.since);
+        for (key, token) in lease.keyed_tokens() {
+            let owner = lease.claim.owner.clone();
+            out.push(Action::Note(Note::Expired { key, owner, token, held_ms }));
+        }
+        self.advance_all(&lease.claim.keys, now, out);
+    }
+}

@@ -1,0 +1,136 @@
+//! The queue of one key.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{GroupShare, Instant, LeaseRef, ReleaseId, Ticket, WaiterId};
+use crate::lock::record::HeldBy;
+
+/// Grants of a key whose groups are remembered.
+const RECENT_GRANTS: usize = 64;
+
+/// Where a waiter stands: lower ranks first, then who came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub rank: i32,
+    pub arrival: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    order: BTreeMap<Place, WaiterId>,
+    groups: BTreeMap<Box<str>, BTreeSet<Place>>,
+    recent: VecDeque<Box<str>>,
+    /// The flight that asks the store for this key.
+    pub flight: Option<Ticket>,
+    /// The policy has been asked who is next.
+    pub choice: Option<Choice>,
+    pub asked_backoff: bool,
+    /// Whether asking the store makes sense: the key is not known to be held.
+    pub ready: bool,
+    pub poll_at: Option<Instant>,
+    pub holder: Option<Known>,
+    /// Leases of this key that this proxy knows.
+    pub leases: usize,
+}
+
+/// A question to a policy that is open, and the release that waits to fly with the answer.
+#[derive(Debug)]
+pub(super) struct Choice {
+    pub id: u64,
+    pub release: Option<(ReleaseId, LeaseRef, u64)>,
+}
+
+/// What is known of whoever stands in the way.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub held_by: Option<HeldBy>,
+    pub until: Instant,
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue {
+            order: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            recent: VecDeque::new(),
+            flight: None,
+            choice: None,
+            asked_backoff: false,
+            ready: true,
+            poll_at: None,
+            holder: None,
+            leases: 0,
+        }
+    }
+}
+
+impl Queue {
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether nothing is lost when the queue is forgotten.
+    pub fn is_idle(&self) -> bool {
+        self.order.is_empty() && self.flight.is_none() && self.choice.is_none() && self.leases == 0
+    }
+
+    pub fn head(&self) -> Option<WaiterId> {
+        self.order.first_key_value().map(|(_, id)| *id)
+    }
+
+    pub fn in_order(&self) -> impl Iterator<Item = &WaiterId> {
+        self.order.values()
+    }
+
+    pub fn ahead_of(&self, place: Place) -> impl Iterator<Item = WaiterId> {
+        self.order.range(..place).map(|(_, id)| *id)
+    }
+
+    pub fn join(&mut self, place: Place, id: WaiterId, group: &str) {
+        self.order.insert(place, id);
+        match self.groups.get_mut(group) {
+            Some(places) => {
+                places.insert(place);
+            }
+            None => {
+                self.groups.insert(group.into(), BTreeSet::from([place]));
+            }
+        }
+    }
+
+    pub fn leave(&mut self, place: Place, group: &str) {
+        self.order.remove(&place);
+        if let Some(places) = self.groups.get_mut(group) {
+            places.remove(&place);
+            if places.is_empty() {
+                self.groups.remove(group);
+            }
+        }
+    }
+
+    pub fn granted(&mut self, group: &str) {
+        if self.recent.len() >= RECENT_GRANTS {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(group.into());
+    }
+
+    /// At most `most` waiters: the first ones of each group, in the order of their places.
+    pub fn first_of_each_group(&self, most: usize) -> Vec<WaiterId> {
+        let each = most.div_ceil(self.groups.len().max(1));
+        let firsts = self.groups.values().flat_map(|places| places.iter().take(each));
+        let mut places: Vec<Place> = firsts.copied().collect();
+        places.sort_unstable();
+        places.truncate(most);
+        places.iter().filter_map(|place| self.order.get(place).copied()).collect()
+    }
+
+    pub fn shares(&self) -> Vec<GroupShare> {
+        let share = |(group, places): (&Box<str>, &BTreeSet<Place>)| GroupShare {
+            group: group.clone(),
+            waiting: places.len() as u32,
+            recent_grants: self.recent.iter().filter(|recent| *recent == group).count() as u32,
+        };
+        self.groups.iter().take(super::VIEW_WAITERS).map(share).collect()
+    }
+}

@@ -1,0 +1,124 @@
+//! Finds the program of a server and tells which kind it is.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::ManagedError;
+use crate::config::ServerBinary;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Mysql,
+    Mariadb,
+}
+
+/// A program that was asked for its version.
+#[derive(Clone, Debug)]
+pub struct Binary {
+    pub path: PathBuf,
+    pub kind: Kind,
+    pub version: String,
+}
+
+/// Finds the server that was asked for. Where any will do, the one that made the data folder is
+/// taken, and MySQL before MariaDB where there is no data yet.
+pub fn find(wanted: &ServerBinary, made_by: Option<Kind>) -> Result<Binary, ManagedError> {
+    let (kind, name) = match wanted {
+        ServerBinary::Path(path) => {
+            return probe(path).map_err(|why| ManagedError::Unusable { path: path.clone(), why });
+        }
+        ServerBinary::Mysql => (Some(Kind::Mysql), "MySQL server (mysqld)"),
+        ServerBinary::Mariadb => (Some(Kind::Mariadb), "MariaDB server (mariadbd)"),
+        ServerBinary::Auto => (made_by, "MySQL or MariaDB server (mysqld or mariadbd)"),
+    };
+    search(kind, &candidates()).map_err(|skipped| {
+        let skipped = match skipped.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", skipped.join("; ")),
+        };
+        ManagedError::NotFound { wanted: name, skipped }
+    })
+}
+
+/// The first candidate of this kind, or of any; else, why each that is there will not do.
+fn search(kind: Option<Kind>, candidates: &[PathBuf]) -> Result<Binary, Vec<String>> {
+    let mut skipped = Vec::new();
+    let mut second = None;
+    for path in candidates.iter().filter(|path| path.is_file()) {
+        match probe(path).and_then(supported) {
+            Ok(binary) if kind.unwrap_or(Kind::Mysql) == binary.kind => return Ok(binary),
+            Ok(binary) if kind.is_none() => second = second.or(Some(binary)),
+            Ok(binary) => skipped.push(format!("{} is {}", path.display(), binary.kind)),
+            Err(why) => skipped.push(format!("{}: {why}", path.display())),
+        }
+    }
+    second.ok_or(skipped)
+}
+
+/// Where servers may be: installed ones first, then what `cargo xtask servers` fetched.
+fn candidates() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
+    dirs.extend(["/usr/sbin", "/usr/libexec", "/usr/local/sbin"].map(PathBuf::from));
+    let mut found: Vec<PathBuf> =
+        ["mysqld", "mariadbd"].iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name))).collect();
+    if let Some(servers) = fetched() {
+        found.push(servers.join("mysql/bin/mysqld"));
+        found.push(servers.join("mariadb/bin/mariadbd"));
+    }
+    found
+}
+
+/// `servers` in the target directory that this executable was built into. Cargo marks that with a
+/// file: a folder of that name elsewhere (say, below /tmp) is not to be trusted.
+fn fetched() -> Option<PathBuf> {
+    let exe = std::env::current_exe().ok()?;
+    let target = exe.ancestors().skip(1).find(|dir| dir.join("CACHEDIR.TAG").is_file())?;
+    Some(target.join("servers"))
+}
+
+/// Asks a program for its version.
+fn probe(path: &Path) -> Result<Binary, String> {
+    // The guardian works in another folder.
+    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
+    let out = Command::new(&path).args(["--no-defaults", "--version"]).stdin(Stdio::null()).output();
+    let out = out.map_err(|error| format!("it cannot be run: {error}"))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    let version = text.split("Ver ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let Some(version) = version.filter(|_| out.status.success()) else {
+        return Err("it is no MySQL or MariaDB server: it did not answer --version as one".into());
+    };
+    let kind = if text.contains("MariaDB") { Kind::Mariadb } else { Kind::Mysql };
+    // `9.7.4-2`: what follows the hyphen is the package's.
+    let version = version.split('-').next().unwrap_or(version).to_owned();
+    Ok(Binary { path, kind, version })
+}
+
+fn supported(binary: Binary) -> Result<Binary, String> {
+    let least = match binary.kind {
+        Kind::Mysql => (8, 0),
+        Kind::Mariadb => (10, 6),
+    };
+    let mut numbers = binary.version.split('.').map(|part| part.parse().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < least {
+        return Err(format!("{binary} is too old: at least {}.{} is needed", least.0, least.1));
+    }
+    Ok(binary)
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Mysql => "MySQL",
+            Kind::Mariadb => "MariaDB",
+        })
+    }
+}
+
+impl fmt::Display for Binary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.version)
+    }
+}

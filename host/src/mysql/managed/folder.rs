@@ -1,0 +1,199 @@
+//! The data folder: who may use it, what is in it, and how it is made.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::binary::{Binary, Kind};
+use super::guardian::Guardian;
+use super::{ManagedError, options};
+
+const LOCK: &str = "lockkeeper.lock";
+/// The kernel's limit on a socket's path, without the final zero.
+const MAX_SOCKET_BYTES: usize = 107;
+/// How often, and how far apart, the folder's lock is tried.
+const CLAIM_POLLS: u32 = 30;
+const CLAIM_POLL: Duration = Duration::from_millis(100);
+/// A longer error log is put aside at the next start.
+const MAX_LOG_BYTES: u64 = 8 << 20;
+
+/// A data folder that this proxy alone may use. The claim ends when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    dir: PathBuf,
+    socket: PathBuf,
+    _lock: Arc<File>,
+}
+
+impl Folder {
+    /// Makes the folder where it is missing, and claims it.
+    pub fn open(dir: &Path) -> Result<Folder, ManagedError> {
+        make_private(dir)?;
+        let dir = dir.canonicalize().map_err(|source| failed("cannot resolve", dir, source))?;
+        let path = dir.join(LOCK);
+        let lock = File::options().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.map_err(|source| failed("cannot open", &path, source))?;
+        match claim(&lock) {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(ManagedError::InUse { dir }),
+            Err(TryLockError::Error(source)) => return Err(failed("cannot lock", &path, source)),
+        }
+        // Only now that it is known to be ours.
+        let private = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(&dir, private).map_err(|source| failed("cannot protect", &dir, source))?;
+        let socket = socket(&dir)?;
+        Ok(Folder { dir, socket, _lock: Arc::new(lock) })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The server's own folder.
+    pub fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// Where [`Folder::data`] is made before it is moved into place.
+    pub fn unfinished(&self) -> PathBuf {
+        self.dir.join("data.new")
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    pub fn pid_file(&self) -> PathBuf {
+        self.dir.join("server.pid")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("error.log")
+    }
+
+    /// The end of the error log, as a sentence.
+    pub fn log_tail(&self) -> String {
+        let path = self.log();
+        let text = fs::read(&path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let text = text.unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        match &lines[lines.len().saturating_sub(8)..] {
+            [] => format!("{} is empty", path.display()),
+            last => format!("{} ends with:\n{}", path.display(), last.join("\n")),
+        }
+    }
+
+    /// The kind of server that made the data, by files that only that kind has.
+    pub fn made_by(&self) -> Option<Kind> {
+        let data = self.data();
+        if !data.exists() {
+            return None;
+        }
+        Some(if data.join("aria_log_control").exists() { Kind::Mariadb } else { Kind::Mysql })
+    }
+
+    /// Removes what a server that is gone has left: an old socket would keep a new server from
+    /// starting where its lock file names a process number that is in use again.
+    pub fn tidy(&self) -> Result<(), ManagedError> {
+        let mut lock = self.socket.clone().into_os_string();
+        lock.push(".lock");
+        for path in [self.socket.clone(), lock.into(), self.pid_file()] {
+            gone(fs::remove_file(&path)).map_err(|source| failed("cannot remove", &path, source))?;
+        }
+        if fs::metadata(self.log()).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
+            let path = self.log();
+            let kept = fs::rename(&path, path.with_extension("log.old"));
+            kept.map_err(|source| failed("cannot put aside", &path, source))?;
+        }
+        Ok(())
+    }
+
+    /// Has the server make its data beside the final place, and moves it there when it is complete.
+    pub fn initialise(&self, binary: &Binary) -> Result<(), ManagedError> {
+        let new = self.unfinished();
+        gone(fs::remove_dir_all(&new)).map_err(|source| failed("cannot remove", &new, source))?;
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&new)
+            .map_err(|source| failed("cannot make", &new, source))?;
+        let guardian = Guardian::spawn(&options::initialise(binary, self)?, self)
+            .map_err(|error| ManagedError::Init { why: error.to_string() })?;
+        let status = guardian.wait().map_err(|error| ManagedError::Init { why: error.to_string() })?;
+        if !status.success() {
+            let why = format!("{binary} ended with {status}. {}", self.log_tail());
+            return Err(ManagedError::Init { why });
+        }
+        options::initialised(binary, self)?;
+        let data = self.data();
+        fs::rename(&new, &data).map_err(|source| failed("cannot move into place", &new, source))?;
+        let synced = File::open(&self.dir).and_then(|dir| dir.sync_all());
+        synced.map_err(|source| failed("cannot sync", &self.dir, source))
+    }
+}
+
+pub(super) fn failed(what: &'static str, path: &Path, source: io::Error) -> ManagedError {
+    ManagedError::Folder { what, path: path.to_path_buf(), source }
+}
+
+/// A proxy that is just stopping gets a moment to do so.
+fn claim(lock: &File) -> Result<(), TryLockError> {
+    for _ in 0..CLAIM_POLLS {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(CLAIM_POLL),
+            other => return other,
+        }
+    }
+    lock.try_lock()
+}
+
+/// Makes the folder, or checks that the one that is there is ours or empty: a mistyped path must
+/// not turn somebody's folder into a database.
+fn make_private(dir: &Path) -> Result<(), ManagedError> {
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent).map_err(|source| failed("cannot make", parent, source))?;
+    }
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(source) => return Err(failed("cannot make", dir, source)),
+    }
+    let mut entries = fs::read_dir(dir).map_err(|source| failed("cannot read", dir, source))?;
+    if !dir.join(LOCK).exists() && entries.next().is_some() {
+        return Err(ManagedError::Foreign { dir: dir.to_path_buf() });
+    }
+    Ok(())
+}
+
+/// In the folder, or, where its path is too long for the kernel, in a short private one.
+fn socket(dir: &Path) -> Result<PathBuf, ManagedError> {
+    let path = dir.join("server.sock");
+    if path.as_os_str().len() <= MAX_SOCKET_BYTES {
+        return Ok(path);
+    }
+    let digest = Sha256::digest(dir.as_os_str().as_encoded_bytes());
+    let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let short = Path::new("/tmp").join(format!("lockkeeper-{name}"));
+    if let Err(source) = fs::DirBuilder::new().mode(0o700).create(&short) {
+        // Somebody else's folder under this name could hand us their server.
+        let ours = fs::symlink_metadata(&short).is_ok_and(|found| {
+            let owner = rustix::process::geteuid().as_raw();
+            found.is_dir() && found.uid() == owner && found.mode() & 0o077 == 0
+        });
+        if !ours {
+            return Err(failed("the socket's folder is not ours alone:", &short, source));
+        }
+    }
+    Ok(short.join("server.sock"))
+}
+
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

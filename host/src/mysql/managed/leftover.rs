@@ -1,0 +1,88 @@
+//! A server that still runs on a data folder that is ours: its proxy was killed together with its
+//! guardian, or the guardian is not done yet.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::folder::Folder;
+use super::{ManagedError, guardian, options};
+
+const POLL: Duration = Duration::from_millis(50);
+/// Polls before a server is killed, and before it is given up.
+const PATIENCE: u32 = 600;
+const LAST_PATIENCE: u32 = 100;
+
+/// Stops every server of this folder, and waits until it is gone. Blocks for 35 s at most, and for
+/// a few milliseconds where there is none.
+pub fn stop_all(folder: &Folder) -> Result<(), ManagedError> {
+    let marks = [options::datadir(&folder.data()), options::datadir(&folder.unfinished())];
+    for pid in servers(&marks) {
+        stop(pid, &marks).map_err(|error| ManagedError::Leftover {
+            pid,
+            dir: folder.dir().to_path_buf(),
+            why: error.to_string(),
+        })?;
+    }
+    Ok(())
+}
+
+fn servers(marks: &[OsString]) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| serves(*pid, marks)).collect()
+}
+
+/// Whether a process's own command line names one of the folders. A zombie's is empty.
+fn serves(pid: u32, marks: &[OsString]) -> bool {
+    let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
+    let args: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    let has = |mark: &[u8]| args.contains(&mark);
+    !has(guardian::NAME.as_bytes()) && marks.iter().any(|mark| has(mark.as_bytes()))
+}
+
+fn stop(pid: u32, marks: &[OsString]) -> io::Result<()> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let Some(number) = number else { return Ok(()) };
+    let process = match pidfd_open(number, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    // Looked at again: what is signalled is what the descriptor names, not who has the number now.
+    if !serves(pid, marks) {
+        return Ok(());
+    }
+    tracing::warn!(pid, "stopping a server that an earlier proxy left on the data folder");
+    for (signal, patience) in [(Signal::TERM, PATIENCE), (Signal::KILL, LAST_PATIENCE)] {
+        if send(&process, signal)? || gone(pid, marks, patience) {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other("it survives SIGKILL"))
+}
+
+/// Whether the process has gone already.
+fn send(process: &OwnedFd, signal: Signal) -> io::Result<bool> {
+    match pidfd_send_signal(process, signal) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::SRCH) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn gone(pid: u32, marks: &[OsString], polls: u32) -> bool {
+    for _ in 0..polls {
+        if !serves(pid, marks) {
+            return true;
+        }
+        sleep(POLL);
+    }
+    false
+}

@@ -1,0 +1,176 @@
+//! Every value that a policy returns, inside the proxy's limits.
+//!
+//! What is a matter of degree (times, lengths of queues, weights) is moved to the nearest value that
+//! is allowed. What says which lock is meant (keys, permits, the group and the labels) is never
+//! altered: out of bounds, it is a fault. Texts for people are cut.
+
+use std::collections::BTreeSet;
+
+use super::bindings::{self, naming, response, types};
+use super::{Answer, Backoff, Plan, Primitive, Renewal};
+use crate::config::Limits;
+use crate::lock::{Key, Mode};
+
+const MAX_REASON_BYTES: usize = 1024;
+const MIN_POLL_MS: u32 = 5;
+const MAX_POLL_MS: u32 = 60_000;
+const MAX_RETRY_AFTER_MS: u32 = 3_600_000;
+const MAX_HEADERS: usize = 16;
+const MAX_HEADER_BYTES: usize = 1024;
+/// Headers of a response that say how it is sent, which is not for a policy to say.
+const OWN_HEADERS: [&str; 9] = [
+    "connection",
+    "content-length",
+    "content-type",
+    "keep-alive",
+    "retry-after",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+type Labels = Vec<(Box<str>, Box<str>)>;
+
+/// The error says what makes no sense, for a fault of kind `Value`.
+pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
+    let primitive = bindings::primitive(from.primitive);
+    if primitive != Primitive::Lease {
+        return Err(format!("the primitive `{}` is not available yet", primitive.as_str()));
+    }
+    if from.group.len() > limits.max_label_bytes {
+        return Err(format!(
+            "the group has {} bytes, at most {} are allowed",
+            from.group.len(),
+            limits.max_label_bytes
+        ));
+    }
+    Ok(Plan {
+        keys: keys(&from.keys, limits)?,
+        primitive,
+        mode: mode(from.mode, limits)?,
+        ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
+        wait_ms: from.wait.min(limits.max_wait_ms),
+        rank: from.rank,
+        group: from.group.into(),
+        weight: from.weight.max(1),
+        reentrant: from.reentrant,
+        max_waiters: from.max_waiters.min(limits.max_waiters),
+        lock_at_least_ms: from.lock_at_least.min(limits.max_lock_delay_ms),
+        lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
+        max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
+        labels: labels(from.labels, limits)?,
+    })
+}
+
+pub(super) fn backoff(from: Backoff) -> Backoff {
+    match from {
+        Backoff::Poll { after_ms } => Backoff::Poll { after_ms: after_ms.clamp(MIN_POLL_MS, MAX_POLL_MS) },
+        Backoff::WakeUp => Backoff::WakeUp,
+        Backoff::GiveUp { reason: text } => Backoff::GiveUp { reason: reason(text) },
+    }
+}
+
+/// `held_ms` and `max_hold_ms` are those of the lease: no extension leads past the maximum.
+pub(super) fn renewal(from: Renewal, held_ms: u32, max_hold_ms: u32, limits: &Limits) -> Renewal {
+    let left_ms = max_hold_ms.min(limits.max_hold_ms).saturating_sub(held_ms);
+    match from {
+        Renewal::Extend { .. } if left_ms == 0 => Renewal::Lapse,
+        Renewal::Extend { ttl_ms } => {
+            Renewal::Extend { ttl_ms: ttl_ms.clamp(limits.min_ttl_ms, limits.max_ttl_ms).min(left_ms) }
+        }
+        Renewal::Lapse => Renewal::Lapse,
+    }
+}
+
+pub(super) fn answer(from: response::Answer) -> Result<Answer, String> {
+    if !(400..=599).contains(&from.status) {
+        return Err(format!("the status {} is not between 400 and 599", from.status));
+    }
+    if from.headers.len() > MAX_HEADERS {
+        return Err(format!("{} headers, at most {MAX_HEADERS} are allowed", from.headers.len()));
+    }
+    let headers: Result<Vec<_>, String> = from.headers.into_iter().map(header).collect();
+    Ok(Answer {
+        status: from.status,
+        retry_after_ms: from.retry_after.min(MAX_RETRY_AFTER_MS),
+        headers: headers?,
+        detail: reason(from.detail),
+    })
+}
+
+/// Cuts a text for people at a bound, between characters.
+pub(super) fn reason(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
+    text
+}
+
+fn keys(from: &[String], limits: &Limits) -> Result<std::sync::Arc<[Key]>, String> {
+    let mut keys = BTreeSet::new();
+    for text in from {
+        let max = limits.max_key_bytes.min(Key::MAX_BYTES);
+        if text.is_empty() {
+            return Err("a key is empty".to_owned());
+        }
+        if text.len() > max {
+            return Err(format!("a key has {} bytes, at most {max} are allowed", text.len()));
+        }
+        keys.extend(Key::new(text));
+        if keys.len() > limits.max_keys {
+            return Err(format!("more than {} keys", limits.max_keys));
+        }
+    }
+    if keys.is_empty() {
+        return Err("there is no key".to_owned());
+    }
+    Ok(keys.into_iter().collect())
+}
+
+fn mode(from: types::Mode, limits: &Limits) -> Result<Mode, String> {
+    Ok(match from {
+        types::Mode::Exclusive => Mode::Exclusive,
+        types::Mode::Shared => Mode::Shared,
+        types::Mode::Permits(types::Permits { count, limit }) => {
+            if !(1..=limits.max_permits).contains(&limit) {
+                return Err(format!(
+                    "a limit of {limit} permits is not between 1 and {}",
+                    limits.max_permits
+                ));
+            }
+            if !(1..=limit).contains(&count) {
+                return Err(format!("{count} permits of {limit}"));
+            }
+            Mode::Permits { count, limit }
+        }
+    })
+}
+
+fn labels(from: Vec<types::Label>, limits: &Limits) -> Result<Labels, String> {
+    if from.len() > limits.max_labels {
+        return Err(format!("{} labels, at most {} are allowed", from.len(), limits.max_labels));
+    }
+    let long = |label: &types::Label| label.name.len().max(label.value.len()) > limits.max_label_bytes;
+    if from.iter().any(long) {
+        return Err(format!("a label has more than {} bytes", limits.max_label_bytes));
+    }
+    Ok(from.into_iter().map(|label| (label.name.into(), label.value.into())).collect())
+}
+
+fn header(from: types::Label) -> Result<(String, String), String> {
+    let name = from.name.to_ascii_lowercase();
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    let sound = !name.is_empty()
+        && name.bytes().all(token)
+        && from.value.bytes().all(|byte| (0x20..0x7f).contains(&byte))
+        && name.len() + from.value.len() <= MAX_HEADER_BYTES;
+    if !sound {
+        return Err(format!("the header {:?} is malformed", reason(name)));
+    }
+    if OWN_HEADERS.contains(&name.as_str()) {
+        return Err(format!("the header `{name}` is the proxy's own"));
+    }
+    Ok((name, from.value))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+use super::*;
+
+fn sound() -> naming::LockPlan {
+    naming::LockPlan {
+        keys: vec!["b".into(), "a".into(), "b".into()],
+        primitive: types::Primitive::Lease,
+        mode: types::Mode::Exclusive,
+        ttl: 1_000,
+        wait: 0,
+        rank: 0,
+        group: String::new(),
+        weight: 1,
+        reentrant: false,
+        max_waiters: 1,
+        lock_at_least: 0,
+        lock_delay: 0,
+        max_hold: 1_000,
+        labels: Vec::new(),
+    }
+}
+
+fn refused(change: impl FnOnce(&mut naming::LockPlan)) -> String {
+    let mut from = sound();
+    change(&mut from);
+    plan(from, &Limits::default()).unwrap_err()
+}
+
+#[test]
+fn keys_are_sorted_and_each_there_once() {
+    let keys = plan(sound(), &Limits::default()).unwrap().keys;
+    assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["a", "b"]);
+}
+
+#[test]
+fn degrees_are_moved_inside_the_limits() {
+    let limits = Limits::default();
+    let most = naming::LockPlan {
+        ttl: u32::MAX,
+        wait: u32::MAX,
+        weight: 0,
+        max_waiters: u32::MAX,
+        lock_at_least: u32::MAX,
+        lock_delay: u32::MAX,
+        max_hold: u32::MAX,
+        ..sound()
+    };
+    let plan_of = |from| plan(from, &limits).unwrap();
+    let most = plan_of(most);
+    assert_eq!(most.ttl_ms, limits.max_ttl_ms);
+    assert_eq!(most.wait_ms, limits.max_wait_ms);
+    assert_eq!(most.max_waiters, limits.max_waiters);
+    assert_eq!(
+        (most.lock_at_least_ms, most.lock_delay_ms),
+        (limits.max_lock_delay_ms, limits.max_lock_delay_ms)
+    );
+    assert_eq!(most.max_hold_ms, limits.max_hold_ms);
+    assert_eq!(most.weight, 1);
+    let least = plan_of(naming::LockPlan { ttl: 0, max_hold: 0, ..sound() });
+    assert_eq!((least.ttl_ms, least.max_hold_ms), (limits.min_ttl_ms, limits.min_ttl_ms));
+}
+
+#[test]
+fn what_names_the_lock_is_refused_rather_than_altered() {
+    assert_eq!(refused(|plan| plan.keys.clear()), "there is no key");
+    assert_eq!(refused(|plan| plan.keys.push(String::new())), "a key is empty");
+    assert!(refused(|plan| plan.keys.push("x".repeat(1025))).contains("1025 bytes"));
+    assert!(refused(|plan| plan.keys = (0..17).map(|n| n.to_string()).collect()).contains("more than 16"));
+    assert!(refused(|plan| plan.group = "x".repeat(257)).contains("group"));
+    assert!(
+        refused(|plan| plan.primitive = types::Primitive::Quorum).contains("`quorum` is not available yet")
+    );
+    let permits = |count, limit| types::Mode::Permits(types::Permits { count, limit });
+    for (count, limit) in [(0, 1), (2, 1), (1, 0), (1, 1025)] {
+        assert!(refused(|plan| plan.mode = permits(count, limit)).contains("permits"), "{count} of {limit}");
+    }
+    let label = types::Label { name: "n".into(), value: "x".repeat(257) };
+    assert!(refused(|plan| plan.labels.push(label)).contains("label"));
+}
+
+#[test]
+fn texts_are_cut_between_characters() {
+    let text = reason("ä".repeat(1_000));
+    assert_eq!(text.len(), 1024);
+    assert_eq!(reason("x".to_owned() + &"ä".repeat(1_000)).len(), 1023);
+}
+
+#[test]
+fn sleeps_and_extensions_are_bounded() {
+    let poll = |after_ms| backoff(Backoff::Poll { after_ms });
+    assert_eq!(poll(0), Backoff::Poll { after_ms: 5 });
+    assert_eq!(poll(u32::MAX), Backoff::Poll { after_ms: 60_000 });
+    let extend = |ttl_ms, held_ms| renewal(Renewal::Extend { ttl_ms }, held_ms, 10_000, &Limits::default());
+    assert_eq!(extend(5_000, 8_000), Renewal::Extend { ttl_ms: 2_000 });
+    assert_eq!(extend(1, 0), Renewal::Extend { ttl_ms: 100 });
+    assert_eq!(extend(5_000, 10_000), Renewal::Lapse);
+}
+
+#[test]
+fn answers_keep_to_http() {
+    let with = |name: &str, value: &str| response::Answer {
+        status: 423,
+        retry_after: u32::MAX,
+        headers: vec![types::Label { name: name.into(), value: value.into() }],
+        detail: String::new(),
+    };
+    assert_eq!(answer(with("X-Lock", "held")).unwrap().headers, [("x-lock".to_owned(), "held".to_owned())]);
+    assert_eq!(answer(with("X-Lock", "held")).unwrap().retry_after_ms, 3_600_000);
+    assert!(answer(with("x", "a\r\nset-cookie: b")).is_err());
+    assert!(answer(with("x y", "a")).is_err());
+    assert!(answer(with("Transfer-Encoding", "chunked")).unwrap_err().contains("own"));
+    assert!(answer(response::Answer { status: 200, ..with("x", "y") }).is_err());
+}

@@ -1,0 +1,179 @@
+//! The engine that all policies run on: its limits, its clock, and one call.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use wasmtime::component::{Instance, InstancePre, Linker};
+use wasmtime::{Config, EngineWeak, InstanceAllocationStrategy, PoolingAllocationConfig, Store};
+
+use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
+use super::{Fault, Hook};
+use crate::config::EngineLimits;
+
+/// Pages of an instance's memory that stay in place between calls and are only cleaned.
+const KEEP_RESIDENT_BYTES: usize = 256 * 1024;
+/// A call's time is counted in this many ticks.
+const TICKS: u32 = 5;
+
+/// Runs policies under limits. Cheap to clone.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+/// The machine cannot run policies.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot make ready {instances} policy instances: {detail}; lower `engine.instances`, or lift a limit on address space"
+)]
+pub struct EngineError {
+    instances: u32,
+    detail: String,
+}
+
+struct Inner {
+    engine: wasmtime::Engine,
+    linker: Linker<Budget>,
+    limits: EngineLimits,
+    slots: Slots,
+    _ticker: Ticker,
+}
+
+impl Engine {
+    /// # Errors
+    /// Where the address space for the instances cannot be had.
+    pub fn new(limits: &EngineLimits) -> Result<Engine, EngineError> {
+        let fail = |detail: String| EngineError { instances: limits.instances, detail };
+        let engine = wasmtime::Engine::new(&config(limits)).map_err(|error| fail(format!("{error:#}")))?;
+        let ticker =
+            Ticker::start(engine.weak(), limits.time / TICKS).map_err(|error| fail(error.to_string()))?;
+        Ok(Engine(Arc::new(Inner {
+            linker: Linker::new(&engine),
+            engine,
+            limits: limits.clone(),
+            slots: Slots { free: Mutex::new(limits.instances), freed: Condvar::new() },
+            _ticker: ticker,
+        })))
+    }
+
+    pub fn limits(&self) -> &EngineLimits {
+        &self.0.limits
+    }
+
+    pub(super) fn wasmtime(&self) -> &wasmtime::Engine {
+        &self.0.engine
+    }
+
+    /// A linker that has nothing to link: policies import nothing.
+    pub(super) fn linker(&self) -> &Linker<Budget> {
+        &self.0.linker
+    }
+
+    /// Runs `ask` on a fresh instance under the limits. Waits where all instances are in use.
+    pub(super) fn call<R>(
+        &self,
+        policy: &InstancePre<Budget>,
+        hook: Hook,
+        ask: impl FnOnce(&mut Store<Budget>, &Instance) -> wasmtime::Result<R>,
+    ) -> Result<R, Fault> {
+        let limits = &self.0.limits;
+        let half_us = u64::try_from(limits.time.as_micros() / 2).unwrap_or(u64::MAX);
+        let _slot = self.0.slots.take();
+        let mut store = Store::new(&self.0.engine, Budget::new(limits.memory_bytes, half_us));
+        store.limiter(|budget| budget);
+        store.set_hostcall_fuel(limits.max_answer_bytes);
+        // One more than half, for the tick that has begun.
+        store.set_epoch_deadline(u64::from(TICKS / 2 + 1));
+        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+        let answer = store
+            .set_fuel(limits.fuel)
+            .and_then(|()| policy.instantiate(&mut store))
+            .and_then(|instance| ask(&mut store, &instance));
+        answer.map_err(|error| store.data().fault(hook, &error))
+    }
+}
+
+fn config(limits: &EngineLimits) -> Config {
+    let mut pool = PoolingAllocationConfig::new();
+    let instances = limits.instances;
+    pool.total_component_instances(instances)
+        .total_core_instances(instances * MAX_CORE_INSTANCES)
+        .total_memories(instances)
+        .total_tables(instances * MAX_TABLES)
+        .max_core_instances_per_component(MAX_CORE_INSTANCES)
+        .max_memories_per_component(1)
+        .max_tables_per_component(MAX_TABLES)
+        .table_elements(MAX_TABLE_ELEMENTS)
+        .max_memory_size(limits.memory_bytes)
+        .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)
+        .pagemap_scan(wasmtime::Enabled::Auto)
+        .table_keep_resident(8 * 1024)
+        .max_unused_warm_slots(instances);
+    let mut config = Config::new();
+    config
+        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
+        .consume_fuel(true)
+        .epoch_interruption(true)
+        // One input, one answer, on every machine.
+        .cranelift_nan_canonicalization(true)
+        .relaxed_simd_deterministic(true)
+        .wasm_component_model(true);
+    config
+}
+
+/// The instances that are free. The pool has none to spare, and an empty one is an error.
+struct Slots {
+    free: Mutex<u32>,
+    freed: Condvar,
+}
+
+struct Slot<'a>(&'a Slots);
+
+impl Slots {
+    fn take(&self) -> Slot<'_> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+        *free -= 1;
+        Slot(self)
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+/// Moves the engine's epoch on, until it is dropped. A thread of its own, so that a busy runtime
+/// cannot keep a policy from being stopped.
+struct Ticker {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ticker {
+    fn start(engine: EngineWeak, every: Duration) -> std::io::Result<Ticker> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let every = every.max(Duration::from_micros(500));
+        let thread = std::thread::Builder::new().name("policy-ticker".into()).spawn(move || {
+            while !stopped.load(Relaxed) {
+                std::thread::sleep(every);
+                let Some(engine) = engine.upgrade() else { return };
+                engine.increment_epoch();
+            }
+        })?;
+        Ok(Ticker { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Ticker {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It ends after one tick at most, and it cannot have panicked.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! One live (component, settings) pair, asked under limits and watched for faults.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::check::{self, Checked};
+use super::module::Module;
+use super::{
+    Answer, Backoff, Contention, Digest, Expiring, Fault, FaultKind, Hook, Plan, PlanError, PlanRequest,
+    QueueView, Renewal, ResponseContention, bindings, clamp,
+};
+use crate::clock;
+use crate::config::Limits;
+use crate::telemetry::Metrics;
+
+/// A (component, settings) pair that passed every check. Asking it runs a fresh instance on the
+/// caller's thread, in microseconds, and at the worst for `engine.time`.
+///
+/// The hooks besides `plan` give `None` where the component does not export them; the answer is then
+/// that of [`super::fallback`], and so it is after a [`Fault`].
+pub struct Generation {
+    name: Box<str>,
+    id: Arc<str>,
+    number: u64,
+    table: Map<String, Value>,
+    module: Arc<Module>,
+    settings: Vec<u8>,
+    limits: Limits,
+    metrics: Metrics,
+    health: Health,
+}
+
+impl Generation {
+    pub(super) fn new(
+        name: &str,
+        number: u64,
+        table: Map<String, Value>,
+        checked: Checked,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> Generation {
+        Generation {
+            id: format!("{name}@sha256:{}", checked.module.digest().short()).into(),
+            name: name.into(),
+            number,
+            table,
+            health: Health::new(checked.module.engine().limits()),
+            module: checked.module,
+            settings: checked.settings,
+            limits,
+            metrics,
+        }
+    }
+
+    /// The same component and settings as a later generation, with no faults yet.
+    pub(super) fn again(&self, number: u64) -> Generation {
+        Generation {
+            name: self.name.clone(),
+            id: Arc::clone(&self.id),
+            number,
+            table: self.table.clone(),
+            health: Health::new(self.module.engine().limits()),
+            module: Arc::clone(&self.module),
+            settings: self.settings.clone(),
+            limits: self.limits.clone(),
+            metrics: self.metrics.clone(),
+        }
+    }
+
+    pub(super) fn module(&self) -> &Arc<Module> {
+        &self.module
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `name@sha256:` and 12 hex digits: what clients are told.
+    pub fn id(&self) -> &Arc<str> {
+        &self.id
+    }
+
+    pub fn digest(&self) -> Digest {
+        self.module.digest()
+    }
+
+    /// Rises with every load of this policy since the proxy started.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn settings(&self) -> &Map<String, Value> {
+        &self.table
+    }
+
+    /// The hooks that the component exports.
+    pub fn hooks(&self) -> Vec<&'static str> {
+        check::hooks(&self.module)
+    }
+
+    /// Whether the component exports the hook; the proxy answers for those it leaves out.
+    pub fn has(&self, hook: Hook) -> bool {
+        self.module.has(hook)
+    }
+
+    /// Faults so far.
+    pub fn faults(&self) -> u64 {
+        self.health.faults.load(Relaxed)
+    }
+
+    pub fn last_fault(&self) -> Option<Fault> {
+        self.health.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// # Errors
+    /// The policy's refusal, or its fault: either way the request gets no lock.
+    pub fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        let answer =
+            self.ask(Hook::Plan, || match self.module.plan(&self.settings, &bindings::request(request))? {
+                Ok(plan) => {
+                    Ok(Ok(clamp::plan(plan, &self.limits).map_err(|detail| senseless(Hook::Plan, detail))?))
+                }
+                Err(refusal) => Ok(Err(clamp::reason(refusal.reason))),
+            });
+        answer.map_err(PlanError::Fault)?.map_err(|reason| PlanError::Refused { reason })
+    }
+
+    /// Which of the queue's waiters is next: an index that is in range.
+    pub fn choose(&self, queue: &QueueView) -> Option<Result<usize, Fault>> {
+        self.ask_optional(Hook::Choose, || {
+            let index =
+                self.module.choose(&self.settings, &bindings::queue(queue))?.map(|index| index as usize);
+            Some(index.and_then(|index| match queue.waiters.len() {
+                len if index < len => Ok(index),
+                len => Err(senseless(Hook::Choose, format!("chose waiter {index} of {len}"))),
+            }))
+        })
+    }
+
+    pub fn backoff(&self, contention: &Contention) -> Option<Result<Backoff, Fault>> {
+        self.ask_optional(Hook::Backoff, || {
+            let answer = self.module.backoff(&self.settings, &bindings::contention(contention))?;
+            Some(answer.map(|decision| clamp::backoff(bindings::backoff_answer(decision))))
+        })
+    }
+
+    pub fn renewal(&self, expiring: &Expiring) -> Option<Result<Renewal, Fault>> {
+        self.ask_optional(Hook::Renewal, || {
+            let answer = self.module.renewal(&self.settings, &bindings::expiring(expiring))?;
+            let Expiring { held_ms, max_hold_ms, .. } = *expiring;
+            let clamped = |answer| clamp::renewal(answer, held_ms, max_hold_ms, &self.limits);
+            Some(answer.map(|decision| clamped(bindings::renewal_answer(decision))))
+        })
+    }
+
+    pub fn response(
+        &self,
+        request: &PlanRequest,
+        contention: &ResponseContention,
+    ) -> Option<Result<Answer, Fault>> {
+        self.ask_optional(Hook::Response, || {
+            let (request, contention) = (bindings::request(request), bindings::refused(contention));
+            let answer = self.module.response(&self.settings, &request, &contention)?;
+            Some(
+                answer.and_then(|answer| {
+                    clamp::answer(answer).map_err(|detail| senseless(Hook::Response, detail))
+                }),
+            )
+        })
+    }
+
+    fn ask_optional<R>(
+        &self,
+        hook: Hook,
+        ask: impl FnOnce() -> Option<Result<R, Fault>>,
+    ) -> Option<Result<R, Fault>> {
+        let absent = || Fault { hook, kind: FaultKind::Trap, detail: "the hook is absent".to_owned() };
+        self.module.has(hook).then(|| self.ask(hook, || ask().unwrap_or_else(|| Err(absent()))))
+    }
+
+    fn ask<R>(&self, hook: Hook, ask: impl FnOnce() -> Result<R, Fault>) -> Result<R, Fault> {
+        let start = clock::now();
+        if let Some(left_us) = self.health.suspended_for(hook, start.0) {
+            self.metrics.policy_fault(&self.name, hook, FaultKind::Suspended);
+            let detail = format!("failed too often in a row; not asked for {} ms", left_us.div_ceil(1_000));
+            return Err(Fault { hook, kind: FaultKind::Suspended, detail });
+        }
+        let answer = ask();
+        let end = clock::now();
+        match &answer {
+            Ok(_) => {
+                self.health.answered(hook);
+                self.metrics.policy_call(&self.name, hook, Duration::from_micros(end.us_since(start)));
+            }
+            Err(fault) => {
+                self.metrics.policy_fault(&self.name, hook, fault.kind);
+                if self.health.failed(fault, end.0) {
+                    tracing::warn!(policy = &*self.id, %fault, "policy suspended: it failed too often in a row");
+                } else {
+                    tracing::debug!(policy = &*self.id, %fault, "policy failed");
+                }
+            }
+        }
+        answer
+    }
+}
+
+impl std::fmt::Debug for Generation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generation")
+            .field("id", &self.id)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+fn senseless(hook: Hook, detail: String) -> Fault {
+    Fault { hook, kind: FaultKind::Value, detail }
+}
+
+/// Faults in a row, each hook by itself. An answer without sense is cheap and often the fault of one
+/// request alone, so it counts as a fault and never suspends the hook for all others.
+struct Health {
+    to_suspend: u32,
+    suspend_us: u64,
+    hooks: [HookHealth; Hook::ALL.len()],
+    faults: AtomicU64,
+    last: Mutex<Option<Fault>>,
+}
+
+#[derive(Default)]
+struct HookHealth {
+    in_row: AtomicU32,
+    /// On the proxy's clock; 0 where it is not suspended.
+    until_us: AtomicU64,
+}
+
+impl Health {
+    fn new(limits: &crate::config::EngineLimits) -> Health {
+        Health {
+            to_suspend: limits.faults_to_suspend.max(1),
+            suspend_us: u64::try_from(limits.suspend.as_micros()).unwrap_or(u64::MAX),
+            hooks: Default::default(),
+            faults: AtomicU64::new(0),
+            last: Mutex::new(None),
+        }
+    }
+
+    fn suspended_for(&self, hook: Hook, now_us: u64) -> Option<u64> {
+        let until_us = self.hooks[hook as usize].until_us.load(Relaxed);
+        until_us.checked_sub(now_us).filter(|left_us| *left_us > 0)
+    }
+
+    fn answered(&self, hook: Hook) {
+        let health = &self.hooks[hook as usize];
+        // The common case only reads, so that the cores do not fight over the line.
+        if health.in_row.load(Relaxed) != 0 {
+            health.in_row.store(0, Relaxed);
+        }
+    }
+
+    /// Whether the hook is suspended from now on.
+    fn failed(&self, fault: &Fault, now_us: u64) -> bool {
+        self.faults.fetch_add(1, Relaxed);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
+        if fault.kind == FaultKind::Value {
+            return false;
+        }
+        let health = &self.hooks[fault.hook as usize];
+        let suspended = health.in_row.fetch_add(1, Relaxed) + 1 >= self.to_suspend;
+        if suspended {
+            // After the suspension one more fault suspends again, and one answer lifts it.
+            health.in_row.store(self.to_suspend - 1, Relaxed);
+            health.until_us.store(now_us.saturating_add(self.suspend_us), Relaxed);
+        }
+        suspended
+    }
+}

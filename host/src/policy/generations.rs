@@ -1,0 +1,232 @@
+//! The live generation of each policy, and how another one takes its place.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use serde_json::{Map, Value};
+
+use super::check::{self, Checked};
+use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin};
+use crate::clock;
+use crate::config::{Limits, PolicyConfig, PolicySource};
+use crate::telemetry::Metrics;
+
+/// The live generation of each policy of config.toml. Cheap to clone.
+///
+/// A swap has two steps: [`Policies::prepare`] does every check and changes nothing;
+/// [`Policies::commit`] makes the result live, at once and for good. Between them the service can ask
+/// the new generation what it would have planned for the locks that are held.
+#[derive(Clone)]
+pub struct Policies(Arc<Inner>);
+
+struct Inner {
+    engine: Engine,
+    limits: Limits,
+    metrics: Metrics,
+    policies: BTreeMap<String, Policy>,
+}
+
+struct Policy {
+    live: ArcSwap<Generation>,
+    next_number: AtomicU64,
+    history: Mutex<History>,
+}
+
+#[derive(Default)]
+struct History {
+    since_us: u64,
+    previous: Option<Arc<Generation>>,
+    last_error: Option<String>,
+}
+
+/// A generation that passed every check and is not live yet.
+#[derive(Clone, Debug)]
+pub enum Prepared {
+    /// The digest and the settings are those of the live generation.
+    Unchanged(Arc<Generation>),
+    Changed(Arc<Generation>),
+}
+
+impl Prepared {
+    pub fn generation(&self) -> &Arc<Generation> {
+        match self {
+            Prepared::Unchanged(generation) | Prepared::Changed(generation) => generation,
+        }
+    }
+}
+
+impl Policies {
+    /// Loads all policies of the configuration. Blocks for the compilations: 0.1 s and more each.
+    ///
+    /// # Errors
+    /// Every policy that cannot be loaded, by name.
+    pub fn load(
+        engine: &Engine,
+        configs: &[PolicyConfig],
+        limits: &Limits,
+        metrics: &Metrics,
+    ) -> Result<Policies, Vec<(String, Rejection)>> {
+        let mut policies = BTreeMap::new();
+        let mut rejections = Vec::new();
+        for config in configs {
+            let checked = read(&config.source, engine.limits().max_component_bytes).and_then(|component| {
+                check::component_with_settings(engine, &component, &config.settings, limits)
+            });
+            match checked {
+                Ok(checked) => {
+                    log_notes(&config.name, &checked);
+                    let (limits, metrics) = (limits.clone(), metrics.clone());
+                    let first =
+                        Generation::new(&config.name, 1, config.settings.clone(), checked, limits, metrics);
+                    policies.insert(config.name.clone(), Policy::new(first));
+                }
+                Err(rejection) => rejections.push((config.name.clone(), rejection)),
+            }
+        }
+        if !rejections.is_empty() {
+            return Err(rejections);
+        }
+        let (engine, limits, metrics) = (engine.clone(), limits.clone(), metrics.clone());
+        Ok(Policies(Arc::new(Inner { engine, limits, metrics, policies })))
+    }
+
+    /// The live generation. Takes no lock.
+    pub fn get(&self, name: &str) -> Option<Arc<Generation>> {
+        self.0.policies.get(name).map(|policy| policy.live.load_full())
+    }
+
+    /// Checks a component that is to replace the live one of `name`; without `settings` those of the
+    /// live one are kept. Changes nothing. Blocks for the compilation: 0.1 s and more.
+    ///
+    /// # Errors
+    /// What is wrong with it; hand it to [`Policies::reject`].
+    pub fn prepare(
+        &self,
+        name: &str,
+        component: &[u8],
+        settings: Option<Map<String, Value>>,
+    ) -> Result<Prepared, Rejection> {
+        let policy = self.policy(name)?;
+        let live = policy.live.load_full();
+        let settings = settings.unwrap_or_else(|| live.settings().clone());
+        let inner = &self.0;
+        let checked = if Digest::of(component) != live.digest() {
+            check::component_with_settings(&inner.engine, component, &settings, &inner.limits)?
+        } else if settings != *live.settings() {
+            check::module_with_settings(Arc::clone(live.module()), &settings, &inner.limits)?
+        } else {
+            return Ok(Prepared::Unchanged(live));
+        };
+        log_notes(name, &checked);
+        let (limits, metrics) = (inner.limits.clone(), inner.metrics.clone());
+        let next = Generation::new(name, policy.next_number(), settings, checked, limits, metrics);
+        Ok(Prepared::Changed(Arc::new(next)))
+    }
+
+    /// The generation that was live before, as a new one: it was checked when it was loaded.
+    ///
+    /// # Errors
+    /// Where the policy is unknown, or nothing was live before.
+    pub fn prepare_rollback(&self, name: &str) -> Result<Prepared, Rejection> {
+        let policy = self.policy(name)?;
+        let previous = policy.history().previous.clone();
+        let previous = previous.ok_or_else(|| Rejection::NothingToRollBack { name: name.to_owned() })?;
+        Ok(Prepared::Changed(Arc::new(previous.again(policy.next_number()))))
+    }
+
+    /// Makes a prepared generation live and keeps the one before for a rollback.
+    ///
+    /// # Panics
+    /// If it was prepared by another `Policies`.
+    pub fn commit(&self, prepared: Prepared) -> Arc<Generation> {
+        let Some(policy) = self.0.policies.get(prepared.generation().name()) else {
+            panic!("a generation of an unknown policy")
+        };
+        let mut history = policy.history();
+        history.last_error = None;
+        let Prepared::Changed(generation) = prepared else { return policy.live.load_full() };
+        history.previous = Some(policy.live.swap(Arc::clone(&generation)));
+        history.since_us = clock::wall_us();
+        drop(history);
+        self.0.metrics.policy_load(generation.name(), "live");
+        tracing::info!(policy = &**generation.id(), generation = generation.number(), "policy live");
+        generation
+    }
+
+    /// Records that a load was refused, for [`Policies::status`], the log and the metrics.
+    pub fn reject(&self, name: &str, rejection: &Rejection) {
+        tracing::error!(policy = name, "policy not loaded, the old one stays: {rejection}");
+        if let Some(policy) = self.0.policies.get(name) {
+            self.0.metrics.policy_load(name, "refused");
+            policy.history().last_error = Some(rejection.to_string());
+        }
+    }
+
+    /// All policies, by name.
+    pub fn status(&self) -> Vec<PolicyStatus> {
+        self.0.policies.iter().map(|(name, policy)| policy.status(name)).collect()
+    }
+
+    fn policy(&self, name: &str) -> Result<&Policy, Rejection> {
+        self.0.policies.get(name).ok_or_else(|| Rejection::Unknown { name: name.to_owned() })
+    }
+}
+
+impl Policy {
+    fn new(first: Generation) -> Policy {
+        Policy {
+            next_number: AtomicU64::new(first.number() + 1),
+            live: ArcSwap::from_pointee(first),
+            history: Mutex::new(History { since_us: clock::wall_us(), ..History::default() }),
+        }
+    }
+
+    fn next_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Relaxed)
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self, name: &str) -> PolicyStatus {
+        // The lock is held for both, so that they belong together.
+        let history = self.history();
+        let live = self.live.load();
+        PolicyStatus {
+            name: name.to_owned(),
+            digest: live.digest().to_string(),
+            generation: live.number(),
+            settings: Value::Object(live.settings().clone()),
+            hooks: live.hooks(),
+            since_us: history.since_us,
+            previous: history.previous.as_ref().map(|previous| previous.digest().to_string()),
+            last_error: history
+                .last_error
+                .clone()
+                .or_else(|| live.last_fault().map(|fault| fault.to_string())),
+            faults: live.faults(),
+        }
+    }
+}
+
+fn read(source: &PolicySource, max: usize) -> Result<Vec<u8>, Rejection> {
+    match source {
+        PolicySource::Builtin(name) => {
+            let component = builtin(name).ok_or_else(|| Rejection::NoBuiltin { name: name.clone() })?;
+            Ok(component.to_vec())
+        }
+        PolicySource::File(path) => super::watch::read(path, max).map_err(|error| Rejection::Unreadable {
+            path: path.display().to_string(),
+            detail: error.to_string(),
+        }),
+    }
+}
+
+fn log_notes(name: &str, checked: &Checked) {
+    for note in &checked.notes {
+        tracing::warn!(policy = name, "{note}");
+    }
+}

@@ -1,0 +1,73 @@
+//! Real components, good and bad, under the real engine.
+
+mod measure;
+mod outside;
+mod refused;
+mod running;
+mod swapping;
+mod watching;
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::*;
+use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource};
+use crate::telemetry::Metrics;
+
+/// A guest that misbehaves in the way that the name of its resource says.
+static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| built("tests/guests/bad"));
+/// An engine with a short suspension, shared because it reserves much address space.
+static ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::new(&engine_limits()).unwrap());
+
+fn engine_limits() -> EngineLimits {
+    EngineLimits { faults_to_suspend: u32::MAX, ..EngineLimits::default() }
+}
+
+/// Builds a crate, named by its folder in this package.
+fn built(folder: &str) -> Vec<u8> {
+    let host = Path::new(env!("CARGO_MANIFEST_DIR"));
+    lockkeeper_builder::build(&host.join(folder), Some(&host.join("../target/policies"))).unwrap()
+}
+
+fn table(settings: Value) -> Map<String, Value> {
+    match settings {
+        Value::Object(table) => table,
+        other => panic!("{other} is no table"),
+    }
+}
+
+fn builtin_config(name: &str, source: &str) -> PolicyConfig {
+    PolicyConfig { name: name.into(), source: PolicySource::Builtin(source.into()), settings: Map::new() }
+}
+
+/// The default policy live, under the name `default`.
+fn policies(engine: &Engine) -> Policies {
+    let configs = [builtin_config("default", "default")];
+    Policies::load(engine, &configs, &Limits::default(), &Metrics::default()).unwrap()
+}
+
+/// The bad guest, live, with settings under which it loads.
+fn bad(engine: &Engine) -> Arc<Generation> {
+    let policies = policies(engine);
+    policies.commit(policies.prepare("default", &BAD, None).unwrap())
+}
+
+fn request(resource: &str) -> PlanRequest {
+    PlanRequest {
+        resource: resource.into(),
+        owner: "worker-1".into(),
+        mode: Mode::Exclusive,
+        ttl_ms: None,
+        wait_ms: None,
+        labels: Vec::new(),
+        seed: 7,
+    }
+}
+
+fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.wasm");
+    (dir, path)
+}

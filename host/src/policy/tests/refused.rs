@@ -1,0 +1,99 @@
+//! What is refused at load, and in which words.
+
+use serde_json::json;
+
+use super::*;
+
+fn check(component: &[u8], settings: Value) -> Result<Report, Rejection> {
+    let limits = EngineLimits { instances: 1, ..EngineLimits::default() };
+    check_file(component, &table(settings), &limits, &Limits::default())
+}
+
+/// The rejection, whose sentence must contain all of `words`.
+fn rejected(component: &[u8], settings: Value, words: &[&str]) -> Rejection {
+    let rejection = check(component, settings).unwrap_err();
+    let sentence = rejection.to_string();
+    for word in words {
+        assert!(sentence.contains(word), "`{word}` is not in: {sentence}");
+    }
+    rejection
+}
+
+fn wat(text: &str) -> Vec<u8> {
+    wat::parse_str(text).unwrap()
+}
+
+#[test]
+fn the_shipped_policies_pass_without_notes() {
+    for (name, hook) in [("default", None), ("fair-groups", Some("choose")), ("backoff", Some("backoff"))] {
+        let report = check(builtin(name).unwrap(), json!({})).unwrap();
+        assert_eq!(report.notes, Vec::<String>::new(), "{name}");
+        let hooks: Vec<&str> = ["plan"].into_iter().chain(hook).chain(["configure"]).collect();
+        assert_eq!(report.hooks, hooks, "{name}");
+    }
+    assert_eq!(builtin("other"), None);
+}
+
+#[test]
+fn other_files_are_named_for_what_they_are() {
+    rejected(b"<html>", json!({}), &["not WebAssembly", "<html>", "lockkeeper policy build"]);
+    rejected(b"", json!({}), &["not WebAssembly"]);
+    rejected(&wat("(module)"), json!({}), &["core module", "lockkeeper policy build"]);
+    rejected(&builtin("default").unwrap()[..5_000], json!({}), &["cannot be loaded", "cut short"]);
+}
+
+#[test]
+fn a_component_of_another_world_is_told_what_is_missing() {
+    rejected(&wat("(component)"), json!({}), &["naming.plan", "nothing", "lockkeeper_sdk::export!"]);
+    let wrong = wat(r#"(component
+        (core module $m (func (export "plan")))
+        (core instance $i (instantiate $m))
+        (func $plan (canon lift (core func $i "plan")))
+        (instance $naming (export "plan" (func $plan)))
+        (export "lockkeeper:policy/naming@0.1.0" (instance $naming)))"#);
+    assert!(matches!(
+        rejected(&wrong, json!({}), &["`naming`", "0.1.0", "SDK"]),
+        Rejection::WrongTypes { .. }
+    ));
+}
+
+#[test]
+fn imports_are_refused_by_name() {
+    let import = |name| wat(&format!(r#"(component (import "{name}" (instance (export "f" (func)))))"#));
+    rejected(
+        &import("wasi:clocks/wall-clock@0.2.0"),
+        json!({}),
+        &["wall-clock", "WASI", "wasm32-unknown-unknown"],
+    );
+    rejected(&import("acme:db/query@1.0.0"), json!({}), &["acme:db/query", "remove the import"]);
+    rejected(&wat(r#"(component (import "log" (func)))"#), json!({}), &["log"]);
+}
+
+#[test]
+fn size_and_memory_have_limits() {
+    rejected(&vec![0; (2 << 20) + 1], json!({}), &["2097153 bytes", "2097152", "engine.max_component_bytes"]);
+    let memory = wat("(component (core module (memory 257)))");
+    rejected(&memory, json!({}), &["16842752 bytes", "16777216", "engine.memory_bytes"]);
+    let two = wat("(component (core module (memory 1)) (core module (memory 1)))");
+    rejected(&two, json!({}), &["2 memories"]);
+}
+
+#[test]
+fn settings_are_refused_in_the_words_of_the_policy() {
+    let default = builtin("default").unwrap();
+    rejected(default, json!({"tll_ms": 1}), &["unknown field `tll_ms`", "`ttl_ms`"]);
+    rejected(default, json!({"ttl_ms": 1}), &["`ttl_ms` must be between 100 and 3600000, and is 1"]);
+    rejected(default, json!({"ttl_ms": "1s"}), &["invalid type", "1s"]);
+    rejected(&BAD, json!({"configure": "reject"}), &["must not be \"reject\""]);
+    for (how, kind) in [("panic", FaultKind::Trap), ("loop", FaultKind::Time), ("memory", FaultKind::Memory)]
+    {
+        let rejection = rejected(&BAD, json!({"configure": how}), &["`configure` failed"]);
+        assert!(matches!(rejection, Rejection::Configure(fault) if fault.kind == kind), "{how}");
+    }
+}
+
+#[test]
+fn trial_requests_must_be_answered() {
+    let rejection = rejected(&BAD, json!({"always": "panic"}), &["trial request", "panicked"]);
+    assert!(matches!(rejection, Rejection::SelfTest { .. }));
+}

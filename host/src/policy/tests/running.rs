@@ -1,0 +1,186 @@
+//! Bad behaviour at run time: stopped, classified, and nobody else's trouble.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+fn fault(generation: &Generation, resource: &str) -> Fault {
+    match generation.plan(&request(resource)) {
+        Err(PlanError::Fault(fault)) => fault,
+        other => panic!("{resource}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_default_policy_answers() {
+    let default = policies(&ENGINE).get("default").unwrap();
+    let plan = default.plan(&request("orders/42")).unwrap();
+    assert_eq!(plan.keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["orders/42"]);
+    assert_eq!((plan.mode, plan.ttl_ms, plan.wait_ms), (Mode::Exclusive, 10_000, 0));
+    assert_eq!(default.hooks(), ["plan", "configure"]);
+    let digits = default.id().strip_prefix("default@sha256:").unwrap();
+    assert!(digits.len() == 12 && default.digest().to_string().starts_with(&format!("sha256:{digits}")));
+    assert!(default.choose(&queue("a", 2)).is_none());
+}
+
+#[test]
+fn each_way_to_fail_has_its_kind() {
+    let bad = bad(&ENGINE);
+    for (resource, kind) in [
+        ("loop", FaultKind::Time),
+        ("recurse", FaultKind::Stack),
+        ("memory", FaultKind::Memory),
+        ("panic", FaultKind::Trap),
+        ("huge", FaultKind::Answer),
+        ("utf8", FaultKind::Answer),
+        ("empty", FaultKind::Value),
+        ("no-keys", FaultKind::Value),
+        ("long", FaultKind::Value),
+        ("primitive", FaultKind::Value),
+        ("permits", FaultKind::Value),
+    ] {
+        let fault = fault(&bad, resource);
+        assert_eq!(fault.kind, kind, "{resource}: {fault}");
+        assert_eq!(fault.hook, Hook::Plan);
+    }
+    assert_eq!(bad.faults(), 11);
+    bad.plan(&request("orders/42")).unwrap();
+}
+
+#[test]
+fn values_are_moved_inside_the_limits() {
+    let bad = bad(&ENGINE);
+    assert_eq!(bad.plan(&request("ttl")).unwrap().ttl_ms, Limits::default().max_ttl_ms);
+    let Err(PlanError::Refused { reason }) = bad.plan(&request("refuse")) else { panic!("granted") };
+    assert_eq!(reason, "ä".repeat(512));
+}
+
+#[test]
+fn what_is_cheap_in_fuel_is_stopped_by_its_time() {
+    let engine = Engine::new(&EngineLimits { fuel: u64::MAX, instances: 2, ..engine_limits() }).unwrap();
+    let bad = bad(&engine);
+    for resource in ["loop", "fill"] {
+        let start = Instant::now();
+        let fault = fault(&bad, resource);
+        assert_eq!((fault.kind, fault.detail.as_str()), (FaultKind::Time, "ran past its time"));
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn the_other_hooks_fail_by_themselves() {
+    let bad = bad(&ENGINE);
+    let kind = |fault: Option<Result<usize, Fault>>| fault.unwrap().unwrap_err().kind;
+    assert_eq!(bad.choose(&queue("a", 3)).unwrap(), Ok(0));
+    assert_eq!(kind(bad.choose(&queue("range", 3))), FaultKind::Value);
+    assert_eq!(kind(bad.choose(&queue("loop", 3))), FaultKind::Time);
+    assert_eq!(bad.backoff(&contention("a")).unwrap(), Ok(Backoff::Poll { after_ms: 5 }));
+    assert_eq!(bad.backoff(&contention("most")).unwrap(), Ok(Backoff::Poll { after_ms: 60_000 }));
+    assert_eq!(bad.backoff(&contention("panic")).unwrap().unwrap_err().kind, FaultKind::Trap);
+    assert_eq!(bad.renewal(&expiring("a")).unwrap(), Ok(Renewal::Extend { ttl_ms: 4_000 }));
+    assert_eq!(bad.renewal(&expiring("memory")).unwrap().unwrap_err().kind, FaultKind::Memory);
+    let answer = bad.response(&request("a"), &refused("a")).unwrap().unwrap();
+    assert_eq!((answer.status, answer.retry_after_ms, answer.detail.len()), (429, 3_600_000, 1024));
+    assert_eq!(bad.response(&request("a"), &refused("range")).unwrap().unwrap_err().kind, FaultKind::Value);
+}
+
+#[test]
+fn a_policy_that_fails_in_a_row_is_left_alone_for_a_while() {
+    let suspend = Duration::from_millis(300);
+    let limits = EngineLimits { faults_to_suspend: 3, suspend, instances: 2, ..EngineLimits::default() };
+    let bad = bad(&Engine::new(&limits).unwrap());
+    for _ in 0..3 {
+        assert_eq!(fault(&bad, "panic").kind, FaultKind::Trap);
+    }
+    assert_eq!(fault(&bad, "orders/42").kind, FaultKind::Suspended);
+    assert!(bad.choose(&queue("a", 2)).unwrap().is_ok(), "each hook is suspended by itself");
+    std::thread::sleep(suspend);
+    bad.plan(&request("orders/42")).unwrap();
+    for _ in 0..20 {
+        assert_eq!(fault(&bad, "empty").kind, FaultKind::Value, "one request's nonsense suspends nobody");
+    }
+}
+
+#[test]
+fn others_are_not_disturbed_and_nothing_leaks() {
+    let limits = EngineLimits { instances: 2, fuel: 100_000, ..engine_limits() };
+    let engine = Engine::new(&limits).unwrap();
+    let (good, bad) = (policies(&engine).get("default").unwrap(), bad(&engine));
+    let ways = ["loop", "recurse", "memory", "panic", "huge", "utf8", "empty", "orders/42"];
+    let round = |calls: usize| {
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (good, bad) = (&good, &bad);
+                scope.spawn(move || {
+                    for call in 0..calls / 4 {
+                        let _ = bad.plan(&request(ways[(call + worker) % ways.len()]));
+                        good.plan(&request("orders/42")).unwrap();
+                    }
+                });
+            }
+        });
+    };
+    round(1_000);
+    let before = resident_bytes();
+    round(10_000);
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes more after 10,000 calls");
+    assert_eq!(good.faults(), 0);
+}
+
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+    status.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+fn queue(key: &str, waiters: usize) -> QueueView {
+    let waiter = WaiterView {
+        rank: 0,
+        group: "a".into(),
+        weight: 1,
+        owner: "b".into(),
+        mode: Mode::Exclusive,
+        waited_ms: 1,
+        labels: Arc::from([]),
+    };
+    QueueView { key: Key::new(key).unwrap(), waiters: vec![waiter; waiters], groups: Vec::new(), seed: 1 }
+}
+
+fn contention(key: &str) -> Contention {
+    Contention {
+        key: Key::new(key).unwrap(),
+        attempt: 1,
+        waited_ms: 0,
+        wait_left_ms: 1_000,
+        holder_left_ms: 0,
+        holder: "b".into(),
+        waiters: 1,
+        last_sleep_ms: 0,
+        labels: Arc::from([]),
+        seed: 1,
+    }
+}
+
+fn expiring(key: &str) -> Expiring {
+    Expiring {
+        key: Key::new(key).unwrap(),
+        owner: "b".into(),
+        ttl_ms: 1_000,
+        renewals: 1,
+        held_ms: 6_000,
+        max_hold_ms: 10_000,
+        waiters: 0,
+        client_alive: true,
+        labels: Arc::from([]),
+    }
+}
+
+fn refused(key: &str) -> ResponseContention {
+    ResponseContention {
+        key: Key::new(key).unwrap(),
+        holder: "b".into(),
+        position: 1,
+        waited_ms: 5,
+        retry_after_ms: 100,
+    }
+}

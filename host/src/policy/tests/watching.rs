@@ -1,0 +1,75 @@
+//! Files that change under the proxy.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc::Receiver;
+
+use super::*;
+
+fn watched(path: &Path) -> (Watcher, Receiver<(String, Vec<u8>)>) {
+    let config = PolicyConfig { source: PolicySource::File(path.to_owned()), ..builtin_config("a", "") };
+    watch(&[config], 1_000).unwrap()
+}
+
+async fn next(changes: &mut Receiver<(String, Vec<u8>)>) -> Vec<u8> {
+    let change = tokio::time::timeout(Duration::from_secs(10), changes.recv()).await;
+    let (name, bytes) = change.expect("no change was told").unwrap();
+    assert_eq!(name, "a");
+    bytes
+}
+
+#[tokio::test]
+async fn each_content_is_told_once() {
+    let (_dir, path) = temporary();
+    std::fs::write(&path, "one").unwrap();
+    let (_watcher, mut changes) = watched(&path);
+    assert_eq!(next(&mut changes).await, b"one");
+    std::fs::write(&path, "one").unwrap();
+    std::fs::write(path.with_extension("other"), "noise").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "two").unwrap();
+    assert_eq!(next(&mut changes).await, b"two");
+    let quiet = tokio::time::timeout(Duration::from_millis(500), changes.recv()).await;
+    assert!(quiet.is_err(), "{quiet:?}");
+}
+
+#[tokio::test]
+async fn a_link_that_is_moved_is_a_change() {
+    let (dir, path) = temporary();
+    // As a ConfigMap is mounted: the file is a link through `..data`, which is moved.
+    for (folder, text) in [("v1", "one"), ("v2", "two")] {
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+        std::fs::write(dir.path().join(folder).join("policy.wasm"), text).unwrap();
+    }
+    let link = |to: &str, from: &Path| std::os::unix::fs::symlink(to, from).unwrap();
+    link("v1", &dir.path().join("..data"));
+    link("..data/policy.wasm", &path);
+    let (_watcher, mut changes) = watched(&path);
+    assert_eq!(next(&mut changes).await, b"one");
+    link("v2", &dir.path().join("..tmp"));
+    std::fs::rename(dir.path().join("..tmp"), dir.path().join("..data")).unwrap();
+    assert_eq!(next(&mut changes).await, b"two");
+}
+
+#[tokio::test]
+async fn a_file_written_in_pieces_is_told_when_it_is_whole() {
+    use std::io::Write as _;
+    let (_dir, path) = temporary();
+    let (_watcher, mut changes) = watched(&path);
+    let mut file = std::fs::File::create(&path).unwrap();
+    let whole = "0123456789".repeat(8);
+    for piece in whole.as_bytes().chunks(10) {
+        file.write_all(piece).unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // The poll may catch it half-written; what counts is that the whole one comes last.
+    while next(&mut changes).await != whole.as_bytes() {}
+}
+
+#[tokio::test]
+async fn a_file_over_the_limit_is_not_read_whole() {
+    let (_dir, path) = temporary();
+    std::fs::write(&path, vec![0; 5_000]).unwrap();
+    let (_watcher, mut changes) = watched(&path);
+    assert_eq!(next(&mut changes).await.len(), 1_001);
+}

@@ -1,0 +1,300 @@
+//! From a request to its plan, and from its plan to a lease.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tokio::sync::oneshot;
+
+use super::core::{Answer, Msg, Pending};
+use super::{AcquireError, Lease, Request, Shared};
+use crate::clock;
+use crate::lock::record::{Claim, Tag};
+use crate::lock::table::{Verdict, Waiter, WaiterId};
+use crate::lock::{Instant, LeaseRef, Mode};
+use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest};
+use crate::store::{Health, StoreError};
+
+/// How often a request is planned again because its policy was replaced in between.
+const REPLANS: usize = 8;
+
+/// What was decided about a granted request.
+pub(super) struct Planned {
+    pub generation: Arc<Generation>,
+    pub plan: Plan,
+}
+
+pub(super) async fn acquire(
+    shared: &Arc<Shared>,
+    request: &Request,
+) -> Result<(Lease, Planned), AcquireError> {
+    let policy = shared.policy_of(&request.resource);
+    let begun = clock::now();
+    let result = attempt(shared, policy, request).await;
+    let waited = Duration::from_micros(clock::now().us_since(begun));
+    let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");
+    shared.metrics.acquire(policy, outcome, waited);
+    result
+}
+
+async fn attempt(
+    shared: &Arc<Shared>,
+    policy: &str,
+    request: &Request,
+) -> Result<(Lease, Planned), AcquireError> {
+    opened(shared).await?;
+    let _place = Place::take(shared, request)?;
+    for _ in 0..REPLANS {
+        let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
+        let plan = plan(&generation, policy, request)?;
+        let planned = Planned { generation, plan };
+        if let Some(result) = enqueue(shared, request, &planned).await {
+            return result.map(|lease| (lease, planned));
+        }
+    }
+    Err(no_policy(policy))
+}
+
+fn no_policy(policy: &str) -> AcquireError {
+    let detail = "no generation of it is live".to_owned();
+    AcquireError::PolicyFault { policy: policy.to_owned(), reason: "not_live", detail }
+}
+
+/// Leases that were in the store at the start have been looked at; until then nothing is granted.
+async fn opened(shared: &Shared) -> Result<(), AcquireError> {
+    let mut open = shared.open.subscribe();
+    if *open.borrow_and_update() {
+        return Ok(());
+    }
+    let limit = Duration::from_millis(u64::from(shared.store_timeout_ms));
+    let waited = tokio::time::timeout(limit, open.wait_for(|open| *open)).await;
+    match waited {
+        Ok(Ok(_)) => Ok(()),
+        _ => {
+            let why = match shared.store.health() {
+                Health::Unavailable { why } => why,
+                Health::Ready { .. } => "the proxy is starting".to_owned(),
+            };
+            Err(StoreError::Unavailable { why }.into())
+        }
+    }
+}
+
+fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan, AcquireError> {
+    let asked = PlanRequest {
+        resource: request.resource.clone(),
+        owner: request.owner.clone(),
+        mode: request.mode,
+        ttl_ms: request.ttl_ms,
+        wait_ms: request.wait_ms,
+        labels: request.labels.clone(),
+        seed: rand::random(),
+    };
+    generation.plan(&asked).map_err(|error| match error {
+        PlanError::Refused { reason } => AcquireError::Refused { reason },
+        PlanError::Fault(fault) => AcquireError::PolicyFault {
+            policy: policy.to_owned(),
+            reason: fault.kind.as_str(),
+            detail: fault.detail,
+        },
+    })
+}
+
+/// `None`: the policy was replaced since the plan was made.
+async fn enqueue(
+    shared: &Arc<Shared>,
+    request: &Request,
+    planned: &Planned,
+) -> Option<Result<Lease, AcquireError>> {
+    let id = WaiterId(shared.serial.fetch_add(1, Ordering::Relaxed));
+    let (reply, answer) = oneshot::channel();
+    let waiter = waiter(id, request, planned);
+    let labels = planned.plan.labels.clone().into();
+    let pending =
+        Pending { generation: planned.generation.clone(), weight: planned.plan.weight, labels, reply };
+    shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });
+    let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
+    let answered = leaving.wait().await;
+    match answered {
+        Some(Answer::Verdict(verdict)) => Some(settle(shared, request, planned, verdict)),
+        Some(Answer::Replan) => None,
+        None => Some(Err(AcquireError::ShuttingDown)),
+    }
+}
+
+fn waiter(id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
+    let plan = &planned.plan;
+    let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
+    let claim = Claim {
+        keys: plan.keys.clone(),
+        // 0 stands for none.
+        attempt: rand::random_range(1..u64::MAX),
+        owner: request.owner.as_str().into(),
+        request: request.request_id.as_deref().map(Into::into),
+        fingerprint: request.request_id.as_ref().map_or(0, |_| fingerprint(request)),
+        mode: plan.mode,
+        ttl_ms: plan.ttl_ms,
+        at_least_ms: plan.lock_at_least_ms,
+        delay_ms: plan.lock_delay_ms,
+        reentrant: plan.reentrant,
+        tag: Tag {
+            resource: request.resource.as_str().into(),
+            policy: (&**planned.generation.id()).into(),
+            labels: request.labels.iter().map(label).collect(),
+        },
+    };
+    Waiter {
+        id,
+        claim,
+        rank: plan.rank,
+        group: plan.group.clone(),
+        wait_ms: plan.wait_ms,
+        max_waiters: plan.max_waiters,
+        asks_choice: planned.generation.has(Hook::Choose),
+        asks_backoff: planned.generation.has(Hook::Backoff),
+        seed: rand::random(),
+    }
+}
+
+/// What makes two requests with one id the same: everything but the wait.
+fn fingerprint(request: &Request) -> u64 {
+    let mut hash = Sha256::new();
+    let mode = match request.mode {
+        Mode::Exclusive => 0,
+        Mode::Shared => 1,
+        Mode::Permits { count, .. } => u64::from(count) + 2,
+    };
+    let ttl = request.ttl_ms.map_or(u64::MAX, u64::from);
+    hash.update(mode.to_le_bytes());
+    hash.update(ttl.to_le_bytes());
+    let labels = request.labels.iter().flat_map(|(name, value)| [name, value]);
+    for text in [&request.resource, &request.owner].into_iter().chain(labels) {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    }
+    let digest: [u8; 32] = hash.finalize().into();
+    u64::from_le_bytes([
+        digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
+    ])
+}
+
+fn settle(
+    shared: &Shared,
+    request: &Request,
+    planned: &Planned,
+    verdict: Verdict,
+) -> Result<Lease, AcquireError> {
+    let resource = || request.resource.clone();
+    match verdict {
+        Verdict::Granted { grant, keys, asked_at, waited_ms, .. } => {
+            let token = grant.tokens[0];
+            Ok(Lease {
+                lease: LeaseRef { keys, nonce: grant.nonce, token },
+                resource: resource(),
+                owner: request.owner.clone(),
+                mode: planned.plan.mode,
+                tokens: grant.tokens,
+                ttl_ms: planned.plan.ttl_ms,
+                valid_until: shared.less_drift(asked_at, grant.left_us),
+                waited_ms,
+                policy: planned.generation.id().clone(),
+                primitive: planned.plan.primitive.as_str(),
+                levels: grant.levels,
+            })
+        }
+        Verdict::Contended { holder, position, retry_after_ms, reason } => {
+            Err(AcquireError::Contended { resource: resource(), holder, position, retry_after_ms, reason })
+        }
+        Verdict::TooManyWaiters { limit } => {
+            Err(AcquireError::TooManyWaiters { resource: resource(), limit })
+        }
+        Verdict::Full => Err(AcquireError::TooManyHolders { resource: resource() }),
+        Verdict::RequestReused { ended } => Err(AcquireError::RequestReused { ended }),
+        Verdict::Unavailable { why } => Err(StoreError::Unavailable { why }.into()),
+        Verdict::ShuttingDown => Err(AcquireError::ShuttingDown),
+    }
+}
+
+/// One of the places that `limits.max_waiters_total` allows.
+struct Place<'a>(&'a Shared);
+
+impl Place<'_> {
+    fn take<'a>(shared: &'a Shared, request: &Request) -> Result<Place<'a>, AcquireError> {
+        let limit = shared.limits.max_waiters_total;
+        if shared.waiting.fetch_add(1, Ordering::Relaxed) >= limit {
+            shared.waiting.fetch_sub(1, Ordering::Relaxed);
+            let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+            return Err(AcquireError::TooManyWaiters { resource: request.resource.clone(), limit });
+        }
+        Ok(Place(shared))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Leaves the queue, or gives the grant back, when the caller is gone before it was answered.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    id: WaiterId,
+    answer: Option<oneshot::Receiver<Answer>>,
+    ttl_ms: u32,
+}
+
+impl Leaving<'_> {
+    async fn wait(&mut self) -> Option<Answer> {
+        let answer = self.answer.as_mut()?.await.ok();
+        self.answer = None;
+        answer
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let Some(mut answer) = self.answer.take() else { return };
+        answer.close();
+        match answer.try_recv() {
+            Ok(Answer::Verdict(verdict)) => self.shared.undelivered(verdict, self.ttl_ms),
+            Ok(Answer::Replan) => {}
+            Err(_) => self.shared.tell(Msg::Cancel(self.id)),
+        }
+    }
+}
+
+impl Shared {
+    /// Gives back a grant that nobody was there to take.
+    pub(super) fn undelivered(&self, verdict: Verdict, ttl_ms: u32) {
+        if let Verdict::Granted { grant, keys, attempt, .. } = verdict {
+            self.tell(Msg::Undelivered { nonce: grant.nonce, keys, attempt, ttl_ms });
+        }
+    }
+}
+
+impl AcquireError {
+    /// A stable name for metrics.
+    pub fn slug(&self) -> &'static str {
+        match self {
+            AcquireError::Contended { .. } => "contended",
+            AcquireError::Refused { .. } => "refused",
+            AcquireError::PolicyFault { .. } => "policy_fault",
+            AcquireError::TooManyWaiters { .. } => "too_many_waiters",
+            AcquireError::TooManyHolders { .. } => "too_many_holders",
+            AcquireError::Invalid { .. } => "invalid",
+            AcquireError::RequestReused { .. } => "request_id_reused",
+            AcquireError::Store(_) => "store_unavailable",
+            AcquireError::ShuttingDown => "shutting_down",
+        }
+    }
+}
+
+/// Where a lease stands by the proxy's own clock.
+impl Lease {
+    /// Whole milliseconds for which the holder may still be certain.
+    pub fn left_ms(&self, now: Instant) -> u32 {
+        self.valid_until.ms_since(now)
+    }
+}

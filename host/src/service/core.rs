@@ -1,0 +1,452 @@
+//! The loop: events to [`Table`], its actions to the store, the policies and the callers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::history::{History, What};
+use super::transition::{Shadow, Shadows, Step, Swap};
+use super::{Notice, NoticeKind, QueueEntry, Shared};
+use crate::clock;
+use crate::lock::record::{Op, Outcome};
+use crate::lock::table::{
+    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Table, Ticket,
+    Verdict, Waiter, WaiterId,
+};
+use crate::lock::{Instant, Key, LeaseRef, Token};
+use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
+use crate::store::{Reply, StoreError};
+
+/// Messages that the loop takes before it looks at its timers again.
+const BURST: usize = 256;
+
+/// What the loop is told.
+pub(super) enum Msg {
+    Acquire {
+        waiter: Box<Waiter>,
+        pending: Pending,
+    },
+    Cancel(WaiterId),
+    Undelivered {
+        nonce: u64,
+        keys: Arc<[Key]>,
+        attempt: u64,
+        ttl_ms: u32,
+    },
+    Release {
+        lease: LeaseRef,
+        attempt: u64,
+        reply: oneshot::Sender<Result<Outcome, String>>,
+    },
+    Completed {
+        ticket: Ticket,
+        result: Result<Reply, StoreError>,
+    },
+    Chosen {
+        key: Key,
+        choice: u64,
+        waiter: Option<WaiterId>,
+        by: Arc<str>,
+    },
+    Backoff {
+        waiter: WaiterId,
+        key: Key,
+        decision: Next,
+        by: Arc<str>,
+    },
+    Renewed {
+        nonce: u64,
+        until: Instant,
+    },
+    Gone {
+        nonce: u64,
+    },
+    Taken(Key),
+    /// Something that was decided about a key elsewhere.
+    Decided {
+        key: Key,
+        by: Arc<str>,
+        what: What,
+    },
+    View {
+        key: Key,
+        reply: oneshot::Sender<(Vec<QueueEntry>, Vec<super::Decision>)>,
+    },
+    /// The queue's length, for the renewal hook.
+    Waiting {
+        key: Key,
+        reply: oneshot::Sender<u32>,
+    },
+    Swap(Swap),
+    Shadows(Vec<Shadow>),
+    ShadowOver {
+        nonce: u64,
+    },
+    Drain {
+        reply: oneshot::Sender<()>,
+    },
+}
+
+/// A caller that waits, and what its policy said of it.
+pub(super) struct Pending {
+    pub generation: Arc<Generation>,
+    pub weight: u32,
+    pub labels: Arc<[(Box<str>, Box<str>)]>,
+    pub reply: oneshot::Sender<Answer>,
+}
+
+pub(super) enum Answer {
+    Verdict(Verdict),
+    /// The policy was replaced since the request was planned.
+    Replan,
+}
+
+pub(super) struct Core {
+    shared: Arc<Shared>,
+    pub(super) table: Table,
+    pending: HashMap<WaiterId, Pending>,
+    releases: HashMap<ReleaseId, oneshot::Sender<Result<Outcome, String>>>,
+    pub(super) shadows: Shadows,
+    requests: RequestLog,
+    history: History,
+    draining: Option<oneshot::Sender<()>>,
+    serial: u64,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    pub fn new(shared: Arc<Shared>) -> Core {
+        Core {
+            shared,
+            table: Table::new(),
+            pending: HashMap::new(),
+            releases: HashMap::new(),
+            shadows: Shadows::default(),
+            requests: RequestLog::default(),
+            history: History::default(),
+            draining: None,
+            serial: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Msg>) {
+        loop {
+            let due = self.table.poll_timeout().unwrap_or(clock::now().plus_ms(3_600_000));
+            tokio::select! {
+                biased;
+                message = messages.recv() => match message {
+                    Some(message) => self.take(message),
+                    None => return,
+                },
+                () = clock::sleep_until(due) => {}
+            }
+            for _ in 0..BURST {
+                let Ok(message) = messages.try_recv() else { break };
+                self.take(message);
+            }
+            self.table.handle_timeout(clock::now(), &mut self.actions);
+            self.act();
+            self.shared.metrics.waiters(self.table.waiting());
+            self.shared.metrics.leases(self.table.held());
+            if !self.table.busy()
+                && let Some(reply) = self.draining.take()
+            {
+                let _ = reply.send(());
+            }
+        }
+    }
+
+    fn take(&mut self, message: Msg) {
+        match message {
+            Msg::Acquire { waiter, pending } => self.acquire(waiter, pending),
+            Msg::Cancel(id) => {
+                self.pending.remove(&id);
+                self.handle(Event::Cancel(id));
+            }
+            Msg::Undelivered { nonce, keys, attempt, ttl_ms } => {
+                self.handle(Event::Undelivered { nonce, keys, attempt, ttl_ms });
+            }
+            Msg::Release { lease, attempt, reply } => {
+                self.serial += 1;
+                let id = ReleaseId(self.serial);
+                self.releases.insert(id, reply);
+                self.handle(Event::Release { id, lease, attempt });
+            }
+            Msg::Completed { ticket, result } => {
+                let answered = |reply: Reply| Answered {
+                    outcomes: reply.outcomes,
+                    asked_at: reply.asked_at,
+                    now: reply.now,
+                };
+                let result = result.map(answered).map_err(|error| error.to_string());
+                self.handle(Event::Completed { ticket, result });
+            }
+            Msg::Chosen { key, choice, waiter, by } => {
+                self.history.note(&key, by, What::Chose { waiter });
+                self.handle(Event::Chosen { key, choice, waiter });
+            }
+            Msg::Backoff { waiter, key, decision, by } => {
+                self.history.note(&key, by, What::BackedOff(decision.clone()));
+                self.handle(Event::Backoff { waiter, key, decision });
+            }
+            Msg::Renewed { nonce, until } => self.handle(Event::Renewed { nonce, until }),
+            Msg::Gone { nonce } => self.handle(Event::Gone { nonce }),
+            Msg::Taken(key) => {
+                self.notice(&key, NoticeKind::Forced, "", Token::default());
+                self.handle(Event::Taken(key));
+            }
+            Msg::Decided { key, by, what } => self.history.note(&key, by, what),
+            Msg::View { key, reply } => {
+                let _ = reply.send((self.queue(&key), self.history.of(&key)));
+            }
+            Msg::Waiting { key, reply } => {
+                let _ = reply.send(self.table.queue(&key, clock::now()).len() as u32);
+            }
+            Msg::Swap(swap) => self.swap(swap),
+            Msg::Shadows(shadows) => self.shadows.extend(shadows),
+            Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
+            Msg::Drain { reply } => {
+                self.handle(Event::Shutdown);
+                self.draining = Some(reply);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.table.handle(event, clock::now(), &mut self.actions);
+        self.act();
+    }
+
+    fn acquire(&mut self, mut waiter: Box<Waiter>, pending: Pending) {
+        let live = self.shared.policies.get(pending.generation.name());
+        if live.is_some_and(|live| live.number() != pending.generation.number()) {
+            let _ = pending.reply.send(Answer::Replan);
+            return;
+        }
+        if let Some(request) = &waiter.claim.request
+            && !self.requests.admits(request, waiter.claim.fingerprint)
+        {
+            let verdict = Verdict::RequestReused { ended: false };
+            let _ = pending.reply.send(Answer::Verdict(verdict));
+            return;
+        }
+        if let Some(keys) = self.shadows.widen(&waiter.claim.keys) {
+            waiter.claim.keys = keys;
+        }
+        let what =
+            What::Planned { mode: waiter.claim.mode, ttl_ms: waiter.claim.ttl_ms, wait_ms: waiter.wait_ms };
+        self.history.note(&waiter.claim.keys[0], pending.generation.id().clone(), what);
+        self.pending.insert(waiter.id, pending);
+        self.handle(Event::Enqueue(waiter));
+    }
+
+    fn act(&mut self) {
+        // Acting can make more actions; `take` keeps the allocation of the common case.
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                self.perform(action);
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Submit { ticket, ops } => self.submit(ticket, ops),
+            Action::Choose { key, choice, candidates, groups } => {
+                self.choose(key, choice, &candidates, groups);
+            }
+            Action::Backoff { waiter, key, contention } => self.back_off(waiter, key, contention),
+            Action::Finish { waiter, verdict } => self.finish(waiter, verdict),
+            Action::Released { id, result } => {
+                if let Some(reply) = self.releases.remove(&id) {
+                    let _ = reply.send(result);
+                }
+            }
+            Action::Note(note) => self.noted(note),
+        }
+    }
+
+    fn submit(&self, ticket: Ticket, ops: Vec<Op>) {
+        let inbox = self.shared.inbox.clone();
+        let done = Box::new(move |result| {
+            let _ = inbox.send(Msg::Completed { ticket, result });
+        });
+        self.shared.store.submit(ops, self.shared.store_deadline(), done);
+    }
+
+    /// A policy is asked off the loop: it may use all of its time.
+    fn choose(&self, key: Key, choice: u64, candidates: &[Candidate], groups: Vec<GroupShare>) {
+        let ids: Vec<WaiterId> = candidates.iter().map(|candidate| candidate.waiter).collect();
+        let generation = ids.first().and_then(|id| self.pending.get(id)).map(|p| p.generation.clone());
+        let waiters = candidates.iter().filter_map(|candidate| self.waiter_view(&key, candidate)).collect();
+        let groups = groups.into_iter().map(|share| GroupView {
+            group: share.group,
+            waiting: share.waiting,
+            recent_grants: share.recent_grants,
+        });
+        let view = QueueView { key: key.clone(), waiters, groups: groups.collect(), seed: rand::random() };
+        let inbox = self.shared.inbox.clone();
+        tokio::spawn(async move {
+            let asked = generation.as_ref().filter(|_| view.waiters.len() == ids.len());
+            let chosen = asked.and_then(|generation| generation.choose(&view)?.ok());
+            let by = asked.filter(|_| chosen.is_some()).map_or_else(built_in, |g| g.id().clone());
+            let waiter = chosen.and_then(|n| ids.get(n).copied());
+            let _ = inbox.send(Msg::Chosen { key, choice, waiter, by });
+        });
+    }
+
+    fn waiter_view(&self, key: &Key, candidate: &Candidate) -> Option<WaiterView> {
+        let pending = self.pending.get(&candidate.waiter)?;
+        let waiter = self.table.waiter(candidate.waiter)?;
+        debug_assert!(waiter.claim.keys.contains(key));
+        Some(WaiterView {
+            rank: waiter.rank,
+            group: waiter.group.clone(),
+            weight: pending.weight,
+            owner: waiter.claim.owner.clone(),
+            mode: waiter.claim.mode,
+            waited_ms: candidate.waited_ms,
+            labels: pending.labels.clone(),
+        })
+    }
+
+    fn back_off(&self, waiter: WaiterId, key: Key, contention: Contention) {
+        let Some(pending) = self.pending.get(&waiter) else { return };
+        let generation = pending.generation.clone();
+        let seed = rand::random();
+        let view = policy::Contention {
+            key: key.clone(),
+            attempt: contention.attempt,
+            waited_ms: contention.waited_ms,
+            wait_left_ms: contention.wait_left_ms,
+            holder_left_ms: contention.holder_left_ms,
+            holder: contention.holder.into(),
+            waiters: contention.waiters,
+            last_sleep_ms: contention.last_sleep_ms,
+            labels: pending.labels.clone(),
+            seed,
+        };
+        let inbox = self.shared.inbox.clone();
+        tokio::spawn(async move {
+            let (decision, by) = match generation.backoff(&view) {
+                Some(Ok(Backoff::Poll { after_ms })) => (Next::Poll { after_ms }, generation.id().clone()),
+                Some(Ok(Backoff::WakeUp)) => (Next::WakeUp, generation.id().clone()),
+                Some(Ok(Backoff::GiveUp { reason })) => (Next::GiveUp { reason }, generation.id().clone()),
+                _ => (crate::lock::table::built_in_backoff(view.attempt, seed), built_in()),
+            };
+            let _ = inbox.send(Msg::Backoff { waiter, key, decision, by });
+        });
+    }
+
+    fn finish(&mut self, id: WaiterId, verdict: Verdict) {
+        let Some(pending) = self.pending.remove(&id) else {
+            // Its caller left while the answer was on the way.
+            return self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
+        };
+        if let Err(Answer::Verdict(verdict)) = pending.reply.send(Answer::Verdict(verdict)) {
+            self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
+        }
+    }
+
+    fn noted(&mut self, note: Note) {
+        let ended = |how, held_ms: u32| {
+            self.shared.metrics.lease_ended(how, Duration::from_millis(u64::from(held_ms)));
+        };
+        match note {
+            Note::Granted { key, owner, token, from_release } => {
+                let kind = if from_release { NoticeKind::HandedOff } else { NoticeKind::Granted };
+                self.notice(&key, kind, &owner, token);
+            }
+            Note::Released { key, owner, token, held_ms, handed_off } => {
+                ended(if handed_off { "handed_off" } else { "released" }, held_ms);
+                if !handed_off {
+                    self.notice(&key, NoticeKind::Released, &owner, token);
+                }
+            }
+            Note::Expired { key, owner, token, held_ms } => {
+                ended("expired", held_ms);
+                self.notice(&key, NoticeKind::Expired, &owner, token);
+            }
+        }
+    }
+
+    fn notice(&self, key: &Key, kind: NoticeKind, owner: &str, token: Token) {
+        if self.shared.notices.receiver_count() > 0 {
+            let at_us = clock::wall_us();
+            let _ = self.shared.notices.send(Notice {
+                key: key.clone(),
+                kind,
+                owner: owner.into(),
+                token,
+                at_us,
+            });
+        }
+    }
+
+    fn queue(&self, key: &Key) -> Vec<QueueEntry> {
+        let place = |(n, queued): (usize, crate::lock::table::Queued)| QueueEntry {
+            position: n as u32 + 1,
+            owner: queued.owner.into(),
+            mode: queued.mode,
+            rank: queued.rank,
+            group: queued.group.into(),
+            waited_ms: queued.waited_ms,
+        };
+        self.table.queue(key, clock::now()).into_iter().enumerate().map(place).collect()
+    }
+
+    fn swap(&mut self, swap: Swap) {
+        let name = swap.name();
+        let missing = self.table.claims().map(|(_, claim)| claim).filter(|claim| swap.lacks(claim));
+        let missing: Vec<_> = missing.map(super::transition::request_of).take(BURST * 64).collect();
+        if !missing.is_empty() {
+            swap.reply(Step::Missing(missing));
+            return;
+        }
+        let mut replans = Vec::new();
+        for (standing, claim) in self.table.claims() {
+            if super::transition::is_of(claim, &name) {
+                swap.collect(standing, claim, &mut self.shadows, &mut replans);
+            }
+        }
+        let live = swap.commit(&self.shared, &mut self.shadows);
+        for (waiter, claim) in replans {
+            self.handle(Event::Replan { waiter, claim });
+        }
+        drop(live);
+    }
+}
+
+/// The generation's name where no policy decided.
+fn built_in() -> Arc<str> {
+    "built-in".into()
+}
+
+/// Request ids of late on this proxy, to notice one that comes back for something else. The store
+/// notices those that come back for the same keys, on any proxy.
+#[derive(Default)]
+struct RequestLog {
+    seen: HashMap<Box<str>, u64>,
+    order: std::collections::VecDeque<Box<str>>,
+}
+
+impl RequestLog {
+    const KEPT: usize = 65_536;
+
+    fn admits(&mut self, request: &str, fingerprint: u64) -> bool {
+        if let Some(seen) = self.seen.get(request) {
+            return *seen == fingerprint;
+        }
+        if self.order.len() >= RequestLog::KEPT
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.seen.remove(&oldest);
+        }
+        self.seen.insert(request.into(), fingerprint);
+        self.order.push_back(request.into());
+        true
+    }
+}

@@ -1,0 +1,78 @@
+//! The last decisions about each key, for those who ask why.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::Decision;
+use crate::clock;
+use crate::lock::table::{Next, WaiterId};
+use crate::lock::{Key, Mode};
+
+/// Decisions that are kept of a key.
+const KEPT: usize = 8;
+/// Keys whose decisions are kept; the ones not decided about for longest are forgotten.
+const KEYS: usize = 8_192;
+
+/// What was decided; put into words only when somebody asks.
+#[derive(Clone, Debug)]
+pub(super) enum What {
+    Planned { mode: Mode, ttl_ms: u32, wait_ms: u32 },
+    Chose { waiter: Option<WaiterId> },
+    BackedOff(Next),
+    Renewed { ttl_ms: u32 },
+    Lapsed,
+}
+
+#[derive(Default)]
+pub(super) struct History {
+    keys: HashMap<Key, VecDeque<(u64, Arc<str>, What)>>,
+    order: VecDeque<Key>,
+}
+
+impl History {
+    pub fn note(&mut self, key: &Key, by: Arc<str>, what: What) {
+        let entry = (clock::wall_us(), by, what);
+        if let Some(decisions) = self.keys.get_mut(key) {
+            if decisions.len() >= KEPT {
+                decisions.pop_front();
+            }
+            decisions.push_back(entry);
+            return;
+        }
+        if self.order.len() >= KEYS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+        self.order.push_back(key.clone());
+        self.keys.insert(key.clone(), VecDeque::from([entry]));
+    }
+
+    pub fn of(&self, key: &Key) -> Vec<Decision> {
+        let decisions = self.keys.get(key).into_iter().flatten();
+        decisions.map(|(at_us, by, what)| what.told(*at_us, by.clone())).collect()
+    }
+}
+
+impl What {
+    fn told(&self, at_us: u64, by: Arc<str>) -> Decision {
+        let (hook, what) = match self {
+            What::Planned { mode, ttl_ms, wait_ms } => {
+                let mode = match mode {
+                    Mode::Exclusive => "exclusive".to_owned(),
+                    Mode::Shared => "shared".to_owned(),
+                    Mode::Permits { count, limit } => format!("{count} of {limit} permits"),
+                };
+                ("plan", format!("{mode}, lease {ttl_ms} ms, wait up to {wait_ms} ms"))
+            }
+            What::Chose { waiter: Some(WaiterId(n)) } => ("choose", format!("waiter {n} is next")),
+            What::Chose { waiter: None } => ("choose", "first by rank, then arrival".to_owned()),
+            What::BackedOff(Next::Poll { after_ms }) => ("backoff", format!("ask again after {after_ms} ms")),
+            What::BackedOff(Next::WakeUp) => ("backoff", "wait for a wake-up".to_owned()),
+            What::BackedOff(Next::GiveUp { reason }) => ("backoff", format!("give up: {reason}")),
+            What::Renewed { ttl_ms } => ("renewal", format!("extend by {ttl_ms} ms")),
+            What::Lapsed => ("renewal", "let it lapse".to_owned()),
+        };
+        Decision { at_us, hook, by, what }
+    }
+}

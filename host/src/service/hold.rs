@@ -1,0 +1,124 @@
+//! Leases that the proxy keeps alive for as long as a connection lives.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::acquire::Planned;
+use super::core::Msg;
+use super::history::What;
+use super::{HoldEvent, Lease, LeaseError, Renewed, Service};
+use crate::clock;
+use crate::lock::Instant;
+use crate::policy::{Expiring, Renewal, fallback};
+
+/// A failed renewal is tried again after this long, while the lease lasts.
+const RETRY_MS: u32 = 200;
+
+/// A lease that the proxy keeps alive. Dropping it releases the lease.
+pub struct Hold {
+    pub lease: Lease,
+    service: Service,
+    planned: Planned,
+    since: Instant,
+    renewals: u32,
+    valid_until: Instant,
+    over: bool,
+}
+
+impl Hold {
+    pub(super) fn new(service: Service, lease: Lease, planned: Planned) -> Hold {
+        let valid_until = lease.valid_until;
+        Hold { lease, service, planned, since: clock::now(), renewals: 0, valid_until, over: false }
+    }
+
+    /// The next thing that the client should be told. After [`HoldEvent::Lost`] nothing follows.
+    ///
+    /// A third of the lease after its last renewal the policy's `renewal` hook is asked. A lease that
+    /// cannot be renewed is told lost before it ends, with a tenth of it, at most a second, to spare.
+    pub async fn next(&mut self) -> HoldEvent {
+        if self.over {
+            return std::future::pending().await;
+        }
+        let third = self.valid_until.us_since(clock::now()) / 3;
+        tokio::time::sleep(Duration::from_micros(third)).await;
+        let ttl_ms = match self.decide().await {
+            Renewal::Extend { ttl_ms } => ttl_ms,
+            Renewal::Lapse => return self.lost("the policy let the lease lapse"),
+        };
+        loop {
+            match self.service.renew(self.lease.lease.clone(), Some(ttl_ms)).await {
+                Ok(renewed) => return self.renewed(renewed),
+                Err(LeaseError::Store(error)) if clock::now() < self.last_call() => {
+                    tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");
+                    clock::sleep_until(clock::now().plus_ms(RETRY_MS).min(self.last_call())).await;
+                }
+                Err(error) => return self.lost(&error.to_string()),
+            }
+        }
+    }
+
+    async fn decide(&self) -> Renewal {
+        let key = self.lease.lease.keys[0].clone();
+        let (reply, waiters) = oneshot::channel();
+        self.service.shared.tell(Msg::Waiting { key: key.clone(), reply });
+        let expiring = Expiring {
+            key: key.clone(),
+            owner: self.lease.owner.clone(),
+            ttl_ms: self.planned.plan.ttl_ms,
+            renewals: self.renewals,
+            held_ms: clock::now().ms_since(self.since),
+            max_hold_ms: self.planned.plan.max_hold_ms,
+            waiters: waiters.await.unwrap_or(0),
+            client_alive: true,
+            labels: self.planned.plan.labels.clone().into(),
+        };
+        let generation = &self.planned.generation;
+        let (decision, by) = match generation.renewal(&expiring) {
+            Some(Ok(decision)) => (decision, generation.id().clone()),
+            _ => (fallback::renewal(&expiring), "built-in".into()),
+        };
+        // The maximum hold is the host's promise: no policy extends past it.
+        let decision = match decision {
+            Renewal::Extend { .. } if expiring.held_ms >= expiring.max_hold_ms => Renewal::Lapse,
+            other => other,
+        };
+        let what = match decision {
+            Renewal::Extend { ttl_ms } => What::Renewed { ttl_ms },
+            Renewal::Lapse => What::Lapsed,
+        };
+        self.service.shared.tell(Msg::Decided { key, by, what });
+        decision
+    }
+
+    /// The last moment at which a renewal is tried: what is left is for telling the client.
+    fn last_call(&self) -> Instant {
+        let spare_ms = (self.planned.plan.ttl_ms / 10).min(1_000);
+        Instant(self.valid_until.0.saturating_sub(u64::from(spare_ms) * 1_000))
+    }
+
+    fn renewed(&mut self, renewed: Renewed) -> HoldEvent {
+        self.renewals += 1;
+        self.valid_until = renewed.valid_until;
+        HoldEvent::Renewed(renewed)
+    }
+
+    fn lost(&mut self, reason: &str) -> HoldEvent {
+        self.over = true;
+        HoldEvent::Lost { reason: reason.to_owned() }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let service = self.service.clone();
+        let lease = self.lease.lease.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                if let Err(error) = service.release(lease).await {
+                    tracing::debug!(%error, "a held lease could not be released; it ends by itself");
+                }
+            });
+        }
+    }
+}

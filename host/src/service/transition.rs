@@ -1,0 +1,313 @@
+//! Replacing a policy under running locks.
+//!
+//! Where the new generation names keys differently, a holder of the old key and a holder of the new one
+//! must never exist together. So before a generation goes live it is asked again about every lease that
+//! is held, here and in the store, and about every waiter:
+//!
+//! - a lease whose new keys it does not hold becomes a [`Shadow`]: until it ends, whoever wants one of
+//!   its new keys takes its old ones as well;
+//! - a waiter waits for both, and keeps its place.
+//!
+//! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
+//! be granted in between; requests that were planned by the old generation are planned again.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::core::Msg;
+use super::{Service, Shared};
+use crate::lock::record::{Claim, Holder};
+use crate::lock::table::{Standing, WaiterId};
+use crate::lock::{Key, Mode};
+use crate::policy::{Generation, PlanRequest, Prepared};
+use crate::store::StoreError;
+
+/// Records that one page of a survey reads.
+const PAGE: usize = 1_000;
+/// How often new claims may turn up between planning and going live before the rest is planned in
+/// one go.
+const ROUNDS: usize = 64;
+
+/// A lease that holds old keys only: until it is over, its new keys are not free.
+#[derive(Clone, Debug)]
+pub(super) struct Shadow {
+    pub nonce: u64,
+    pub old: Arc<[Key]>,
+    pub new: Arc<[Key]>,
+}
+
+#[derive(Default)]
+pub(super) struct Shadows {
+    by_nonce: HashMap<u64, Shadow>,
+}
+
+impl Shadows {
+    pub fn extend(&mut self, shadows: impl IntoIterator<Item = Shadow>) {
+        self.by_nonce.extend(shadows.into_iter().map(|shadow| (shadow.nonce, shadow)));
+    }
+
+    pub fn remove(&mut self, nonce: u64) {
+        self.by_nonce.remove(&nonce);
+    }
+
+    /// The keys together with the old keys of every lease that casts a shadow on them.
+    pub fn widen(&self, keys: &Arc<[Key]>) -> Option<Arc<[Key]>> {
+        let touches = |shadow: &&Shadow| shadow.new.iter().any(|key| keys.contains(key));
+        let old = self.by_nonce.values().filter(touches).flat_map(|shadow| shadow.old.iter());
+        let extra: Vec<&Key> = old.filter(|key| !keys.contains(key)).collect();
+        (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
+    }
+}
+
+fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
+    let mut all: Vec<Key> = keys.iter().chain(more).cloned().collect();
+    all.sort_unstable();
+    all.dedup();
+    all.into()
+}
+
+/// What decides a claim's keys, as far as it is kept with a lease.
+pub(super) fn request_of(claim: &Claim) -> PlanRequest {
+    request(&claim.tag, &claim.owner, claim.mode)
+}
+
+fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanRequest {
+    let mode = match mode {
+        Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
+        mode => mode,
+    };
+    PlanRequest {
+        resource: tag.resource.to_string(),
+        owner: owner.to_owned(),
+        mode,
+        ttl_ms: None,
+        wait_ms: None,
+        labels: tag.labels.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+        seed: 0,
+    }
+}
+
+/// Whether a policy of this name planned the claim.
+pub(super) fn is_of(claim: &Claim, policy: &str) -> bool {
+    planned_by(&claim.tag.policy, policy)
+}
+
+fn planned_by(id: &str, policy: &str) -> bool {
+    id.rsplit_once('@').is_some_and(|(name, _)| name == policy)
+}
+
+/// A generation that wants to go live, with its plans for everything that is held or waits.
+pub(super) struct Swap {
+    prepared: Prepared,
+    /// `None` where the new generation refuses the request: then it can make no second holder.
+    plans: HashMap<PlanRequest, Option<Arc<[Key]>>>,
+    stored: Vec<Shadow>,
+    reply: oneshot::Sender<Step>,
+}
+
+/// What the loop says to a [`Swap`].
+pub(super) enum Step {
+    /// Claims that turned up since the plans were made.
+    Missing(Vec<PlanRequest>),
+    Live {
+        generation: Arc<Generation>,
+        shadows: Vec<Shadow>,
+    },
+}
+
+impl Swap {
+    pub fn name(&self) -> String {
+        self.prepared.generation().name().to_owned()
+    }
+
+    /// Whether the claim is this policy's and has not been planned again.
+    pub fn lacks(&self, claim: &Claim) -> bool {
+        is_of(claim, self.prepared.generation().name()) && !self.plans.contains_key(&request_of(claim))
+    }
+
+    pub fn reply(self, step: Step) {
+        let _ = self.reply.send(step);
+    }
+
+    /// Notes what becomes of one claim.
+    pub fn collect(
+        &self,
+        standing: Standing,
+        claim: &Claim,
+        shadows: &mut Shadows,
+        replans: &mut Vec<(WaiterId, Box<Claim>)>,
+    ) {
+        let Some(Some(new)) = self.plans.get(&request_of(claim)) else { return };
+        if new.iter().all(|key| claim.keys.contains(key)) {
+            return;
+        }
+        let mut shadow = |nonce| {
+            let (old, new) = (claim.keys.clone(), new.clone());
+            shadows.extend([Shadow { nonce, old, new }]);
+        };
+        match standing {
+            Standing::Lease { nonce } => shadow(nonce),
+            Standing::Waiter { id, asked } => {
+                if asked {
+                    shadow(claim.attempt);
+                }
+                let keys = union(&claim.keys, new.iter());
+                let attempt = rand::random_range(1..u64::MAX);
+                replans.push((id, Box::new(Claim { keys, attempt, ..claim.clone() })));
+            }
+        }
+    }
+
+    /// Makes the generation live and takes the shadows of leases that only the store knows.
+    pub fn commit(self, shared: &Arc<Shared>, shadows: &mut Shadows) -> Arc<Generation> {
+        let known = |shadow: &Shadow| shadows.by_nonce.contains_key(&shadow.nonce);
+        let stored: Vec<Shadow> = self.stored.into_iter().filter(|shadow| !known(shadow)).collect();
+        shadows.extend(stored);
+        let generation = shared.policies.commit(self.prepared);
+        let shadows = shadows.by_nonce.values().cloned().collect();
+        let _ = self.reply.send(Step::Live { generation: generation.clone(), shadows });
+        generation
+    }
+}
+
+/// Makes a checked generation live. See the module's documentation.
+pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+    let candidate = prepared.generation().clone();
+    let held = held(shared, candidate.name()).await?;
+    let mut plans = HashMap::new();
+    let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
+    for _ in 0..ROUNDS {
+        plans = replan(candidate.clone(), plans, asked).await;
+        let stored = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
+        let (reply, step) = oneshot::channel();
+        let swap = Swap { prepared: prepared.clone(), plans: plans.clone(), stored, reply };
+        shared.tell(Msg::Swap(swap));
+        match step.await.map_err(|_| StoreError::stopped())? {
+            Step::Missing(more) => asked = more,
+            Step::Live { generation, shadows } => {
+                watch_shadows(shared, shadows);
+                return Ok(generation);
+            }
+        }
+    }
+    let why = "requests arrive faster than the new policy can be asked about them".to_owned();
+    Err(StoreError::Unavailable { why })
+}
+
+/// Asks the new generation about claims, off the runtime's workers: there may be thousands.
+async fn replan(
+    generation: Arc<Generation>,
+    mut plans: HashMap<PlanRequest, Option<Arc<[Key]>>>,
+    asked: Vec<PlanRequest>,
+) -> HashMap<PlanRequest, Option<Arc<[Key]>>> {
+    let work = tokio::task::spawn_blocking(move || {
+        for request in asked {
+            if !plans.contains_key(&request) {
+                let keys = generation.plan(&request).ok().map(|plan| plan.keys);
+                plans.insert(request, keys);
+            }
+        }
+        plans
+    });
+    work.await.unwrap_or_default()
+}
+
+/// A lease as the store knows it.
+struct Held {
+    nonce: u64,
+    keys: HashSet<Key>,
+    request: PlanRequest,
+}
+
+impl Held {
+    fn shadow(&self, plans: &HashMap<PlanRequest, Option<Arc<[Key]>>>) -> Option<Shadow> {
+        let new = plans.get(&self.request)?.clone()?;
+        if new.iter().all(|key| self.keys.contains(key)) {
+            return None;
+        }
+        let old = union(&[], self.keys.iter());
+        Some(Shadow { nonce: self.nonce, old, new })
+    }
+}
+
+/// Every lease in the store that a policy planned.
+async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreError> {
+    let mut leases: HashMap<u64, Held> = HashMap::new();
+    let mut after = None;
+    loop {
+        let page = shared.store.list(String::new(), after.take(), PAGE).await?;
+        for stored in &page.items {
+            let live = |holder: &&Holder| holder.until > stored.now && planned_by(&holder.tag.policy, policy);
+            for holder in stored.record.holders.iter().filter(live) {
+                let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
+                    nonce: holder.nonce,
+                    keys: HashSet::new(),
+                    request: request(&holder.tag, &holder.owner, holder.mode),
+                });
+                lease.keys.insert(stored.key.clone());
+            }
+        }
+        match page.items.last().filter(|_| page.more) {
+            Some(last) => after = Some(last.key.clone()),
+            None => return Ok(leases.into_values().collect()),
+        }
+    }
+}
+
+/// At the start: leases that an earlier run granted under policies that have changed since.
+pub(super) async fn survey(service: Service) {
+    let shared = &service.shared;
+    for name in shared.policies.status().into_iter().map(|status| status.name) {
+        let Some(generation) = shared.policies.get(&name) else { continue };
+        let held = loop {
+            match held(shared, &name).await {
+                Ok(held) => break held,
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        };
+        let asked = held.iter().map(|lease| lease.request.clone()).collect();
+        let plans = replan(generation, HashMap::new(), asked).await;
+        let shadows: Vec<Shadow> = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
+        watch_shadows(shared, shadows.clone());
+        shared.tell(Msg::Shadows(shadows));
+    }
+    shared.open.send_replace(true);
+}
+
+/// Lifts shadows whose lease is over. It begins late enough for attempts that were under way at the
+/// swap to have been answered.
+fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
+    if shadows.is_empty() {
+        return;
+    }
+    tracing::info!(leases = shadows.len(), "leases of old keys are waited for");
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(u64::from(shared.store_timeout_ms))).await;
+        let mut left = shadows;
+        while !left.is_empty() {
+            let mut still = Vec::new();
+            for shadow in left {
+                match is_over(&shared, &shadow).await {
+                    true => shared.tell(Msg::ShadowOver { nonce: shadow.nonce }),
+                    false => still.push(shadow),
+                }
+            }
+            left = still;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        tracing::info!("the last lease of old keys is over");
+    });
+}
+
+async fn is_over(shared: &Shared, shadow: &Shadow) -> bool {
+    let Ok(stored) = shared.store.read(shadow.old[0].clone()).await else { return false };
+    let holds = |holder: &Holder, now| {
+        let answered = holder.levels.iter().any(|level| level.attempts.contains(&shadow.nonce));
+        (holder.nonce == shadow.nonce || answered) && holder.until > now
+    };
+    stored.is_none_or(|stored| !stored.record.holders.iter().any(|holder| holds(holder, stored.now)))
+}

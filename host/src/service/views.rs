@@ -1,0 +1,61 @@
+//! What is held, by whom and why, in the words of the fronts.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::core::Msg;
+use super::{HolderEntry, LockEntry, LockView, Shared};
+use crate::lock::record::Holder;
+use crate::lock::{Key, Mode, Token};
+use crate::policy::PlanRequest;
+use crate::store::{StoreError, Stored};
+
+pub(super) fn entry(stored: &Stored) -> LockEntry {
+    let live = stored.record.holders.iter().filter(|holder| holder.until > stored.now);
+    let holder = |holder: &Holder| HolderEntry {
+        resource: holder.tag.resource.to_string(),
+        owner: holder.owner.to_string(),
+        mode: holder.mode,
+        token: holder.token,
+        since_us: holder.since.0,
+        until_us: holder.until.0,
+        left_ms: holder.until.ms_since(stored.now),
+        levels: holder.levels.len() as u32,
+        policy: holder.tag.policy.to_string(),
+    };
+    LockEntry { key: stored.key.clone(), token: stored.record.token, holders: live.map(holder).collect() }
+}
+
+pub(super) async fn show(shared: &Arc<Shared>, name: &str) -> Result<Option<LockView>, StoreError> {
+    for key in candidates(shared, name) {
+        let stored = shared.store.read(key.clone()).await?;
+        let (reply, answer) = oneshot::channel();
+        shared.tell(Msg::View { key: key.clone(), reply });
+        let (queue, decisions) = answer.await.map_err(|_| StoreError::stopped())?;
+        if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
+            let none = || LockEntry { key, token: Token::default(), holders: Vec::new() };
+            let entry = stored.as_ref().map_or_else(none, entry);
+            return Ok(Some(LockView { entry, queue, decisions }));
+        }
+    }
+    Ok(None)
+}
+
+/// The keys that a name may stand for: what its policy makes of it as a resource, and itself.
+fn candidates(shared: &Shared, name: &str) -> Vec<Key> {
+    let request = PlanRequest {
+        resource: name.to_owned(),
+        owner: String::new(),
+        mode: Mode::Exclusive,
+        ttl_ms: None,
+        wait_ms: None,
+        labels: Vec::new(),
+        seed: 0,
+    };
+    let generation = shared.policies.get(shared.policy_of(name));
+    let planned = generation.and_then(|generation| generation.plan(&request).ok());
+    let mut keys: Vec<Key> = planned.map(|plan| plan.keys.to_vec()).unwrap_or_default();
+    keys.extend(Key::new(name).filter(|key| !keys.contains(key)));
+    keys
+}

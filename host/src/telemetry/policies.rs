@@ -1,0 +1,163 @@
+//! What is counted for each policy: the hot path of the metrics.
+//!
+//! Looking a metric up by text would allocate for every acquire, so the metrics of a policy are
+//! looked up once, by its name, and kept.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::{long, short};
+use crate::policy::{FaultKind, Hook};
+
+pub struct Policies {
+    known: ArcSwap<HashMap<Box<str>, Arc<OnePolicy>>>,
+    acquires: Family<Acquire, Counter>,
+    waits: Family<Policy, Histogram>,
+    calls: Family<Call, Histogram>,
+    faults: Family<Failure, Counter>,
+    loads: Family<Acquire, Counter>,
+}
+
+struct OnePolicy {
+    name: Box<str>,
+    outcomes: [Counter; OUTCOMES.len()],
+    wait: Histogram,
+    calls: [Histogram; HOOKS.len()],
+}
+
+/// What an acquire may come to; the last stands for what is not listed.
+const OUTCOMES: [&str; 11] = [
+    "granted",
+    "contended",
+    "refused",
+    "policy_fault",
+    "too_many_waiters",
+    "invalid",
+    "request_id_reused",
+    "store_unavailable",
+    "shutting_down",
+    "abandoned",
+    "other",
+];
+const HOOKS: [Hook; 6] =
+    [Hook::Plan, Hook::Choose, Hook::Backoff, Hook::Renewal, Hook::Response, Hook::Configure];
+/// More names than this share one. Configurations have a handful.
+const MAX_POLICIES: usize = 256;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Policy {
+    policy: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Acquire {
+    policy: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Call {
+    policy: String,
+    hook: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Failure {
+    policy: String,
+    hook: &'static str,
+    reason: &'static str,
+}
+
+impl Policies {
+    pub fn register(registry: &mut Registry) -> Policies {
+        let policies = Policies {
+            known: ArcSwap::default(),
+            acquires: Family::default(),
+            waits: Family::new_with_constructor(long),
+            calls: Family::new_with_constructor(short),
+            faults: Family::default(),
+            loads: Family::default(),
+        };
+        registry.register("acquire", "Acquires that were answered, by outcome", policies.acquires.clone());
+        let wait = "From the arrival of an acquire to its grant";
+        registry.register_with_unit("wait", wait, Unit::Seconds, policies.waits.clone());
+        let call = "Calls of policy hooks";
+        registry.register_with_unit("policy_call", call, Unit::Seconds, policies.calls.clone());
+        registry.register("policy_faults", "Policy calls that failed", policies.faults.clone());
+        registry.register("policy_loads", "Policies made live or refused", policies.loads.clone());
+        policies
+    }
+
+    pub fn acquire(&self, policy: &str, outcome: &'static str, waited: Duration) {
+        self.with(policy, |policy| {
+            let at = OUTCOMES.iter().position(|known| *known == outcome).unwrap_or(OUTCOMES.len() - 1);
+            policy.outcomes[at].inc();
+            if at == 0 {
+                policy.wait.observe(waited.as_secs_f64());
+            }
+        });
+    }
+
+    pub fn call(&self, policy: &str, hook: Hook, took: Duration) {
+        self.with(policy, |policy| policy.calls[hook as usize].observe(took.as_secs_f64()));
+    }
+
+    pub fn fault(&self, policy: &str, hook: Hook, kind: FaultKind) {
+        let policy = self.label(policy);
+        let labels = Failure { policy, hook: hook.as_str(), reason: kind.as_str() };
+        self.faults.get_or_create(&labels).inc();
+    }
+
+    pub fn load(&self, policy: &str, outcome: &'static str) {
+        self.loads.get_or_create(&Acquire { policy: self.label(policy), outcome }).inc();
+    }
+
+    fn label(&self, policy: &str) -> String {
+        self.with(policy, |policy| policy.name.to_string())
+    }
+
+    fn with<T>(&self, name: &str, count: impl FnOnce(&OnePolicy) -> T) -> T {
+        if let Some(policy) = self.known.load().get(name) {
+            return count(policy);
+        }
+        count(&self.meet(name))
+    }
+
+    /// The metrics of a policy that was not seen before.
+    fn meet(&self, name: &str) -> Arc<OnePolicy> {
+        let known = self.known.load();
+        let name = if known.len() < MAX_POLICIES { name } else { "other" };
+        if let Some(policy) = known.get(name) {
+            return Arc::clone(policy);
+        }
+        let policy = Arc::new(self.resolve(name));
+        self.known.rcu(|known| {
+            let mut known = HashMap::clone(known);
+            known.insert(name.into(), Arc::clone(&policy));
+            known
+        });
+        policy
+    }
+
+    fn resolve(&self, name: &str) -> OnePolicy {
+        let counter =
+            |outcome| self.acquires.get_or_create_owned(&Acquire { policy: name.to_owned(), outcome });
+        let call = |hook: Hook| {
+            self.calls.get_or_create_owned(&Call { policy: name.to_owned(), hook: hook.as_str() })
+        };
+        OnePolicy {
+            name: name.into(),
+            outcomes: OUTCOMES.map(counter),
+            wait: self.waits.get_or_create_owned(&Policy { policy: name.to_owned() }),
+            calls: HOOKS.map(call),
+        }
+    }
+}

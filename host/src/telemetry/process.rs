@@ -1,0 +1,44 @@
+//! The process itself, by the names that dashboards expect.
+
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::Size;
+use crate::clock;
+
+pub struct Process {
+    resident: Size,
+    open_files: Gauge,
+}
+
+impl Process {
+    pub fn register(registry: &mut Registry) -> Process {
+        let process = Process { resident: Size::default(), open_files: Gauge::default() };
+        registry.register(
+            "process_resident_memory_bytes",
+            "Memory of the process that is in RAM",
+            process.resident.clone(),
+        );
+        registry.register("process_open_fds", "Files that are open", process.open_files.clone());
+        let started = Size::default();
+        started.set(clock::wall_us() as f64 / 1e6);
+        registry.register("process_start_time_seconds", "When the process started, since 1970", started);
+        process
+    }
+
+    /// Reads what has no counter of its own. Where there is no /proc, it stays 0.
+    pub fn update(&self) {
+        if let Some(bytes) = resident_bytes() {
+            self.resident.set(bytes as f64);
+        }
+        if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
+            self.open_files.set(i64::try_from(files.count()).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+fn resident_bytes() -> Option<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = pages.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}

@@ -1,0 +1,133 @@
+//! Servers, proxies and clients for the tests.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper::config::{ManagedConfig, ServerBinary};
+use lockkeeper::mysql::managed::ManagedServer;
+use mysql_async::prelude::Queryable;
+
+mod client;
+mod proxy;
+
+pub use client::{Client, Response};
+pub use proxy::{Proxy, Settings};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Mysql,
+    Mariadb,
+}
+
+/// Makes a test of each of the functions on each server: `on_both! { fn name(kind) { … } }` with async
+/// bodies.
+#[macro_export]
+macro_rules! on_both {
+    ($($(#[$meta:meta])* async fn $name:ident($kind:ident: Kind) $body:block)*) => {$(
+        $(#[$meta])*
+        mod $name {
+            use super::*;
+
+            async fn test($kind: $crate::harness::Kind) $body
+
+            #[test]
+            fn mysql() {
+                $crate::harness::run(test($crate::harness::Kind::Mysql));
+            }
+
+            #[test]
+            fn mariadb() {
+                $crate::harness::run(test($crate::harness::Kind::Mariadb));
+            }
+        }
+    )*};
+}
+
+/// Runs a test on the runtime that all tests share, with a limit that only a test that hangs reaches.
+pub fn run(test: impl Future<Output = ()>) {
+    runtime().block_on(async {
+        let limit = Duration::from_secs(300);
+        tokio::time::timeout(limit, test).await.expect("the test did not end within 300 s");
+    });
+}
+
+fn runtime() -> &'static tokio::runtime::Runtime {
+    static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
+    })
+}
+
+/// A folder that is removed when the test ends; on a real disk, beside the test's own binary.
+pub fn folder() -> tempfile::TempDir {
+    let exe = std::env::current_exe().expect("this binary has a path");
+    let beside = exe.parent().expect("it is in a folder");
+    tempfile::Builder::new().prefix("it-").tempdir_in(beside).expect("a folder")
+}
+
+/// A name that no other test uses.
+pub fn fresh(prefix: &str) -> String {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    format!("{prefix}-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A database of its own on the server that all tests of this kind share. For tests that do the
+/// server no harm.
+pub async fn database(kind: Kind) -> String {
+    let server = shared(kind).await;
+    let name = fresh("lk").replace('-', "_");
+    server.url().replace("/lockkeeper?", &format!("/{name}?"))
+}
+
+async fn shared(kind: Kind) -> &'static ManagedServer {
+    static MYSQL: tokio::sync::OnceCell<ManagedServer> = tokio::sync::OnceCell::const_new();
+    static MARIADB: tokio::sync::OnceCell<ManagedServer> = tokio::sync::OnceCell::const_new();
+    let cell = match kind {
+        Kind::Mysql => &MYSQL,
+        Kind::Mariadb => &MARIADB,
+    };
+    // It lives as long as this process: its guardian stops it then. Its folder stays for the next run.
+    cell.get_or_init(|| async move { start(kind, &lasting_folder(kind)).await }).await
+}
+
+/// The data folder of the shared server, under the target folder: made once, found again.
+fn lasting_folder(kind: Kind) -> PathBuf {
+    let exe = std::env::current_exe().expect("this binary has a path");
+    let name = format!("it-shared-{kind:?}").to_lowercase();
+    exe.parent().expect("it is in a folder").join(name)
+}
+
+/// A server of the test's own, to be killed and stopped at will.
+pub async fn own_server(kind: Kind, dir: &Path) -> ManagedServer {
+    start(kind, &dir.join("data")).await
+}
+
+async fn start(kind: Kind, data_dir: &Path) -> ManagedServer {
+    let binary = match kind {
+        Kind::Mysql => ServerBinary::Mysql,
+        Kind::Mariadb => ServerBinary::Mariadb,
+    };
+    let config = ManagedConfig { binary, data_dir: data_dir.to_owned() };
+    ManagedServer::start(&config).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+}
+
+/// Runs statements on a server, past the proxy.
+pub async fn sql(url: &str, statements: &str) -> Vec<mysql_async::Row> {
+    let mut conn = mysql_async::Conn::from_url(url).await.expect("the server answers");
+    let rows = conn.query(statements).await.expect(statements);
+    conn.disconnect().await.expect("the server says goodbye");
+    rows
+}
+
+/// Waits until something is true, up to 30 s.
+pub async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    for _ in 0..600 {
+        if check().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never happened: {what}");
+}

@@ -1,0 +1,165 @@
+//! A proxy in a process of its own.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Client;
+
+/// What a proxy is started with.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub url: String,
+    /// More of config.toml: keys of `[store]`.
+    pub store: String,
+    /// More of config.toml: whole sections. Without `[policies`, the default policy is given the
+    /// settings that the tests want: nobody waits unless asked to.
+    pub sections: String,
+}
+
+/// Killed when it is dropped.
+pub struct Proxy {
+    child: Child,
+    api: SocketAddr,
+    admin: SocketAddr,
+    log: PathBuf,
+    config: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Proxy {
+    /// Starts a proxy on a database and waits until it serves (not until its store is ready).
+    pub async fn start(url: &str) -> Proxy {
+        Proxy::with(Settings { url: url.to_owned(), ..Settings::default() }).await
+    }
+
+    pub async fn with(settings: Settings) -> Proxy {
+        let dir = super::folder();
+        let config = dir.path().join("config.toml");
+        fs::write(&config, settings.to_toml()).expect("a configuration");
+        tokio::task::spawn_blocking(move || Proxy::spawn(dir, config)).await.expect("the proxy starts")
+    }
+
+    fn spawn(dir: tempfile::TempDir, config: PathBuf) -> Proxy {
+        let log = dir.path().join("log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        command.arg("serve").arg("--config").arg(&config).current_dir(dir.path());
+        command.stdin(Stdio::null());
+        command.stdout(fs::File::create(&log).expect("a log"));
+        command.stderr(fs::File::options().append(true).open(&log).expect("a log"));
+        let mut child = command.spawn().expect("the proxy's binary");
+        for _ in 0..1200 {
+            if let Some((api, admin)) = addresses(&log) {
+                return Proxy { child, api, admin, log, config, _dir: dir };
+            }
+            if let Some(status) = child.try_wait().expect("its own child") {
+                panic!("the proxy ended ({status}): {}", fs::read_to_string(&log).unwrap_or_default());
+            }
+            std::thread::sleep(Duration::from_millis(25));
+        }
+        let _ = child.kill();
+        panic!("the proxy does not serve: {}", fs::read_to_string(&log).unwrap_or_default());
+    }
+
+    /// A client of the lock API, with connections of its own.
+    pub fn client(&self) -> Client {
+        Client::new(self.api)
+    }
+
+    pub fn admin(&self) -> Client {
+        Client::new(self.admin)
+    }
+
+    pub fn api_address(&self) -> SocketAddr {
+        self.api
+    }
+
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// One number of `/metrics`, added up over the series whose labels contain all of `labels`.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let text = self.admin().get("/metrics").await.text;
+        let wanted = text.lines().filter(|line| {
+            let series = line.split(['{', ' ']).next() == Some(name);
+            series && labels.iter().all(|label| line.contains(label))
+        });
+        wanted.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Resident memory in bytes.
+    pub fn memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("a process number");
+        kill_process(pid, signal).expect("a process of our own");
+    }
+
+    /// Waits until the proxy has ended, up to 60 s; its exit code.
+    pub async fn ended(&mut self) -> Option<i32> {
+        for _ in 0..1200 {
+            if let Some(status) = self.child.try_wait().expect("its own child") {
+                return status.code();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the proxy does not end: {}", self.log());
+    }
+
+    pub async fn until_ready(&self) {
+        let admin = self.admin();
+        super::eventually("the proxy is ready", async || admin.get("/ready").await.status == 200).await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Settings {
+    fn to_toml(&self) -> String {
+        let Settings { url, store, sections } = self;
+        let mut text = format!(
+            "[store]\nurl = \"{url}\"\n{store}\n[api]\nlisten = \"127.0.0.1:0\"\n\
+             [admin]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n{sections}\n"
+        );
+        if !sections.contains("[policies") {
+            text.push_str("[policies.default]\npath = \"builtin:default\"\n");
+        }
+        text
+    }
+}
+
+/// Where the proxy says that it serves.
+fn addresses(log: &Path) -> Option<(SocketAddr, SocketAddr)> {
+    let log = BufReader::new(fs::File::open(log).ok()?);
+    let line = log.lines().map_while(Result::ok).find(|line| line.contains("\"serving\""))?;
+    let line: serde_json::Value = serde_json::from_str(&line).ok()?;
+    let address = |name: &str| line[name].as_str()?.strip_prefix("http://")?.parse().ok();
+    Some((address("api")?, address("admin")?))
+}

@@ -1,0 +1,38 @@
+//! Builds the default policy for real.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lockkeeper_builder::{BuildError, build};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Copies what a build of the default policy reads.
+fn copy_tree(to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "host", "policies", "sdk", "xtask"] {
+        let copied = Command::new("cp").arg("-R").arg(root().join(entry)).arg(to).status().unwrap();
+        assert!(copied.success(), "cannot copy {entry}");
+    }
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes_in_any_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("elsewhere/deeper");
+    copy_tree(&copy);
+    let here = build(&root().join("policies/default"), None).unwrap();
+    let there = build(&copy.join("policies/default"), None).unwrap();
+    assert!(here.starts_with(b"\0asm\x0d\0\x01\0"), "not a component");
+    assert!(here == there, "{} and {} bytes that differ", here.len(), there.len());
+    let text = String::from_utf8_lossy(&here);
+    assert!(!text.contains(root().to_str().unwrap()) && !text.contains("/home/"), "a path is left in it");
+}
+
+#[test]
+fn a_folder_without_a_crate_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(build(dir.path(), None), Err(BuildError::NoCrate { .. })));
+}

@@ -1,0 +1,44 @@
+//! What the proxy answers where a policy leaves a hook out, for policies that want to change only
+//! part of it.
+
+use crate::{Random, backoff, fairness, renewal, response};
+
+/// The first sleep of [`contended`] is at most this long, in milliseconds.
+pub const FIRST_SLEEP: u32 = 20;
+/// No sleep of [`contended`] is longer than this, in milliseconds.
+pub const LONGEST_SLEEP: u32 = 1_000;
+
+/// The lowest rank, and the first to arrive within it.
+pub fn choose(queue: &fairness::Queue) -> u32 {
+    // `min_by_key` keeps the first of equals, and the view is in order of arrival within a rank.
+    let best = queue.waiters.iter().enumerate().min_by_key(|(_, waiter)| waiter.rank);
+    best.map_or(0, |(index, _)| index as u32)
+}
+
+/// Exponential with full jitter, and never longer than the holder's lease.
+pub fn contended(contention: &backoff::Contention) -> backoff::Decision {
+    let doublings = contention.attempt.saturating_sub(1).min(16);
+    let mut ceiling = FIRST_SLEEP.saturating_mul(1 << doublings).min(LONGEST_SLEEP);
+    if contention.holder_left > 0 {
+        ceiling = ceiling.min(contention.holder_left + 1);
+    }
+    backoff::Decision::Poll(Random::new(contention.seed).between(1, ceiling))
+}
+
+/// Extends by the ttl while the client is alive, up to the longest hold.
+pub fn renewal_due(expiring: &renewal::Expiring) -> renewal::Decision {
+    match expiring.max_hold.saturating_sub(expiring.held) {
+        left if left > 0 && expiring.client_alive => renewal::Decision::Extend(expiring.ttl.min(left)),
+        _ => renewal::Decision::Lapse,
+    }
+}
+
+/// 423 Locked.
+pub fn response(contention: &response::Contention) -> response::Answer {
+    response::Answer {
+        status: 423,
+        retry_after: contention.retry_after,
+        headers: Vec::new(),
+        detail: "another request holds the lock".to_owned(),
+    }
+}

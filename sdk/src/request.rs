@@ -1,0 +1,57 @@
+use crate::{Label, Mode, Request};
+
+impl Request {
+    /// An exclusive request without owner, labels or wishes: for tests.
+    pub fn new(name: impl Into<String>) -> Request {
+        Request {
+            name: name.into(),
+            owner: String::new(),
+            mode: Mode::Exclusive,
+            ttl: None,
+            wait: None,
+            labels: Vec::new(),
+            http: None,
+            seed: 0,
+        }
+    }
+
+    /// The value of the first label of this name.
+    pub fn label(&self, name: &str) -> Option<&str> {
+        find(&self.labels, name)
+    }
+
+    pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
+        self.labels.push(Label { name: name.into(), value: value.into() });
+        self
+    }
+
+    pub fn with_mode(self, mode: Mode) -> Request {
+        Request { mode, ..self }
+    }
+
+    /// Milliseconds.
+    pub fn with_ttl(self, ttl: u32) -> Request {
+        Request { ttl: Some(ttl), ..self }
+    }
+
+    /// Milliseconds; 0 asks once.
+    pub fn with_wait(self, wait: u32) -> Request {
+        Request { wait: Some(wait), ..self }
+    }
+}
+
+impl crate::HttpRequest {
+    /// The value of the first header of this name, which is in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        find(&self.headers, name)
+    }
+
+    /// What a `{name}` of the route's path stands for in this request.
+    pub fn capture(&self, name: &str) -> Option<&str> {
+        find(&self.captures, name)
+    }
+}
+
+fn find<'a>(labels: &'a [Label], name: &str) -> Option<&'a str> {
+    labels.iter().find(|label| label.name == name).map(|label| label.value.as_str())
+}

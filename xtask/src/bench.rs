@@ -1,0 +1,35 @@
+//! `cargo xtask bench`: the figures that the README quotes.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::{paths, servers, steps, wasm};
+
+/// Measures the proxy against the same SQL run directly, in one run on one server.
+///
+/// Prints a table and writes target/bench/side_by_side.json. Takes about two minutes once built.
+#[derive(clap::Args)]
+pub struct Args {
+    /// End with exit code 1 if a target is missed.
+    #[arg(long)]
+    check: bool,
+    /// Shorter rounds: for trying the bench itself, not for figures.
+    #[arg(long)]
+    quick: bool,
+    /// Run only the measurements whose name contains this text.
+    #[arg(value_name = "NAME")]
+    only: Option<String>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    wasm::ensure()?;
+    servers::ensure(servers::Kind::Mysql, false)?;
+    let out = paths::target().join("bench");
+    std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mut bench = steps::cargo(&["bench", "--package", "lockkeeper", "--bench", "side_by_side", "--"]);
+    bench.arg("--out").arg(out.join("side_by_side.json"));
+    bench.args(args.check.then_some("--check")).args(args.quick.then_some("--quick"));
+    bench.args(&args.only);
+    Ok(ExitCode::from(steps::code(steps::status(&mut bench)?)))
+}

@@ -1,0 +1,178 @@
+//! `cargo xtask servers`: the real MySQL and MariaDB, without root and without touching the system.
+//!
+//! apt fetches the packages with a private state folder (so the machine's own is neither read nor
+//! written, and signatures are checked as ever), `dpkg-deb` unpacks them into a folder, and a small
+//! script runs the server on the C library that came along, which may be newer than the machine's.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::paths;
+
+mod apt;
+mod sources;
+mod wrapper;
+
+/// Gets the real servers, MySQL and MariaDB, into target/servers, without root.
+///
+/// Needs Debian or a kin of it (apt-get and dpkg-deb). MariaDB comes from the machine's own suite,
+/// MySQL from Debian's sid. The second run does nothing; an interrupted one goes on where it was.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Get only this one.
+    #[arg(long, value_enum)]
+    only: Option<Kind>,
+    /// Fetch again, even if the server is there: newer packages may have come out.
+    #[arg(long)]
+    refresh: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Mysql,
+    Mariadb,
+}
+
+impl Kind {
+    pub fn dir(self) -> &'static str {
+        match self {
+            Kind::Mysql => "mysql",
+            Kind::Mariadb => "mariadb",
+        }
+    }
+
+    /// The server's program.
+    pub fn daemon(self) -> &'static str {
+        match self {
+            Kind::Mysql => "mysqld",
+            Kind::Mariadb => "mariadbd",
+        }
+    }
+
+    /// Where this program puts it.
+    pub fn fetched(self) -> PathBuf {
+        paths::servers().join(self.dir()).join("bin").join(self.daemon())
+    }
+
+    /// The command-line client's program.
+    fn client(self) -> &'static str {
+        match self {
+            Kind::Mysql => "mysql",
+            Kind::Mariadb => "mariadb",
+        }
+    }
+
+    fn packages(self) -> [&'static str; 2] {
+        match self {
+            Kind::Mysql => ["mysql-server-core", "mysql-client-core"],
+            Kind::Mariadb => ["mariadb-server-core", "mariadb-client-core"],
+        }
+    }
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let kinds = args.only.map_or(vec![Kind::Mysql, Kind::Mariadb], |kind| vec![kind]);
+    for kind in kinds {
+        ensure(kind, args.refresh)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Gets a server unless it is there, and returns the path of its program.
+pub fn ensure(kind: Kind, refresh: bool) -> Result<PathBuf> {
+    let servers = paths::servers();
+    fs::create_dir_all(&servers).with_context(|| format!("cannot create {}", servers.display()))?;
+    let lock = File::create(servers.join(".lock"))?;
+    lock.lock().context("cannot lock target/servers")?;
+
+    let home = servers.join(kind.dir());
+    let program = kind.fetched();
+    let stamp = home.join("complete");
+    if !refresh && let Some(version) = stamped(&stamp) {
+        println!("{}: {version} is in {}", kind.dir(), home.display());
+        return Ok(program);
+    }
+    let started = Instant::now();
+    println!("{}: not in {} yet", kind.dir(), home.display());
+    let version = install(kind, &servers, &home).with_context(|| advice(kind))?;
+    println!("{}: {version} is ready after {:.0} s", kind.dir(), started.elapsed().as_secs_f32());
+    Ok(program)
+}
+
+/// The version that a finished installation recorded, if it was made as this program makes it.
+fn stamped(stamp: &Path) -> Option<String> {
+    let text = fs::read_to_string(stamp).ok()?;
+    let version = text.strip_prefix(&format!("{}\n", wrapper::LAYOUT))?;
+    Some(version.trim().to_owned())
+}
+
+/// Fetches, unpacks beside the final place, tries it, and only then moves it there.
+fn install(kind: Kind, servers: &Path, home: &Path) -> Result<String> {
+    let machine = sources::Machine::detect()?;
+    let work = servers.join(format!(".{}.fetch", kind.dir()));
+    let debs = apt::fetch(&machine, kind, &work)?;
+
+    let new = servers.join(format!(".{}.new", kind.dir()));
+    remove(&new)?;
+    unpack(kind, &debs, &new.join("root"))?;
+    wrapper::write(&new, kind.daemon(), kind.client())?;
+    let version = version_of(&new.join("bin").join(kind.daemon()))?;
+    // Written last inside the new folder, which then appears as a whole.
+    fs::write(new.join("complete"), format!("{}\n{version}\n", wrapper::LAYOUT))?;
+    remove(home)?;
+    fs::rename(&new, home).with_context(|| format!("cannot move {} into place", new.display()))?;
+    remove(&work)?;
+    Ok(version)
+}
+
+fn unpack(kind: Kind, debs: &[PathBuf], root: &Path) -> Result<()> {
+    println!("{}: unpacking {} packages", kind.dir(), debs.len());
+    fs::create_dir_all(root)?;
+    for deb in debs {
+        let out = Command::new("dpkg-deb").arg("--extract").arg(deb).arg(root).output();
+        let out = out.context("cannot run dpkg-deb")?;
+        if !out.status.success() {
+            bail!("dpkg-deb cannot unpack {}: {}", deb.display(), apt::tail(&out.stderr));
+        }
+    }
+    for unused in ["usr/share/doc", "usr/share/man", "usr/share/lintian"] {
+        remove(&root.join(unused))?;
+    }
+    Ok(())
+}
+
+fn version_of(program: &Path) -> Result<String> {
+    let out = Command::new(program).arg("--version").output();
+    let out = out.with_context(|| format!("cannot run {}", program.display()))?;
+    if !out.status.success() {
+        bail!("{} --version fails: {}", program.display(), apt::tail(&out.stderr));
+    }
+    let text = String::from_utf8_lossy(&out.stdout);
+    let version = text.split("Ver ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    Ok(version.unwrap_or("unknown version").to_owned())
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn advice(kind: Kind) -> String {
+    let name = kind.daemon();
+    format!(
+        "cannot get {name}. Instead, install it with this machine's package manager ({}), or set \
+         `url` in [store] of config.toml to a server that runs already",
+        match kind {
+            Kind::Mysql => "`mysql-server` or `community-mysql-server`",
+            Kind::Mariadb => "`mariadb-server`",
+        }
+    )
+}

@@ -1,0 +1,61 @@
+//! What `up` needs to know of config.toml. The proxy itself checks the file.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::paths::find_program;
+use crate::servers::Kind;
+
+pub struct Settings {
+    pub api: SocketAddr,
+    pub admin: SocketAddr,
+    /// The server that the proxy will start itself and that is nowhere to be found yet.
+    pub missing: Option<Kind>,
+}
+
+impl Settings {
+    /// Reads a file, or takes the proxy's own defaults where there is none.
+    pub fn read(file: Option<&Path>) -> Result<Settings> {
+        let text = match file {
+            Some(path) => {
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?
+            }
+            None => String::new(),
+        };
+        // Faults are the proxy's to report, with their lines.
+        let table: toml::Table = text.parse().unwrap_or_default();
+        let value = |path: &[&str], env: &str| setting(&table, path, env);
+        let address = |section: &str, env: &str, default: u16| {
+            let listen = value(&[section, "listen"], env).and_then(|text| text.parse().ok());
+            listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], default)))
+        };
+        let url = value(&["store", "url"], "LOCKKEEPER_STORE_URL");
+        let server = value(&["store", "managed", "server"], "LOCKKEEPER_STORE_MANAGED_SERVER");
+        Ok(Settings {
+            api: address("api", "LOCKKEEPER_API_LISTEN", 7070),
+            admin: address("admin", "LOCKKEEPER_ADMIN_LISTEN", 7071),
+            missing: missing(url.as_deref().unwrap_or("managed"), server.as_deref().unwrap_or("auto")),
+        })
+    }
+}
+
+fn setting(table: &toml::Table, path: &[&str], env: &str) -> Option<String> {
+    if let Ok(text) = std::env::var(env) {
+        return Some(text);
+    }
+    let (last, sections) = path.split_last()?;
+    let section = sections.iter().try_fold(table, |table, name| table.get(*name)?.as_table());
+    Some(section?.get(*last)?.as_str()?.to_owned())
+}
+
+fn missing(url: &str, server: &str) -> Option<Kind> {
+    let has = |kind: Kind| find_program(kind.daemon()).is_some() || kind.fetched().is_file();
+    match (url, server) {
+        ("managed", "mysql") => Some(Kind::Mysql).filter(|kind| !has(*kind)),
+        ("managed", "mariadb") => Some(Kind::Mariadb).filter(|kind| !has(*kind)),
+        ("managed", "auto") => (!has(Kind::Mysql) && !has(Kind::Mariadb)).then_some(Kind::Mysql),
+        _ => None,
+    }
+}

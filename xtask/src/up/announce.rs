@@ -1,0 +1,89 @@
+//! Waits until the proxy is ready, and tells the user what to do with it.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::unix::process::parent_id;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+const POLL: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(300);
+const NEWS: Duration = Duration::from_secs(5);
+
+/// Waits for the proxy that this program has become.
+#[derive(clap::Args)]
+pub struct Args {
+    #[arg(long)]
+    api: SocketAddr,
+    #[arg(long)]
+    admin: SocketAddr,
+    /// The process to wait for: when it ends, there is nothing to say.
+    #[arg(long)]
+    parent: u32,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let began = Instant::now();
+    let mut told = began;
+    while parent_id() == args.parent && began.elapsed() < PATIENCE {
+        let answer = ready(args.admin);
+        if let Ok((200, _)) = answer {
+            if parent_id() == args.parent {
+                welcome(args);
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        if told.elapsed() >= NEWS {
+            told = Instant::now();
+            let why = match answer {
+                Ok((_, body)) => body,
+                Err(error) => format!("{error:#}"),
+            };
+            eprintln!("      {:>4} s  not ready yet: {why}", began.elapsed().as_secs());
+        }
+        sleep(POLL);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The status and body of `GET /ready`.
+fn ready(admin: SocketAddr) -> Result<(u16, String)> {
+    let second = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&reachable(admin), second).context("no connection")?;
+    stream.set_read_timeout(Some(second))?;
+    stream.write_all(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    // The answer ends with the connection; if it is kept open, with the silence after it.
+    let read = stream.take(64 * 1024).read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        read.context("no answer")?;
+        bail!("that is no HTTP");
+    };
+    let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok());
+    Ok((status.context("that is no HTTP")?, body.trim().to_owned()))
+}
+
+/// An address to connect to, for one to listen on.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+fn welcome(args: &Args) {
+    let (api, admin) = (reachable(args.api), reachable(args.admin));
+    eprintln!(
+        "\nLockkeeper is ready.\n\
+         \n  API    http://{api}\n  admin  http://{admin}   (/metrics, /v1/policies)\n\
+         \nTake a lock for 10 seconds, from another terminal:\n\
+         \n  curl -s http://{api}/v1/acquire -d '{{\"resource\": \"orders/42\", \"ttl_ms\": 10000}}'\n\
+         \nCtrl-C stops the proxy and its server; the data stays.\n"
+    );
+}
