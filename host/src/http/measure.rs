@@ -23,7 +23,7 @@ impl Handler for Fixed {
     }
 }
 
-async fn start() -> std::net::SocketAddr {
+async fn start() -> SocketAddr {
     let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let (limits, stop) = (HttpLimits::default(), CancellationToken::new());
