@@ -1,11 +1,19 @@
 //! The promises that ARCHITECTURE.md states, each under faults, on both servers.
 
-use std::time::Duration;
-
 use serde_json::json;
 
-use crate::harness::{Kind, Proxy, database, fresh};
-use crate::on_both;
+use crate::harness::{Proxy, Settings, database, fresh};
+
+mod ambiguity;
+mod bounds;
+mod exclusion;
+mod fencing;
+mod leaks;
+mod loss;
+mod order;
+mod sharing;
+mod shutdown;
+mod watching;
 
 on_both! {
     /// Promise 9: any proxy renews and releases what another one granted.
@@ -21,6 +29,35 @@ on_both! {
         assert_eq!(other.client().release(&lease).await.status, 200);
         let next = other.client().lease(&resource, 1_000).await;
         assert!(next["token"].as_u64() > lease["token"].as_u64());
-        tokio::time::sleep(Duration::from_millis(1)).await;
     }
+
+    /// Promise 9: a proxy that was killed and started again renews and releases what it granted before.
+    async fn a_restarted_proxy_knows_its_leases(kind: Kind) {
+        let url = database(kind).await;
+        let resource = fresh("restarted");
+        let mut proxy = Proxy::start(&url).await;
+        let lease = proxy.client().lease(&resource, 30_000).await;
+        proxy.kill();
+        let again = Proxy::start(&url).await;
+        let client = again.client();
+        let held = client.acquire(json!({"resource": resource})).await;
+        assert_eq!((held.status, held.slug()), (409, "contended"));
+        assert_eq!(held.json["holder"]["token"], lease["token"]);
+        let renewed = client.renew(&lease).await;
+        assert_eq!((renewed.status, &renewed.json["token"]), (200, &lease["token"]));
+        assert_eq!(client.release(&lease).await.status, 200);
+        assert_eq!(client.release(&lease).await.status, 410);
+    }
+}
+
+/// A proxy whose default policy has these settings, with more sections of config.toml.
+async fn proxy_with(url: &str, policy: &str, sections: &str) -> Proxy {
+    let sections = format!(
+        "{sections}\n[policies.default]\npath = \"builtin:default\"\n[policies.default.settings]\n{policy}\n"
+    );
+    Proxy::with(Settings { url: url.to_owned(), store: String::new(), sections }).await
+}
+
+fn token(lease: &serde_json::Value) -> u64 {
+    lease["token"].as_u64().expect("a token")
 }
