@@ -22,6 +22,8 @@ use crate::http::{Handler, Kind, Problem, Request, Response, decode_path, read_b
 use crate::service::Service;
 
 mod acquire;
+#[cfg(test)]
+mod end_to_end;
 mod errors;
 mod fields;
 mod hold;

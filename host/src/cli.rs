@@ -30,7 +30,7 @@ Exit codes:
   3  contended: the lock is held, or too many wait for it
   4  lost: the lease has ended or was taken away
   5  unavailable: no proxy answers, or it cannot reach its store
-  6  refused: the policy said no
+  6  refused: the policy said no, or a proxy would not load it
   `lockkeeper run` exits as its command does (128 + n where signal n ended it); its own failures
   are 110 + the code above, 126 where the command cannot be run and 127 where it is not found.";
 

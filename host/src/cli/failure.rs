@@ -18,6 +18,9 @@ pub enum Failure {
     /// The lease ended while it was being used.
     #[error("the lease is lost: {0}")]
     Lost(String),
+    /// A component that a proxy would not load.
+    #[error("{0}")]
+    Refused(String),
     /// A command that was to run under a lock and could not, with the code for it.
     #[error("{what}")]
     Command { what: String, code: u8 },
@@ -32,6 +35,7 @@ impl Failure {
             Failure::Usage(_) => 2,
             Failure::NoProxy { .. } | Failure::Silent { .. } => 5,
             Failure::Lost(_) => 4,
+            Failure::Refused(_) => 6,
             Failure::Command { code, .. } => *code,
             Failure::Other(_) => 1,
             Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
@@ -68,6 +72,7 @@ impl Failure {
             Failure::NoProxy { .. } => "no_proxy",
             Failure::Silent { .. } => "timeout",
             Failure::Lost(_) => "lost",
+            Failure::Refused(_) => "refused",
             Failure::Command { .. } => "command",
             Failure::Problem { .. } | Failure::Other(_) => "failure",
         }

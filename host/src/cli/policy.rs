@@ -22,6 +22,9 @@ pub enum PolicyCommand {
     New {
         /// Its name: the crate's, and the folder's
         name: String,
+        /// The folder of the SDK [default: the published one, or this binary's checkout]
+        #[arg(long, value_name = "DIR")]
+        sdk: Option<PathBuf>,
     },
     /// Build a policy's crate into a component
     ///
@@ -60,13 +63,10 @@ const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
     match command {
-        PolicyCommand::New { name } => {
-            let made = tools::scaffold(&name, Path::new(&name))?;
-            report(
-                options,
-                &json!({"directory": made}),
-                &format!("wrote {}; next: lockkeeper policy build {name}", made.display()),
-            );
+        PolicyCommand::New { name, sdk } => {
+            let made = tools::scaffold(&name, sdk.as_deref())?;
+            let text = format!("wrote {}; next: lockkeeper policy build {name}", made.display());
+            report(options, &json!({ "directory": made }), &text);
         }
         PolicyCommand::Build { dir, output } => {
             let (component, default) = tools::build(&dir)?;
@@ -78,8 +78,18 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
         }
         PolicyCommand::Check { file, settings } => {
             let found = tools::check(&read(&file)?, &settings)?;
-            let text = format!("{} is fine: {found}", file.display());
-            report(options, &found, &text);
+            if options.json {
+                output::json(&json!(found));
+            } else {
+                output::line(&format!("{} would be loaded", file.display()));
+                let mut pairs = vec![
+                    ("digest", found.digest),
+                    ("size", format!("{} bytes", found.bytes)),
+                    ("hooks", found.hooks.join(", ")),
+                ];
+                pairs.extend(found.notes.into_iter().map(|note| ("note", note)));
+                output::pairs(&pairs);
+            }
         }
         PolicyCommand::Push { name, file } => {
             let path = format!("/v1/policies/{}", encode_path(&name));

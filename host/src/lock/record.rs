@@ -453,6 +453,11 @@ fn weight_against(held: Mode, claimed: Mode) -> u64 {
 
 fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     let until = env.now.plus_ms(claim.ttl_ms);
+    // Not `now` where nothing was asked for: a store's next `now` may be a little earlier.
+    let at_least_until = match claim.at_least_ms {
+        0 => ServerTime(0),
+        ms => env.now.plus_ms(ms),
+    };
     let mut tokens = Vec::with_capacity(claim.keys.len());
     for key in &*claim.keys {
         let record = records.write(key);
@@ -469,7 +474,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             since: env.now,
             until,
             ttl_ms: claim.ttl_ms,
-            at_least_until: env.now.plus_ms(claim.at_least_ms),
+            at_least_until,
             delay_ms: claim.delay_ms,
             released_by: 0,
             levels: vec![level_of(claim)],

@@ -79,7 +79,7 @@ struct Plan {
 impl Plan {
     /// `None` where a row is not remembered, or would not change, or may change by itself.
     fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant) -> Option<Plan> {
-        let (earliest, latest) = (link.sample.earliest(asked_at), link.sample.latest(asked_at));
+        let (earliest, latest) = shared.steps().server_time(asked_at)?;
         if link.sample.grants_from > earliest {
             return None;
         }

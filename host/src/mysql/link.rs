@@ -83,13 +83,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The latest that the server's clock can say at `own`, unless it is set.
-    pub fn latest(&self, own: Instant) -> ServerTime {
-        let since = own.us_since(self.before);
-        self.now.plus_us(since + since * DRIFT_PER_MILLION / 1_000_000)
-    }
-
-    /// The earliest that it can say at `own`, unless it is set.
+    /// The earliest that the server's clock can say at `own`, unless it is set.
     pub fn earliest(&self, own: Instant) -> ServerTime {
         let since = own.us_since(self.after);
         self.now.plus_us(since - since * DRIFT_PER_MILLION / 1_000_000)

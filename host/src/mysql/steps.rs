@@ -74,6 +74,14 @@ impl ClockSteps {
         self.stepped_at.is_none_or(|stepped| now.us_since(stepped) > span_us.saturating_add(MARGIN_US))
     }
 
+    /// The earliest and the latest that the server's clock can say at `own`, unless it is set; `None`
+    /// before it was looked at.
+    pub fn server_time(&self, own: Instant) -> Option<(ServerTime, ServerTime)> {
+        let bounds = self.bounds?.drifted(own);
+        let at = |offset: i64| ServerTime(own.0.saturating_add_signed(offset));
+        Some((at(bounds.low - 1), at(bounds.high + 1)))
+    }
+
     /// Another server: its clock has nothing to do with the last one's.
     pub fn forget(&mut self) {
         *self = ClockSteps::default();
@@ -119,6 +127,17 @@ mod tests {
         assert!(!steps.trusts_expiry(10 * SECOND, Instant(11 * SECOND)));
         assert!(steps.trusts_expiry(10 * SECOND, Instant(12 * SECOND)));
         assert_eq!(look(&mut steps, 2 * SECOND, 32 * SECOND, 100), Step::None);
+    }
+
+    #[test]
+    fn many_looks_narrow_the_time_down() {
+        let mut steps = ClockSteps::default();
+        assert!(steps.server_time(Instant(0)).is_none());
+        look(&mut steps, 0, 5_000, 5_100);
+        look(&mut steps, 10_000, 10_050, 9_000);
+        let (earliest, latest) = steps.server_time(Instant(20_000)).expect("it was looked at");
+        assert!(earliest.0 <= START + 20_000 && START + 20_000 <= latest.0);
+        assert!(latest.0 - earliest.0 < 300);
     }
 
     #[test]
