@@ -31,6 +31,28 @@ on_both! {
         assert!(next["token"].as_u64() > lease["token"].as_u64());
     }
 
+    /// Promise 9: the proxy that granted a lease learns of its release through another one, before it
+    /// tells anybody that the lock is held.
+    async fn a_release_elsewhere_is_noticed(kind: Kind) {
+        let url = database(kind).await;
+        let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
+        let (client, resource) = (one.client(), fresh("noticed"));
+        let lease = client.lease(&resource, 600_000).await;
+        assert_eq!(client.acquire(json!({"resource": resource})).await.slug(), "contended");
+        assert_eq!(other.client().release(&lease).await.status, 200);
+        let again = client.lease(&resource, 600_000).await;
+        assert_eq!(other.client().release(&again).await.status, 200);
+        let short = client.acquire(json!({"resource": resource, "wait_ms": 10, "ttl_ms": 600_000})).await;
+        assert_eq!(short.status, 200, "{}", short.text);
+        let waiting = tokio::spawn({
+            let (client, body) = (client.clone(), json!({"resource": resource, "wait_ms": 60_000}));
+            async move { client.acquire(body).await }
+        });
+        client.until_queued(&resource, 1).await;
+        assert_eq!(other.client().release(&short.json).await.status, 200);
+        assert_eq!(waiting.await.unwrap().status, 200);
+    }
+
     /// Promise 9: a proxy that was killed and started again renews and releases what it granted before.
     async fn a_restarted_proxy_knows_its_leases(kind: Kind) {
         let url = database(kind).await;
