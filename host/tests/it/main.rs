@@ -8,4 +8,6 @@
 #[macro_use]
 mod harness;
 
+mod bad_input;
 mod promises;
+mod tidy;
