@@ -271,7 +271,17 @@ impl Service {
 
     /// Extends a lease of any proxy, by the time it was granted for where `ttl_ms` is `None`.
     pub async fn renew(&self, lease: LeaseRef, ttl_ms: Option<u32>) -> Result<Renewed, LeaseError> {
-        let result = self.ask_renewal(&lease, ttl_ms).await;
+        self.renew_before(lease, ttl_ms, self.shared.store_deadline()).await
+    }
+
+    /// As [`Service::renew`], for a caller that must know by `deadline`.
+    async fn renew_before(
+        &self,
+        lease: LeaseRef,
+        ttl_ms: Option<u32>,
+        deadline: Instant,
+    ) -> Result<Renewed, LeaseError> {
+        let result = self.ask_renewal(&lease, ttl_ms, deadline).await;
         let outcome = match &result {
             Ok(_) => "renewed",
             Err(LeaseError::Lost) => "lost",
@@ -281,11 +291,16 @@ impl Service {
         result
     }
 
-    async fn ask_renewal(&self, lease: &LeaseRef, ttl_ms: Option<u32>) -> Result<Renewed, LeaseError> {
+    async fn ask_renewal(
+        &self,
+        lease: &LeaseRef,
+        ttl_ms: Option<u32>,
+        deadline: Instant,
+    ) -> Result<Renewed, LeaseError> {
         let (done, answer) = oneshot::channel();
         let op = Op::Renew { lease: lease.clone(), ttl_ms };
         let tell = Box::new(move |result| drop(done.send(result)));
-        self.shared.store.submit_renewal(op, self.shared.store_deadline(), tell);
+        self.shared.store.submit_renewal(op, deadline, tell);
         let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
         match reply.outcomes.first() {
             Some(Outcome::Renewed { left_us }) => {

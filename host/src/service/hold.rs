@@ -47,7 +47,9 @@ impl Hold {
             Renewal::Lapse => return self.lost("the policy let the lease lapse"),
         };
         loop {
-            match self.service.renew(self.lease.lease.clone(), Some(ttl_ms)).await {
+            // A store that hangs must not keep the client waiting past the end of its lease.
+            let deadline = self.service.shared.store_deadline().min(self.last_call());
+            match self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline).await {
                 Ok(renewed) => return self.renewed(renewed),
                 Err(LeaseError::Store(error)) if clock::now() < self.last_call() => {
                     tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");

@@ -8,12 +8,15 @@ use std::time::Duration;
 use lockkeeper::config::{ManagedConfig, ServerBinary};
 use lockkeeper::mysql::managed::ManagedServer;
 use mysql_async::prelude::Queryable;
+use rustix::process::{Pid, Signal, kill_process};
 
 mod client;
 mod proxy;
+mod raw;
 
-pub use client::{Client, Response};
-pub use proxy::{Proxy, Settings};
+pub use client::{Client, Lines, Response};
+pub use proxy::{Proxy, Settings, lockkeeper};
+pub use raw::{Raw, parsed};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -120,13 +123,32 @@ pub async fn sql(url: &str, statements: &str) -> Vec<mysql_async::Row> {
     rows
 }
 
+/// Sends a signal to a process that the tests started.
+pub fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.cast_signed()).expect("a process number");
+    kill_process(pid, signal).expect("a process of our own");
+}
+
+/// Whether a process is there; one that has ended and is not yet waited for is not.
+pub fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Kills the server as a crash would; it is started again by itself.
+pub async fn crash(server: &ManagedServer) {
+    let pid = server.pid().expect("the server runs");
+    signal(pid, Signal::KILL);
+    eventually("the server is started again", async || server.pid().is_some_and(|now| now != pid)).await;
+}
+
 /// Waits until something is true, up to 30 s.
 pub async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
-    for _ in 0..600 {
+    for _ in 0..1500 {
         if check().await {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("never happened: {what}");
 }

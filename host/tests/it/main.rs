@@ -8,5 +8,7 @@
 #[macro_use]
 mod harness;
 
+mod bad_input;
 mod faults;
 mod promises;
+mod tidy;

@@ -233,8 +233,10 @@ impl Table {
     ) {
         match outcome {
             Outcome::Absent if over => {
-                let limit = self.waiters.get(&id).map_or(0, |entry| entry.waiter.max_waiters);
-                self.finish(id, Verdict::TooManyWaiters { limit }, out);
+                let verdict = self.waiters.get(&id).map(|entry| self.turned_away(&entry.waiter, now));
+                if let Some(verdict) = verdict {
+                    self.finish(id, verdict, out);
+                }
             }
             Outcome::Absent => self.stay_or_go(id, now, out),
             outcome => self.attempted(id, outcome, at, false, now, out),

@@ -15,6 +15,13 @@ pub struct Client {
     address: SocketAddr,
 }
 
+/// An answer that comes line by line. Dropping it closes its connection.
+pub struct Lines {
+    pub status: u16,
+    body: hyper::body::Incoming,
+    buffer: Vec<u8>,
+}
+
 /// An answer with its JSON; `Null` where the body is something else.
 #[derive(Debug)]
 pub struct Response {
@@ -32,17 +39,45 @@ impl Client {
 
     /// `None` where there is no whole answer.
     pub async fn try_send(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Response> {
-        let request = hyper::Request::builder()
-            .method(method)
-            .uri(format!("http://{}{path}", self.address))
-            .body(Full::new(body.into()))
-            .expect("a request");
-        let response = self.http.request(request).await.ok()?;
+        let response = self.http.request(self.request(method, path, body)).await.ok()?;
         let (parts, body) = response.into_parts();
         let body = body.collect().await.ok()?.to_bytes();
         let json = serde_json::from_slice(&body).unwrap_or(Value::Null);
         let text = String::from_utf8_lossy(&body).into_owned();
         Some(Response { status: parts.status.as_u16(), headers: parts.headers, text, json })
+    }
+
+    fn request(&self, method: &str, path: &str, body: impl Into<Bytes>) -> hyper::Request<Full<Bytes>> {
+        let request = hyper::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        request.body(Full::new(body.into())).expect("a request")
+    }
+
+    /// Reads an answer as it comes.
+    pub async fn stream(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Lines {
+        let response = self.http.request(self.request(method, path, body)).await.expect("an answer");
+        let status = response.status().as_u16();
+        Lines { status, body: response.into_body(), buffer: Vec::new() }
+    }
+
+    /// A held lock: the stream of its lines, and the first of them.
+    pub async fn hold(&self, body: &Value) -> (Lines, Value) {
+        let mut lines = self.stream("POST", "/v1/hold", body.to_string()).await;
+        let first = lines.json().await.expect("a first line");
+        assert_eq!((lines.status, &first["event"]), (200, &json!("granted")), "{first}");
+        (lines, first)
+    }
+
+    /// What `GET /v1/locks/{name}` says of a key.
+    pub async fn show(&self, name: &str) -> Value {
+        self.get(&format!("/v1/locks/{name}")).await.json
+    }
+
+    /// Waits until so many acquires wait for a key on this proxy.
+    pub async fn until_queued(&self, name: &str, count: usize) {
+        super::eventually(&format!("{count} wait for {name}"), async || {
+            self.show(name).await["queue"].as_array().map_or(0, Vec::len) == count
+        })
+        .await;
     }
 
     pub async fn send(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Response {
@@ -78,7 +113,30 @@ impl Client {
     }
 }
 
+impl Lines {
+    /// The next line; `None` at the end, be it a good one or not.
+    pub async fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.drain(..=end).collect::<Vec<u8>>();
+                return Some(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            let frame = self.body.frame().await?.ok()?;
+            self.buffer.extend_from_slice(&frame.into_data().ok()?);
+        }
+    }
+
+    pub async fn json(&mut self) -> Option<Value> {
+        serde_json::from_str(&self.line().await?).ok()
+    }
+}
+
 impl Response {
+    /// The number in a member; 0 where there is none.
+    pub fn number(&self, member: &str) -> u64 {
+        self.json[member].as_u64().unwrap_or_default()
+    }
+
     /// The slug of a problem.
     pub fn slug(&self) -> &str {
         self.json["type"].as_str().unwrap_or_default()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::Client;
 
@@ -29,7 +29,7 @@ pub struct Proxy {
     admin: SocketAddr,
     log: PathBuf,
     config: PathBuf,
-    _dir: tempfile::TempDir,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Proxy {
@@ -42,20 +42,35 @@ impl Proxy {
         let dir = super::folder();
         let config = dir.path().join("config.toml");
         fs::write(&config, settings.to_toml()).expect("a configuration");
-        tokio::task::spawn_blocking(move || Proxy::spawn(dir, config)).await.expect("the proxy starts")
+        let mut command = lockkeeper();
+        command.arg("serve").arg("--config").arg(&config).current_dir(dir.path());
+        let log = dir.path().join("log");
+        let mut proxy = Proxy::start_as(command, log).await;
+        (proxy.config, proxy._dir) = (config, Some(dir));
+        proxy
     }
 
-    fn spawn(dir: tempfile::TempDir, config: PathBuf) -> Proxy {
-        let log = dir.path().join("log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
-        command.arg("serve").arg("--config").arg(&config).current_dir(dir.path());
+    /// Starts a proxy in a folder, on nothing but the environment.
+    pub async fn bare(dir: &Path, env: &[(&str, &str)]) -> Proxy {
+        let mut command = lockkeeper();
+        command.arg("serve").current_dir(dir).envs(env.iter().copied());
+        command.env("LOCKKEEPER_API_LISTEN", "127.0.0.1:0").env("LOCKKEEPER_ADMIN_LISTEN", "127.0.0.1:0");
+        command.env("LOCKKEEPER_LOG_FORMAT", "json");
+        Proxy::start_as(command, dir.join("log")).await
+    }
+
+    async fn start_as(command: Command, log: PathBuf) -> Proxy {
+        tokio::task::spawn_blocking(move || Proxy::spawn(command, log)).await.expect("the proxy starts")
+    }
+
+    fn spawn(mut command: Command, log: PathBuf) -> Proxy {
         command.stdin(Stdio::null());
         command.stdout(fs::File::create(&log).expect("a log"));
         command.stderr(fs::File::options().append(true).open(&log).expect("a log"));
         let mut child = command.spawn().expect("the proxy's binary");
         for _ in 0..1200 {
             if let Some((api, admin)) = addresses(&log) {
-                return Proxy { child, api, admin, log, config, _dir: dir };
+                return Proxy { child, api, admin, log, config: PathBuf::new(), _dir: None };
             }
             if let Some(status) = child.try_wait().expect("its own child") {
                 panic!("the proxy ended ({status}): {}", fs::read_to_string(&log).unwrap_or_default());
@@ -113,8 +128,13 @@ impl Proxy {
     }
 
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id() as i32).expect("a process number");
-        kill_process(pid, signal).expect("a process of our own");
+        super::signal(self.pid(), signal);
+    }
+
+    /// Kills the proxy and waits until it is gone.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     /// Waits until the proxy has ended, up to 60 s; its exit code.
@@ -136,8 +156,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -153,6 +172,17 @@ impl Settings {
         }
         text
     }
+}
+
+/// The binary, without what this process's own environment would change about it.
+pub fn lockkeeper() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("LOCKKEEPER_") {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Where the proxy says that it serves.

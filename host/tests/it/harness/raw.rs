@@ -1,0 +1,49 @@
+//! A client that sends what no HTTP library would.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// A connection, to be broken at will.
+pub struct Raw(TcpStream);
+
+impl Raw {
+    pub async fn connect(address: SocketAddr) -> Raw {
+        Raw(TcpStream::connect(address).await.expect("the proxy listens"))
+    }
+
+    /// Sends bytes; that the other side has closed is for [`Raw::rest`] to see.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = self.0.write_all(bytes.as_ref()).await;
+    }
+
+    /// Sends a whole request.
+    pub async fn post(&mut self, path: &str, body: &Value) {
+        let body = body.to_string();
+        let length = body.len();
+        self.send(format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")).await;
+    }
+
+    /// Says that nothing more will be sent: a client that goes away, which still sees what it is told.
+    pub async fn leave(&mut self) {
+        let _ = self.0.shutdown().await;
+    }
+
+    /// Everything that comes until the other side closes, which it must within 20 s.
+    pub async fn rest(&mut self) -> String {
+        let mut bytes = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(20), self.0.read_to_end(&mut bytes)).await;
+        assert!(read.is_ok(), "the connection stays open after {:?}", String::from_utf8_lossy(&bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Status and problem of an HTTP/1.1 answer.
+pub fn parsed(answer: &str) -> (u16, Value) {
+    let status = answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    (status, serde_json::from_str(body).unwrap_or(Value::Null))
+}

@@ -1,0 +1,85 @@
+//! Who is next: under `default`, whoever came first, without exception.
+
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use super::{proxy_with, token};
+use crate::harness::{Client, Proxy, Response, database, fresh};
+
+const WAITERS: usize = 64;
+
+/// Waits for the key on a connection of its own and gives it back at once.
+fn waiter(proxy: &Proxy, resource: &str, owner: usize, rank: &str) -> JoinHandle<(u64, usize)> {
+    let client = proxy.client();
+    let body = json!({"resource": resource, "owner": owner.to_string(), "ttl_ms": 30_000,
+        "wait_ms": 60_000, "labels": {"rank": rank}});
+    tokio::spawn(async move {
+        let granted: Response = client.acquire(body).await;
+        assert_eq!(granted.status, 200, "{}", granted.text);
+        assert_eq!(client.release(&granted.json).await.status, 200);
+        (token(&granted.json), owner)
+    })
+}
+
+/// The owners in the order of their tokens.
+async fn order(waiters: Vec<JoinHandle<(u64, usize)>>) -> Vec<usize> {
+    let mut grants = Vec::new();
+    for waiter in waiters {
+        grants.push(waiter.await.expect("a waiter"));
+    }
+    grants.sort_unstable();
+    grants.into_iter().map(|(_, owner)| owner).collect()
+}
+
+async fn positions(client: &Client, resource: &str) -> Vec<(u64, String)> {
+    let lock = client.show(resource).await;
+    let place = |entry: &serde_json::Value| {
+        (entry["position"].as_u64().unwrap_or(0), entry["owner"].as_str().unwrap_or("").to_owned())
+    };
+    lock["queue"].as_array().map(|queue| queue.iter().map(place).collect()).unwrap_or_default()
+}
+
+on_both! {
+    /// The order of grants is the order of arrival.
+    async fn first_come_first_served(kind: Kind) {
+        let proxy = Proxy::start(&database(kind).await).await;
+        let (client, resource) = (proxy.client(), fresh("fifo"));
+        let lease = client.lease(&resource, 60_000).await;
+        let mut waiters = Vec::new();
+        for owner in 0..WAITERS {
+            waiters.push(waiter(&proxy, &resource, owner, "0"));
+            client.until_queued(&resource, owner + 1).await;
+        }
+        let expected: Vec<_> = (0..WAITERS).map(|n| (n as u64 + 1, n.to_string())).collect();
+        assert_eq!(positions(&client, &resource).await, expected);
+        assert_eq!(client.release(&lease).await.status, 200);
+        assert_eq!(order(waiters).await, (0..WAITERS).collect::<Vec<_>>());
+    }
+
+    /// The label that the settings name goes before arrival.
+    async fn ranks_go_before_arrival(kind: Kind) {
+        let proxy = proxy_with(&database(kind).await, "rank_label = \"rank\"", "").await;
+        let (client, resource) = (proxy.client(), fresh("ranked"));
+        let lease = client.lease(&resource, 60_000).await;
+        let mut waiters = Vec::new();
+        for (owner, rank) in ["5", "0", "5", "-1", "0"].into_iter().enumerate() {
+            waiters.push(waiter(&proxy, &resource, owner, rank));
+            client.until_queued(&resource, owner + 1).await;
+        }
+        assert_eq!(client.release(&lease).await.status, 200);
+        assert_eq!(order(waiters).await, [3, 1, 4, 0, 2]);
+    }
+
+    /// Who does not wait does not pass those who do.
+    async fn nobody_passes_a_queue(kind: Kind) {
+        let proxy = Proxy::start(&database(kind).await).await;
+        let (client, resource) = (proxy.client(), fresh("passed"));
+        let lease = client.acquire(json!({"resource": resource, "mode": "shared", "ttl_ms": 60_000})).await;
+        let waiting = waiter(&proxy, &resource, 0, "0");
+        client.until_queued(&resource, 1).await;
+        let shared = client.acquire(json!({"resource": resource, "mode": "shared"})).await;
+        assert_eq!(shared.slug(), "contended", "a shared lock would go past one that waits: {}", shared.text);
+        assert_eq!(client.release(&lease.json).await.status, 200);
+        waiting.await.expect("the waiter");
+    }
+}

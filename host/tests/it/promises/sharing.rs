@@ -1,0 +1,96 @@
+//! What modes mean, through the API.
+
+use serde_json::{Value, json};
+
+use super::{proxy_with, token};
+use crate::harness::{Client, Proxy, database, fresh};
+
+async fn ask(client: &Client, resource: &str, mode: Value, status: u16) -> Value {
+    let body = json!({"resource": resource, "mode": mode, "ttl_ms": 60_000});
+    let answer = client.acquire(body).await;
+    assert_eq!(answer.status, status, "{mode}: {}", answer.text);
+    answer.json
+}
+
+on_both! {
+    /// Shared leases stand beside each other, on any proxy, and keep an exclusive one out.
+    async fn shared_locks_share(kind: Kind) {
+        let url = database(kind).await;
+        let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
+        let (client, elsewhere, resource) = (one.client(), other.client(), fresh("shared"));
+        let first = ask(&client, &resource, json!("shared"), 200).await;
+        let second = ask(&elsewhere, &resource, json!("shared"), 200).await;
+        assert!(token(&second) > token(&first));
+        ask(&client, &resource, json!("exclusive"), 409).await;
+        ask(&client, &resource, json!({"permits": 1}), 409).await;
+        assert_eq!(client.release(&second).await.status, 200);
+        ask(&elsewhere, &resource, json!("exclusive"), 409).await;
+        assert_eq!(elsewhere.release(&first).await.status, 200);
+        ask(&elsewhere, &resource, json!("exclusive"), 200).await;
+        ask(&client, &resource, json!("shared"), 409).await;
+    }
+
+    /// All waiters that fit are let in by one release.
+    async fn one_release_lets_several_in(kind: Kind) {
+        let proxy = Proxy::start(&database(kind).await).await;
+        let (client, resource) = (proxy.client(), fresh("several"));
+        let lease = client.lease(&resource, 60_000).await;
+        let waiting: Vec<_> = (0..5)
+            .map(|_| {
+                let (client, resource) = (client.clone(), resource.clone());
+                let body =
+                    json!({"resource": resource, "mode": "shared", "ttl_ms": 60_000, "wait_ms": 20_000});
+                tokio::spawn(async move { client.acquire(body).await })
+            })
+            .collect();
+        client.until_queued(&resource, 5).await;
+        assert_eq!(client.release(&lease).await.status, 200);
+        for waiter in waiting {
+            assert_eq!(waiter.await.unwrap().status, 200, "nobody releases, so all must be let in together");
+        }
+        assert_eq!(client.show(&resource).await["holders"].as_array().map(Vec::len), Some(5));
+    }
+
+    /// Permits add up to the limit of the policy and not beyond it.
+    async fn permits_add_up(kind: Kind) {
+        let url = database(kind).await;
+        let one = proxy_with(&url, "permits = 5", "").await;
+        let other = proxy_with(&url, "permits = 5", "").await;
+        let (client, elsewhere, resource) = (one.client(), other.client(), fresh("permits"));
+        let two = ask(&client, &resource, json!({"permits": 2}), 200).await;
+        ask(&elsewhere, &resource, json!({"permits": 3}), 200).await;
+        ask(&client, &resource, json!({"permits": 1}), 409).await;
+        ask(&client, &resource, json!("exclusive"), 409).await;
+        assert_eq!(elsewhere.release(&two).await.status, 200);
+        ask(&elsewhere, &resource, json!({"permits": 3}), 409).await;
+        ask(&client, &resource, json!({"permits": 2}), 200).await;
+    }
+
+    /// Under a re-entrant policy an owner holds its lock as often as it acquired it.
+    async fn a_reentrant_lock_counts(kind: Kind) {
+        let proxy = proxy_with(&database(kind).await, "reentrant = true", "").await;
+        let (client, resource) = (proxy.client(), fresh("again"));
+        let body = json!({"resource": resource, "owner": "me", "ttl_ms": 60_000});
+        let first = client.acquire(body.clone()).await.json;
+        for levels in [2, 3] {
+            let again = client.acquire(body.clone()).await.json;
+            assert_eq!(again["levels"], levels, "{again}");
+            assert_eq!((&again["lease_id"], &again["token"]), (&first["lease_id"], &first["token"]));
+        }
+        for _ in 0..2 {
+            assert_eq!(client.release(&first).await.status, 200);
+            ask(&client, &resource, json!("exclusive"), 409).await;
+        }
+        assert_eq!(client.release(&first).await.status, 200);
+        assert_eq!(client.release(&first).await.status, 410);
+        ask(&client, &resource, json!("exclusive"), 200).await;
+    }
+
+    /// Under any other policy an owner is not let in twice.
+    async fn others_do_not_count(kind: Kind) {
+        let proxy = Proxy::start(&database(kind).await).await;
+        let body = json!({"resource": fresh("twice"), "owner": "me", "ttl_ms": 60_000});
+        assert_eq!(proxy.client().acquire(body.clone()).await.status, 200);
+        assert_eq!(proxy.client().acquire(body).await.slug(), "contended");
+    }
+}

@@ -1,0 +1,54 @@
+//! A shutdown answers everybody, loses no lease and comes to an end.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::proxy_with;
+use crate::harness::{Proxy, Raw, database, fresh};
+
+on_both! {
+    /// Waiters are told, held connections are told, leases stay for other proxies, exit code 0.
+    async fn a_shutdown_answers_everybody(kind: Kind) {
+        let url = database(kind).await;
+        let (mut proxy, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
+        let (client, resource, held) = (proxy.client(), fresh("kept"), fresh("held"));
+        let lease = client.lease(&resource, 30_000).await;
+        let (mut lines, _) = client.hold(&json!({"resource": held, "ttl_ms": 30_000})).await;
+        let mut watch = client.stream("GET", "/v1/watch", "").await;
+        assert_eq!(watch.line().await.as_deref(), Some(": watching"));
+        let waiting = tokio::spawn({
+            let (client, resource) = (proxy.client(), resource.clone());
+            async move { client.acquire(json!({"resource": resource, "wait_ms": 60_000})).await }
+        });
+        client.until_queued(&resource, 1).await;
+        let began = Instant::now();
+        proxy.signal(Signal::TERM);
+        let told = waiting.await.unwrap();
+        assert_eq!((told.status, told.slug()), (503, "shutting_down"), "{}", told.text);
+        let lost = lines.json().await.expect("a last line");
+        assert_eq!(lost["event"], "lost");
+        assert_eq!(proxy.ended().await, Some(0), "{}", proxy.log());
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert!(client.try_send("GET", "/v1/locks", "").await.is_none(), "it still listens");
+        assert_eq!(other.client().renew(&lease).await.status, 200);
+        assert_eq!(other.client().release(&lease).await.status, 200);
+        other.client().lease(&held, 1_000).await;
+    }
+
+    /// Promise 7: a request that does not come to its end does not keep the proxy for longer than
+    /// `drain_ms`.
+    async fn a_drain_has_a_longest_time(kind: Kind) {
+        let slow = "[shutdown]\ndrain_ms = 500\n[http]\nbody_timeout_ms = 30000\n";
+        let mut proxy = proxy_with(&database(kind).await, "", slow).await;
+        let mut half = Raw::connect(proxy.api_address()).await;
+        half.send("POST /v1/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").await;
+        proxy.client().lease(&fresh("warm"), 1_000).await;
+        let began = Instant::now();
+        proxy.signal(Signal::TERM);
+        assert_eq!(proxy.ended().await, Some(0), "{}", proxy.log());
+        let took = began.elapsed();
+        assert!((Duration::from_millis(450)..Duration::from_secs(5)).contains(&took), "{took:?}");
+    }
+}

@@ -1,0 +1,214 @@
+//! The rules of the house, kept by a test: who may import whom, who reads the clock, and how long
+//! files and functions get.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
+const MAY_IMPORT: [(&str, &[&str]); 13] = [
+    ("lock", &[]),
+    ("clock", &["lock"]),
+    ("config", &["lock"]),
+    ("telemetry", &["clock", "config", "policy"]),
+    ("store", &["lock", "clock"]),
+    ("mysql", &["store", "lock", "clock", "config", "telemetry"]),
+    ("policy", &["lock", "clock", "config", "telemetry"]),
+    ("service", &["lock", "store", "policy", "clock", "config", "telemetry"]),
+    ("http", &["lock", "clock", "config", "telemetry"]),
+    ("api", &["service", "lock", "store", "clock", "config", "http"]),
+    ("guard", &["service", "lock", "store", "clock", "config", "http"]),
+    ("admin", &["service", "lock", "store", "policy", "config", "telemetry", "http"]),
+    ("cli", &["lock", "clock", "config", "telemetry", "http", "policy"]),
+];
+
+/// What the lock core has no business with.
+const IMPURE: [&str; 10] = [
+    "async ",
+    ".await",
+    "tokio",
+    "mysql_async",
+    "std::io",
+    "std::net",
+    "std::thread",
+    "std::time",
+    "rand::",
+    "tracing",
+];
+
+const CLOCKS: [&str; 3] = ["Instant::now()", "SystemTime::now()", "clock_gettime"];
+
+const LONGEST_FILE: usize = 600;
+/// Files over [`LONGEST_FILE`] lines, each a debt.
+const LONG_FILES: [&str; 1] = ["host/src/lock/table.rs"];
+
+const LONGEST_FUNCTION: usize = 70;
+
+struct Source {
+    /// From the top of the repository.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The first folder or file below `host/src`.
+    fn module(&self) -> Option<&str> {
+        let below = self.path.strip_prefix("host/src/")?;
+        below.split(['/', '.']).next()
+    }
+
+    /// Whether all of it is compiled for tests only.
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests") || self.path.contains("/benches/") || self.path.contains("end_to_end")
+    }
+
+    /// The lines that ship, with their numbers, without comments: up to the first line for tests, which
+    /// stand last.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let shipped = if self.is_test() { 0 } else { usize::MAX };
+        let lines = self.text.lines().take(shipped).enumerate();
+        let lines = lines.take_while(|(_, line)| !line.starts_with("mod tests {"));
+        lines.map(|(n, line)| (n + 1, line.split("//").next().unwrap_or_default()))
+    }
+}
+
+fn sources() -> Vec<Source> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+    let mut sources = Vec::new();
+    for folder in ["host", "policies", "sdk", "xtask", "examples"] {
+        collect(top, &top.join(folder), &mut sources);
+    }
+    assert!(sources.len() > 100, "only {} files were found", sources.len());
+    sources
+}
+
+fn collect(top: &Path, folder: &Path, sources: &mut Vec<Source>) {
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    entries.sort_unstable();
+    for path in entries {
+        if path.is_dir() && !path.ends_with("target") {
+            collect(top, &path, sources);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            let text = fs::read_to_string(&path).expect("a source");
+            let path = path.strip_prefix(top).expect("below the top").to_string_lossy().into_owned();
+            sources.push(Source { path, text });
+        }
+    }
+}
+
+/// The modules of this crate that a line names.
+fn imports(line: &str) -> impl Iterator<Item = &str> {
+    line.split("crate::").skip(1).flat_map(|rest| {
+        let list = rest.strip_prefix('{').and_then(|list| list.split('}').next());
+        list.unwrap_or(rest).split(if list.is_some() { ", " } else { "\n" }).map(first_word)
+    })
+}
+
+fn first_word(text: &str) -> &str {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default()
+}
+
+fn found_none(what: &str, faults: &[String]) {
+    assert!(faults.is_empty(), "{what}:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn modules_import_what_they_may() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        let Some(module) = source.module().filter(|name| !matches!(*name, "app" | "main" | "lib")) else {
+            continue;
+        };
+        let Some((_, allowed)) = MAY_IMPORT.iter().find(|(name, _)| *name == module) else {
+            faults.push(format!("{}: the module `{module}` is not in the table", source.path));
+            continue;
+        };
+        for (n, line) in source.code() {
+            for imported in imports(line).filter(|name| *name != module && !allowed.contains(name)) {
+                faults.push(format!("{}:{n}: `{module}` imports `{imported}`", source.path));
+            }
+        }
+    }
+    found_none("modules that import what they may not", &faults);
+}
+
+#[test]
+fn the_lock_core_is_pure() {
+    let mut faults = Vec::new();
+    for source in sources().iter().filter(|source| source.module() == Some("lock")) {
+        for (n, line) in source.code() {
+            for word in IMPURE.iter().filter(|word| line.contains(**word)) {
+                faults.push(format!("{}:{n}: `{word}`", source.path));
+            }
+        }
+    }
+    found_none("the lock core does more than decide", &faults);
+}
+
+#[test]
+fn only_the_clock_reads_the_clock() {
+    let mut faults = Vec::new();
+    for source in sources().iter().filter(|source| source.module().is_some_and(|name| name != "clock")) {
+        for (n, line) in source.code() {
+            // The runtime's own timers count on the runtime's own clock.
+            let line = line.replace("tokio::time::Instant::now()", "");
+            for word in CLOCKS.iter().filter(|word| line.contains(**word)) {
+                faults.push(format!("{}:{n}: `{word}`", source.path));
+            }
+        }
+    }
+    found_none("the clock is read outside clock.rs", &faults);
+}
+
+#[test]
+fn files_are_short() {
+    let mut faults = Vec::new();
+    for source in sources() {
+        let lines = source.text.lines().count();
+        match (lines > LONGEST_FILE, LONG_FILES.contains(&source.path.as_str())) {
+            (true, false) => faults.push(format!("{}: {lines} lines", source.path)),
+            (false, true) => faults.push(format!("{}: is short now; take it off the list", source.path)),
+            _ => {}
+        }
+    }
+    found_none(&format!("files over {LONGEST_FILE} lines"), &faults);
+}
+
+/// The lengths of the functions of a file: from `fn` to the brace that closes it at its indent.
+fn functions(source: &Source) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let lines: Vec<&str> = source.text.lines().collect();
+    for (n, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let is_function = code.starts_with("fn ") || code.contains(" fn ") && !code.starts_with("//");
+        if !is_function || code.ends_with(';') || code.ends_with('}') {
+            continue;
+        }
+        let closing = format!("{}}}", &line[..line.len() - code.len()]);
+        if let Some(end) = lines[n..].iter().position(|line| *line == closing) {
+            found.push((n + 1, end + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn functions_are_short() {
+    let (mut all, mut long) = (0, Vec::new());
+    for source in sources() {
+        for (line, length) in functions(&source) {
+            all += 1;
+            if length > LONGEST_FUNCTION {
+                long.push(format!("{}:{line}: {length} lines", source.path));
+            }
+        }
+    }
+    assert!(all > 1_000, "only {all} functions were found");
+    assert!(long.len() * 50 <= all, "{} of {all} functions are over 2 %:\n{}", long.len(), long.join("\n"));
+}
+
+#[test]
+fn imports_are_found() {
+    let found: Vec<&str> = imports("use crate::{api, mysql::Store}; crate::clock::now()").collect();
+    assert_eq!(found, ["api", "mysql", "clock"]);
+}
