@@ -61,12 +61,10 @@ const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
 pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
     match command {
         PolicyCommand::New { name } => {
-            let made = tools::scaffold(&name, Path::new(&name))?;
-            report(
-                options,
-                &json!({"directory": made}),
-                &format!("wrote {}; next: lockkeeper policy build {name}", made.display()),
-            );
+            let made = tools::scaffold(&name)?;
+            let dir = made.display();
+            let next = format!("(cd {dir} && cargo test), then lockkeeper policy build {dir}");
+            report(options, &json!({"directory": made}), &format!("wrote {dir}; next: {next}"));
         }
         PolicyCommand::Build { dir, output } => {
             let (component, default) = tools::build(&dir)?;
@@ -78,8 +76,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
         }
         PolicyCommand::Check { file, settings } => {
             let found = tools::check(&read(&file)?, &settings)?;
-            let text = format!("{} is fine: {found}", file.display());
-            report(options, &found, &text);
+            report(options, &found, &found_fine(&file, &found));
         }
         PolicyCommand::Push { name, file } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
@@ -106,6 +103,24 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
     Ok(())
 }
 
+fn found_fine(file: &Path, found: &Value) -> String {
+    let digest = short_digest(&found["digest"]);
+    let mut text = format!(
+        "{} is fine: {digest}, {} bytes, decides {}",
+        file.display(),
+        found["bytes"],
+        listed(&found["hooks"], ", ")
+    );
+    for note in found["notes"].as_array().into_iter().flatten() {
+        text.push_str(&format!("\nnote: {}", output::shown(note)));
+    }
+    text
+}
+
+fn listed(texts: &Value, between: &str) -> String {
+    texts.as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(between)
+}
+
 fn list(answer: &Value) {
     let row = |policy: &Value| {
         vec![
@@ -113,7 +128,7 @@ fn list(answer: &Value) {
             short_digest(&policy["digest"]),
             output::shown(&policy["generation"]),
             output::shown(&policy["faults"]),
-            policy["hooks"].as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(","),
+            listed(&policy["hooks"], ","),
             output::shown(&policy["last_error"]),
         ]
     };
