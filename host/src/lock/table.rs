@@ -455,6 +455,7 @@ impl Table {
             waiter,
         };
         self.timers.insert((deadline, Timer::Deadline(id)));
+        self.reopen(&entry.waiter.claim);
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
         self.advance_all(&keys, now, out);
@@ -463,6 +464,19 @@ impl Table {
             self.probe(id, over, out);
         } else if waits && deadline <= now {
             self.deadline(id, now, out);
+        }
+    }
+
+    /// A key that was found held by some who share it is asked for again by the next who would share
+    /// it, too, if nobody waits: who was denied may have wanted more of it.
+    fn reopen(&mut self, claim: &Claim) {
+        if claim.mode == Mode::Exclusive {
+            return;
+        }
+        for key in &*claim.keys {
+            let Some(queue) = self.queues.get_mut(key).filter(|queue| queue.len() == 0) else { continue };
+            let holder = queue.holder.as_ref().and_then(|known| known.held_by.as_ref());
+            queue.ready |= holder.is_none_or(|holder| holder.mode != Mode::Exclusive);
         }
     }
 
