@@ -55,9 +55,8 @@ pub fn run(test: impl Future<Output = ()>) {
 
 fn runtime() -> &'static tokio::runtime::Runtime {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
-    RUNTIME.get_or_init(|| {
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
-    })
+    RUNTIME
+        .get_or_init(|| tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime"))
 }
 
 /// A folder that is removed when the test ends; on a real disk, beside the test's own binary.

@@ -8,4 +8,5 @@
 #[macro_use]
 mod harness;
 
+mod policies;
 mod promises;
