@@ -30,23 +30,30 @@ const WAYS: [(&str, &str); 8] = [
     ("long", "value"),
 ];
 
-/// Requests of a good policy, one after another until it is told to stop; the longest that one took.
-fn undisturbed(
-    client: Client,
-    mut stop: tokio::sync::oneshot::Receiver<()>,
-) -> JoinHandle<(usize, Duration)> {
+/// Requests of a good policy, one after another; the longest that one took.
+fn undisturbed(client: Client) -> JoinHandle<Duration> {
     tokio::spawn(async move {
-        let (mut count, mut longest) = (0, Duration::ZERO);
-        while stop.try_recv().is_err() {
+        let mut longest = Duration::ZERO;
+        for n in 0..40 {
             let began = std::time::Instant::now();
-            let lease = client.lease(&format!("good/{count}"), 1_000).await;
+            let lease = client.lease(&format!("good/{n}"), 1_000).await;
             assert!(lease["policy"].as_str().is_some_and(|id| id.starts_with("good@")));
             released(&client, &lease).await;
             longest = longest.max(began.elapsed());
-            count += 1;
         }
-        (count, longest)
+        longest
     })
+}
+
+/// Asks once in each of the ways, all at the same time.
+async fn fail_in_every_way(client: &Client) {
+    let asked = WAYS.map(|(how, _)| waiting(client, json!({"resource": how})));
+    for (answer, (how, reason)) in asked.into_iter().zip(WAYS) {
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status, answer.slug()), (500, "policy_fault"), "{how}: {}", answer.text);
+        assert_eq!(answer.json["reason"], reason, "{how}");
+        assert_eq!(answer.json["policy"], "default", "{how}");
+    }
 }
 
 on_both! {
@@ -55,31 +62,23 @@ on_both! {
     async fn naming_fails_closed_and_disturbs_nobody(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let proxy = &deployment.proxy;
-        let (end, stop) = tokio::sync::oneshot::channel();
-        let good = undisturbed(proxy.client(), stop);
-        let client = proxy.client();
-        const ROUNDS: usize = 15;
-        for _ in 0..ROUNDS {
-            let asked = WAYS.map(|(how, _)| waiting(&client, json!({"resource": how})));
-            for (answer, (how, reason)) in asked.into_iter().zip(WAYS) {
-                let answer = answer.await.unwrap();
-                assert_eq!((answer.status, answer.slug()), (500, "policy_fault"), "{how}: {}", answer.text);
-                assert_eq!(answer.json["reason"], reason, "{how}");
-                assert_eq!(answer.json["policy"], "default", "{how}");
-            }
+        let (client, good) = (proxy.client(), undisturbed(proxy.client()));
+        let mut rounds = 0;
+        while rounds < 3 || !good.is_finished() {
+            fail_in_every_way(&client).await;
+            rounds += 1;
         }
         let clamped = client.lease("ttl", 10_000).await;
         assert_eq!(clamped["ttl_ms"], 3_600_000, "u32::MAX is moved inside the limits");
         released(&client, &clamped).await;
         for (_, reason) in WAYS {
             let ways = WAYS.iter().filter(|(_, other)| *other == reason).count();
-            assert_eq!(faults(proxy, "default", "plan", reason).await, (ways * ROUNDS) as f64, "{reason}");
+            assert_eq!(faults(proxy, "default", "plan", reason).await, (ways * rounds) as f64, "{reason}");
         }
-        end.send(()).unwrap();
-        let (count, longest) = good.await.expect("the good policy's requests are granted");
-        assert!(count > 10 && longest < Duration::from_secs(3), "{count} requests, {longest:?}");
+        let longest = good.await.expect("the good policy's requests are granted");
+        assert!(longest < Duration::from_secs(3), "{longest:?}");
         assert_eq!(proxy.metric("lockkeeper_policy_faults_total", &["policy=\"good\""]).await, 0.0);
-        assert_eq!(deployment.status().await["faults"], WAYS.len() * ROUNDS);
+        assert_eq!(deployment.status().await["faults"], WAYS.len() * rounds);
         assert!(deployment.status().await["last_error"].as_str().is_some());
         // Nothing is left behind by the refused.
         for (how, _) in WAYS {
