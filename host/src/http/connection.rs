@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub async fn run<H: Handler>(stream: TcpStream, shared: Arc<Shared<H>>) {
         Ok(Err(error)) => debug!(%error, "a connection broke"),
         // Nothing was asked: there is nothing to answer.
         Err(_elapsed) if activity.is_quiet() => {}
-        Err(_elapsed) => timed_out(socket.into_stream(), &shared).await,
+        Err(_elapsed) => Box::pin(timed_out(socket.into_stream(), &shared)).await,
     }
 }
 
@@ -105,18 +106,16 @@ async fn run_http1<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: 
     .await;
     let parts = connection.into_parts();
     let socket = parts.io.into_inner();
+    if let End::Http(Err(error)) = &end {
+        debug!(%error, "a connection broke");
+    }
+    // Boxed: a connection that waits should not hold the room for its own end.
     match end {
-        End::Http(Ok(())) if socket.end_seen() => {}
-        End::Http(Ok(())) => linger(socket.into_stream()).await,
-        End::Http(Err(error)) => {
-            debug!(%error, "a connection broke");
-            if !socket.end_seen() {
-                linger(socket.into_stream()).await;
-            }
-        }
+        End::Http(_) if socket.end_seen() => {}
+        End::Http(_) => Box::pin(linger(socket.into_stream())).await,
         // Half a request that came in one piece with the one before it looks quiet from outside.
         End::Quiet if parts.read_buf.is_empty() => {}
-        End::Quiet | End::SlowHeaders => timed_out(socket.into_stream(), &shared).await,
+        End::Quiet | End::SlowHeaders => Box::pin(timed_out(socket.into_stream(), &shared)).await,
     }
 }
 
@@ -262,8 +261,10 @@ fn finish<H: Handler>(
 ) -> Response {
     let status = response.status();
     metrics.http(H::FRONT, status.as_u16());
-    if status.is_server_error() {
-        warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, "answered with an error");
+    if status.is_server_error()
+        && let Some(unsaid) = should_warn()
+    {
+        warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, unsaid, "answered with an error");
     }
     if !http1 {
         response.headers_mut().remove(CONNECTION);
@@ -271,6 +272,19 @@ fn finish<H: Handler>(
     response.headers_mut().insert(request_id::X_REQUEST_ID, id);
     response.body_mut().keep(under_way);
     response
+}
+
+/// Whether to warn of a failure, and of how many no warning was given since the last: at most ten a
+/// second, so that an outage of the store does not become one of the log.
+fn should_warn() -> Option<u64> {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    static UNSAID: AtomicU64 = AtomicU64::new(0);
+    let tenth = clock::now().0 / 100_000;
+    if LAST.swap(tenth, Relaxed) == tenth {
+        UNSAID.fetch_add(1, Relaxed);
+        return None;
+    }
+    Some(UNSAID.swap(0, Relaxed))
 }
 
 async fn timed_out<H: Handler>(stream: TcpStream, shared: &Shared<H>) {

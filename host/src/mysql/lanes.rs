@@ -113,34 +113,37 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
     }
 }
 
-/// Runs one batch until each of its groups is answered; where the connection breaks, what is open
-/// goes back to the queue.
+/// Runs one batch. What is not answered then goes back to the queue, before everything else.
 async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     let mut batch = queue.batch();
-    let mut backoff = Backoff::new();
-    let fault = loop {
-        expire(&mut batch.tickets, LATE);
-        batch.retain_open();
-        let Some(deadline) = batch.deadline() else { return Ok(()) };
-        match exchange(shared, link, queue, &mut batch, deadline).await {
-            Ok(replies) => {
-                batch.answer(replies);
-                return Ok(());
-            }
-            Err(fault @ Fault::Broken { .. }) => break fault,
-            Err(Fault::Rejected { why }) if batch.groups.len() == 1 => {
-                reject(shared, batch, &why);
-                return Ok(());
-            }
-            Err(fault) => shared.metrics.store_error(fault.slug()),
+    expire(&mut batch.tickets, LATE);
+    batch.retain_open();
+    let Some(deadline) = batch.deadline() else { return Ok(()) };
+    let fault = match exchange(shared, link, queue, &mut batch, deadline).await {
+        Ok(replies) => {
+            batch.answer(replies);
+            return Ok(());
         }
-        if batch.groups.len() > 1 {
-            return run_apart(shared, link, queue, batch).await;
-        }
-        tokio::time::sleep(backoff.next()).await;
+        Err(fault) => fault,
     };
-    queue.put_back(batch);
-    Err(fault)
+    let alone = batch.groups.len() == 1;
+    match fault {
+        Fault::Broken { .. } => {
+            queue.put_back(batch);
+            return Err(fault);
+        }
+        Fault::Rejected { why } if alone => reject(shared, batch, &why),
+        Fault::Conflict { .. } if alone => {
+            shared.metrics.store_error(fault.slug());
+            tokio::time::sleep(Backoff::new().next()).await;
+            queue.put_back(batch);
+        }
+        _ => {
+            shared.metrics.store_error(fault.slug());
+            run_apart(shared, link, queue, batch).await?;
+        }
+    }
+    Ok(())
 }
 
 /// After a fault of a whole batch: one group's trouble is not to be that of all. Whatever has

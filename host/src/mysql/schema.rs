@@ -105,15 +105,16 @@ async fn probe(conn: &mut Conn) -> Result<(), Fault> {
 
 /// Whether the tables belong to this server, as far as they and this process know.
 fn is_current(recorded: &Identity, server: &Server, shared: &Shared) -> bool {
-    let known = shared.identity();
-    let went_back =
-        known.is_some_and(|known| known.epoch > recorded.epoch || known.server != server.identity);
-    recorded.server == server.identity && !(went_back && !same_server_moved_on(recorded, shared))
-}
-
-/// Another proxy has taken notice of the same change before us.
-fn same_server_moved_on(recorded: &Identity, shared: &Shared) -> bool {
-    shared.identity().is_some_and(|known| recorded.epoch > known.epoch)
+    if recorded.server != server.identity {
+        return false;
+    }
+    match shared.identity() {
+        None => true,
+        // What this process has seen is gone: the server has lost writes, or is one that was left
+        // behind at a fail-over. Unless another proxy has taken notice of that before us.
+        Some(known) if known.server != recorded.server => recorded.epoch > known.epoch,
+        Some(known) => recorded.epoch >= known.epoch,
+    }
 }
 
 /// The tables were last used on another server: what that one granted may be missing here. New

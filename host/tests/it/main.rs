@@ -9,5 +9,6 @@
 mod harness;
 
 mod bad_input;
+mod faults;
 mod promises;
 mod tidy;

@@ -1,1 +1,290 @@
+//! Each decision by itself. What they add up to is simulated in `table::tests`.
 
+use std::sync::Arc;
+
+use super::*;
+
+const SECOND: u32 = 1_000;
+
+fn keys(names: &[&str]) -> Arc<[Key]> {
+    names.iter().map(|name| Key::new(name).unwrap()).collect()
+}
+
+fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
+    Claim {
+        keys: keys(names),
+        attempt,
+        owner: owner.into(),
+        request: None,
+        fingerprint: 0,
+        mode: Mode::Exclusive,
+        ttl_ms: 10 * SECOND,
+        at_least_ms: 0,
+        delay_ms: 0,
+        reentrant: false,
+        tag: Tag::default(),
+    }
+}
+
+/// Records of the keys a to d, and a clock.
+struct World {
+    records: Records,
+    env: Env,
+}
+
+impl World {
+    fn new() -> World {
+        let mut records = Records::default();
+        for key in &*keys(&["a", "b", "c", "d"]) {
+            records.insert(key.clone(), None);
+        }
+        let (floor, grants_from) = (Token(0), ServerTime(0));
+        World { records, env: Env { now: ServerTime(1_000_000), floor, grants_from, takeover: true } }
+    }
+
+    fn apply(&mut self, op: &Op) -> Outcome {
+        apply(&mut self.records, op, &self.env)
+    }
+
+    fn acquire(&mut self, claim: &Claim) -> Outcome {
+        self.apply(&Op::Acquire(claim.clone()))
+    }
+
+    fn granted(&mut self, claim: &Claim) -> (LeaseRef, Grant) {
+        match self.acquire(claim) {
+            Outcome::Granted(grant) => {
+                let (keys, token) = (claim.keys.clone(), grant.tokens[0]);
+                (LeaseRef { keys, nonce: grant.nonce, token }, grant)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn held(&mut self, claim: &Claim) -> Denial {
+        match self.acquire(claim) {
+            Outcome::Held(denial) => denial,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn release(&mut self, lease: &LeaseRef, attempt: u64) -> Outcome {
+        self.apply(&Op::Release { lease: lease.clone(), attempt })
+    }
+
+    fn pass_ms(&mut self, ms: u32) {
+        self.env.now = self.env.now.plus_ms(ms);
+    }
+}
+
+const RELEASED: Outcome = Outcome::Released { levels_left: 0 };
+
+#[test]
+fn one_holds_and_the_token_rises() {
+    let mut world = World::new();
+    let (lease, first) = world.granted(&claim(&["a"], "x", 1));
+    let denial = world.held(&claim(&["a"], "y", 2));
+    assert_eq!(denial.free_in_us, 10_000_000);
+    assert_eq!(&*denial.holder.unwrap().owner, "x");
+    assert_eq!(world.release(&lease, 9), RELEASED);
+    let (_, second) = world.granted(&claim(&["a"], "y", 2));
+    assert!(second.tokens[0] > first.tokens[0]);
+}
+
+#[test]
+fn several_keys_are_held_together_or_not_at_all() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["b"], "x", 1));
+    assert_eq!(world.held(&claim(&["a", "b", "c"], "y", 2)).key, lease.keys[0]);
+    world.granted(&claim(&["a", "c"], "z", 3));
+}
+
+#[test]
+fn shared_holders_admit_each_other_only() {
+    let mut world = World::new();
+    let shared = |attempt| Claim { mode: Mode::Shared, ..claim(&["a"], "s", attempt) };
+    let (one, _) = world.granted(&shared(1));
+    let (two, _) = world.granted(&shared(2));
+    world.held(&claim(&["a"], "x", 3));
+    assert_eq!(world.release(&one, 8), RELEASED);
+    world.held(&claim(&["a"], "x", 3));
+    assert_eq!(world.release(&two, 9), RELEASED);
+    world.granted(&claim(&["a"], "x", 3));
+    world.held(&shared(4));
+}
+
+#[test]
+fn permits_are_counted() {
+    let mut world = World::new();
+    let some =
+        |count, attempt| Claim { mode: Mode::Permits { count, limit: 3 }, ..claim(&["a"], "p", attempt) };
+    world.granted(&some(2, 1));
+    world.held(&some(2, 2));
+    world.granted(&some(1, 3));
+    world.held(&some(1, 4));
+}
+
+#[test]
+fn an_expired_lease_is_lost_and_taken_over() {
+    let mut world = World::new();
+    let (lease, first) = world.granted(&claim(&["a"], "x", 1));
+    world.pass_ms(10 * SECOND);
+    assert_eq!(world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None }), Outcome::Lost);
+    assert_eq!(world.release(&lease, 9), Outcome::Lost);
+    let (_, second) = world.granted(&claim(&["a"], "y", 2));
+    assert!(second.tokens[0] > first.tokens[0]);
+    assert_eq!(world.release(&lease, 9), Outcome::Lost);
+}
+
+#[test]
+fn no_take_over_while_the_clock_is_in_doubt() {
+    let mut world = World::new();
+    world.granted(&claim(&["a"], "x", 1));
+    world.pass_ms(20 * SECOND);
+    world.env.takeover = false;
+    world.held(&claim(&["a"], "y", 2));
+    world.env.takeover = true;
+    world.granted(&claim(&["a"], "y", 2));
+}
+
+#[test]
+fn nothing_is_granted_before_the_quarantine_ends() {
+    let mut world = World::new();
+    world.env.grants_from = world.env.now.plus_ms(SECOND);
+    assert_eq!(world.held(&claim(&["a"], "x", 1)).free_in_us, 1_000_000);
+    world.pass_ms(SECOND);
+    world.granted(&claim(&["a"], "x", 1));
+}
+
+#[test]
+fn renewal_extends_and_never_shortens() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    world.pass_ms(4 * SECOND);
+    let renew = |world: &mut World, ttl_ms| world.apply(&Op::Renew { lease: lease.clone(), ttl_ms });
+    assert_eq!(renew(&mut world, Some(SECOND)), Outcome::Renewed { left_us: 6_000_000 });
+    assert_eq!(renew(&mut world, None), Outcome::Renewed { left_us: 10_000_000 });
+}
+
+#[test]
+fn a_repeated_request_finds_its_lease_or_fails_cleanly() {
+    let mut world = World::new();
+    let asked = |attempt, fingerprint| Claim {
+        request: Some("r".into()),
+        fingerprint,
+        ..claim(&["a"], "x", attempt)
+    };
+    let (lease, first) = world.granted(&asked(1, 7));
+    let (_, again) = world.granted(&asked(2, 7));
+    assert!(again.repeated);
+    assert_eq!((again.nonce, &again.tokens), (first.nonce, &first.tokens));
+    assert_eq!(world.acquire(&asked(3, 8)), Outcome::RequestReused { ended: false });
+    assert_eq!(world.release(&lease, 9), RELEASED);
+    assert_eq!(world.acquire(&asked(4, 7)), Outcome::RequestReused { ended: true });
+}
+
+#[test]
+fn rejoining_grants_nothing_new() {
+    let mut world = World::new();
+    assert_eq!(world.apply(&Op::Rejoin(claim(&["a"], "x", 1))), Outcome::Absent);
+    world.granted(&claim(&["a"], "x", 1));
+    assert!(matches!(world.apply(&Op::Rejoin(claim(&["a"], "x", 1))), Outcome::Granted(_)));
+}
+
+#[test]
+fn an_owner_reenters_with_a_count() {
+    let mut world = World::new();
+    let again = |attempt| Claim { reentrant: true, ..claim(&["a", "b"], "x", attempt) };
+    let (lease, first) = world.granted(&again(1));
+    let (_, second) = world.granted(&again(2));
+    assert_eq!((second.levels, second.nonce, &second.tokens), (2, first.nonce, &first.tokens));
+    // Not for some of the keys only: the lease is on all of them.
+    world.held(&Claim { reentrant: true, ..claim(&["a"], "x", 3) });
+    assert_eq!(world.release(&lease, 8), Outcome::Released { levels_left: 1 });
+    assert_eq!(world.release(&lease, 8), Outcome::Released { levels_left: 1 }, "the same release again");
+    world.held(&claim(&["b"], "y", 4));
+    assert_eq!(world.release(&lease, 9), RELEASED);
+    world.granted(&claim(&["b"], "y", 4));
+}
+
+#[test]
+fn a_release_whose_answer_was_lost_is_told_released() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    assert_eq!(world.release(&lease, 9), RELEASED);
+    assert_eq!(world.release(&lease, 9), RELEASED);
+    assert_eq!(world.release(&lease, 10), Outcome::Lost);
+}
+
+#[test]
+fn a_foreign_lease_changes_nothing() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    let before = world.records.clone();
+    for foreign in [LeaseRef { nonce: 2, ..lease.clone() }, LeaseRef { token: Token(9), ..lease.clone() }] {
+        assert_eq!(world.release(&foreign, 9), Outcome::Lost);
+        assert_eq!(world.apply(&Op::Renew { lease: foreign, ttl_ms: None }), Outcome::Lost);
+    }
+    assert_eq!(world.records.get(&lease.keys[0]), before.get(&lease.keys[0]));
+}
+
+#[test]
+fn an_abandoned_claim_is_undone_unless_somebody_else_has_it() {
+    let mut world = World::new();
+    let asked = |attempt| Claim { request: Some("r".into()), ..claim(&["a"], "x", attempt) };
+    world.granted(&asked(1));
+    world.granted(&asked(2));
+    let abandon = |world: &mut World, attempt| world.apply(&Op::Abandon { keys: keys(&["a"]), attempt });
+    abandon(&mut world, 1);
+    world.held(&claim(&["a"], "y", 3));
+    abandon(&mut world, 2);
+    world.granted(&claim(&["a"], "y", 3));
+}
+
+#[test]
+fn lock_at_least_and_lock_delay_keep_the_key() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&Claim { at_least_ms: SECOND, ..claim(&["a"], "x", 1) });
+    assert_eq!(world.release(&lease, 9), RELEASED);
+    assert_eq!(world.held(&claim(&["a"], "y", 2)).free_in_us, 1_000_000);
+    world.pass_ms(SECOND);
+    world.granted(&Claim { delay_ms: SECOND, ..claim(&["a"], "y", 2) });
+    world.pass_ms(10 * SECOND);
+    assert_eq!(world.held(&claim(&["a"], "z", 3)).free_in_us, 1_000_000);
+    world.pass_ms(SECOND);
+    world.granted(&claim(&["a"], "z", 3));
+}
+
+#[test]
+fn force_moves_the_token_on() {
+    let mut world = World::new();
+    let (lease, first) = world.granted(&claim(&["a"], "x", 1));
+    let force = Op::Force { key: lease.keys[0].clone() };
+    assert_eq!(world.apply(&force), Outcome::Forced { holders: 1 });
+    assert_eq!(world.apply(&force), Outcome::Forced { holders: 0 });
+    assert_eq!(world.release(&lease, 9), Outcome::Lost);
+    let (_, next) = world.granted(&claim(&["a"], "y", 2));
+    assert!(next.tokens[0] > first.tokens[0].next());
+}
+
+#[test]
+fn tokens_start_above_the_floor() {
+    let mut world = World::new();
+    world.env.floor = Token::floor_of_epoch(3);
+    let (_, grant) = world.granted(&claim(&["a"], "x", 1));
+    assert_eq!(grant.tokens[0], Token::floor_of_epoch(3).next());
+}
+
+#[test]
+fn holders_and_levels_are_bounded() {
+    let mut world = World::new();
+    let shared = |attempt| Claim { mode: Mode::Shared, ..claim(&["a"], "s", attempt) };
+    for attempt in 1..=MAX_HOLDERS as u64 {
+        world.granted(&shared(attempt));
+    }
+    assert_eq!(world.acquire(&shared(0)), Outcome::Full);
+    let again = |attempt| Claim { reentrant: true, ..claim(&["b"], "x", attempt) };
+    for attempt in 1..=MAX_LEVELS as u64 {
+        world.granted(&again(attempt));
+    }
+    assert_eq!(world.acquire(&again(0)), Outcome::Full);
+}

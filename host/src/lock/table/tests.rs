@@ -4,12 +4,13 @@
 //! `LOCKKEEPER_SEEDS` sets how many seeds run (100,000), `LOCKKEEPER_SEED` replays one and prints
 //! every event of it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::lock::record::{Env, Holder, Record, Records, Tag, apply};
+use crate::lock::ServerTime;
+use crate::lock::record::{Env, Holder, Op, Record, Records, Tag, apply};
 
 const PROXIES: usize = 2;
 const KEYS: usize = 3;

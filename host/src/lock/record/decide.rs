@@ -1,0 +1,353 @@
+//! What each operation makes of the records: the one place where grants are decided.
+
+use super::{
+    Claim, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Level, MAX_HOLDERS, MAX_LEVELS,
+    MAX_REPEATS, Op, Outcome, Record, Records,
+};
+use crate::lock::{Key, LeaseRef, Mode, ServerTime};
+
+/// Decides one operation and changes the records accordingly.
+///
+/// # Panics
+/// Where `records` lacks a key of the operation.
+pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
+    match op {
+        Op::Acquire(claim) => acquire(records, claim, env),
+        Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
+        Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
+        Op::Release { lease, attempt } => release(records, lease, *attempt, env),
+        Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
+        Op::Force { key } => force(records, key, env),
+    }
+}
+
+fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
+    if let Some(outcome) = rejoin(records, claim, env) {
+        return outcome;
+    }
+    let mut worst: Option<Denial> = None;
+    for key in &*claim.keys {
+        match admits(records.read(key), key, claim, env) {
+            Ok(()) => {}
+            Err(Some(denial)) => {
+                if worst.as_ref().is_none_or(|seen| seen.free_in_us < denial.free_in_us) {
+                    worst = Some(denial);
+                }
+            }
+            Err(None) => return Outcome::Full,
+        }
+    }
+    match worst {
+        Some(denial) => Outcome::Held(denial),
+        None => grant(records, claim, env),
+    }
+}
+
+fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    repeat(records, claim, env).or_else(|| claim.reentrant.then(|| reenter(records, claim, env)).flatten())
+}
+
+/// A request id, or an attempt, that was answered before.
+fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    let matches = |level: &Level| {
+        level.attempts.contains(&claim.attempt) || (claim.request.is_some() && level.request == claim.request)
+    };
+    let (nonce, same_body, alive) = claim
+        .keys
+        .iter()
+        .find_map(|key| {
+            let record = records.read(key);
+            record.holders.iter().find_map(|holder| {
+                let level = holder.levels.iter().find(|level| matches(level))?;
+                let same_body = level.fingerprint == claim.fingerprint;
+                Some((holder.nonce, same_body, holder.until > env.now))
+            })
+        })
+        .or_else(|| {
+            let ended = |key| {
+                let used = |ended: &&Ended| claim.request.is_some() && ended.request == claim.request;
+                records.read(key).ended.iter().find(used)
+            };
+            claim.keys.iter().find_map(ended).map(|ended| (ended.nonce, true, false))
+        })?;
+    if !same_body || !alive {
+        return Some(Outcome::RequestReused { ended: same_body });
+    }
+    let whole = claim.keys.iter().all(|key| {
+        let same = |h: &Holder| h.nonce == nonce && h.keys as usize == claim.keys.len();
+        records.read(key).holders.iter().any(same)
+    });
+    if !whole {
+        // The keys of this request have changed since: the grant that it had cannot stand for them.
+        return Some(Outcome::RequestReused { ended: false });
+    }
+    let mut grant = Grant { nonce, tokens: Vec::new(), left_us: u64::MAX, levels: 1, repeated: true };
+    for key in &*claim.keys {
+        let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
+        let level = holder.levels.iter_mut().find(|level| matches(level));
+        if let Some(level) = level
+            && !level.attempts.contains(&claim.attempt)
+            && level.attempts.len() < MAX_REPEATS
+        {
+            level.attempts.push(claim.attempt);
+        }
+        grant.tokens.push(holder.token);
+        grant.left_us = grant.left_us.min(holder.until.us_since(env.now));
+        grant.levels = holder.levels.len() as u32;
+    }
+    Some(Outcome::Granted(grant))
+}
+
+/// The owner holds all the keys already, under one lease.
+fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    let own = |holder: &&Holder| {
+        holder.owner == claim.owner
+            && holder.until > env.now
+            && holder.mode == claim.mode
+            && holder.keys as usize == claim.keys.len()
+    };
+    let nonce = records.read(&claim.keys[0]).holders.iter().find(own)?.nonce;
+    let everywhere = claim
+        .keys
+        .iter()
+        .all(|key| records.read(key).holders.iter().any(|holder| holder.nonce == nonce && own(&holder)));
+    if !everywhere {
+        return None;
+    }
+    let mut grant = Grant { nonce, tokens: Vec::new(), left_us: u64::MAX, levels: 0, repeated: true };
+    for key in &*claim.keys {
+        let holder = records.read(key).holders.iter().find(|holder| holder.nonce == nonce)?;
+        if holder.levels.len() >= MAX_LEVELS {
+            return Some(Outcome::Full);
+        }
+    }
+    for key in &*claim.keys {
+        let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
+        holder.levels.push(level_of(claim));
+        holder.until = holder.until.max(env.now.plus_ms(claim.ttl_ms));
+        grant.tokens.push(holder.token);
+        grant.left_us = grant.left_us.min(holder.until.us_since(env.now));
+        grant.levels = holder.levels.len() as u32;
+    }
+    Some(Outcome::Granted(grant))
+}
+
+/// Whether the record has room for the claim; `Err(None)` where it can hold no more holders.
+fn admits(record: &Record, key: &Key, claim: &Claim, env: &Env) -> Result<(), Option<Denial>> {
+    let from = record.not_before.max(env.grants_from);
+    let mut used: u64 = 0;
+    let mut holders = 0;
+    let mut frees: Vec<(ServerTime, u64)> = Vec::new();
+    let mut blocker: Option<&Holder> = None;
+    for holder in &record.holders {
+        let free_at = free_at(holder);
+        if free_at <= env.now && env.takeover {
+            continue;
+        }
+        holders += 1;
+        let weight = weight_against(holder.mode, claim.mode);
+        if weight > 0 {
+            used = used.saturating_add(weight);
+            frees.push((free_at, weight));
+            if blocker.is_none_or(|seen| seen.until < holder.until) {
+                blocker = Some(holder);
+            }
+        }
+    }
+    if holders >= MAX_HOLDERS {
+        return Err(None);
+    }
+    let (wanted, room) = match claim.mode {
+        Mode::Exclusive | Mode::Shared => (1, 1),
+        Mode::Permits { count, limit } => (u64::from(count), u64::from(limit)),
+    };
+    let fits = used + wanted <= room;
+    if fits && from <= env.now {
+        return Ok(());
+    }
+    let mut free_in_us = from.us_since(env.now);
+    if !fits {
+        frees.sort_unstable();
+        let enough = frees.iter().find(|(_, weight)| {
+            used -= weight;
+            used + wanted <= room
+        });
+        let at = enough.map_or(ServerTime(u64::MAX), |(at, _)| *at);
+        free_in_us = free_in_us.max(at.us_since(env.now));
+    }
+    let holder = blocker.map(|holder| HeldBy {
+        owner: holder.owner.clone(),
+        mode: holder.mode,
+        token: holder.token,
+        since: holder.since,
+        until: holder.until,
+    });
+    Err(Some(Denial { key: key.clone(), holder, free_in_us }))
+}
+
+/// When a holder that does nothing more is out of the way.
+fn free_at(holder: &Holder) -> ServerTime {
+    holder.until.plus_ms(holder.delay_ms).max(holder.at_least_until)
+}
+
+/// What a holder takes of the room that a claim counts in: all of it, nothing, or its permits.
+fn weight_against(held: Mode, claimed: Mode) -> u64 {
+    match (held, claimed) {
+        (Mode::Shared, Mode::Shared) => 0,
+        (Mode::Permits { count, .. }, Mode::Permits { .. }) => u64::from(count),
+        _ => u64::from(u32::MAX),
+    }
+}
+
+fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
+    let until = env.now.plus_ms(claim.ttl_ms);
+    // Not `now` where nothing was asked for: a store's next `now` may be a little earlier.
+    let at_least_until = match claim.at_least_ms {
+        0 => ServerTime(0),
+        ms => env.now.plus_ms(ms),
+    };
+    let mut tokens = Vec::with_capacity(claim.keys.len());
+    for key in &*claim.keys {
+        let record = records.write(key);
+        for gone in record.holders.extract_if(.., |holder| free_at(holder) <= env.now) {
+            remember(&mut record.ended, &gone);
+        }
+        record.token = record.token.max(env.floor).next();
+        record.holders.push(Holder {
+            nonce: claim.attempt,
+            owner: claim.owner.clone(),
+            mode: claim.mode,
+            token: record.token,
+            keys: claim.keys.len() as u32,
+            since: env.now,
+            until,
+            ttl_ms: claim.ttl_ms,
+            at_least_until,
+            delay_ms: claim.delay_ms,
+            released_by: 0,
+            levels: vec![level_of(claim)],
+            tag: claim.tag.clone(),
+        });
+        tokens.push(record.token);
+    }
+    let left_us = until.us_since(env.now);
+    Outcome::Granted(Grant { nonce: claim.attempt, tokens, left_us, levels: 1, repeated: false })
+}
+
+fn level_of(claim: &Claim) -> Level {
+    Level { attempts: vec![claim.attempt], request: claim.request.clone(), fingerprint: claim.fingerprint }
+}
+
+fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
+    for level in &holder.levels {
+        push_ended(
+            ended,
+            Ended { nonce: holder.nonce, released_by: holder.released_by, request: level.request.clone() },
+        );
+    }
+}
+
+fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
+    if ended.len() >= ENDED_KEPT {
+        ended.remove(0);
+    }
+    ended.push(entry);
+}
+
+/// Whether the lease is whole and running: in every key, with the token it was given.
+fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
+    lease.keys.iter().enumerate().all(|(n, key)| {
+        records.read(key).holders.iter().any(|holder| {
+            holder.nonce == lease.nonce && holder.until > env.now && (n > 0 || holder.token == lease.token)
+        })
+    })
+}
+
+fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env) -> Outcome {
+    if !is_live(records, lease, env) {
+        return Outcome::Lost;
+    }
+    let mut left_us = u64::MAX;
+    for key in &*lease.keys {
+        let holders = &mut records.write(key).holders;
+        for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
+            holder.until = holder.until.max(env.now.plus_ms(ttl_ms.unwrap_or(holder.ttl_ms)));
+            left_us = left_us.min(holder.until.us_since(env.now));
+        }
+    }
+    Outcome::Renewed { left_us }
+}
+
+fn release(records: &mut Records, lease: &LeaseRef, attempt: u64, env: &Env) -> Outcome {
+    if let Some(levels_left) = released_before(records, lease, attempt) {
+        return Outcome::Released { levels_left };
+    }
+    if !is_live(records, lease, env) {
+        return Outcome::Lost;
+    }
+    let mut levels_left = 0;
+    for key in &*lease.keys {
+        let record = records.write(key);
+        let place = record.holders.iter().position(|holder| holder.nonce == lease.nonce);
+        let Some(place) = place else { continue };
+        let holder = &mut record.holders[place];
+        holder.released_by = attempt;
+        if holder.levels.len() > 1 {
+            let level = holder.levels.pop();
+            levels_left = holder.levels.len() as u32;
+            let request = level.and_then(|level| level.request);
+            push_ended(&mut record.ended, Ended { nonce: lease.nonce, released_by: attempt, request });
+        } else {
+            let holder = record.holders.swap_remove(place);
+            record.not_before = record.not_before.max(holder.at_least_until);
+            remember(&mut record.ended, &holder);
+        }
+    }
+    Outcome::Released { levels_left }
+}
+
+/// The levels left by this very release, where it was applied and its answer lost.
+fn released_before(records: &Records, lease: &LeaseRef, attempt: u64) -> Option<u32> {
+    let record = records.read(&lease.keys[0]);
+    record.ended.iter().find(|ended| ended.nonce == lease.nonce && ended.released_by == attempt)?;
+    let holder = record.holders.iter().find(|holder| holder.nonce == lease.nonce);
+    Some(holder.map_or(0, |holder| holder.levels.len() as u32))
+}
+
+fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outcome {
+    for key in keys {
+        let answered = |holder: &Holder| holder.levels.iter().any(|level| level.attempts.contains(&attempt));
+        let Some(place) = records.read(key).holders.iter().position(answered) else { continue };
+        let record = records.write(key);
+        let holder = &mut record.holders[place];
+        for level in &mut holder.levels {
+            if level.attempts.len() < MAX_REPEATS {
+                level.attempts.retain(|answered| *answered != attempt);
+            }
+        }
+        let nobody_left = holder.levels.iter().all(|level| level.attempts.is_empty());
+        if !nobody_left {
+            holder.levels.retain(|level| !level.attempts.is_empty());
+        } else if holder.until > env.now {
+            // Not remembered as ended: the request had no answer and may be made again.
+            record.holders.swap_remove(place);
+        }
+    }
+    Outcome::Abandoned
+}
+
+fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
+    let live = |holder: &Holder| free_at(holder) > env.now;
+    let record = records.read(key);
+    let holders = record.holders.iter().filter(|holder| live(holder)).count() as u32;
+    if holders == 0 && record.not_before <= env.now {
+        return Outcome::Forced { holders: 0 };
+    }
+    let record = records.write(key);
+    record.token = record.token.max(env.floor).next();
+    record.not_before = ServerTime(0);
+    for gone in std::mem::take(&mut record.holders) {
+        remember(&mut record.ended, &gone);
+    }
+    Outcome::Forced { holders }
+}

@@ -1,0 +1,310 @@
+//! Who is next, and the flights that ask the store for them.
+
+use std::collections::HashSet;
+
+use super::flights::{Flight, Part};
+use super::queue::{Choice, Queue};
+use super::{
+    Action, Candidate, Contention, Entry, MAX_POLL_MS, MIN_POLL_MS, Next, RUN_MAX, ReleaseId, Table, Ticket,
+    Timer, VIEW_WAITERS, WaiterId,
+};
+use crate::lock::record::Op;
+use crate::lock::{Instant, Key, LeaseRef, Mode};
+
+impl Table {
+    pub(super) fn wake(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.ready = true;
+        }
+        self.advance(key, now, out);
+    }
+
+    pub(super) fn advance_all(&mut self, keys: &[Key], now: Instant, out: &mut Vec<Action>) {
+        for key in keys {
+            self.advance(key, now, out);
+        }
+    }
+
+    /// Lets the next waiters of a key ask the store, if there is one and it makes sense to ask.
+    pub(super) fn advance(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+        let Some(queue) = self.queues.get(key) else { return };
+        if queue.is_idle() {
+            if let Some(at) = queue.poll_at {
+                self.timers.remove(&(at, Timer::Poll(key.clone())));
+            }
+            self.queues.remove(key);
+            return;
+        }
+        if queue.flight.is_some() || queue.choice.is_some() || queue.len() == 0 {
+            return;
+        }
+        if !queue.ready {
+            return self.arm(key, now, out);
+        }
+        if self.asks_choice(key) {
+            return self.ask_choice(key, None, now, out);
+        }
+        let parts = self.run(key, &HashSet::new());
+        if !parts.is_empty() {
+            self.fly(parts, out);
+        }
+    }
+
+    /// The head and those behind it that may be granted with it, if all their keys are free to ask.
+    /// `freed`: keys that a release of the same flight frees.
+    pub(super) fn run(&self, key: &Key, freed: &HashSet<Key>) -> Vec<Part> {
+        let Some(queue) = self.queues.get(key) else { return Vec::new() };
+        let mut parts = Vec::new();
+        let mut last: Option<Mode> = None;
+        for id in queue.in_order().take(RUN_MAX) {
+            let Some(entry) = self.waiters.get(id) else { break };
+            let mode = entry.waiter.claim.mode;
+            if last.is_some_and(|last| !follows(last, mode) || entry.waiter.claim.keys.len() > 1) {
+                break;
+            }
+            if !self.may_launch(*id, entry, freed) {
+                break;
+            }
+            parts.push(Part::Acquire { waiter: *id });
+            if mode == Mode::Exclusive || entry.waiter.claim.keys.len() > 1 {
+                break;
+            }
+            last = Some(mode);
+        }
+        parts
+    }
+
+    /// Whether the waiter is next, or follows those who are, in all its queues, and none of them is
+    /// busy or known to be held.
+    pub(super) fn may_launch(&self, id: WaiterId, entry: &Entry, freed: &HashSet<Key>) -> bool {
+        let single = entry.waiter.claim.keys.len() == 1;
+        let free = |key: &Key| {
+            self.queues.get(key).is_some_and(|queue| {
+                (single || queue.head() == Some(id))
+                    && queue.flight.is_none()
+                    && (queue.ready || freed.contains(key))
+            })
+        };
+        entry.flight.is_none() && !entry.cancelled && entry.waiter.claim.keys.iter().all(free)
+    }
+
+    pub(super) fn asks_choice(&self, key: &Key) -> bool {
+        let Some(queue) = self.queues.get(key) else { return false };
+        let head = queue.head().and_then(|id| self.waiters.get(&id));
+        queue.len() > 1 && head.is_some_and(|entry| entry.waiter.asks_choice && entry.flight.is_none())
+    }
+
+    pub(super) fn ask_choice(
+        &mut self,
+        key: &Key,
+        release: Option<(ReleaseId, LeaseRef, u64)>,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        self.choices += 1;
+        let choice = self.choices;
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        queue.choice = Some(Choice { id: choice, release });
+        let waiters = &self.waiters;
+        let candidate = |id: WaiterId| {
+            let entry = waiters.get(&id)?;
+            let eligible = entry.flight.is_none() && entry.waiter.claim.keys.len() == 1;
+            let waited_ms = now.ms_since(entry.arrived);
+            eligible.then_some(Candidate { waiter: id, rank: entry.waiter.rank, waited_ms })
+        };
+        let candidates = queue.first_of_each_group(VIEW_WAITERS).into_iter().filter_map(candidate).collect();
+        let groups = queue.shares();
+        out.push(Action::Choose { key: key.clone(), choice, candidates, groups });
+    }
+
+    pub(super) fn chosen(
+        &mut self,
+        key: &Key,
+        choice: u64,
+        waiter: Option<WaiterId>,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        if queue.choice.as_ref().is_none_or(|open| open.id != choice) {
+            return;
+        }
+        let release = queue.choice.take().and_then(|open| open.release);
+        let mut freed = HashSet::new();
+        let mut parts = Vec::new();
+        if let Some((id, lease, attempt)) = release {
+            freed.extend(lease.keys.iter().cloned());
+            parts.push(Part::Release { id, lease, attempt });
+        }
+        let launchable = waiter.filter(|id| {
+            let entry = self.waiters.get(id);
+            entry.is_some_and(|e| e.waiter.claim.keys.contains(key) && self.may_launch(*id, e, &freed))
+        });
+        match launchable {
+            Some(id) => parts.push(Part::Acquire { waiter: id }),
+            None => parts.extend(self.run(key, &freed)),
+        }
+        if !parts.is_empty() {
+            self.fly(parts, out);
+        } else if self.queues.get(key).is_some_and(Queue::is_idle) {
+            self.advance(key, now, out);
+        } else {
+            self.arm(key, now, out);
+        }
+    }
+
+    /// Sends a group to the store and marks its waiters and their keys as under way.
+    pub(super) fn fly(&mut self, parts: Vec<Part>, out: &mut Vec<Action>) {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        let mut ops = Vec::with_capacity(parts.len());
+        let mut keys = Vec::new();
+        for part in &parts {
+            match part {
+                Part::Release { lease, attempt, .. } => {
+                    ops.push(Op::Release { lease: lease.clone(), attempt: *attempt });
+                }
+                Part::Abandon { keys, attempt, .. } => {
+                    ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
+                }
+                Part::Rejoin { waiter, .. } | Part::Acquire { waiter } => {
+                    let Some(entry) = self.waiters.get_mut(waiter) else { continue };
+                    entry.flight = Some(ticket);
+                    let claim = entry.waiter.claim.clone();
+                    if matches!(part, Part::Rejoin { .. }) {
+                        ops.push(Op::Rejoin(claim));
+                        continue;
+                    }
+                    entry.attempts += 1;
+                    keys.extend(claim.keys.iter().cloned());
+                    ops.push(Op::Acquire(claim));
+                }
+            }
+        }
+        for key in &keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.flight = Some(ticket);
+                if let Some(at) = queue.poll_at.take() {
+                    self.timers.remove(&(at, Timer::Poll(key.clone())));
+                }
+            }
+        }
+        self.flights.insert(ticket, Flight { parts, keys });
+        out.push(Action::Submit { ticket, ops });
+    }
+
+    pub(super) fn release(
+        &mut self,
+        id: ReleaseId,
+        lease: LeaseRef,
+        attempt: u64,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let freed: HashSet<Key> = lease.keys.iter().cloned().collect();
+        if let [key] = &*lease.keys
+            && self.queues.get(key).is_some_and(|queue| queue.flight.is_none() && queue.choice.is_none())
+            && self.asks_choice(key)
+        {
+            let key = key.clone();
+            return self.ask_choice(&key, Some((id, lease, attempt)), now, out);
+        }
+        let mut parts = vec![Part::Release { id, lease: lease.clone(), attempt }];
+        let mut taken = HashSet::new();
+        for key in &*lease.keys {
+            let free = |q: &Queue| q.flight.is_none() && q.choice.is_none();
+            if self.queues.get(key).is_some_and(free) && !self.asks_choice(key) {
+                let new = |part: &Part| part.waiter().is_some_and(|waiter| taken.insert(waiter));
+                parts.extend(self.run(key, &freed).into_iter().filter(new));
+            }
+        }
+        self.fly(parts, out);
+    }
+
+    /// Sees to it that a key that is held is asked for again: at the time that the head's policy
+    /// says, at the latest when the holder's lease ends.
+    pub(super) fn arm(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        if queue.poll_at.is_some() || queue.flight.is_some() || queue.asked_backoff {
+            return;
+        }
+        let waiters = queue.len() as u32;
+        let Some(head) = queue.head().and_then(|id| self.waiters.get_mut(&id)) else { return };
+        let (holder, free_at) = match &queue.holder {
+            Some(known) => {
+                (known.held_by.as_ref().map_or_else(|| "".into(), |by| by.owner.clone()), known.until)
+            }
+            None => ("".into(), now.plus_ms(MAX_POLL_MS)),
+        };
+        let contention = Contention {
+            attempt: head.attempts.max(1),
+            waited_ms: now.ms_since(head.arrived),
+            wait_left_ms: head.deadline.ms_since(now),
+            holder_left_ms: free_at.ms_since(now),
+            holder,
+            waiters,
+            last_sleep_ms: head.last_sleep_ms,
+        };
+        if head.waiter.asks_backoff {
+            queue.asked_backoff = true;
+            out.push(Action::Backoff { waiter: head.waiter.id, key: key.clone(), contention });
+        } else {
+            let next = built_in_backoff(contention.attempt, head.waiter.seed);
+            self.sleep(key, next, now);
+        }
+    }
+
+    pub(super) fn backed_off(
+        &mut self,
+        id: WaiterId,
+        key: &Key,
+        next: Next,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.asked_backoff = false;
+        }
+        let at_head = self.queues.get(key).is_some_and(|queue| queue.head() == Some(id));
+        match next {
+            Next::GiveUp { reason } if self.waiters.get(&id).is_some_and(|e| e.flight.is_none()) => {
+                self.give_up(id, Some(reason), now, out);
+            }
+            next if at_head && self.queues.get(key).is_some_and(|q| !q.ready && q.poll_at.is_none()) => {
+                self.sleep(key, next, now);
+            }
+            _ => self.advance(key, now, out),
+        }
+    }
+
+    pub(super) fn sleep(&mut self, key: &Key, next: Next, now: Instant) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        let after_ms = match next {
+            Next::Poll { after_ms } => after_ms.clamp(MIN_POLL_MS, MAX_POLL_MS),
+            _ => MAX_POLL_MS,
+        };
+        let free_at = queue.holder.as_ref().map_or(Instant(u64::MAX), |known| known.until);
+        let at = now.plus_ms(after_ms).min(free_at.max(now.plus_ms(MIN_POLL_MS)));
+        queue.poll_at = Some(at);
+        if let Some(head) = queue.head().and_then(|id| self.waiters.get_mut(&id)) {
+            head.last_sleep_ms = at.ms_since(now);
+        }
+        self.timers.insert((at, Timer::Poll(key.clone())));
+    }
+}
+/// Whether a claim may fly behind one of mode `last`: it is granted only if that one is.
+fn follows(last: Mode, next: Mode) -> bool {
+    match (last, next) {
+        (Mode::Shared, Mode::Shared) => true,
+        (Mode::Permits { count: a, limit: x }, Mode::Permits { count: b, limit: y }) => b >= a && y <= x,
+        _ => false,
+    }
+}
+
+/// Exponential with full jitter, from 50 ms to 2 s: a safety net, since a release on this proxy wakes
+/// the head at once.
+pub fn built_in_backoff(attempt: u32, seed: u32) -> Next {
+    let bound = 50u32.saturating_mul(1 << attempt.saturating_sub(1).min(6)).min(2_000);
+    let mixed = (seed ^ attempt.wrapping_mul(0x9E37_79B9)).wrapping_mul(0x85EB_CA6B);
+    Next::Poll { after_ms: 10 + (mixed >> 8) % bound }
+}

@@ -1,0 +1,248 @@
+//! Entering and leaving the queues.
+
+use std::collections::BTreeSet;
+
+use super::flights::Part;
+use super::queue::Place;
+use super::{Action, Entry, MAX_POLL_MS, Table, Timer, Verdict, Waiter, WaiterId};
+use crate::lock::record::{Claim, Denial};
+use crate::lock::{Instant, Key, Mode};
+
+impl Table {
+    pub(super) fn enqueue(&mut self, waiter: Waiter, now: Instant, out: &mut Vec<Action>) {
+        let id = waiter.id;
+        if self.shutting_down {
+            out.push(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });
+            return;
+        }
+        let full =
+            |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
+        let may_rejoin = waiter.claim.reentrant || waiter.claim.request.is_some();
+        if waiter.claim.keys.iter().any(full) && !may_rejoin {
+            let verdict = self.turned_away(&waiter, now);
+            out.push(Action::Finish { waiter: id, verdict });
+            return;
+        }
+        let over = waiter.claim.keys.iter().any(full);
+        let keys = waiter.claim.keys.clone();
+        let deadline = now.plus_ms(waiter.wait_ms);
+        self.arrivals += 1;
+        let place = Place { rank: waiter.rank, arrival: self.arrivals };
+        let entry = Entry {
+            place,
+            arrived: now,
+            deadline,
+            flight: None,
+            cancelled: false,
+            attempts: 0,
+            last_sleep_ms: 0,
+            denial: None,
+            store_error: None,
+            unsure_until: None,
+            replan: None,
+            waiter,
+        };
+        self.timers.insert((deadline, Timer::Deadline(id)));
+        self.join_queues(id, &entry);
+        self.waiters.insert(id, entry);
+        self.advance_all(&keys, now, out);
+        let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
+        if waits && may_rejoin {
+            self.probe(id, over, out);
+        } else if waits && deadline <= now {
+            self.deadline(id, now, out);
+        }
+    }
+
+    /// The queue has no place for the waiter. One that would not have waited does not need it: it hears
+    /// what it would have heard there.
+    pub(super) fn turned_away(&self, waiter: &Waiter, now: Instant) -> Verdict {
+        if waiter.wait_ms > 0 {
+            return Verdict::TooManyWaiters { limit: waiter.max_waiters };
+        }
+        let keys = &waiter.claim.keys;
+        let lengths = keys.iter().filter_map(|key| self.queues.get(key)).map(|queue| queue.len() as u32);
+        self.contended(keys, None, lengths.max().unwrap_or(0) + 1, None, now)
+    }
+
+    pub(super) fn join_queues(&mut self, id: WaiterId, entry: &Entry) {
+        for key in &*entry.waiter.claim.keys {
+            let queue = self.queues.entry(key.clone()).or_default();
+            queue.join(entry.place, id, &entry.waiter.group);
+        }
+    }
+
+    /// Asks, past the queue, whether the waiter has its grant already. `over`: the queue has no
+    /// place for it otherwise.
+    pub(super) fn probe(&mut self, id: WaiterId, over: bool, out: &mut Vec<Action>) {
+        self.fly(vec![Part::Rejoin { waiter: id, over }], out);
+    }
+
+    pub(super) fn cancel(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
+        let Some(entry) = self.waiters.get_mut(&id) else { return };
+        if entry.flight.is_some() {
+            entry.cancelled = true;
+        } else {
+            self.leave(id, now, out);
+        }
+    }
+
+    /// Takes the waiter out of its queues and lets the next one move up.
+    pub(super) fn leave(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> Option<Entry> {
+        let entry = self.drop_out(id)?;
+        let keys = entry.waiter.claim.keys.clone();
+        self.advance_all(&keys, now, out);
+        Some(entry)
+    }
+
+    /// Takes a waiter without a grant out of its queues; what it may have been granted is undone.
+    pub(super) fn drop_out(&mut self, id: WaiterId) -> Option<Entry> {
+        let entry = self.remove(id)?;
+        self.undo_unsure(&entry);
+        Some(entry)
+    }
+
+    pub(super) fn undo_unsure(&mut self, entry: &Entry) {
+        if let Some(until) = entry.unsure_until {
+            let claim = &entry.waiter.claim;
+            self.timers.insert((Instant(0), Timer::Abandon(claim.keys.clone(), claim.attempt, until)));
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: WaiterId) -> Option<Entry> {
+        let entry = self.waiters.remove(&id)?;
+        self.timers.remove(&(entry.deadline, Timer::Deadline(id)));
+        for key in &*entry.waiter.claim.keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.leave(entry.place, &entry.waiter.group);
+            }
+        }
+        Some(entry)
+    }
+
+    /// The waiter's time is up. A flight that is under way decides it; so does one that it is next after.
+    pub(super) fn deadline(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
+        let Some(entry) = self.waiters.get(&id) else { return };
+        if entry.flight.is_some() {
+            return;
+        }
+        if self.is_next_after_flight(entry) {
+            self.late.push(id);
+            return;
+        }
+        if !self.ask_once(id, out) {
+            self.give_up(id, None, now, out);
+        }
+    }
+
+    /// Nobody is told that a key is held on this proxy's word alone: the lease may have been released
+    /// through another one. False where the store was asked for the waiter, or others are ahead of
+    /// it and ask.
+    fn ask_once(&mut self, id: WaiterId, out: &mut Vec<Action>) -> bool {
+        let Some(entry) = self.waiters.get(&id) else { return false };
+        let is_next = |key: &Key| {
+            let queue = self.queues.get(key);
+            queue.is_some_and(|q| q.head() == Some(id) && q.flight.is_none() && q.choice.is_none())
+        };
+        if entry.attempts > 0 || !entry.waiter.claim.keys.iter().all(is_next) {
+            return false;
+        }
+        self.fly(vec![Part::Acquire { waiter: id }], out);
+        true
+    }
+
+    /// Whether only a flight that may leave room stands between the waiter and its own attempt.
+    pub(super) fn is_next_after_flight(&self, entry: &Entry) -> bool {
+        let exclusive = entry.waiter.claim.mode == Mode::Exclusive;
+        let mut waits_for_flight = false;
+        for key in &*entry.waiter.claim.keys {
+            let Some(queue) = self.queues.get(key) else { continue };
+            let clear = queue.ahead_of(entry.place).all(|id| {
+                self.waiters.get(&id).is_some_and(|ahead| {
+                    let leaves_room = !exclusive && ahead.waiter.claim.mode != Mode::Exclusive;
+                    ahead.cancelled || (ahead.flight.is_some() && leaves_room)
+                })
+            });
+            if !clear || (queue.flight.is_none() && !queue.ready) {
+                return false;
+            }
+            waits_for_flight |= queue.flight.is_some();
+        }
+        waits_for_flight
+    }
+
+    pub(super) fn give_up(
+        &mut self,
+        id: WaiterId,
+        reason: Option<String>,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(entry) = self.waiters.get(&id) else { return };
+        let position = self.position(entry);
+        let Some(mut entry) = self.drop_out(id) else { return };
+        let verdict = match entry.store_error.take() {
+            Some(why) => Verdict::Unavailable { why },
+            None => self.contended(&entry.waiter.claim.keys, entry.denial.as_ref(), position, reason, now),
+        };
+        let keys = entry.waiter.claim.keys.clone();
+        out.push(Action::Finish { waiter: id, verdict });
+        self.advance_all(&keys, now, out);
+    }
+
+    pub(super) fn contended(
+        &self,
+        keys: &[Key],
+        denial: Option<&Denial>,
+        position: u32,
+        reason: Option<String>,
+        now: Instant,
+    ) -> Verdict {
+        let known = keys.iter().find_map(|key| self.queues.get(key)?.holder.as_ref());
+        let (holder, left_ms) = match (known, denial) {
+            (Some(known), _) => (known.held_by.clone(), known.until.ms_since(now)),
+            (None, Some(denial)) => (denial.holder.clone(), ms_of(denial.free_in_us)),
+            (None, None) => (None, 0),
+        };
+        let retry_after_ms = left_ms.clamp(1, MAX_POLL_MS);
+        Verdict::Contended { holder, position, retry_after_ms, reason }
+    }
+
+    /// The waiter's worst place in a queue, 1 for the next.
+    pub(super) fn position(&self, entry: &Entry) -> u32 {
+        let places = entry.waiter.claim.keys.iter().filter_map(|key| self.queues.get(key));
+        places.map(|queue| queue.ahead_of(entry.place).count() as u32 + 1).max().unwrap_or(1)
+    }
+
+    pub(super) fn replan(&mut self, id: WaiterId, claim: Box<Claim>, now: Instant, out: &mut Vec<Action>) {
+        let Some(entry) = self.waiters.get_mut(&id) else { return };
+        if entry.flight.is_some() {
+            entry.replan = Some(claim);
+            return;
+        }
+        let Some(mut entry) = self.remove(id) else { return };
+        self.undo_unsure(&entry);
+        entry.unsure_until = None;
+        let old = entry.waiter.claim.keys.clone();
+        entry.waiter.claim = *claim;
+        let new = entry.waiter.claim.keys.clone();
+        self.timers.insert((entry.deadline, Timer::Deadline(id)));
+        self.join_queues(id, &entry);
+        self.waiters.insert(id, entry);
+        self.advance_all(&old, now, out);
+        self.advance_all(&new, now, out);
+    }
+
+    pub(super) fn shut_down(&mut self, out: &mut Vec<Action>) {
+        self.shutting_down = true;
+        let queued: BTreeSet<_> =
+            self.waiters.iter().filter(|(_, entry)| entry.flight.is_none()).map(|(id, _)| *id).collect();
+        for id in queued {
+            self.drop_out(id);
+            out.push(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });
+        }
+    }
+}
+fn ms_of(us: u64) -> u32 {
+    u32::try_from(us / 1_000).unwrap_or(u32::MAX)
+}

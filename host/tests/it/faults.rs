@@ -1,0 +1,214 @@
+//! The store's row of the bad-input table: servers that are down, hang, are read-only, full or closed to
+//! us, or less durable than asked. Readiness says why, calls are answered in bounded time, everything
+//! recovers by itself, and nothing is granted that should not be.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::mysql::managed::ManagedServer;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, own_server, sql};
+
+/// A proxy that gives the store half a second.
+async fn impatient(url: &str, store: &str) -> Proxy {
+    let store = format!("timeout_ms = 500\n{store}");
+    Proxy::with(Settings { url: url.to_owned(), store, ..Settings::default() }).await
+}
+
+/// An acquire that cannot reach the store: answered within seconds, and how.
+async fn unavailable(client: &Client) {
+    let begun = Instant::now();
+    let response = client.acquire(json!({"resource": fresh("down")})).await;
+    assert_eq!((response.status, response.slug()), (503, "store_unavailable"), "{}", response.text);
+    assert!(response.headers.contains_key("retry-after"));
+    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+}
+
+/// Waits until `/ready` is 503 and its reasons contain one of the words.
+async fn says(proxy: &Proxy, words: &[&str]) {
+    let admin = proxy.admin();
+    let mut last = String::new();
+    for _ in 0..400 {
+        let response = admin.get("/ready").await;
+        last = response.text.to_lowercase();
+        if response.status == 503 && words.iter().any(|word| last.contains(word)) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("/ready never said any of {words:?}, but {last}\n{}", proxy.log());
+}
+
+async fn recovers(proxy: &Proxy) {
+    proxy.until_ready().await;
+    let client = proxy.client();
+    eventually("locks are granted again", async || {
+        client.acquire(json!({"resource": fresh("up")})).await.status == 200
+    })
+    .await;
+}
+
+fn signal(server: &ManagedServer, signal: Signal) {
+    let pid = server.pid().expect("the server runs");
+    kill_process(Pid::from_raw(pid as i32).expect("a number"), signal).expect("our own server");
+}
+
+/// The URL of an account that is no administrator, with a database of its own.
+async fn plain_account(server: &ManagedServer, password: &str) -> String {
+    let root = server.url();
+    sql(root, "CREATE DATABASE IF NOT EXISTS plain").await;
+    sql(root, "CREATE USER IF NOT EXISTS 'lk'@'localhost' IDENTIFIED BY 'secret'").await;
+    sql(root, "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON plain.* TO 'lk'@'localhost'").await;
+    root.replace("root@", &format!("lk:{password}@")).replace("/lockkeeper?", "/plain?")
+}
+
+on_both! {
+    /// Down at the start.
+    async fn a_server_that_comes_later(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let url = server.url().to_owned();
+        server.stop().await;
+        let proxy = impatient(&url, "").await;
+        says(&proxy, &["cannot", "connect", "refused", "no such file"]).await;
+        unavailable(&proxy.client()).await;
+        let _server = own_server(kind, dir.path()).await;
+        recovers(&proxy).await;
+    }
+
+    /// Killed under load: what was granted stays granted, and tokens go on rising.
+    async fn a_server_that_is_killed(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let proxy = impatient(server.url(), "").await;
+        let client = proxy.client();
+        let lease = client.lease("kept", 60_000).await;
+        signal(&server, Signal::KILL);
+        unavailable_or_granted(&client).await;
+        recovers(&proxy).await;
+        assert_eq!(client.acquire(json!({"resource": "kept"})).await.status, 409);
+        assert_eq!(client.renew(&lease).await.status, 200);
+        assert_eq!(client.release(&lease).await.status, 200);
+        let next = client.lease("kept", 1_000).await;
+        assert!(next["token"].as_u64() > lease["token"].as_u64());
+        server.stop().await;
+    }
+
+    /// Paused past the deadline of a call: the call is answered, and is not applied afterwards.
+    async fn a_server_that_hangs(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let proxy = impatient(server.url(), "").await;
+        let client = proxy.client();
+        let warm = client.lease("warm", 1_000).await;
+        client.release(&warm).await;
+        signal(&server, Signal::STOP);
+        let response = client.acquire(json!({"resource": "warm", "ttl_ms": 3_000_000})).await;
+        unavailable(&client).await;
+        signal(&server, Signal::CONT);
+        assert_eq!((response.status, response.slug()), (503, "store_unavailable"));
+        recovers(&proxy).await;
+        eventually("the refused call holds nothing", async || {
+            client.acquire(json!({"resource": "warm", "ttl_ms": 1_000})).await.status == 200
+        })
+        .await;
+        server.stop().await;
+    }
+
+    /// Refused: a wrong password, a full server, a read-only one, and one that may lose commits.
+    async fn servers_that_refuse(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        access_denied(&server).await;
+        too_many_connections(&server).await;
+        read_only(&server).await;
+        weaker_durability(&server).await;
+        server.stop().await;
+    }
+
+    /// Every property of the store's contract, on the real server.
+    async fn the_store_keeps_its_contract(kind: Kind) {
+        use lockkeeper::config::StoreConfig;
+        use lockkeeper::mysql::MysqlStore;
+        use lockkeeper::store::{Store, contract};
+        use lockkeeper::telemetry::Metrics;
+
+        let (lasting, forgetful) = (harness::database(kind).await, harness::database(kind).await);
+        contract::run_all(|which| {
+            let mut config = StoreConfig::default();
+            let url = match which {
+                contract::Kind::Lasting => lasting.clone(),
+                contract::Kind::Forgetful => {
+                    config.clean_after = contract::FORGETS_AFTER;
+                    forgetful.clone()
+                }
+            };
+            async move {
+                let store = MysqlStore::open(&config, &url, 3_600_000, Metrics::default());
+                let store = store.expect("the URL is good");
+                store.ready(Duration::from_secs(30)).await;
+                std::sync::Arc::new(store) as std::sync::Arc<dyn Store>
+            }
+        })
+        .await;
+    }
+}
+
+/// While a server comes back, a call is either answered in time or granted.
+async fn unavailable_or_granted(client: &Client) {
+    let begun = Instant::now();
+    let response = client.acquire(json!({"resource": fresh("maybe")})).await;
+    assert!(matches!(response.status, 200 | 503), "{}", response.text);
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+async fn access_denied(server: &ManagedServer) {
+    let proxy = impatient(&plain_account(server, "wrong").await, "").await;
+    says(&proxy, &["denied"]).await;
+    unavailable(&proxy.client()).await;
+    sql(server.url(), "ALTER USER 'lk'@'localhost' IDENTIFIED BY 'wrong'").await;
+    recovers(&proxy).await;
+    sql(server.url(), "ALTER USER 'lk'@'localhost' IDENTIFIED BY 'secret'").await;
+}
+
+async fn too_many_connections(server: &ManagedServer) {
+    let url = plain_account(server, "secret").await;
+    let mut crowd = Vec::new();
+    sql(server.url(), "SET GLOBAL max_connections = 12").await;
+    while let Ok(conn) = mysql_async::Conn::from_url(&url).await {
+        crowd.push(conn);
+    }
+    let proxy = impatient(&url, "").await;
+    says(&proxy, &["too many connections"]).await;
+    unavailable(&proxy.client()).await;
+    crowd.clear();
+    recovers(&proxy).await;
+    sql(server.url(), "SET GLOBAL max_connections = 200").await;
+}
+
+async fn read_only(server: &ManagedServer) {
+    let proxy = impatient(&plain_account(server, "secret").await, "").await;
+    recovers(&proxy).await;
+    let held = proxy.client().lease("before", 60_000).await;
+    sql(server.url(), "SET GLOBAL read_only = 1").await;
+    unavailable(&proxy.client()).await;
+    says(&proxy, &["read-only", "read_only", "read only"]).await;
+    sql(server.url(), "SET GLOBAL read_only = 0").await;
+    recovers(&proxy).await;
+    assert_eq!(proxy.client().release(&held).await.status, 200);
+}
+
+async fn weaker_durability(server: &ManagedServer) {
+    sql(server.url(), "SET GLOBAL innodb_flush_log_at_trx_commit = 2").await;
+    let url = plain_account(server, "secret").await;
+    let warned = impatient(&url, "").await;
+    recovers(&warned).await;
+    let ready = warned.admin().get("/ready").await;
+    assert!(ready.json["warnings"].to_string().contains("innodb_flush_log_at_trx_commit"), "{}", ready.text);
+    let strict = impatient(&url, "require_durable = true").await;
+    says(&strict, &["innodb_flush_log_at_trx_commit"]).await;
+    unavailable(&strict.client()).await;
+    sql(server.url(), "SET GLOBAL innodb_flush_log_at_trx_commit = 1").await;
+    recovers(&strict).await;
+}
