@@ -8,7 +8,7 @@ use lockkeeper::mysql::managed::ManagedServer;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use crate::harness::{self, Client, Kind, Proxy, Settings, eventually, folder, fresh, own_server, sql};
+use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, own_server, sql};
 
 /// A proxy that gives the store half a second.
 async fn impatient(url: &str, store: &str) -> Proxy {

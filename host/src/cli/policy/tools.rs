@@ -28,7 +28,8 @@ pub fn check(component: &[u8], settings: &str) -> Result<Value, Failure> {
         .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))?;
     // One instance at a time: there is nobody else, and address space may be scarce.
     let engine = EngineLimits { instances: 1, ..EngineLimits::default() };
-    let report = policy::check_file(component, &settings, &engine, &Limits::default()).map_err(other)?;
+    let report = policy::check_file(component, &settings, &engine, &Limits::default())
+        .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     serde_json::to_value(report).map_err(other)
 }
 

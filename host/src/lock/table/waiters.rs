@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::flights::Part;
 use super::queue::Place;
 use super::{Action, Entry, MAX_POLL_MS, Table, Timer, Verdict, Waiter, WaiterId};
-use crate::lock::record::Claim;
+use crate::lock::record::{Claim, Denial};
 use crate::lock::{Instant, Key, Mode};
 
 impl Table {
@@ -19,7 +19,7 @@ impl Table {
             |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
         let may_rejoin = waiter.claim.reentrant || waiter.claim.request.is_some();
         if waiter.claim.keys.iter().any(full) && !may_rejoin {
-            let verdict = Verdict::TooManyWaiters { limit: waiter.max_waiters };
+            let verdict = self.turned_away(&waiter, now);
             out.push(Action::Finish { waiter: id, verdict });
             return;
         }
@@ -63,6 +63,17 @@ impl Table {
                 queue.ready = true;
             }
         }
+    }
+
+    /// The queue has no place for the waiter. One that would not have waited does not need it: it hears
+    /// what it would have heard there.
+    pub(super) fn turned_away(&self, waiter: &Waiter, now: Instant) -> Verdict {
+        if waiter.wait_ms > 0 {
+            return Verdict::TooManyWaiters { limit: waiter.max_waiters };
+        }
+        let keys = &waiter.claim.keys;
+        let lengths = keys.iter().filter_map(|key| self.queues.get(key)).map(|queue| queue.len() as u32);
+        self.contended(keys, None, lengths.max().unwrap_or(0) + 1, None, now)
     }
 
     pub(super) fn join_queues(&mut self, id: WaiterId, entry: &Entry) {
@@ -130,7 +141,25 @@ impl Table {
             self.late.push(id);
             return;
         }
-        self.give_up(id, None, now, out);
+        if !self.ask_once(id, out) {
+            self.give_up(id, None, now, out);
+        }
+    }
+
+    /// Nobody is told that a key is held on this proxy's word alone: the lease may have been released
+    /// through another one. False where the store was asked for the waiter, or others are ahead of
+    /// it and ask.
+    fn ask_once(&mut self, id: WaiterId, out: &mut Vec<Action>) -> bool {
+        let Some(entry) = self.waiters.get(&id) else { return false };
+        let is_next = |key: &Key| {
+            let queue = self.queues.get(key);
+            queue.is_some_and(|q| q.head() == Some(id) && q.flight.is_none() && q.choice.is_none())
+        };
+        if entry.attempts > 0 || !entry.waiter.claim.keys.iter().all(is_next) {
+            return false;
+        }
+        self.fly(vec![Part::Acquire { waiter: id }], out);
+        true
     }
 
     /// Whether only a flight that may leave room stands between the waiter and its own attempt.
@@ -165,7 +194,7 @@ impl Table {
         let Some(mut entry) = self.drop_out(id) else { return };
         let verdict = match entry.store_error.take() {
             Some(why) => Verdict::Unavailable { why },
-            None => self.contended(&entry, position, reason, now),
+            None => self.contended(&entry.waiter.claim.keys, entry.denial.as_ref(), position, reason, now),
         };
         let keys = entry.waiter.claim.keys.clone();
         out.push(Action::Finish { waiter: id, verdict });
@@ -174,13 +203,14 @@ impl Table {
 
     pub(super) fn contended(
         &self,
-        entry: &Entry,
+        keys: &[Key],
+        denial: Option<&Denial>,
         position: u32,
         reason: Option<String>,
         now: Instant,
     ) -> Verdict {
-        let known = entry.waiter.claim.keys.iter().find_map(|key| self.queues.get(key)?.holder.as_ref());
-        let (holder, left_ms) = match (known, &entry.denial) {
+        let known = keys.iter().find_map(|key| self.queues.get(key)?.holder.as_ref());
+        let (holder, left_ms) = match (known, denial) {
             (Some(known), _) => (known.held_by.clone(), known.until.ms_since(now)),
             (None, Some(denial)) => (denial.holder.clone(), ms_of(denial.free_in_us)),
             (None, None) => (None, 0),
