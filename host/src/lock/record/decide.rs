@@ -2,7 +2,7 @@
 
 use super::{
     Claim, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Level, MAX_HOLDERS, MAX_LEVELS,
-    MAX_REPEATS, Op, Outcome, Record, Records,
+    MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime};
 
@@ -255,11 +255,19 @@ fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
     }
 }
 
+/// What ended without a request id is remembered for a moment only: for its own release, whose answer
+/// may have been lost.
 fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
-    if ended.len() >= ENDED_KEPT {
+    ended.push(entry);
+    let nameless = ended.iter().filter(|ended| ended.request.is_none()).count();
+    if nameless > NAMELESS_KEPT
+        && let Some(oldest) = ended.iter().position(|ended| ended.request.is_none())
+    {
+        ended.remove(oldest);
+    }
+    if ended.len() > ENDED_KEPT {
         ended.remove(0);
     }
-    ended.push(entry);
 }
 
 /// Whether the lease is whole and running: in every key, with the token it was given.
