@@ -31,7 +31,7 @@ const SYSTEM_TABLES: [[&str; 2]; 6] = [
 /// Serves the folder on its socket alone. What MySQL and MariaDB can lose by default is not lost:
 /// every commit is on disk before it is answered.
 pub fn serve(binary: &Binary, folder: &Folder) -> CommandLine {
-    let mut line = CommandLine::new(binary, &folder.data());
+    let mut line = CommandLine::new(binary, folder, &folder.data());
     line.path("--socket", folder.socket());
     line.path("--pid-file", &folder.pid_file());
     line.path("--log-error", &folder.log());
@@ -53,7 +53,7 @@ pub fn serve(binary: &Binary, folder: &Folder) -> CommandLine {
 
 /// Makes the data in [`Folder::unfinished`]: one account, `root@localhost`, without a password.
 pub fn initialise(binary: &Binary, folder: &Folder) -> Result<CommandLine, ManagedError> {
-    let mut line = CommandLine::new(binary, &folder.unfinished());
+    let mut line = CommandLine::new(binary, folder, &folder.unfinished());
     match binary.kind {
         Kind::Mysql => {
             line.flags(&["--initialize-insecure", "--secure-file-priv=NULL", "--loose-mysqlx=OFF"]);
@@ -81,12 +81,15 @@ pub fn initialised(binary: &Binary, folder: &Folder) -> Result<(), ManagedError>
 }
 
 impl CommandLine {
-    fn new(binary: &Binary, data: &Path) -> CommandLine {
+    fn new(binary: &Binary, folder: &Folder, data: &Path) -> CommandLine {
         let mut line = CommandLine {
             program: binary.path.clone(),
             args: vec!["--no-defaults".into(), datadir(data)],
             input: "/dev/null".into(),
         };
+        // Temporary tables are named by the process number, which another server has, too, in a container
+        // that shares /tmp.
+        line.path("--tmpdir", folder.dir());
         if rustix::process::geteuid().is_root() {
             line.flags(&["--user=root"]);
         }

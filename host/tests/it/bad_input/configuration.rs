@@ -36,13 +36,19 @@ fn faults_are_told_with_their_lines() {
         ("[store]\nlanes = \"4\"\n", "config.toml:2: store.lanes", "number"),
         ("[store]\nurl = \"postgres://x/y\"\n", "config.toml:2: store.url", "mysql://"),
         ("[[routes]]\nresource = \"*\"\npolicy = \"gone\"\n", "config.toml:3: routes", "gone"),
-        ("[store\nlanes = 4\n", "config.toml:1:", ""),
     ];
     for (text, begins, says) in cases {
         let faults = faults(text, &[]);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
         assert!(faults[0].starts_with(begins) && faults[0].contains(says), "{text}: {faults:?}");
     }
+}
+
+/// Row 5: what is not TOML at all.
+#[test]
+fn broken_syntax_is_told_with_its_line() {
+    let faults = faults("[api]\n[store\n", &[]);
+    assert!(faults[0].starts_with("config.toml:2: "), "{faults:?}");
 }
 
 /// Row 5: two faults at once, and one of the environment, are all told.
