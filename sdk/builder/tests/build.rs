@@ -1,5 +1,7 @@
 //! Builds the default policy for real.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

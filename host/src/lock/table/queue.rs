@@ -126,11 +126,13 @@ impl Queue {
     }
 
     pub fn shares(&self) -> Vec<GroupShare> {
-        let share = |(group, places): (&Box<str>, &BTreeSet<Place>)| GroupShare {
+        let recent = |group: &str| self.recent.iter().filter(|recent| &***recent == group).count() as u32;
+        let groups = self.groups.iter().take(super::VIEW_WAITERS);
+        let shares = groups.map(|(group, places)| GroupShare {
             group: group.clone(),
             waiting: places.len() as u32,
-            recent_grants: self.recent.iter().filter(|recent| *recent == group).count() as u32,
-        };
-        self.groups.iter().take(super::VIEW_WAITERS).map(share).collect()
+            recent_grants: recent(group),
+        });
+        shares.collect()
     }
 }

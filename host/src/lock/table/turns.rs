@@ -250,7 +250,7 @@ impl Table {
             out.push(Action::Backoff { waiter: head.waiter.id, key: key.clone(), contention });
         } else {
             let next = built_in_backoff(contention.attempt, head.waiter.seed);
-            self.sleep(key, next, now);
+            self.sleep(key, &next, now);
         }
     }
 
@@ -271,16 +271,16 @@ impl Table {
                 self.give_up(id, Some(reason), now, out);
             }
             next if at_head && self.queues.get(key).is_some_and(|q| !q.ready && q.poll_at.is_none()) => {
-                self.sleep(key, next, now);
+                self.sleep(key, &next, now);
             }
             _ => self.advance(key, now, out),
         }
     }
 
-    pub(super) fn sleep(&mut self, key: &Key, next: Next, now: Instant) {
+    pub(super) fn sleep(&mut self, key: &Key, next: &Next, now: Instant) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         let after_ms = match next {
-            Next::Poll { after_ms } => after_ms.clamp(MIN_POLL_MS, MAX_POLL_MS),
+            Next::Poll { after_ms } => (*after_ms).clamp(MIN_POLL_MS, MAX_POLL_MS),
             _ => MAX_POLL_MS,
         };
         let free_at = queue.holder.as_ref().map_or(Instant(u64::MAX), |known| known.until);
