@@ -245,7 +245,7 @@ impl Default for StoreConfig {
                 binary: ServerBinary::Auto,
                 data_dir: ".lockkeeper/mysql".into(),
             }),
-            lanes: 4,
+            lanes: 1,
             renewal_lanes: 1,
             batch: 512,
             max_queued: 100_000,

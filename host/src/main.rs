@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use lockkeeper::app::App;
 use lockkeeper::cli::{self, Cli, Command, ServeArgs};
-use lockkeeper::config::{self, Config};
+use lockkeeper::config::Config;
 use lockkeeper::telemetry;
 
 /// Bad usage, or a configuration with faults.
@@ -23,22 +23,16 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: &ServeArgs) -> ExitCode {
-    let config = match Config::load(args.config.as_deref(), &config::process_env()) {
+    let config = match cli::config(args) {
         Ok(config) => config,
-        Err(faults) => {
-            for fault in faults {
-                eprintln!("{fault}");
-            }
-            return ExitCode::from(EXIT_CONFIG);
-        }
+        Err(code) => return code,
     };
-    if args.check {
-        println!("the configuration is fine");
-        return ExitCode::SUCCESS;
-    }
     if let Err(error) = telemetry::init_logs(&config.log) {
-        eprintln!("{error}");
+        eprintln!("lockkeeper: {error}");
         return ExitCode::from(EXIT_CONFIG);
+    }
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
     }
     let result = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

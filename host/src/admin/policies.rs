@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Admin;
-use crate::http::{self, Kind, Problem, Request, Response, read_body};
+use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
 use crate::policy::PolicyStatus;
 
 /// What the policies do for operators.
@@ -19,6 +19,9 @@ pub trait PolicyAdmin: Send + Sync + 'static {
     /// Checks a component and makes it the policy's live generation, with the settings that the
     /// policy has. The policy keeps what it had where the component is refused.
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed>;
+
+    /// Refuses a component that has more than `max` bytes.
+    fn too_large(&self, name: &str, max: usize) -> Refusal;
 
     /// Brings the generation before the live one back.
     fn rollback(&self, name: &str) -> PolicyAnswer<PolicyStatus>;
@@ -59,7 +62,12 @@ pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Respons
     if let Some(query) = request.uri().query().filter(|query| !query.is_empty()) {
         return Err(Problem::invalid("query", format!("`{query}`: a push takes no parameters")));
     }
-    let component = read_body(request, admin.max_component_bytes, admin.http.body_timeout).await?;
+    let limit = admin.max_component_bytes;
+    let component = match read_body(request, limit, admin.http.body_timeout).await {
+        // Not read to its end, and refused as any other component, so that it is on record.
+        Err(BodyError::TooLarge { .. }) => return Err(admin.too_large(name, limit)),
+        read => read?,
+    };
     if component.is_empty() {
         return Err(Problem::invalid("body", "is empty; send the component"));
     }
@@ -78,6 +86,16 @@ pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
 }
 
 impl Admin {
+    /// 413, for the connection is closed.
+    fn too_large(&self, name: &str, limit: usize) -> Problem {
+        match self.policies.too_large(name, limit) {
+            Refusal::Refused(why) => {
+                Problem::new(Kind::TooLarge, why).with("bound", limit).with("policy", name)
+            }
+            unknown => self.refused(name, unknown),
+        }
+    }
+
     fn refused(&self, name: &str, refusal: Refusal) -> Problem {
         match refusal {
             Refusal::Refused(why) => Problem::new(Kind::PolicyRefused, why).with("policy", name),

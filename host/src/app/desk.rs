@@ -58,13 +58,16 @@ impl Desk {
         result: Result<Result<Prepared, Rejection>, tokio::task::JoinError>,
     ) -> Result<Prepared, Failure> {
         let result = result.map_err(|error| Failure::Store(format!("the check failed: {error}")))?;
-        result.map_err(|rejection| match rejection {
-            Rejection::Unknown { .. } => Failure::Unknown,
-            rejection => {
-                self.policies.reject(name, &rejection);
-                Failure::Refused(rejection.to_string())
-            }
-        })
+        result.map_err(|rejection| self.refused(name, &rejection))
+    }
+
+    /// Puts a rejection on record.
+    fn refused(&self, name: &str, rejection: &Rejection) -> Failure {
+        if self.policies.get(name).is_none() {
+            return Failure::Unknown;
+        }
+        self.policies.reject(name, rejection);
+        Failure::Refused(rejection.to_string())
     }
 
     fn status_of(&self, name: &str) -> Result<PolicyStatus, Failure> {
@@ -98,6 +101,10 @@ impl PolicyAdmin for Desk {
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed> {
         let (desk, name) = (self.clone(), name.to_owned());
         Box::pin(async move { desk.put(&name, component).await.map_err(Refusal::from) })
+    }
+
+    fn too_large(&self, name: &str, max: usize) -> Refusal {
+        self.refused(name, &Rejection::TooLarge { max }).into()
     }
 
     fn rollback(&self, name: &str) -> PolicyAnswer<PolicyStatus> {

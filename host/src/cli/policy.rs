@@ -22,9 +22,6 @@ pub enum PolicyCommand {
     New {
         /// Its name: the crate's, and the folder's
         name: String,
-        /// The folder of the SDK [default: the published one, or this binary's checkout]
-        #[arg(long, value_name = "DIR")]
-        sdk: Option<PathBuf>,
     },
     /// Build a policy's crate into a component
     ///
@@ -63,10 +60,11 @@ const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
     match command {
-        PolicyCommand::New { name, sdk } => {
-            let made = tools::scaffold(&name, sdk.as_deref())?;
-            let text = format!("wrote {}; next: lockkeeper policy build {name}", made.display());
-            report(options, &json!({ "directory": made }), &text);
+        PolicyCommand::New { name } => {
+            let made = tools::scaffold(&name)?;
+            let dir = made.display();
+            let next = format!("(cd {dir} && cargo test), then lockkeeper policy build {dir}");
+            report(options, &json!({"directory": made}), &format!("wrote {dir}; next: {next}"));
         }
         PolicyCommand::Build { dir, output } => {
             let (component, default) = tools::build(&dir)?;
@@ -78,18 +76,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
         }
         PolicyCommand::Check { file, settings } => {
             let found = tools::check(&read(&file)?, &settings)?;
-            if options.json {
-                output::json(&json!(found));
-            } else {
-                output::line(&format!("{} would be loaded", file.display()));
-                let mut pairs = vec![
-                    ("digest", found.digest),
-                    ("size", format!("{} bytes", found.bytes)),
-                    ("hooks", found.hooks.join(", ")),
-                ];
-                pairs.extend(found.notes.into_iter().map(|note| ("note", note)));
-                output::pairs(&pairs);
-            }
+            report(options, &found, &found_fine(&file, &found));
         }
         PolicyCommand::Push { name, file } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
@@ -116,6 +103,24 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
     Ok(())
 }
 
+fn found_fine(file: &Path, found: &Value) -> String {
+    let digest = short_digest(&found["digest"]);
+    let mut text = format!(
+        "{} is fine: {digest}, {} bytes, decides {}",
+        file.display(),
+        found["bytes"],
+        listed(&found["hooks"], ", ")
+    );
+    for note in found["notes"].as_array().into_iter().flatten() {
+        text.push_str(&format!("\nnote: {}", output::shown(note)));
+    }
+    text
+}
+
+fn listed(texts: &Value, between: &str) -> String {
+    texts.as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(between)
+}
+
 fn list(answer: &Value) {
     let row = |policy: &Value| {
         vec![
@@ -123,7 +128,7 @@ fn list(answer: &Value) {
             short_digest(&policy["digest"]),
             output::shown(&policy["generation"]),
             output::shown(&policy["faults"]),
-            policy["hooks"].as_array().into_iter().flatten().map(output::shown).collect::<Vec<_>>().join(","),
+            listed(&policy["hooks"], ","),
             output::shown(&policy["last_error"]),
         ]
     };

@@ -14,6 +14,8 @@ pub use decide::apply;
 
 /// Ended grants that a key remembers, to tell a repeated call from a new one.
 pub const ENDED_KEPT: usize = 8;
+/// Of those, the ones without a request id.
+pub const NAMELESS_KEPT: usize = 2;
 /// The most holders that one key has at a time.
 pub const MAX_HOLDERS: usize = 1024;
 /// Callers that may be told of one grant by repeating its request and can still undo it; with more,

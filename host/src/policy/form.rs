@@ -17,7 +17,7 @@ const PAGE_BYTES: u64 = 65_536;
 pub(super) fn check(component: &[u8], limits: &EngineLimits) -> Result<(), Rejection> {
     let (bytes, max) = (component.len(), limits.max_component_bytes);
     if bytes > max {
-        return Err(Rejection::TooLarge { bytes, max });
+        return Err(Rejection::TooLarge { max });
     }
     kind(component)?;
     let broken = |detail: String| Rejection::Broken { detail };

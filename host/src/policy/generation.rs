@@ -118,14 +118,27 @@ impl Generation {
     /// # Errors
     /// The policy's refusal, or its fault: either way the request gets no lock.
     pub fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
-        let answer =
-            self.ask(Hook::Plan, || match self.module.plan(&self.settings, &bindings::request(request))? {
-                Ok(plan) => {
-                    Ok(Ok(clamp::plan(plan, &self.limits).map_err(|detail| senseless(Hook::Plan, detail))?))
-                }
-                Err(refusal) => Ok(Err(clamp::reason(refusal.reason))),
-            });
+        let answer = self.ask(Hook::Plan, || self.planned(request));
         answer.map_err(PlanError::Fault)?.map_err(|reason| PlanError::Refused { reason })
+    }
+
+    /// What [`Generation::plan`] would answer for a lock that is held, also while the hook is
+    /// suspended: once it is asked again, its answer must be known. Is neither counted nor measured.
+    ///
+    /// # Errors
+    /// As [`Generation::plan`].
+    pub fn plan_again(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        let answer = self.planned(request).map_err(PlanError::Fault)?;
+        answer.map_err(|reason| PlanError::Refused { reason })
+    }
+
+    fn planned(&self, request: &PlanRequest) -> Result<Result<Plan, String>, Fault> {
+        match self.module.plan(&self.settings, &bindings::request(request))? {
+            Ok(plan) => {
+                Ok(Ok(clamp::plan(plan, &self.limits).map_err(|detail| senseless(Hook::Plan, detail))?))
+            }
+            Err(refusal) => Ok(Err(clamp::reason(refusal.reason))),
+        }
     }
 
     /// Which of the queue's waiters is next: an index that is in range.

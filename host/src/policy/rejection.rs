@@ -42,9 +42,9 @@ pub enum Rejection {
     #[error("the policy imports {import}: a policy decides from its arguments alone; remove the import")]
     Import { import: String },
     #[error(
-        "the component has {bytes} bytes, and {max} are allowed: build it with `lockkeeper policy build`, or raise `engine.max_component_bytes`"
+        "the component has more than the {max} bytes that are allowed: build it with `lockkeeper policy build`, or raise `engine.max_component_bytes`"
     )]
-    TooLarge { bytes: usize, max: usize },
+    TooLarge { max: usize },
     #[error(
         "the policy needs {bytes} bytes of memory from the start, and {max} are allowed: shrink its static data, or raise `engine.memory_bytes`"
     )]

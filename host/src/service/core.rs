@@ -399,8 +399,8 @@ impl Core {
     }
 
     fn swap(&mut self, swap: Swap) {
-        let name = swap.name();
-        let missing = self.table.claims().map(|(_, claim)| claim).filter(|claim| swap.lacks(claim));
+        let claims = self.table.claims().map(|(_, claim)| claim);
+        let missing = claims.filter(|claim| swap.lacks(&self.shared, claim));
         let missing: Vec<_> = missing.map(super::transition::request_of).take(BURST * 64).collect();
         if !missing.is_empty() {
             swap.reply(Step::Missing(missing));
@@ -408,9 +408,7 @@ impl Core {
         }
         let mut replans = Vec::new();
         for (standing, claim) in self.table.claims() {
-            if super::transition::is_of(claim, &name) {
-                swap.collect(standing, claim, &mut self.shadows, &mut replans);
-            }
+            swap.collect(&self.shared, standing, claim, &mut self.shadows, &mut replans);
         }
         let live = swap.commit(&self.shared, &mut self.shadows);
         for (waiter, claim) in replans {

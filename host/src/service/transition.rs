@@ -11,7 +11,8 @@
 //! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
 //! be granted in between; requests that were planned by the old generation are planned again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,8 +46,19 @@ pub(super) struct Shadows {
 }
 
 impl Shadows {
+    /// A lease that casts a shadow already casts both: what an earlier swap, or the survey at the
+    /// start, found out about it may be told later than what this one did.
     pub fn extend(&mut self, shadows: impl IntoIterator<Item = Shadow>) {
-        self.by_nonce.extend(shadows.into_iter().map(|shadow| (shadow.nonce, shadow)));
+        for shadow in shadows {
+            match self.by_nonce.entry(shadow.nonce) {
+                Entry::Vacant(place) => drop(place.insert(shadow)),
+                Entry::Occupied(mut known) => {
+                    let known = known.get_mut();
+                    known.old = union(&known.old, shadow.old.iter());
+                    known.new = union(&known.new, shadow.new.iter());
+                }
+            }
+        }
     }
 
     pub fn remove(&mut self, nonce: u64) {
@@ -90,15 +102,6 @@ fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanReque
     }
 }
 
-/// Whether a policy of this name planned the claim.
-pub(super) fn is_of(claim: &Claim, policy: &str) -> bool {
-    planned_by(&claim.tag.policy, policy)
-}
-
-fn planned_by(id: &str, policy: &str) -> bool {
-    id.rsplit_once('@').is_some_and(|(name, _)| name == policy)
-}
-
 /// A generation that wants to go live, with its plans for everything that is held or waits.
 pub(super) struct Swap {
     prepared: Prepared,
@@ -119,13 +122,13 @@ pub(super) enum Step {
 }
 
 impl Swap {
-    pub fn name(&self) -> String {
-        self.prepared.generation().name().to_owned()
+    /// Whether the policy decides about the claim's resource and has not been asked again.
+    pub fn lacks(&self, shared: &Shared, claim: &Claim) -> bool {
+        self.decides(shared, claim) && !self.plans.contains_key(&request_of(claim))
     }
 
-    /// Whether the claim is this policy's and has not been planned again.
-    pub fn lacks(&self, claim: &Claim) -> bool {
-        is_of(claim, self.prepared.generation().name()) && !self.plans.contains_key(&request_of(claim))
+    fn decides(&self, shared: &Shared, claim: &Claim) -> bool {
+        shared.policy_of(&claim.tag.resource) == self.prepared.generation().name()
     }
 
     pub fn reply(self, step: Step) {
@@ -135,11 +138,15 @@ impl Swap {
     /// Notes what becomes of one claim.
     pub fn collect(
         &self,
+        shared: &Shared,
         standing: Standing,
         claim: &Claim,
         shadows: &mut Shadows,
         replans: &mut Vec<(WaiterId, Box<Claim>)>,
     ) {
+        if !self.decides(shared, claim) {
+            return;
+        }
         let Some(Some(new)) = self.plans.get(&request_of(claim)) else { return };
         if new.iter().all(|key| claim.keys.contains(key)) {
             return;
@@ -206,7 +213,7 @@ async fn replan(
     let work = tokio::task::spawn_blocking(move || {
         for request in asked {
             if !plans.contains_key(&request) {
-                let keys = generation.plan(&request).ok().map(|plan| plan.keys);
+                let keys = generation.plan_again(&request).ok().map(|plan| plan.keys);
                 plans.insert(request, keys);
             }
         }
@@ -233,14 +240,17 @@ impl Held {
     }
 }
 
-/// Every lease in the store that a policy planned.
+/// Every lease in the store on a resource that a policy decides about. That may be another one than
+/// the one that planned it: routes change, too.
 async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreError> {
     let mut leases: HashMap<u64, Held> = HashMap::new();
     let mut after = None;
     loop {
         let page = shared.store.list(String::new(), after.take(), PAGE).await?;
         for stored in &page.items {
-            let live = |holder: &&Holder| holder.until > stored.now && planned_by(&holder.tag.policy, policy);
+            let live = |holder: &&Holder| {
+                holder.until > stored.now && shared.policy_of(&holder.tag.resource) == policy
+            };
             for holder in stored.record.holders.iter().filter(live) {
                 let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
                     nonce: holder.nonce,

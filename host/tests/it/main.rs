@@ -10,5 +10,6 @@ mod harness;
 
 mod bad_input;
 mod faults;
+mod policies;
 mod promises;
 mod tidy;

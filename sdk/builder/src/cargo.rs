@@ -77,6 +77,16 @@ pub(crate) fn build_module(dir: &Path, target_dir: Option<&Path>) -> Result<Path
     module_of(&output.stdout, &canonical).ok_or_else(|| BuildError::NoModule { dir: dir.to_owned() })
 }
 
+pub(crate) fn crate_name(dir: &Path) -> Result<String, BuildError> {
+    let manifest = dir.join("Cargo.toml");
+    let manifest = manifest.canonicalize().map_err(|_| BuildError::NoCrate { dir: dir.to_owned() })?;
+    let metadata = metadata(dir)?;
+    let packages = metadata.get("packages").and_then(Value::as_array).into_iter().flatten();
+    let found = packages.into_iter().find(|package| Path::new(text(package, "manifest_path")) == manifest);
+    let none = || BuildError::Metadata { dir: dir.to_owned(), detail: "it has no [package]".to_owned() };
+    found.map(|package| text(package, "name").to_owned()).ok_or_else(none)
+}
+
 /// The stack that [`crate::build`] gives a policy is small, because the proxy must make each call's
 /// pages ready; and panic messages must not say where the checkout was.
 fn rustc_flags(workspace: &str, sysroot: &str) -> String {

@@ -28,6 +28,14 @@ pub fn build(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildErro
     component(&bytes)
 }
 
+/// The name of the policy crate in `dir`.
+///
+/// # Errors
+/// [`BuildError::NoCrate`], or [`BuildError::Metadata`] where cargo cannot read it.
+pub fn crate_name(dir: &Path) -> Result<String, BuildError> {
+    cargo::crate_name(dir)
+}
+
 /// Wraps a core module, built with the SDK, into a component.
 ///
 /// # Errors

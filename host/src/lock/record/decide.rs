@@ -2,9 +2,13 @@
 
 use super::{
     Claim, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Level, MAX_HOLDERS, MAX_LEVELS,
-    MAX_REPEATS, Op, Outcome, Record, Records,
+    MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime};
+
+/// While the store's clock is in doubt, nobody knows when an expired holder is out of the way: ask
+/// again after this long.
+const DOUBT_US: u64 = 250_000;
 
 /// Decides one operation and changes the records accordingly.
 ///
@@ -174,6 +178,9 @@ fn admits(record: &Record, key: &Key, claim: &Claim, env: &Env) -> Result<(), Op
         });
         let at = enough.map_or(ServerTime(u64::MAX), |(at, _)| *at);
         free_in_us = free_in_us.max(at.us_since(env.now));
+        if !env.takeover {
+            free_in_us = free_in_us.max(DOUBT_US);
+        }
     }
     let holder = blocker.map(|holder| HeldBy {
         owner: holder.owner.clone(),
@@ -209,7 +216,8 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     let mut tokens = Vec::with_capacity(claim.keys.len());
     for key in &*claim.keys {
         let record = records.write(key);
-        for gone in record.holders.extract_if(.., |holder| free_at(holder) <= env.now) {
+        // In doubt, an expired holder may still be certain of its lease: it stays.
+        for gone in record.holders.extract_if(.., |holder| env.takeover && free_at(holder) <= env.now) {
             remember(&mut record.ended, &gone);
         }
         record.token = record.token.max(env.floor).next();
@@ -247,11 +255,19 @@ fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
     }
 }
 
+/// What ended without a request id is remembered for a moment only: for its own release, whose answer
+/// may have been lost.
 fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
-    if ended.len() >= ENDED_KEPT {
+    ended.push(entry);
+    let nameless = ended.iter().filter(|ended| ended.request.is_none()).count();
+    if nameless > NAMELESS_KEPT
+        && let Some(oldest) = ended.iter().position(|ended| ended.request.is_none())
+    {
+        ended.remove(oldest);
+    }
+    if ended.len() > ENDED_KEPT {
         ended.remove(0);
     }
-    ended.push(entry);
 }
 
 /// Whether the lease is whole and running: in every key, with the token it was given.

@@ -43,6 +43,7 @@ impl Table {
             waiter,
         };
         self.timers.insert((deadline, Timer::Deadline(id)));
+        self.reopen(&keys);
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
         self.advance_all(&keys, now, out);
@@ -51,6 +52,16 @@ impl Table {
             self.probe(id, over, out);
         } else if waits && deadline <= now {
             self.deadline(id, now, out);
+        }
+    }
+
+    /// Where nobody waits, whoever comes asks the store: the key may have been released through
+    /// another proxy, or be held by some who leave room.
+    fn reopen(&mut self, keys: &[Key]) {
+        for key in keys {
+            if let Some(queue) = self.queues.get_mut(key).filter(|queue| queue.len() == 0) {
+                queue.ready = true;
+            }
         }
     }
 

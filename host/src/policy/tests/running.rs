@@ -77,7 +77,8 @@ fn the_other_hooks_fail_by_themselves() {
     assert_eq!(bad.backoff(&contention("a")).unwrap(), Ok(Backoff::Poll { after_ms: 5 }));
     assert_eq!(bad.backoff(&contention("most")).unwrap(), Ok(Backoff::Poll { after_ms: 60_000 }));
     assert_eq!(bad.backoff(&contention("panic")).unwrap().unwrap_err().kind, FaultKind::Trap);
-    assert_eq!(bad.renewal(&expiring("a")).unwrap(), Ok(Renewal::Extend { ttl_ms: 4_000 }));
+    assert_eq!(bad.renewal(&expiring("a")).unwrap(), Ok(Renewal::Extend { ttl_ms: 1_000 }));
+    assert_eq!(bad.renewal(&expiring("most")).unwrap(), Ok(Renewal::Extend { ttl_ms: 4_000 }));
     assert_eq!(bad.renewal(&expiring("memory")).unwrap().unwrap_err().kind, FaultKind::Memory);
     let answer = bad.response(&request("a"), &refused("a")).unwrap().unwrap();
     assert_eq!((answer.status, answer.retry_after_ms, answer.detail.len()), (429, 3_600_000, 1024));

@@ -45,23 +45,27 @@ impl Policy for Bad {
             "primitive" => Plan { primitive: Primitive::Row, ..plan },
             "permits" => plan.with_mode(Mode::Permits(Permits { count: 2, limit: 1 })),
             "refuse" => return Err(Refusal::new("ä".repeat(5_000))),
+            name if name.starts_with("moved/") => plan.with_key(format!("x/{name}")),
             _ => plan,
         })
     }
 
     fn choose(_: &Settings, queue: &fairness::Queue) -> u32 {
-        misbehave(&queue.key);
-        if queue.key == "range" { queue.waiters.len() as u32 } else { 0 }
+        let how = how("choose/", &queue.key);
+        misbehave(how);
+        if how == "range" { queue.waiters.len() as u32 } else { 0 }
     }
 
     fn contended(_: &Settings, contention: &backoff::Contention) -> backoff::Decision {
-        misbehave(&contention.key);
-        backoff::Decision::Poll(if contention.key == "most" { u32::MAX } else { 0 })
+        let how = how("backoff/", &contention.key);
+        misbehave(how);
+        backoff::Decision::Poll(if how == "most" { u32::MAX } else { 0 })
     }
 
     fn renewal_due(_: &Settings, expiring: &renewal::Expiring) -> renewal::Decision {
-        misbehave(&expiring.key);
-        renewal::Decision::Extend(u32::MAX)
+        let how = how("renewal/", &expiring.key);
+        misbehave(how);
+        renewal::Decision::Extend(if how == "most" { u32::MAX } else { expiring.ttl })
     }
 
     fn response(_: &Settings, _: &Request, contention: &response::Contention) -> response::Answer {
@@ -72,6 +76,11 @@ impl Policy for Bad {
 }
 
 lockkeeper_sdk::export!(Bad, fairness, backoff, renewal, response);
+
+/// `choose/loop` loops when it is asked who is next, and at no other hook; `loop` at all of them.
+fn how<'a>(hook: &str, key: &'a str) -> &'a str {
+    key.strip_prefix(hook).unwrap_or(key)
+}
 
 fn misbehave(how: &str) {
     match how {

@@ -1,0 +1,247 @@
+//! The command line, as README tells it: a policy from the first line to the rollback, and locks.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::*;
+
+/// The command, as a client of a proxy.
+pub(super) fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    command.args(args).stdin(Stdio::null());
+    command.env("LOCKKEEPER_SERVER", format!("http://{}", proxy.api_address()));
+    command.env("LOCKKEEPER_ADMIN", format!("http://{}", proxy.admin_address()));
+    command
+}
+
+/// Runs a command to its end, off the test's own thread.
+pub(super) async fn ended(mut command: Command) -> Output {
+    let run = tokio::task::spawn_blocking(move || command.output());
+    run.await.expect("no panic").expect("the command starts")
+}
+
+/// What a command prints that must go well.
+async fn printed(command: Command) -> String {
+    let output = ended(command).await;
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{:?}: {out}{err}", output.status);
+    out
+}
+
+pub(super) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+async fn json_of(proxy: &Proxy, args: &[&str]) -> Value {
+    let out = printed(lockkeeper(proxy, &[args, &["--json"]].concat())).await;
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args:?}: {error}: {out}"))
+}
+
+/// A crate that `policy new` wrote; what is built of it is kept where other tests build theirs.
+struct Author {
+    dir: TempDir,
+    root: PathBuf,
+}
+
+impl Author {
+    async fn new(proxy: &Proxy) -> Author {
+        let dir = folder();
+        let mut new = lockkeeper(proxy, &["policy", "new", "quiet-orders"]);
+        new.current_dir(dir.path());
+        let told = printed(new).await;
+        assert!(told.contains("wrote quiet-orders") && told.contains("policy build quiet-orders"), "{told}");
+        let root = dir.path().join("quiet-orders");
+        let host = Path::new(env!("CARGO_MANIFEST_DIR"));
+        // The versions of the example, so that nothing has to be looked up.
+        let lock = std::fs::read_to_string(host.join("../examples/tenant-policy/Cargo.lock")).unwrap();
+        std::fs::write(root.join("Cargo.lock"), lock.replace("tenant-policy", "quiet-orders")).unwrap();
+        let target = host.join("../target").canonicalize().unwrap();
+        std::os::unix::fs::symlink(target, root.join("target")).unwrap();
+        Author { dir, root }
+    }
+
+    /// Runs a `policy` command in the crate.
+    async fn policy(&self, proxy: &Proxy, args: &[&str]) -> String {
+        let mut command = lockkeeper(proxy, &[&["policy"], args].concat());
+        command.current_dir(&self.root);
+        printed(command).await
+    }
+
+    async fn cargo_test(&self) {
+        let mut test = Command::new(env!("CARGO"));
+        test.current_dir(&self.root).args([
+            "test",
+            "--quiet",
+            "--offline",
+            "--target-dir",
+            "target/policies",
+        ]);
+        assert!(printed(test).await.contains("2 passed"));
+    }
+
+    /// Upper and lower case no longer matter.
+    fn change(&self) {
+        let file = self.root.join("src/lib.rs");
+        let code = std::fs::read_to_string(&file).unwrap();
+        let change = "Plan::of(request).with_key(request.name.to_lowercase())";
+        let changed = code.replace("Plan::of(request)", change);
+        assert_ne!(code, changed);
+        std::fs::write(file, changed).unwrap();
+    }
+}
+
+/// Takes and gives back one lock until it is told to stop; the key of the last lease is told.
+fn running_client(
+    client: Client,
+    stop: Arc<AtomicBool>,
+) -> (JoinHandle<()>, tokio::sync::watch::Receiver<String>) {
+    let (tell, last) = tokio::sync::watch::channel(String::new());
+    let work = tokio::spawn(async move {
+        while !stop.load(Relaxed) {
+            let body = json!({"resource": "Orders/42", "wait_ms": 30_000, "ttl_ms": 20_000});
+            let lease = granted(waiting(&client, body)).await;
+            tell.send_replace(keys(&lease).join(" "));
+            released(&client, &lease).await;
+        }
+    });
+    (work, last)
+}
+
+async fn until_key(last: &mut tokio::sync::watch::Receiver<String>, key: &str) {
+    let limit = Duration::from_secs(30);
+    let seen = tokio::time::timeout(limit, last.wait_for(|last| last == key)).await;
+    seen.unwrap_or_else(|_| panic!("never held {key}")).expect("the client goes on");
+}
+
+/// Write a policy, test it, build it, check it, push it, see a running client's locks change, and roll
+/// it back: the walk-through of README.
+#[test]
+fn a_policy_from_new_to_rollback() {
+    crate::harness::run(async {
+        let proxy = Proxy::start(&database(Kind::Mysql).await).await;
+        proxy.until_ready().await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (work, mut last) = running_client(proxy.client(), stop.clone());
+        until_key(&mut last, "Orders/42").await;
+
+        let author = Author::new(&proxy).await;
+        author.change();
+        author.cargo_test().await;
+        let built = author.policy(&proxy, &["build"]).await;
+        assert!(built.contains("quiet-orders.wasm"), "{built}");
+        let checked = author.policy(&proxy, &["check", "quiet-orders.wasm"]).await;
+        assert!(checked.contains("is fine") && checked.contains("plan"), "{checked}");
+        let pushed = author.policy(&proxy, &["push", "default", "quiet-orders.wasm"]).await;
+        assert!(pushed.contains("(generation 2)"), "{pushed}");
+        until_key(&mut last, "orders/42").await;
+        let listed = author.policy(&proxy, &["list"]).await;
+        assert!(
+            listed.lines().nth(1).is_some_and(|row| row.contains("default") && row.contains('2')),
+            "{listed}"
+        );
+        let back = author.policy(&proxy, &["rollback", "default"]).await;
+        assert!(back.contains("back at") && back.contains("(generation 3)"), "{back}");
+        until_key(&mut last, "Orders/42").await;
+
+        stop.store(true, Relaxed);
+        work.await.expect("no request of the client failed");
+        drop(author.dir);
+    });
+}
+
+/// What `policy` refuses, it refuses in the words of the proxy, with the exit code for it.
+#[test]
+fn policy_commands_say_what_is_wrong() {
+    crate::harness::run(async {
+        let proxy = Proxy::start(&database(Kind::Mariadb).await).await;
+        let dir = folder();
+        std::fs::write(dir.path().join("page.wasm"), "<html>").unwrap();
+        let failed = async |args: &[&str]| {
+            let mut command = lockkeeper(&proxy, &[&["policy"], args].concat());
+            command.current_dir(dir.path());
+            let output = ended(command).await;
+            (output.status.code(), text(&output.stderr))
+        };
+        for (args, expected, words) in [
+            (&["new", "Not A Name"][..], 1, "cannot name a policy"),
+            (&["build", "nowhere"], 1, "no Cargo.toml"),
+            (&["check", "page.wasm"], 1, "not WebAssembly"),
+            (&["check", "absent.wasm"], 1, "cannot read absent.wasm"),
+            (&["check", "page.wasm", "--settings", "x"], 2, "--settings is not a JSON object"),
+            (&["push", "default", "page.wasm"], 6, "not WebAssembly"),
+            (&["rollback", "default"], 6, "no earlier generation"),
+            (&["push", "nobody", "page.wasm"], 1, "no policy is named `nobody`"),
+        ] {
+            let (code, told) = failed(args).await;
+            assert_eq!(code, Some(expected), "{args:?}: {told}");
+            assert!(told.contains(words), "{args:?}: {told}");
+        }
+    });
+}
+
+/// Every lock command with `--json`: what goes well and what does not.
+#[test]
+fn locks_from_the_command_line() {
+    crate::harness::run(async {
+        let proxy = Proxy::start(&database(Kind::Mysql).await).await;
+        proxy.until_ready().await;
+        let mut watch = Watch::start(&proxy);
+        let lease = json_of(&proxy, &["acquire", "cli/1", "--ttl", "30s", "--owner", "me"]).await;
+        let id = lease["lease_id"].as_str().unwrap();
+        assert_eq!((&lease["owner"], &lease["ttl_ms"]), (&json!("me"), &json!(30_000)));
+
+        let taken = ended(lockkeeper(&proxy, &["acquire", "cli/1", "--wait", "0", "--json"])).await;
+        let problem: Value = serde_json::from_slice(&taken.stdout).unwrap();
+        assert_eq!((taken.status.code(), problem["type"].as_str()), (Some(3), Some("contended")));
+        assert_eq!(problem["holder"]["owner"], "me");
+
+        let renewed = json_of(&proxy, &["renew", id, "--ttl", "1m"]).await;
+        assert!(renewed["expires_in_ms"].as_u64() > Some(50_000), "{renewed}");
+        let listed = json_of(&proxy, &["ls", "cli/"]).await;
+        assert_eq!((&listed["locks"][0]["key"], &listed["more"]), (&json!("cli/1"), &json!(false)));
+        let shown = json_of(&proxy, &["show", "cli/1"]).await;
+        assert_eq!((owners(&shown["holders"]), &shown["token"]), (vec!["me".to_owned()], &lease["token"]));
+        assert_eq!(shown["decisions"][0]["hook"], "plan");
+
+        assert_eq!(json_of(&proxy, &["release", id]).await["released"], true);
+        let lost = ended(lockkeeper(&proxy, &["renew", id])).await;
+        assert_eq!(lost.status.code(), Some(4), "{}", text(&lost.stderr));
+        let free = ended(lockkeeper(&proxy, &["acquire", "", "--json"])).await;
+        assert_eq!(free.status.code(), Some(2), "{}", text(&free.stdout));
+        for event in ["granted", "released"] {
+            let seen = watch.next();
+            assert_eq!((&seen["event"], &seen["key"]), (&json!(event), &json!("cli/1")));
+        }
+    });
+}
+
+/// `lockkeeper watch --json`, once it watches.
+struct Watch {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Watch {
+    fn start(proxy: &Proxy) -> Watch {
+        let mut command = lockkeeper(proxy, &["watch", "cli/", "--json"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // It prints nothing before the first event; one connection more is the sign.
+        std::thread::sleep(Duration::from_millis(500));
+        Watch { child, lines }
+    }
+
+    fn next(&mut self) -> Value {
+        serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,164 @@
+//! Promise 4: a policy that fails costs its own requests at most.
+
+use super::*;
+
+/// The default policy is the bad guest; `good/…` goes to a good one. Its hooks are never suspended,
+/// unless a test wants that.
+fn sections(faults_to_suspend: u32) -> String {
+    format!(
+        "[policies.good]\npath = \"builtin:default\"\n\
+         [[routes]]\nresource = \"good/*\"\npolicy = \"good\"\n\
+         [engine]\nfaults_to_suspend = {faults_to_suspend}\nsuspend_ms = 700\n"
+    )
+}
+
+async fn faults(proxy: &Proxy, policy: &str, hook: &str, reason: &str) -> f64 {
+    let labels = [("policy", policy), ("hook", hook), ("reason", reason)];
+    let labels = labels.map(|(name, value)| format!("{name}=\"{value}\""));
+    proxy.metric("lockkeeper_policy_faults_total", &labels.each_ref().map(String::as_str)).await
+}
+
+/// Ways to fail at `plan`, and the reasons they are counted under.
+const WAYS: [(&str, &str); 8] = [
+    ("loop", "time"),
+    ("recurse", "stack"),
+    ("memory", "memory"),
+    ("panic", "trap"),
+    ("huge", "answer"),
+    ("utf8", "answer"),
+    ("empty", "value"),
+    ("long", "value"),
+];
+
+/// Requests of a good policy, one after another; the longest that one took.
+fn undisturbed(client: Client) -> JoinHandle<Duration> {
+    tokio::spawn(async move {
+        let mut longest = Duration::ZERO;
+        for n in 0..40 {
+            let began = std::time::Instant::now();
+            let lease = client.lease(&format!("good/{n}"), 1_000).await;
+            assert!(lease["policy"].as_str().is_some_and(|id| id.starts_with("good@")));
+            released(&client, &lease).await;
+            longest = longest.max(began.elapsed());
+        }
+        longest
+    })
+}
+
+/// Asks once in each of the ways, all at the same time.
+async fn fail_in_every_way(client: &Client) {
+    let asked = WAYS.map(|(how, _)| waiting(client, json!({"resource": how})));
+    for (answer, (how, reason)) in asked.into_iter().zip(WAYS) {
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status, answer.slug()), (500, "policy_fault"), "{how}: {}", answer.text);
+        assert_eq!(answer.json["reason"], reason, "{how}");
+        assert_eq!(answer.json["policy"], "default", "{how}");
+    }
+}
+
+on_both! {
+    /// Each way to fail at naming refuses its request and is counted by policy, hook and reason; at the
+    /// same time another policy's requests are granted.
+    async fn naming_fails_closed_and_disturbs_nobody(kind: Kind) {
+        let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
+        let proxy = &deployment.proxy;
+        let (client, good) = (proxy.client(), undisturbed(proxy.client()));
+        let mut rounds = 0;
+        while rounds < 3 || !good.is_finished() {
+            fail_in_every_way(&client).await;
+            rounds += 1;
+        }
+        let clamped = client.lease("ttl", 10_000).await;
+        assert_eq!(clamped["ttl_ms"], 3_600_000, "u32::MAX is moved inside the limits");
+        released(&client, &clamped).await;
+        for (_, reason) in WAYS {
+            let ways = WAYS.iter().filter(|(_, other)| *other == reason).count();
+            assert_eq!(faults(proxy, "default", "plan", reason).await, (ways * rounds) as f64, "{reason}");
+        }
+        let longest = good.await.expect("the good policy's requests are granted");
+        assert!(longest < Duration::from_secs(3), "{longest:?}");
+        assert_eq!(proxy.metric("lockkeeper_policy_faults_total", &["policy=\"good\""]).await, 0.0);
+        assert_eq!(deployment.status().await["faults"], WAYS.len() * rounds);
+        assert!(deployment.status().await["last_error"].as_str().is_some());
+        // Nothing is left behind by the refused.
+        for (how, _) in WAYS {
+            let known = shown(&client, how).await;
+            assert_eq!((&known["holders"], &known["queue"]), (&Value::Null, &Value::Null), "{how}");
+        }
+    }
+
+    /// A policy that fails in a row is not asked for a while, and then it is again.
+    async fn a_policy_that_keeps_failing_is_suspended(kind: Kind) {
+        let deployment = Deployment::with(kind, &BAD, &sections(3)).await;
+        let client = deployment.proxy.client();
+        for _ in 0..3 {
+            assert_eq!(client.acquire(json!({"resource": "panic"})).await.json["reason"], "trap");
+        }
+        let refused = client.acquire(json!({"resource": "fine"})).await;
+        assert_eq!((refused.status, refused.json["reason"].as_str()), (500, Some("suspended")));
+        client.lease("good/1", 1_000).await;
+        eventually("it is asked again", async || {
+            client.acquire(json!({"resource": "fine"})).await.status == 200
+        })
+        .await;
+        assert!(faults(&deployment.proxy, "default", "plan", "suspended").await >= 1.0);
+    }
+
+    /// A generation that fails when it is asked about some of the held locks, until it is suspended, is
+    /// asked about the others all the same: their new keys have no second holder.
+    async fn a_swap_looks_past_failures(kind: Kind) {
+        let deployment = Deployment::with(kind, default_policy(), &sections(1)).await;
+        let client = deployment.proxy.client();
+        let moved: Vec<String> = (0..8).map(|n| format!("moved/{n}")).collect();
+        for resource in ["loop", "panic", "recurse", "memory"].into_iter().chain(moved.iter().map(|r| &**r)) {
+            client.lease(resource, 60_000).await;
+        }
+        deployment.push(&BAD).await;
+        assert_eq!(keys(&client.lease("moved/new", 1_000).await), ["x/moved/new"]);
+        for resource in moved {
+            let again = client.acquire(json!({"resource": resource})).await;
+            assert_eq!((again.status, again.slug()), (409, "contended"), "{resource}: {}", again.text);
+        }
+    }
+
+    /// Who is next falls back to rank and arrival.
+    async fn failing_fairness_falls_back_to_arrival(kind: Kind) {
+        let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
+        let client = deployment.proxy.client();
+        let ways = [("loop", "time"), ("recurse", "stack"), ("memory", "memory"), ("panic", "trap")];
+        for (how, reason) in ways.into_iter().chain([("range", "value")]) {
+            let resource = format!("choose/{how}");
+            let mut lease = client.lease(&resource, 30_000).await;
+            for (n, waiter) in line_up(&client, &resource, "w", 3).await.into_iter().enumerate() {
+                released(&client, &lease).await;
+                lease = granted(waiter).await;
+                assert_eq!(lease["owner"], format!("w{n}"), "{how}");
+            }
+            assert!(faults(&deployment.proxy, "default", "choose", reason).await >= 2.0, "{how}");
+        }
+    }
+
+    /// What a waiter does meanwhile falls back to the built-in sleeps, and a renewal to an extension.
+    async fn failing_backoff_and_renewal_fall_back(kind: Kind) {
+        let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
+        let (proxy, client) = (&deployment.proxy, deployment.proxy.client());
+        for (how, reason) in [("loop", "time"), ("recurse", "stack"), ("memory", "memory"), ("panic", "trap")] {
+            let resource = format!("backoff/{how}");
+            let lease = client.lease(&resource, 30_000).await;
+            let waiter = line_up(&client, &resource, "w", 1).await.remove(0);
+            eventually(how, async || faults(proxy, "default", "backoff", reason).await >= 1.0).await;
+            let decisions = shown(&client, &resource).await["decisions"].to_string();
+            assert!(decisions.contains("built-in"), "{decisions}");
+            released(&client, &lease).await;
+            granted(waiter).await;
+
+            let resource = format!("renewal/{how}");
+            let mut hold = reload::hold(proxy, json!({"resource": resource, "ttl_ms": 300})).await;
+            assert_eq!(reload::line(&mut hold).await["event"], "granted");
+            for _ in 0..3 {
+                assert_eq!(reload::line(&mut hold).await["event"], "renewed", "{how}");
+            }
+            assert!(faults(proxy, "default", "renewal", reason).await >= 3.0, "{how}");
+        }
+    }
+}
