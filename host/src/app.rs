@@ -125,6 +125,8 @@ impl App {
             for front in fronts {
                 let _ = front.await;
             }
+            // The connections that ended have let go of what they held.
+            self.service.drain().await;
         });
         if drained.await.is_err() {
             tracing::warn!("requests were still under way when the drain's time was up");

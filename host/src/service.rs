@@ -214,6 +214,9 @@ pub struct Service {
     shared: Arc<Shared>,
 }
 
+/// The answer to a release that is under way.
+type Releasing = oneshot::Receiver<Result<Outcome, String>>;
+
 /// What the loop, the callers and the background tasks share.
 struct Shared {
     store: Arc<dyn Store>,
@@ -318,8 +321,17 @@ impl Service {
 
     /// Gives up one level of a lease of any proxy.
     pub async fn release(&self, lease: LeaseRef) -> Result<(), LeaseError> {
+        self.released(self.begin_release(lease)).await
+    }
+
+    /// The release is on its way when this returns: a drain waits for it.
+    fn begin_release(&self, lease: LeaseRef) -> Releasing {
         let (reply, answer) = oneshot::channel();
         self.shared.tell(Msg::Release { lease, attempt: rand::random(), reply });
+        answer
+    }
+
+    async fn released(&self, answer: Releasing) -> Result<(), LeaseError> {
         let result = match answer.await {
             Ok(Ok(Outcome::Released { .. })) => Ok(()),
             Ok(Ok(_)) => Err(LeaseError::Lost),

@@ -114,10 +114,10 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let service = self.service.clone();
-        let lease = self.lease.lease.clone();
+        let answer = service.begin_release(self.lease.lease.clone());
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                if let Err(error) = service.release(lease).await {
+                if let Err(error) = service.released(answer).await {
                     tracing::debug!(%error, "a held lease could not be released; it ends by itself");
                 }
             });

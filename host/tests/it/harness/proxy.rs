@@ -28,7 +28,6 @@ pub struct Proxy {
     api: SocketAddr,
     admin: SocketAddr,
     log: PathBuf,
-    config: PathBuf,
     _dir: Option<tempfile::TempDir>,
 }
 
@@ -46,7 +45,7 @@ impl Proxy {
         command.arg("serve").arg("--config").arg(&config).current_dir(dir.path());
         let log = dir.path().join("log");
         let mut proxy = Proxy::start_as(command, log).await;
-        (proxy.config, proxy._dir) = (config, Some(dir));
+        proxy._dir = Some(dir);
         proxy
     }
 
@@ -70,7 +69,7 @@ impl Proxy {
         let mut child = command.spawn().expect("the proxy's binary");
         for _ in 0..1200 {
             if let Some((api, admin)) = addresses(&log) {
-                return Proxy { child, api, admin, log, config: PathBuf::new(), _dir: None };
+                return Proxy { child, api, admin, log, _dir: None };
             }
             if let Some(status) = child.try_wait().expect("its own child") {
                 panic!("the proxy ended ({status}): {}", fs::read_to_string(&log).unwrap_or_default());
@@ -104,10 +103,6 @@ impl Proxy {
 
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    pub fn config(&self) -> &Path {
-        &self.config
     }
 
     /// One number of `/metrics`, added up over the series whose labels contain all of `labels`.

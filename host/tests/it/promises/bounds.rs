@@ -36,7 +36,8 @@ on_both! {
         client.until_queued(&resource, 1).await;
         let again = waiter(&client, &resource);
         client.until_queued(&resource, 2).await;
-        (again.abort(), waiters[1].abort());
+        again.abort();
+        waiters[1].abort();
     }
 
     /// Promise 7: the proxy's own limits hold whatever a policy says.

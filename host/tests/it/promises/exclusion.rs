@@ -93,13 +93,13 @@ impl World {
                 let over = before.until.saturating_duration_since(after.from);
                 assert!(over.is_zero(), "{key}: {} overlaps {} by {over:?}", before.token, after.token);
             }
-            check_tokens(&key, held);
+            check_tokens(&key, &held);
         }
     }
 }
 
 /// A grant that was asked for after another one had arrived has the higher token.
-fn check_tokens(key: &str, held: Vec<Held>) {
+fn check_tokens(key: &str, held: &[Held]) {
     let mut arrived: Vec<(Instant, u64)> = held.iter().map(|held| (held.from, held.token)).collect();
     arrived.sort_unstable();
     let mut asked: Vec<(Instant, u64)> = held.iter().map(|held| (held.asked, held.token)).collect();

@@ -8,14 +8,21 @@ use serde_json::json;
 use super::proxy_with;
 use crate::harness::{Proxy, Raw, database, fresh};
 
+/// Connections that hold a lock when the shutdown begins.
+const HOLDS: usize = 10;
+
 on_both! {
-    /// Waiters are told, held connections are told, leases stay for other proxies, exit code 0.
+    /// Waiters are told, held connections are told and let go, leases stay for other proxies, exit code 0.
     async fn a_shutdown_answers_everybody(kind: Kind) {
         let url = database(kind).await;
         let (mut proxy, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let (client, resource, held) = (proxy.client(), fresh("kept"), fresh("held"));
         let lease = client.lease(&resource, 30_000).await;
-        let (mut lines, _) = client.hold(&json!({"resource": held, "ttl_ms": 30_000})).await;
+        let mut holds = Vec::new();
+        for n in 0..HOLDS {
+            let body = json!({"resource": format!("{held}/{n}"), "ttl_ms": 30_000});
+            holds.push(client.hold(&body).await.0);
+        }
         let mut watch = client.stream("GET", "/v1/watch", "").await;
         assert_eq!(watch.line().await.as_deref(), Some(": watching"));
         let waiting = tokio::spawn({
@@ -27,14 +34,17 @@ on_both! {
         proxy.signal(Signal::TERM);
         let told = waiting.await.unwrap();
         assert_eq!((told.status, told.slug()), (503, "shutting_down"), "{}", told.text);
-        let lost = lines.json().await.expect("a last line");
-        assert_eq!(lost["event"], "lost");
+        for lines in &mut holds {
+            assert_eq!(lines.json().await.expect("a last line")["event"], "lost");
+        }
         assert_eq!(proxy.ended().await, Some(0), "{}", proxy.log());
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         assert!(client.try_send("GET", "/v1/locks", "").await.is_none(), "it still listens");
         assert_eq!(other.client().renew(&lease).await.status, 200);
         assert_eq!(other.client().release(&lease).await.status, 200);
-        other.client().lease(&held, 1_000).await;
+        for n in 0..HOLDS {
+            other.client().lease(&format!("{held}/{n}"), 1_000).await;
+        }
     }
 
     /// Promise 7: a request that does not come to its end does not keep the proxy for longer than
