@@ -212,9 +212,9 @@ async fn replan(
 ) -> HashMap<PlanRequest, Option<Arc<[Key]>>> {
     let work = tokio::task::spawn_blocking(move || {
         for request in asked {
-            if !plans.contains_key(&request) {
-                let keys = generation.plan_again(&request).ok().map(|plan| plan.keys);
-                plans.insert(request, keys);
+            if let Entry::Vacant(place) = plans.entry(request) {
+                let keys = generation.plan_again(place.key()).ok().map(|plan| plan.keys);
+                place.insert(keys);
             }
         }
         plans

@@ -166,7 +166,7 @@ impl Sim {
             Due::Client => self.client(),
             Due::Tell { proxy, event } => self.tell(proxy, event),
             Due::Apply { proxy, ticket, ops, asked_at, lost } => {
-                self.apply(proxy, ticket, ops, asked_at, lost)
+                self.apply(proxy, ticket, &ops, asked_at, lost);
             }
         }
     }
@@ -352,20 +352,20 @@ impl Sim {
         outcomes
     }
 
-    fn apply(&mut self, proxy: usize, ticket: Ticket, ops: Vec<Op>, asked_at: Instant, lost: bool) {
+    fn apply(&mut self, proxy: usize, ticket: Ticket, ops: &[Op], asked_at: Instant, lost: bool) {
         let back = self.now.plus_us(self.random.below(3_000));
         if lost && self.random.chance(50) {
             self.fail(proxy, ticket, back);
             return;
         }
-        let mut outcomes = self.on_store(&ops);
+        let mut outcomes = self.on_store(ops);
         if lost && self.random.chance(50) {
             self.fail(proxy, ticket, back);
             return;
         }
         if lost {
             // The answer was lost and the store repeated the group.
-            outcomes = self.on_store(&ops);
+            outcomes = self.on_store(ops);
         }
         let now = ServerTime(self.now.0 + SERVER_AHEAD_US);
         let result = Ok(Answered { outcomes, asked_at, now });
