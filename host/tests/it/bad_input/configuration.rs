@@ -15,14 +15,17 @@ fn serve(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// The faults of a config.toml, one a line, with exit code 2.
+/// The faults of a config.toml, one a line and counted at the end, with exit code 2.
 fn faults(text: &str, env: &[(&str, &str)]) -> Vec<String> {
     let dir = folder();
     std::fs::write(dir.path().join("config.toml"), text).expect("a configuration");
     let output = serve(dir.path(), &[], env);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{text}: {said}");
-    said.lines().map(str::to_owned).collect()
+    let mut lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    let summary = lines.pop().unwrap_or_default();
+    assert!(summary.starts_with(&format!("lockkeeper: {} fault", lines.len())), "{said}");
+    lines
 }
 
 /// Row 5: each fault is told with its line.

@@ -168,7 +168,7 @@ fn policy_commands_say_what_is_wrong() {
         for (args, expected, words) in [
             (&["new", "Not A Name"][..], 1, "cannot name a policy"),
             (&["build", "nowhere"], 1, "no Cargo.toml"),
-            (&["check", "page.wasm"], 1, "not WebAssembly"),
+            (&["check", "page.wasm"], 6, "not WebAssembly"),
             (&["check", "absent.wasm"], 1, "cannot read absent.wasm"),
             (&["check", "page.wasm", "--settings", "x"], 2, "--settings is not a JSON object"),
             (&["push", "default", "page.wasm"], 6, "not WebAssembly"),
