@@ -1,6 +1,6 @@
 //! What a primitive must do, and an honest store in memory.
 //!
-//! A [`Store`] holds one [`Record`](crate::lock::record::Record) a key and runs
+//! A [`Store`] holds one [`Record`] a key and runs
 //! [`lock::record::apply`](crate::lock::record::apply) on them in transactions. The contract that
 //! every implementation passes, in memory, on MySQL and on MariaDB, is in [`contract`].
 

@@ -19,7 +19,7 @@ pub struct AcquireArgs {
     /// exclusive, shared, or permits=N
     #[arg(long, value_parser = mode, default_value = "exclusive")]
     pub mode: Mode,
-    /// Who holds it [default: user@host, pid]
+    /// Who holds it; by default user@host and the number of this process
     #[arg(long)]
     pub owner: Option<String>,
     /// What the policy should know; may be given several times
