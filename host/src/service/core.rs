@@ -410,11 +410,10 @@ impl Core {
         for (standing, claim) in self.table.claims() {
             swap.collect(&self.shared, standing, claim, &mut self.shadows, &mut replans);
         }
-        let live = swap.commit(&self.shared, &mut self.shadows);
+        swap.commit(&self.shared, &mut self.shadows);
         for (waiter, claim) in replans {
             self.handle(Event::Replan { waiter, claim });
         }
-        drop(live);
     }
 }
 

@@ -169,14 +169,13 @@ impl Swap {
     }
 
     /// Makes the generation live and takes the shadows of leases that only the store knows.
-    pub fn commit(self, shared: &Arc<Shared>, shadows: &mut Shadows) -> Arc<Generation> {
+    pub fn commit(self, shared: &Arc<Shared>, shadows: &mut Shadows) {
         let known = |shadow: &Shadow| shadows.by_nonce.contains_key(&shadow.nonce);
         let stored: Vec<Shadow> = self.stored.into_iter().filter(|shadow| !known(shadow)).collect();
         shadows.extend(stored);
         let generation = shared.policies.commit(self.prepared);
         let shadows = shadows.by_nonce.values().cloned().collect();
-        let _ = self.reply.send(Step::Live { generation: generation.clone(), shadows });
-        generation
+        let _ = self.reply.send(Step::Live { generation, shadows });
     }
 }
 

@@ -561,3 +561,17 @@ fn promises_hold_under_random_events() {
     println!("{seeds} seeds, {grants} grants");
     assert!(grants > seeds, "the simulation grants next to nothing: {grants} grants in {seeds} seeds");
 }
+
+#[test]
+fn the_built_in_back_off_grows_to_a_ceiling() {
+    let longest = |attempt| {
+        let sleeps = (0..20_000).map(|seed| match built_in_backoff(attempt, seed) {
+            Next::Poll { after_ms } => after_ms,
+            other => panic!("{other:?}"),
+        });
+        sleeps.max().unwrap()
+    };
+    assert_eq!(longest(1), 59);
+    assert_eq!(longest(3), 209);
+    assert!((1_900..2_010).contains(&longest(u32::MAX)));
+}

@@ -292,6 +292,7 @@ impl Table {
         self.timers.insert((at, Timer::Poll(key.clone())));
     }
 }
+
 /// Whether a claim may fly behind one of mode `last`: it is granted only if that one is.
 fn follows(last: Mode, next: Mode) -> bool {
     match (last, next) {
