@@ -21,6 +21,8 @@ mod acquire;
 mod core;
 mod history;
 mod hold;
+#[cfg(test)]
+mod tests;
 mod transition;
 mod views;
 

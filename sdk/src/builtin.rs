@@ -3,10 +3,12 @@
 
 use crate::{Random, backoff, fairness, renewal, response};
 
-/// The first sleep of [`contended`] is at most this long, in milliseconds.
-pub const FIRST_SLEEP: u32 = 20;
-/// No sleep of [`contended`] is longer than this, in milliseconds.
-pub const LONGEST_SLEEP: u32 = 1_000;
+/// No sleep of [`contended`] is shorter than this, in milliseconds.
+const SHORTEST_SLEEP: u32 = 10;
+/// The width of the first sleep of [`contended`]; each attempt doubles it.
+const FIRST_SPREAD: u32 = 50;
+/// The width of the longest.
+const LONGEST_SPREAD: u32 = 2_000;
 
 /// The lowest rank, and the first to arrive within it.
 pub fn choose(queue: &fairness::Queue) -> u32 {
@@ -15,14 +17,12 @@ pub fn choose(queue: &fairness::Queue) -> u32 {
     best.map_or(0, |(index, _)| index as u32)
 }
 
-/// Exponential with full jitter, and never longer than the holder's lease.
+/// Exponential with full jitter, from 50 ms to 2 s: a release on the same proxy wakes the first waiter
+/// at once, whatever it sleeps.
 pub fn contended(contention: &backoff::Contention) -> backoff::Decision {
     let doublings = contention.attempt.saturating_sub(1).min(16);
-    let mut ceiling = FIRST_SLEEP.saturating_mul(1 << doublings).min(LONGEST_SLEEP);
-    if contention.holder_left > 0 {
-        ceiling = ceiling.min(contention.holder_left + 1);
-    }
-    backoff::Decision::Poll(Random::new(contention.seed).between(1, ceiling))
+    let spread = FIRST_SPREAD.saturating_mul(1 << doublings).min(LONGEST_SPREAD);
+    backoff::Decision::Poll(SHORTEST_SLEEP + Random::new(contention.seed).between(0, spread - 1))
 }
 
 /// Extends by the ttl while the client is alive, up to the longest hold.

@@ -11,6 +11,7 @@ use lockkeeper::policy::{Engine, PlanRequest, Policies};
 use lockkeeper::telemetry::Metrics;
 
 use crate::report::{Report, Row};
+use crate::stats::{median, micros, percentile};
 
 const CALLS: usize = 20_000;
 const TARGET_US: f64 = 10.0;
@@ -36,10 +37,9 @@ pub fn measure(report: &mut Report) -> Result<()> {
     for _ in 0..CALLS {
         let begun = Instant::now();
         generation.plan(&request).map_err(|error| anyhow!("{error:?}"))?;
-        took.push(begun.elapsed().as_nanos() as f64 / 1_000.0);
+        took.push(begun.elapsed());
     }
-    took.sort_unstable_by(f64::total_cmp);
-    let (median, p99) = (took[CALLS / 2], took[CALLS * 99 / 100]);
+    let (median, p99) = (micros(median(&took)), micros(percentile(&took, 0.99)));
     report.add(Row {
         name: "policy decision: fresh instance, plan",
         target: "median ≤ 10 µs",

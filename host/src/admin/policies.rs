@@ -44,6 +44,8 @@ pub enum Refusal {
     Unknown,
     /// One sentence for the operator.
     Refused(String),
+    /// Nothing is wrong with the policy, but it cannot be made live now: why.
+    Unavailable(String),
 }
 
 #[derive(Serialize)]
@@ -99,6 +101,7 @@ impl Admin {
     fn refused(&self, name: &str, refusal: Refusal) -> Problem {
         match refusal {
             Refusal::Refused(why) => Problem::new(Kind::PolicyRefused, why).with("policy", name),
+            Refusal::Unavailable(why) => Problem::new(Kind::StoreUnavailable, why).with("policy", name),
             Refusal::Unknown => {
                 let known: Vec<String> =
                     self.policies.status().into_iter().map(|policy| policy.name).collect();

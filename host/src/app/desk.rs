@@ -88,7 +88,7 @@ impl From<Failure> for Refusal {
         match failure {
             Failure::Unknown => Refusal::Unknown,
             Failure::Refused(why) => Refusal::Refused(why),
-            Failure::Store(why) => Refusal::Refused(format!("{why}; the old policy stays, try again")),
+            Failure::Store(why) => Refusal::Unavailable(format!("{why}; the old policy stays, try again")),
         }
     }
 }
@@ -110,7 +110,13 @@ impl PolicyAdmin for Desk {
     fn rollback(&self, name: &str) -> PolicyAnswer<PolicyStatus> {
         let (desk, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
-            let prepared = desk.checked(&name, Ok(desk.policies.prepare_rollback(&name)))?;
+            let prepared = match desk.policies.prepare_rollback(&name) {
+                // No component was refused, so there is nothing to put on record.
+                Err(nothing @ Rejection::NothingToRollBack { .. }) => {
+                    return Err(Refusal::Refused(nothing.to_string()));
+                }
+                prepared => prepared.map_err(|rejection| desk.refused(&name, &rejection))?,
+            };
             Ok(desk.live(&name, prepared).await?)
         })
     }

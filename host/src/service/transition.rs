@@ -43,6 +43,8 @@ pub(super) struct Shadow {
 #[derive(Default)]
 pub(super) struct Shadows {
     by_nonce: HashMap<u64, Shadow>,
+    /// The nonces of the leases that cast a shadow on a key.
+    on_key: HashMap<Key, HashSet<u64>>,
 }
 
 impl Shadows {
@@ -50,6 +52,9 @@ impl Shadows {
     /// start, found out about it may be told later than what this one did.
     pub fn extend(&mut self, shadows: impl IntoIterator<Item = Shadow>) {
         for shadow in shadows {
+            for key in &*shadow.new {
+                self.on_key.entry(key.clone()).or_default().insert(shadow.nonce);
+            }
             match self.by_nonce.entry(shadow.nonce) {
                 Entry::Vacant(place) => drop(place.insert(shadow)),
                 Entry::Occupied(mut known) => {
@@ -62,13 +67,21 @@ impl Shadows {
     }
 
     pub fn remove(&mut self, nonce: u64) {
-        self.by_nonce.remove(&nonce);
+        let Some(shadow) = self.by_nonce.remove(&nonce) else { return };
+        for key in &*shadow.new {
+            if let Entry::Occupied(mut casting) = self.on_key.entry(key.clone()) {
+                casting.get_mut().remove(&nonce);
+                if casting.get().is_empty() {
+                    casting.remove();
+                }
+            }
+        }
     }
 
     /// The keys together with the old keys of every lease that casts a shadow on them.
     pub fn widen(&self, keys: &Arc<[Key]>) -> Option<Arc<[Key]>> {
-        let touches = |shadow: &&Shadow| shadow.new.iter().any(|key| keys.contains(key));
-        let old = self.by_nonce.values().filter(touches).flat_map(|shadow| shadow.old.iter());
+        let casting = keys.iter().filter_map(|key| self.on_key.get(key)).flatten();
+        let old = casting.filter_map(|nonce| self.by_nonce.get(nonce)).flat_map(|shadow| shadow.old.iter());
         let extra: Vec<&Key> = old.filter(|key| !keys.contains(key)).collect();
         (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
     }
@@ -319,4 +332,38 @@ async fn is_over(shared: &Shared, shadow: &Shadow) -> bool {
         (holder.nonce == shadow.nonce || answered) && holder.until > now
     };
     stored.is_none_or(|stored| !stored.record.holders.iter().any(|holder| holds(holder, stored.now)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(names: &[&str]) -> Arc<[Key]> {
+        names.iter().map(|name| Key::new(name).expect("it is a key")).collect()
+    }
+
+    fn shadow(nonce: u64, old: &str, new: &str) -> Shadow {
+        Shadow { nonce, old: keys(&[old]), new: keys(&[new]) }
+    }
+
+    #[test]
+    fn what_is_found_out_later_adds_to_what_was_known() {
+        let mut shadows = Shadows::default();
+        shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
+        shadows.extend([shadow(1, "old", "newer")]);
+        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old", "other"])));
+        assert_eq!(shadows.widen(&keys(&["newer"])), Some(keys(&["newer", "old"])));
+        assert_eq!(shadows.widen(&keys(&["old"])), None, "the old key needs nothing more");
+    }
+
+    #[test]
+    fn a_lease_that_is_over_casts_nothing() {
+        let mut shadows = Shadows::default();
+        shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
+        shadows.remove(1);
+        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "other"])));
+        shadows.remove(2);
+        assert_eq!(shadows.widen(&keys(&["new"])), None);
+        assert!(shadows.on_key.is_empty());
+    }
 }

@@ -1,0 +1,85 @@
+//! What only a moment inside the service shows; everything else is tested through the running proxy.
+
+use super::acquire::{Planned, enqueue, plan};
+use super::*;
+use crate::config::{EngineLimits, PolicyConfig, PolicySource};
+use crate::lock::record::{Claim, Tag};
+use crate::policy::{Engine, builtin};
+use crate::store::memory::Memory;
+
+fn service(memory: &Memory) -> Service {
+    let engine = Engine::new(&EngineLimits::default()).unwrap();
+    let source = PolicySource::Builtin("default".into());
+    let configs = [PolicyConfig { name: "default".into(), source, settings: serde_json::Map::new() }];
+    let metrics = Metrics::default();
+    Service::start(Parts {
+        store: Arc::new(memory.store()),
+        policies: Policies::load(&engine, &configs, &Limits::default(), &metrics).unwrap(),
+        routes: Vec::new(),
+        limits: Limits::default(),
+        store_timeout_ms: 1_000,
+        metrics,
+    })
+}
+
+fn memory() -> Memory {
+    Memory::new(std::time::Duration::from_secs(60))
+}
+
+fn request(resource: &str) -> Request {
+    Request {
+        resource: resource.into(),
+        owner: "worker-1".into(),
+        mode: Mode::Exclusive,
+        ttl_ms: None,
+        wait_ms: None,
+        request_id: None,
+        labels: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
+    let service = service(&memory());
+    service.acquire(request("warm")).await.unwrap();
+    let policies = &service.shared.policies;
+    let planned = || {
+        let generation = policies.get("default").unwrap();
+        let plan = plan(&generation, "default", &request("a")).unwrap();
+        Planned { generation, plan }
+    };
+    let before = planned();
+    let next = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();
+    service.go_live(next).await.unwrap();
+    assert!(enqueue(&service.shared, &request("a"), &before).await.is_none());
+    enqueue(&service.shared, &request("a"), &planned()).await.unwrap().unwrap();
+}
+
+/// An earlier run granted the resource under another key.
+#[tokio::test]
+async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
+    let memory = memory();
+    let claim = Claim {
+        keys: [Key::new("old/a").unwrap()].into(),
+        attempt: 1,
+        owner: "worker-0".into(),
+        request: None,
+        fingerprint: 0,
+        mode: Mode::Exclusive,
+        ttl_ms: 60_000,
+        at_least_ms: 0,
+        delay_ms: 0,
+        reentrant: false,
+        tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), labels: Vec::new() },
+    };
+    let (done, answer) = oneshot::channel();
+    let earlier = memory.store();
+    let deadline = clock::now().plus_ms(1_000);
+    earlier.submit(vec![Op::Acquire(claim)], deadline, Box::new(|result| drop(done.send(result))));
+    assert!(matches!(answer.await.unwrap().unwrap().outcomes[0], Outcome::Granted(_)));
+
+    let service = service(&memory);
+    let held = service.acquire(request("a")).await.unwrap_err();
+    assert!(matches!(held, AcquireError::Contended { .. }), "{held}");
+    service.acquire(request("b")).await.unwrap();
+}
