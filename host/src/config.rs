@@ -31,6 +31,8 @@ pub struct Config {
     /// In the order of the file; the first match wins, and what matches none goes to `default`.
     pub routes: Vec<Route>,
     pub log: LogConfig,
+    /// Threads that serve requests.
+    pub threads: usize,
     /// The longest that a shutdown waits for requests that are under way.
     pub drain: Duration,
     /// What should be said in the log: environment variables that look like ours and are not.
@@ -216,6 +218,12 @@ pub struct LogConfig {
     pub filter: String,
 }
 
+/// More workers than that wake each other more than they help: an operation waits for the server's
+/// disk nearly all of its time.
+fn half_of_the_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -232,6 +240,7 @@ impl Default for Config {
             }],
             routes: Vec::new(),
             log: LogConfig { json: false, filter: "info".into() },
+            threads: half_of_the_cores(),
             drain: Duration::from_secs(10),
             warnings: Vec::new(),
         }

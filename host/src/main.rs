@@ -35,6 +35,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
         tracing::warn!("{warning}");
     }
     let result = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.threads)
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)

@@ -48,10 +48,24 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let policies = policies(top, defaults.policies);
     let routes = routes(top, &policies, &limits);
     let log = log(&top.section("log"), defaults.log);
+    let threads = threads(&top.section("runtime"), defaults.threads);
     let shutdown = top.section("shutdown");
     let drain = milliseconds(&shutdown, "drain_ms", 0..=600_000, defaults.drain);
     shutdown.finish();
-    Config { store, api, admin, http, limits, engine, policies, routes, log, drain, warnings: Vec::new() }
+    Config {
+        store,
+        api,
+        admin,
+        http,
+        limits,
+        engine,
+        policies,
+        routes,
+        log,
+        threads,
+        drain,
+        warnings: Vec::new(),
+    }
 }
 
 fn store(section: &Section<'_>) -> StoreConfig {
@@ -215,6 +229,13 @@ fn routes(top: &Section<'_>, policies: &[PolicyConfig], limits: &Limits) -> Vec<
         Some(Route { resource: resource?, policy: policy? })
     };
     top.list("routes").into_iter().filter_map(read).collect()
+}
+
+/// 0 stands for the default.
+fn threads(section: &Section<'_>, default: usize) -> usize {
+    let threads = section.integer("threads", 0..=1_024, 0);
+    section.finish();
+    if threads == 0 { default } else { threads }
 }
 
 fn log(section: &Section<'_>, defaults: LogConfig) -> LogConfig {

@@ -74,7 +74,8 @@ struct HolderState<'a> {
     delay_ms: u32,
     #[serde(default, skip_serializing_if = "is_zero")]
     released_by: u64,
-    #[serde(borrow)]
+    /// Absent: one, of the claim that made the grant, which had no request id.
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
     levels: Vec<LevelState<'a>>,
     #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
     resource: Cow<'a, str>,
@@ -173,7 +174,11 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             at_least_until: holder.at_least_until.0,
             delay_ms: holder.delay_ms,
             released_by: holder.released_by,
-            levels: holder.levels.iter().map(LevelState::from).collect(),
+            levels: if holder.levels == [usual_level(holder.nonce)] {
+                Vec::new()
+            } else {
+                holder.levels.iter().map(LevelState::from).collect()
+            },
             resource: Cow::Borrowed(&holder.tag.resource),
             policy: Cow::Borrowed(&holder.tag.policy),
             labels: holder.tag.labels.iter().map(label).collect(),
@@ -196,7 +201,11 @@ impl From<HolderState<'_>> for Holder {
             at_least_until: ServerTime(state.at_least_until),
             delay_ms: state.delay_ms,
             released_by: state.released_by,
-            levels: state.levels.into_iter().map(Level::from).collect(),
+            levels: if state.levels.is_empty() {
+                vec![usual_level(state.nonce)]
+            } else {
+                state.levels.into_iter().map(Level::from).collect()
+            },
             tag: Tag {
                 resource: boxed(state.resource),
                 policy: boxed(state.policy),
@@ -204,6 +213,10 @@ impl From<HolderState<'_>> for Holder {
             },
         }
     }
+}
+
+fn usual_level(nonce: u64) -> Level {
+    Level { attempts: vec![nonce], request: None, fingerprint: 0 }
 }
 
 impl<'a> From<&'a Level> for LevelState<'a> {

@@ -119,9 +119,9 @@ impl Plan {
         // Past the margin the server's clock was set forward, and a lease would be short.
         let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.sample.earliest(deadline));
         if let [write] = &self.writes[..] {
-            let sql =
-                sql::write_if_same(write, self.old_tokens[0], write.revision - 1, (self.earliest, not_after));
-            return Ok(link.change(sql).await? == 1);
+            let bounds = (self.earliest, not_after);
+            let params = sql::write_if_same_params(write.clone(), self.old_tokens[0], bounds);
+            return link.write_if_same(params).await;
         }
         match link.exchange(sql::write_all_if_same(&self.writes, (self.earliest, not_after))).await {
             Ok(_) => Ok(true),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use mysql_async::prelude::{AsQuery, Queryable};
-use mysql_async::{Conn, DriverError, Error, OptsBuilder, Row};
+use mysql_async::{Conn, DriverError, Error, OptsBuilder, Params, Row, Statement};
 
 use super::fast::Luck;
 use super::preflight::{self, Server};
@@ -57,7 +57,7 @@ impl From<Error> for Fault {
             Error::Server(server) => match server.code {
                 // Deadlock, lock wait, snapshot conflict, duplicate key, statement interrupted, and
                 // our own stop before a late COMMIT.
-                1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1242 => Fault::Conflict { why },
+                1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1690 => Fault::Conflict { why },
                 // Values that do not fit, packets that are too large, statements not understood.
                 1064 | 1153 | 1264 | 1366 | 1406 | 1301 => Fault::Rejected { why },
                 1290 | 1792 | 1836 => Fault::Broken { why: preflight::explain(&error), slug: "read_only" },
@@ -95,6 +95,8 @@ pub struct Link {
     pub server: Server,
     pub sample: Sample,
     pub luck: Luck,
+    /// Prepared when it is first used.
+    write_if_same: Option<Statement>,
 }
 
 impl Link {
@@ -117,7 +119,7 @@ impl Link {
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
-        Ok(Link { conn, server, sample, luck: Luck::default() })
+        Ok(Link { conn, server, sample, luck: Luck::default(), write_if_same: None })
     }
 
     /// Sends statements in one packet and waits for all their answers: one set of rows for each
@@ -126,10 +128,14 @@ impl Link {
         exchange(&mut self.conn, sql).await
     }
 
-    /// As [`Link::exchange`], for one statement that changes rows: how many.
-    pub async fn change(&mut self, sql: Vec<u8>) -> Result<u64, Fault> {
-        exchange(&mut self.conn, sql).await?;
-        Ok(self.conn.affected_rows())
+    /// Runs [`sql::write_if_same`]: whether the row was written.
+    pub async fn write_if_same(&mut self, params: Params) -> Result<bool, Fault> {
+        let statement = match &self.write_if_same {
+            Some(statement) => statement.clone(),
+            None => self.write_if_same.insert(self.conn.prep(sql::write_if_same()).await?).clone(),
+        };
+        self.conn.exec_drop(statement, params).await?;
+        Ok(self.conn.affected_rows() == 1)
     }
 
     /// Undoes what the transaction has done, after a fault that left the connection usable.

@@ -5,6 +5,8 @@
 
 use std::fmt::Write as _;
 
+use mysql_async::Params;
+
 use crate::lock::{Key, ServerTime};
 
 pub const LEASES: &str = "lockkeeper_lease";
@@ -15,6 +17,7 @@ pub const META: &str = "lockkeeper_meta";
 pub const NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
 
 /// One row as it is to be written.
+#[derive(Clone)]
 pub struct RowWrite {
     pub key: Key,
     pub token: u64,
@@ -86,52 +89,49 @@ fn values(rows: &[RowWrite]) -> Vec<u8> {
     sql
 }
 
-/// The end of a transaction: fails with error 1242 (a subquery that returns two rows), and so stops
-/// the statements behind it, where the server's clock is past `deadline`, or where `floor` has
-/// moved since it was read.
+/// The end of a transaction, which does not come to its COMMIT where the server's clock is past
+/// `deadline`, or where `floor` has moved since it was read.
 ///
 /// It stands right before the COMMIT: a server that is paused anywhere before it applies nothing
 /// late. The floor is compared where rows are inserted: had clean-up deleted such a row after
 /// the transaction looked for it, a token could be given out twice.
 pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
-    let mut sql = format!("SELECT IF({NOW_US}>{}", deadline.0);
+    let mut late = format!("{NOW_US}>{}", deadline.0);
     if let Some(floor) = floor {
-        let _ = write!(sql, " OR (SELECT floor FROM {META} WHERE id=1)<>{floor}");
+        let _ = write!(late, " OR (SELECT floor FROM {META} WHERE id=1)<>{floor}");
     }
-    sql.push_str(",(SELECT 1 UNION SELECT 2),0);COMMIT");
-    sql
+    stop_if(&late) + ";COMMIT"
 }
 
-/// Writes one row if it still has this token and revision and the server's clock is within bounds;
-/// affected rows is 1 or 0, whatever CLIENT_FOUND_ROWS says, as the revision always changes.
-pub fn write_if_same(
-    row: &RowWrite,
-    old_token: u64,
-    old_revision: u64,
-    bounds: (ServerTime, ServerTime),
-) -> Vec<u8> {
+/// Fails, and so keeps the statements behind it from being run, where the condition holds: with error
+/// 1690, as no number is as large as the exponential. Both servers have it, and need less than half
+/// the time that a subquery of two rows takes, which would do as well.
+fn stop_if(condition: &str) -> String {
+    format!("DO EXP(IF({condition},1000,0))")
+}
+
+/// Writes one row if it still has a token and revision and the server's clock is within bounds;
+/// affected rows is 1 or 0, whatever CLIENT_FOUND_ROWS says, as the revision always changes. The one
+/// statement that is prepared: it comes alone.
+pub fn write_if_same() -> String {
+    format!(
+        "UPDATE {LEASES} SET token=?,until_us=?,revision=?,state=? \
+         WHERE k=? AND token=? AND revision=? AND {NOW_US} BETWEEN ? AND ?"
+    )
+}
+
+/// What [`write_if_same`] is run with; the row's revision before was one less.
+pub fn write_if_same_params(row: RowWrite, old_token: u64, bounds: (ServerTime, ServerTime)) -> Params {
+    let RowWrite { key, token, until, revision, state } = row;
+    let key = key.as_str().as_bytes();
     let (from, to) = bounds;
-    let mut sql = Vec::with_capacity(row.state.len() + 2 * row.key.as_str().len() + 300);
-    sql.extend_from_slice(
-        format!(
-            "UPDATE {LEASES} SET token={},until_us={},revision={},state=",
-            row.token, row.until.0, row.revision
-        )
-        .as_bytes(),
-    );
-    quote(&mut sql, &row.state);
-    let mut tail = String::from(" WHERE k=");
-    hex(&mut tail, row.key.as_str().as_bytes());
-    let _ = write!(tail, " AND token={old_token} AND revision={old_revision}");
-    let _ = write!(tail, " AND {NOW_US} BETWEEN {} AND {}", from.0, to.0);
-    sql.extend_from_slice(tail.as_bytes());
-    sql
+    (token, until.0, revision, state, key, old_token, revision - 1, from.0, to.0).into()
 }
 
 /// Writes rows that are all stored, each if it still has the revision before its new one; all or none
 /// of them, and only while the server's clock is within bounds. Fails with error 1264 where a row
-/// has changed (the revision is set to -1, which strict mode refuses), and with 1242 where a row is
-/// gone or the time is not within bounds.
+/// has changed (the revision is set to -1, which strict mode refuses), and as [`stop_if`] does where a
+/// row is gone or the time is not within bounds.
 pub fn write_all_if_same(rows: &[RowWrite], bounds: (ServerTime, ServerTime)) -> Vec<u8> {
     let (from, to) = bounds;
     let mut sql = b"BEGIN;".to_vec();
@@ -141,13 +141,11 @@ pub fn write_all_if_same(rows: &[RowWrite], bounds: (ServerTime, ServerTime)) ->
           revision=IF(revision+1=VALUES(revision),VALUES(revision),-1)",
     );
     // A row that is updated counts twice, one that is inserted once.
-    let guard = format!(
-        ";SELECT IF(ROW_COUNT()<>{} OR {NOW_US} NOT BETWEEN {} AND {},(SELECT 1 UNION SELECT 2),0);COMMIT",
-        rows.len() * 2,
-        from.0,
-        to.0
-    );
+    let updated = rows.len() * 2;
+    let guard = stop_if(&format!("ROW_COUNT()<>{updated} OR {NOW_US} NOT BETWEEN {} AND {}", from.0, to.0));
+    sql.push(b';');
     sql.extend_from_slice(guard.as_bytes());
+    sql.extend_from_slice(b";COMMIT");
     sql
 }
 

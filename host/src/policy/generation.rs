@@ -1,6 +1,6 @@
 //! One live (component, settings) pair, asked under limits and watched for faults.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +15,9 @@ use super::{
 use crate::clock;
 use crate::config::Limits;
 use crate::telemetry::Metrics;
+
+/// A policy that was slower than this is asked beside the runtime's workers, until it is fast again.
+const SLOW_US: u64 = 1_000;
 
 /// A (component, settings) pair that passed every check. Asking it runs a fresh instance on the
 /// caller's thread, in microseconds, and at the worst for `engine.time`.
@@ -201,8 +204,9 @@ impl Generation {
             let detail = format!("failed too often in a row; not asked for {} ms", left_us.div_ceil(1_000));
             return Err(Fault { hook, kind: FaultKind::Suspended, detail });
         }
-        let answer = ask();
+        let answer = if self.health.is_slow.load(Relaxed) { aside(ask) } else { ask() };
         let end = clock::now();
+        self.health.took(end.us_since(start));
         match &answer {
             Ok(_) => {
                 self.health.answered(hook);
@@ -230,6 +234,15 @@ impl std::fmt::Debug for Generation {
     }
 }
 
+/// Runs a call beside the runtime's workers, which serve others meanwhile.
+fn aside<R>(ask: impl FnOnce() -> R) -> R {
+    let runtime = tokio::runtime::Handle::try_current();
+    match runtime.map(|runtime| runtime.runtime_flavor()) {
+        Ok(tokio::runtime::RuntimeFlavor::MultiThread) => tokio::task::block_in_place(ask),
+        _ => ask(),
+    }
+}
+
 fn senseless(hook: Hook, detail: String) -> Fault {
     Fault { hook, kind: FaultKind::Value, detail }
 }
@@ -242,6 +255,8 @@ struct Health {
     hooks: [HookHealth; Hook::ALL.len()],
     faults: AtomicU64,
     last: Mutex<Option<Fault>>,
+    /// Whether the last call took longer than [`SLOW_US`].
+    is_slow: AtomicBool,
 }
 
 #[derive(Default)]
@@ -259,6 +274,14 @@ impl Health {
             hooks: Default::default(),
             faults: AtomicU64::new(0),
             last: Mutex::new(None),
+            is_slow: AtomicBool::new(false),
+        }
+    }
+
+    fn took(&self, us: u64) {
+        let is_slow = us > SLOW_US;
+        if self.is_slow.load(Relaxed) != is_slow {
+            self.is_slow.store(is_slow, Relaxed);
         }
     }
 

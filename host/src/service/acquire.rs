@@ -81,7 +81,7 @@ async fn opened(shared: &Shared) -> Result<(), AcquireError> {
     }
 }
 
-fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan, AcquireError> {
+pub(super) fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan, AcquireError> {
     let asked = PlanRequest {
         resource: request.resource.clone(),
         owner: request.owner.clone(),
@@ -102,7 +102,7 @@ fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan
 }
 
 /// `None`: the policy was replaced since the plan was made.
-async fn enqueue(
+pub(super) async fn enqueue(
     shared: &Arc<Shared>,
     request: &Request,
     planned: &Planned,
