@@ -4,6 +4,8 @@
 //! | --- | --- |
 //! | `POST /v1/acquire`, `POST /v1/renew`, `POST /v1/release` | `leases` |
 //! | `POST /v1/hold` | `hold` |
+//! | `POST /v1/once/begin`, `POST /v1/once/finish` | `once` |
+//! | `POST /v1/versions/read`, `POST /v1/versions/commit` | `versions` |
 //! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
 //! | `GET /v1/watch` | `watch` |
 //!
@@ -31,7 +33,9 @@ mod lease_id;
 mod leases;
 mod locks;
 mod mode;
+mod once;
 mod time;
+mod versions;
 mod watch;
 
 /// The handler of the API's listener.
@@ -54,6 +58,10 @@ impl Api {
             "/v1/acquire" => leases::acquire(self, self.body(request).await?).await,
             "/v1/renew" => leases::renew(self, self.body(request).await?).await,
             "/v1/release" => leases::release(self, self.body(request).await?).await,
+            "/v1/once/begin" => once::begin(self, self.body(request).await?).await,
+            "/v1/once/finish" => once::finish(self, self.body(request).await?).await,
+            "/v1/versions/read" => versions::read(self, self.body(request).await?).await,
+            "/v1/versions/commit" => versions::commit(self, self.body(request).await?).await,
             "/v1/hold" => hold::hold(self, self.body(request).await?).await,
             "/v1/locks" | "/v1/locks/" => {
                 expect_get(&request)?;

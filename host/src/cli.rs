@@ -18,6 +18,7 @@ mod locks;
 mod output;
 mod policy;
 mod stream;
+mod versions;
 
 pub use args::{AcquireArgs, Mode};
 pub use policy::PolicyCommand;
@@ -27,11 +28,11 @@ Exit codes:
   0  done
   1  any other failure
   2  bad usage, or a configuration with faults
-  3  contended: the lock is held, or too many wait for it
+  3  contended: the lock is held, too many wait for it, or somebody else has committed first
   4  lost: the lease has ended or was taken away
   5  unavailable: no proxy answers, or it cannot reach its store
   6  refused: the policy said no, or a proxy would not load it
-  `lockkeeper run` exits as its command does (128 + n where signal n ended it); its own failures
+  `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); its own failures
   are 110 + the code above, 126 where the command cannot be run and 127 where it is not found.";
 
 /// A lock proxy: MySQL's locking primitives, governed by WebAssembly policies.
@@ -105,6 +106,19 @@ pub enum ClientCommand {
     ///
     /// Example: lockkeeper run --ttl 10s --wait 1m backups/db -- pg_dump shop
     Run(command::RunArgs),
+    /// Run a command the first time, and print its outcome from then on
+    ///
+    /// The resource's policy guards it with the primitive `once`. The first call runs the command and
+    /// keeps its exit code and what it prints; the others, also those that come while it runs, print
+    /// the same and exit with the same code. A command that fails may be run again.
+    ///
+    /// Example: lockkeeper once invoices/2026-11 -- ./send-invoices
+    Once(command::OnceArgs),
+    /// Read a version, or commit what was made of it
+    ///
+    /// The resource's policy guards it with the primitive `version`.
+    #[command(subcommand)]
+    Version(VersionCommand),
     /// Take a lock and print its lease
     ///
     /// The lease ends after its ttl unless it is renewed.
@@ -156,6 +170,29 @@ pub enum ClientCommand {
     Policy(PolicyCommand),
 }
 
+#[derive(Subcommand, Debug)]
+pub enum VersionCommand {
+    /// Print a version, and the value that was committed with it
+    ///
+    /// Example: lockkeeper version read stock/17
+    Read { resource: String },
+    /// Commit a version that nobody else has committed since it was read
+    ///
+    /// Prints the new version. Exits with 3 where somebody else was first.
+    ///
+    /// Example: lockkeeper version commit stock/17 42 '{"left": 9}'
+    Commit {
+        resource: String,
+        /// The version that was read
+        version: u64,
+        /// JSON to keep with the new version
+        value: Option<String>,
+        /// Makes repeating this call safe: the same id commits once
+        #[arg(long, value_name = "ID")]
+        request_id: Option<String>,
+    },
+}
+
 /// Runs a command that is a client of a proxy, and says how it ended.
 pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -165,7 +202,7 @@ pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let is_run = matches!(command, ClientCommand::Run(_));
+    let is_run = matches!(command, ClientCommand::Run(_) | ClientCommand::Once(_));
     let outcome = runtime.block_on(dispatch(command, options));
     // A look-up of a name may still hang in a thread of its own.
     runtime.shutdown_background();
@@ -205,6 +242,8 @@ pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
 async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failure::Failure> {
     match command {
         ClientCommand::Run(args) => return command::run(args, options).await,
+        ClientCommand::Once(args) => return command::once(args, options).await,
+        ClientCommand::Version(command) => versions::run(command, options).await,
         ClientCommand::Acquire(args) => locks::acquire(&args, options).await,
         ClientCommand::Renew { lease_id, ttl } => locks::renew(&lease_id, ttl, options).await,
         ClientCommand::Release { lease_id } => locks::release(&lease_id, options).await,

@@ -147,6 +147,10 @@ pub struct Limits {
     pub max_permits: u32,
     pub max_hold_ms: u32,
     pub max_lock_delay_ms: u32,
+    /// How long the outcome of a `once` is kept.
+    pub max_keep_ms: u32,
+    /// Of an outcome, and of a value that is committed with a version.
+    pub max_value_bytes: usize,
     /// Subtracted from what a holder is told, for clocks that run at different speeds: parts per
     /// thousand of the lease.
     pub drift_per_mille: u32,
@@ -297,6 +301,8 @@ impl Default for Limits {
             max_permits: 1024,
             max_hold_ms: 86_400_000,
             max_lock_delay_ms: 600_000,
+            max_keep_ms: 604_800_000,
+            max_value_bytes: 16_384,
             drift_per_mille: 2,
             watch_buffer: 4096,
         }

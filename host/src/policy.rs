@@ -62,6 +62,8 @@ pub struct Plan {
     pub reentrant: bool,
     pub max_waiters: u32,
     pub lock_at_least_ms: u32,
+    /// How long the outcome of a `once` is kept; 0 for other primitives.
+    pub keep_ms: u32,
     pub lock_delay_ms: u32,
     pub max_hold_ms: u32,
     pub labels: Vec<(Box<str>, Box<str>)>,

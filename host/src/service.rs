@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Op, Outcome};
+use crate::lock::record::{HeldBy, Kept, Op, Outcome, Release, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::store::{Health, Store, StoreError};
@@ -24,10 +24,13 @@ mod hold;
 #[cfg(test)]
 mod tests;
 mod transition;
+mod values;
 mod views;
 
+use self::acquire::Call;
 use self::core::Msg;
 pub use hold::Hold;
+pub use values::{Begun, Committed, Versioned};
 
 /// What a [`Service`] is made of.
 pub struct Parts {
@@ -100,6 +103,12 @@ pub enum AcquireError {
     /// `detail` names the field and its bound.
     #[error("{field}: {detail}")]
     Invalid { field: &'static str, detail: String },
+    /// A `once` that was done before: no lease, but its outcome. Only [`Service::begin`] meets it.
+    #[error("it was done before")]
+    Done(Kept),
+    /// The version is not the one that was read. Only [`Service::commit`] meets it.
+    #[error("the version is {version} by now", version = .0.version)]
+    Conflict(Version),
     #[error("the request id was used before, {}", if *ended { "and its lease has ended" } else { "with another body" })]
     RequestReused { ended: bool },
     #[error(transparent)]
@@ -136,12 +145,14 @@ pub enum HoldEvent {
     },
 }
 
-/// A held key, as `GET /v1/locks` shows it. Times are microseconds since 1970 on the store's clock.
+/// A key that is held or keeps a value, as `GET /v1/locks` shows it. Times are microseconds since 1970 on the store's clock.
 #[derive(Clone, Debug)]
 pub struct LockEntry {
     pub key: Key,
     pub token: Token,
     pub holders: Vec<HolderEntry>,
+    /// What a `once` or a commit has left with the key.
+    pub kept: Option<Kept>,
 }
 
 #[derive(Clone, Debug)]
@@ -265,12 +276,12 @@ impl Service {
     /// Waits for the lease, at most as long as the plan allows. Dropping the future leaves the
     /// queue; a grant that was under way then is undone at once.
     pub async fn acquire(&self, request: Request) -> Result<Lease, AcquireError> {
-        acquire::acquire(&self.shared, &request).await.map(|(lease, _)| lease)
+        acquire::acquire(&self.shared, &request, Call::Acquire).await.map(|(lease, _)| lease)
     }
 
     /// As [`Service::acquire`]; the lease is then renewed until the [`Hold`] is dropped.
     pub async fn hold(&self, request: Request) -> Result<Hold, AcquireError> {
-        let (lease, planned) = acquire::acquire(&self.shared, &request).await?;
+        let (lease, planned) = acquire::acquire(&self.shared, &request, Call::Acquire).await?;
         Ok(Hold::new(self.clone(), lease, planned))
     }
 
@@ -323,13 +334,14 @@ impl Service {
 
     /// Gives up one level of a lease of any proxy.
     pub async fn release(&self, lease: LeaseRef) -> Result<(), LeaseError> {
-        self.released(self.begin_release(lease)).await
+        self.released(self.begin_release(lease, None)).await
     }
 
     /// The release is on its way when this returns: a drain waits for it.
-    fn begin_release(&self, lease: LeaseRef) -> Releasing {
+    fn begin_release(&self, lease: LeaseRef, outcome: Option<Box<str>>) -> Releasing {
         let (reply, answer) = oneshot::channel();
-        self.shared.tell(Msg::Release { lease, attempt: rand::random(), reply });
+        let release = Release { lease, attempt: rand::random(), outcome };
+        self.shared.tell(Msg::Release { release, reply });
         answer
     }
 
@@ -350,14 +362,10 @@ impl Service {
 
     /// Takes a key from its holders: their next call finds it lost. How many there were.
     pub async fn force_release(&self, key: Key) -> Result<u32, StoreError> {
-        let (done, answer) = oneshot::channel();
-        let ops = vec![Op::Force { key: key.clone() }];
-        let tell = Box::new(move |result| drop(done.send(result)));
-        self.shared.store.submit(ops, self.shared.store_deadline(), tell);
-        let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
+        let outcome = self.shared.ask(Op::Force { key: key.clone() }).await?;
         self.shared.tell(Msg::Taken(key));
-        match reply.outcomes.first() {
-            Some(Outcome::Forced { holders }) => Ok(*holders),
+        match outcome {
+            Outcome::Forced { holders } => Ok(holders),
             _ => Ok(0),
         }
     }
@@ -406,6 +414,15 @@ impl Shared {
     fn tell(&self, message: Msg) {
         // The loop ends only with the runtime.
         let _ = self.inbox.send(message);
+    }
+
+    /// One operation that no queue waits for.
+    async fn ask(&self, op: Op) -> Result<Outcome, StoreError> {
+        let (done, answer) = oneshot::channel();
+        let tell = Box::new(move |result| drop(done.send(result)));
+        self.store.submit(vec![op], self.store_deadline(), tell);
+        let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
+        reply.outcomes.into_iter().next().ok_or_else(StoreError::stopped)
     }
 
     fn store_deadline(&self) -> Instant {

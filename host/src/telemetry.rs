@@ -30,6 +30,7 @@ struct Inner {
     policies: Policies,
     renewals: Family<Outcome, Counter>,
     releases: Family<Outcome, Counter>,
+    commits: Family<Outcome, Counter>,
     holds: Family<How, Histogram>,
     batch_operations: Histogram,
     batch_seconds: Histogram,
@@ -88,6 +89,11 @@ impl Metrics {
 
     pub fn release(&self, outcome: &'static str) {
         self.inner.releases.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// A commit of a version was answered. `outcome` is `committed` or the problem's slug.
+    pub fn commit(&self, outcome: &'static str) {
+        self.inner.commits.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// A lease ended, `held` after its grant. `how` is `released`, `expired`, `handed_off`, `forced` or `lost`.
@@ -165,6 +171,8 @@ impl Default for Metrics {
         lockkeeper.register("renewals", "Renewals, by outcome", renewals.clone());
         let releases = Family::default();
         lockkeeper.register("releases", "Releases, by outcome", releases.clone());
+        let commits = Family::default();
+        lockkeeper.register("commits", "Commits of a version, by outcome", commits.clone());
         let holds: Family<How, Histogram> = Family::new_with_constructor(long);
         lockkeeper.register_with_unit(
             "hold",
@@ -199,6 +207,7 @@ impl Default for Metrics {
             policies,
             renewals,
             releases,
+            commits,
             holds,
             batch_operations,
             batch_seconds,

@@ -1,6 +1,7 @@
 //! The body of `/v1/acquire` and `/v1/hold`, and what a grant looks like.
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use super::fields::{Fields, Json, shown};
 use super::{lease_id, mode};
@@ -13,20 +14,22 @@ use crate::service::{Lease, Request};
 /// Reads and checks the body of an acquire.
 pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
     let mut fields = Fields::parse(body)?;
+    let request_id = fields.text("request_id", 1..=limits.max_request_id_bytes)?;
+    let owner = fields.text("owner", 1..=limits.max_owner_bytes)?;
     let request = Request {
         resource: fields.required_text("resource", 1..=limits.max_resource_bytes)?,
-        owner: fields.text("owner", 1..=limits.max_owner_bytes)?.unwrap_or_else(anonymous),
+        owner: owner.unwrap_or_else(|| anonymous(request_id.as_deref())),
         mode: mode::parse(fields.take("mode"), limits.max_permits)?,
         ttl_ms: fields.integer("ttl_ms", limits.min_ttl_ms..=limits.max_ttl_ms)?,
         wait_ms: fields.integer("wait_ms", 0..=limits.max_wait_ms)?,
-        request_id: fields.text("request_id", 1..=limits.max_request_id_bytes)?,
+        request_id,
         labels: labels(fields.take("labels"), limits)?,
     };
     fields.finish()?;
     Ok(request)
 }
 
-fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, String)>, Problem> {
+pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, String)>, Problem> {
     let members = match value {
         None => return Ok(Vec::new()),
         Some(Json::Object(members)) => members,
@@ -48,9 +51,14 @@ fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, Strin
     Ok(labels)
 }
 
-/// An owner for a client that gives none: nobody else has it.
-fn anonymous() -> String {
-    format!("anon-{:016x}", rand::random::<u64>())
+/// An owner for a client that gives none: nobody else has it. A request that is repeated has the one
+/// that it had before, or it would not be the same.
+fn anonymous(request_id: Option<&str>) -> String {
+    let id = request_id.map_or_else(rand::random, |id| {
+        let digest: [u8; 32] = Sha256::digest(id).into();
+        u64::from_le_bytes(*digest.first_chunk().expect("it has 32 bytes"))
+    });
+    format!("anon-{id:016x}")
 }
 
 /// A grant, as its client sees it.
@@ -135,6 +143,8 @@ mod tests {
         assert_eq!(request.mode, Mode::Exclusive);
         assert!(request.owner.starts_with("anon-") && request.owner.len() == 21, "{}", request.owner);
         assert_ne!(request.owner, parsed(r#"{"resource": "r"}"#).unwrap().owner);
+        let named = |id| parsed(&format!(r#"{{"resource": "r", "request_id": "{id}"}}"#)).unwrap().owner;
+        assert!(named("a") == named("a") && named("a") != named("b"), "{}", named("a"));
     }
 
     #[test]

@@ -218,7 +218,7 @@ async fn what_is_not_there_is_said_so() {
     let proxy = start();
     for (method, path, headers, status, slug) in [
         ("GET", "/", "", 404, "not_found"),
-        ("POST", "/v1/once/begin", "", 404, "not_found"),
+        ("POST", "/v1/twice/begin", "", 404, "not_found"),
         ("GET", "/v1/acquire", "", 405, "method_not_allowed"),
         ("POST", "/v1/locks", "", 405, "method_not_allowed"),
         ("POST", "/v1/acquire", "content-type: text/plain\r\n", 415, "unsupported_media_type"),

@@ -40,6 +40,7 @@ impl From<AcquireError> for Problem {
             AcquireError::RequestReused { ended } => {
                 Problem::new(Kind::RequestIdReused, detail).with("field", "request_id").with("ended", ended)
             }
+            AcquireError::Done(_) | AcquireError::Conflict(_) => Problem::new(Kind::Conflict, detail),
             AcquireError::Store(error) => error.into(),
             AcquireError::ShuttingDown => {
                 Problem::new(Kind::ShuttingDown, detail).retry_after_ms(RETRY_AFTER_MS)

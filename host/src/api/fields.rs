@@ -1,12 +1,15 @@
 //! Request bodies, read strictly: every fault names its field.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::http::{Kind, Problem};
+use crate::lock::record::Kept;
 
 /// The members of one JSON object that have not been read yet.
 pub struct Fields<'a> {
@@ -84,6 +87,13 @@ impl<'a> Fields<'a> {
         name: &'static str,
         range: RangeInclusive<u32>,
     ) -> Result<Option<u32>, Problem> {
+        let range = u64::from(*range.start())..=u64::from(*range.end());
+        let number = self.number(name, range)?;
+        Ok(number.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
+    }
+
+    /// As [`Fields::integer`], for numbers that may be larger.
+    pub fn number(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
         self.take(name).map(|value| value.into_integer(name, &range)).transpose()
     }
 
@@ -107,13 +117,11 @@ impl Json<'_> {
             .with("bound", bound))
     }
 
-    pub fn into_integer(self, field: &str, range: &RangeInclusive<u32>) -> Result<u32, Problem> {
+    pub fn into_integer(self, field: &str, range: &RangeInclusive<u64>) -> Result<u64, Problem> {
         let bound = format!("{} to {}", range.start(), range.end());
         let given = match self {
-            Json::Integer(value) => match u32::try_from(value) {
-                Ok(value) if range.contains(&value) => return Ok(value),
-                _ => value.to_string(),
-            },
+            Json::Integer(value) if range.contains(&value) => return Ok(value),
+            Json::Integer(value) => value.to_string(),
             Json::OtherNumber(value) => value.to_string(),
             other => {
                 return Err(other.not(field, &format!("a whole number from {bound}")).with("bound", bound));
@@ -138,6 +146,33 @@ impl Json<'_> {
             Json::Object(_) => "an object",
         }
     }
+}
+
+/// A member of the body that is kept as it is: any JSON of at most `max` bytes. `null` counts as absent.
+pub fn raw<'b>(
+    body: &'b [u8],
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    max: usize,
+) -> Result<Option<&'b RawValue>, Problem> {
+    if fields.take(name).is_none() {
+        return Ok(None);
+    }
+    let members: Result<HashMap<String, &'b RawValue>, _> = serde_json::from_slice(body);
+    let value = members.ok().and_then(|mut members| members.remove(name));
+    let value = value.ok_or_else(|| Problem::invalid(name, "must be JSON"))?;
+    let bytes = value.get().len();
+    if bytes > max {
+        let detail = format!("has {bytes} bytes; may have {max}");
+        return Err(Problem::invalid(name, detail).with("bound", max));
+    }
+    Ok(Some(value))
+}
+
+/// What [`raw`] took and the store kept.
+pub fn kept_value(kept: &Kept) -> Result<&RawValue, Problem> {
+    serde_json::from_str(&kept.value)
+        .map_err(|error| Problem::new(Kind::StoreUnavailable, format!("the store keeps no JSON: {error}")))
 }
 
 /// As much of a client's own name for something as an answer should repeat.

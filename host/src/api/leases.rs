@@ -53,11 +53,11 @@ struct Release<'a> {
     released: bool,
 }
 
-fn lease_id_of(fields: &mut Fields<'_>) -> Result<String, Problem> {
+pub fn lease_id_of(fields: &mut Fields<'_>) -> Result<String, Problem> {
     fields.required_text("lease_id", 1..=lease_id::MAX_BYTES)
 }
 
 /// A lease id that this software never gave out names a lease that nobody holds.
-fn known_lease(id: &str) -> Result<LeaseRef, Problem> {
+pub fn known_lease(id: &str) -> Result<LeaseRef, Problem> {
     lease_id::decode(id).ok_or_else(|| LeaseError::Lost.into())
 }

@@ -1,9 +1,11 @@
 //! `GET /v1/locks` and `/v1/locks/{name}`: who holds what, who waits, and why.
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 
 use super::{Api, mode, time};
 use crate::http::{Kind, Problem, Query, Response, json};
+use crate::lock::record::Kept;
 use crate::lock::{Key, Mode};
 use crate::service::{Decision, HolderEntry, LockEntry, LockView, QueueEntry};
 
@@ -55,6 +57,18 @@ struct Lock {
     key: String,
     token: u64,
     holders: Vec<Holder>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<KeptValue>,
+}
+
+/// What a `once` or a commit has left with the key.
+#[derive(Serialize)]
+struct KeptValue {
+    value: Box<RawValue>,
+    since: String,
+    /// Absent: until it is replaced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -104,7 +118,18 @@ impl From<LockEntry> for Lock {
             key: entry.key.to_string(),
             token: entry.token.0,
             holders: entry.holders.into_iter().map(Holder::from).collect(),
+            kept: entry.kept.and_then(KeptValue::new),
         }
+    }
+}
+
+impl KeptValue {
+    fn new(kept: Kept) -> Option<KeptValue> {
+        Some(KeptValue {
+            value: RawValue::from_string(kept.value.into()).ok()?,
+            since: time::rfc3339(kept.since.0),
+            until: (kept.until.0 < u64::MAX).then(|| time::rfc3339(kept.until.0)),
+        })
     }
 }
 

@@ -19,8 +19,8 @@ pub fn parse(value: Option<Json<'_>>, max_permits: u32) -> Result<Mode, Problem>
         },
         Some(Json::Object(mut members)) => match members.pop() {
             Some((name, count)) if name == "permits" && members.is_empty() => {
-                let count = count.into_integer("mode.permits", &(1..=max_permits))?;
-                Ok(Mode::Permits { count, limit: 0 })
+                let count = count.into_integer("mode.permits", &(1..=u64::from(max_permits)))?;
+                Ok(Mode::Permits { count: u32::try_from(count).unwrap_or(max_permits), limit: 0 })
             }
             _ => Err(Problem::invalid("mode", format!("must be {EXPECTED}"))),
         },

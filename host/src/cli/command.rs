@@ -16,8 +16,10 @@ use crate::clock;
 use crate::lock::Instant;
 
 mod child;
+mod once;
 
-use child::Child;
+use child::{Child, Output};
+pub use once::{OnceArgs, run as once};
 
 #[derive(Args, Debug)]
 pub struct RunArgs {
@@ -46,34 +48,39 @@ pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
         signal = signals.next() => return Ok(128 + signal.as_raw() as u8),
     };
     let mut lease = Held::new(&lease, asked)?;
-    let mut child = match Child::spawn(&args.command, &lease.environment()) {
+    let mut child = match Child::spawn(&args.command, &lease.environment(), Output::Passed) {
         Ok(child) => child,
         Err(failure) => {
             lease.release(&client).await;
             return Err(failure);
         }
     };
-    let over = loop {
+    let code = supervise(&mut child, &mut lease, &client, &mut signals).await?;
+    lease.release(&client).await;
+    Ok(code)
+}
+
+/// Keeps the lease alive until the command has ended: its exit code. A command whose lease is lost is
+/// stopped.
+async fn supervise(
+    child: &mut Child,
+    lease: &mut Held,
+    client: &Client,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let lost = loop {
         tokio::select! {
-            code = child.wait() => break Ok(code?),
-            lost = lease.keep(&client) => break Err(lost),
+            code = child.wait() => return code,
+            lost = lease.keep(client) => break lost,
             signal = signals.next() => child.signal(signal),
         }
     };
-    match over {
-        Ok(code) => {
-            lease.release(&client).await;
-            Ok(code)
-        }
-        Err(lost) => {
-            eprintln!("lockkeeper: {}; stopping the command", lost.reason);
-            child.stop(lost.kill_at).await;
-            if !lost.certain {
-                lease.release(&client).await;
-            }
-            Err(Failure::Lost(lost.reason))
-        }
+    eprintln!("lockkeeper: {}; stopping the command", lost.reason);
+    child.stop(lost.kill_at).await;
+    if !lost.certain {
+        lease.release(client).await;
     }
+    Err(Failure::Lost(lost.reason))
 }
 
 /// The lease, and when something must happen to it.

@@ -70,7 +70,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
     }
     output::table(
         &["KEY", "TOKEN", "MODE", "OWNER", "LEFT", "POLICY"],
-        &locks.iter().flat_map(holders).collect::<Vec<_>>(),
+        &locks.iter().flat_map(|lock| [holders(lock), kept(lock)].concat()).collect::<Vec<_>>(),
     );
     if more {
         output::line(&format!("… and more than these {limit}; see --limit"));
@@ -87,6 +87,9 @@ pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
     }
     output::pairs(&[("key", output::shown(&lock["key"])), ("token", output::shown(&lock["token"]))]);
     let holders = holders(&lock);
+    if let Some(kept) = lock.get("kept") {
+        output::line(&format!("\nkept since {}: {}", output::shown(&kept["since"]), kept["value"]));
+    }
     output::line(if holders.is_empty() { "\nfree" } else { "\nholders" });
     if !holders.is_empty() {
         output::table(&["KEY", "TOKEN", "MODE", "OWNER", "LEFT", "POLICY"], &holders);
@@ -144,6 +147,16 @@ fn holders(lock: &Value) -> Vec<Vec<String>> {
         ]
     };
     lock["holders"].as_array().into_iter().flatten().map(row).collect()
+}
+
+/// A row for a value that is kept with a key that may have no holder.
+fn kept(lock: &Value) -> Vec<Vec<String>> {
+    let none = || "-".to_owned();
+    let row = |_: &Value| {
+        let (key, token) = (output::shown(&lock["key"]), output::shown(&lock["token"]));
+        vec![key, token, "kept".to_owned(), none(), none(), none()]
+    };
+    lock.get("kept").into_iter().map(row).collect()
 }
 
 fn section(title: &str, items: &Value, headings: &[&str], row: impl Fn(&Value) -> Vec<String>) {

@@ -153,6 +153,8 @@ fn limits(section: &Section<'_>) -> Limits {
         max_permits: section.integer("max_permits", 1..=1_000_000, defaults.max_permits),
         max_hold_ms: section.integer("max_hold_ms", 100..=30 * DAY_MS, defaults.max_hold_ms),
         max_lock_delay_ms: section.integer("max_lock_delay_ms", 0..=DAY_MS, defaults.max_lock_delay_ms),
+        max_keep_ms: section.integer("max_keep_ms", 1_000..=30 * DAY_MS, defaults.max_keep_ms),
+        max_value_bytes: section.integer("max_value_bytes", 64..=1_048_576, defaults.max_value_bytes),
         drift_per_mille: section.integer("drift_per_mille", 0..=500, defaults.drift_per_mille),
         watch_buffer: section.integer("watch_buffer", 16..=1_048_576, defaults.watch_buffer),
     };

@@ -15,6 +15,7 @@ use super::request_id;
 pub enum Kind {
     Invalid,
     Contended,
+    Conflict,
     Refused,
     /// A component that the proxy will not make live.
     PolicyRefused,
@@ -57,6 +58,7 @@ impl Kind {
         match self {
             Kind::Invalid => ("invalid", 400, "The request is not valid"),
             Kind::Contended => ("contended", 409, "The lock is held"),
+            Kind::Conflict => ("conflict", 409, "Somebody else changed it first"),
             Kind::Refused => ("refused", 403, "The policy refused the request"),
             Kind::PolicyRefused => ("refused", 422, "The policy was refused"),
             Kind::PolicyFault => ("policy_fault", 500, "The policy could not decide"),

@@ -34,6 +34,21 @@ pub struct Record {
     pub not_before: ServerTime,
     /// The last [`ENDED_KEPT`] grants that ended, oldest first.
     pub ended: Vec<Ended>,
+    /// What the primitives `once` and `version` keep with the key.
+    pub kept: Option<Kept>,
+}
+
+/// A value that stays when nobody holds the key: the outcome of a `once`, or what was committed with
+/// a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// JSON text.
+    pub value: Box<str>,
+    pub since: ServerTime,
+    /// From then on it counts as absent. The largest time stands for "until it is replaced".
+    pub until: ServerTime,
+    /// The lease or the commit that left it.
+    pub nonce: u64,
 }
 
 /// One grant of a key.
@@ -54,6 +69,8 @@ pub struct Holder {
     pub at_least_until: ServerTime,
     /// After an expiry the key stays taken this long.
     pub delay_ms: u32,
+    /// The claim's: how long the outcome is kept.
+    pub keep_ms: u32,
     /// The `attempt` of the last release that gave up a level; 0 where there was none.
     pub released_by: u64,
     /// One for each time the owner was granted the key and has not released it; never empty.
@@ -90,6 +107,17 @@ pub struct Ended {
     pub released_by: u64,
     /// Its request id, where the client gave one: that id is used up.
     pub request: Option<Box<str>>,
+    /// Set where it was no grant but an [`Op::Commit`]: what is answered when it comes again.
+    pub committed: Option<Committed>,
+}
+
+/// A commit that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The version that it made.
+    pub version: Token,
+    /// The [`Commit::fingerprint`].
+    pub fingerprint: u64,
 }
 
 /// An acquire, as the store is asked for it.
@@ -109,7 +137,36 @@ pub struct Claim {
     pub at_least_ms: u32,
     pub delay_ms: u32,
     pub reentrant: bool,
+    /// The primitive `once`: how long the outcome is kept, and while one is kept the key is not granted.
+    /// 0 for every other primitive.
+    pub keep_ms: u32,
     pub tag: Tag,
+}
+
+/// Gives up a lease, or one level of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    pub lease: LeaseRef,
+    /// A random number that no other release has, kept when this one is sent again because its answer
+    /// was lost.
+    pub attempt: u64,
+    /// The outcome of a `once`, as JSON text: it is kept for the claim's `keep_ms`.
+    pub outcome: Option<Box<str>>,
+}
+
+/// A change that is made only if nobody else made one first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    pub key: Key,
+    /// The version that was read.
+    pub version: Token,
+    /// JSON text to keep; `None` keeps nothing.
+    pub value: Option<Box<str>>,
+    /// A random number that no other commit has.
+    pub attempt: u64,
+    pub request: Option<Box<str>>,
+    /// A hash of what was asked, to notice a request id that comes back with another body.
+    pub fingerprint: u64,
 }
 
 /// What a store can be asked to do to its records.
@@ -123,22 +180,27 @@ pub enum Op {
     /// Let the lease end `ttl_ms` from now, or, with `None`, the time from now that it was granted
     /// for; never earlier than it would have.
     Renew { lease: LeaseRef, ttl_ms: Option<u32> },
-    /// Give up one level; the last one ends the lease. `attempt` is a random number that no other
-    /// release has, kept when this one is sent again because its answer was lost.
-    Release { lease: LeaseRef, attempt: u64 },
+    /// Give up one level; the last one ends the lease.
+    Release(Release),
     /// Undo the grant that the claim `attempt` may have been given, if nobody else was answered with it.
     Abandon { keys: std::sync::Arc<[Key]>, attempt: u64 },
     /// Take the key from whoever holds it; the token moves on.
     Force { key: Key },
+    /// The key's version and what is kept with it.
+    Read { key: Key },
+    /// Make a new version if the key's version is still the one that was read.
+    Commit(Commit),
 }
 
 impl Op {
     pub fn keys(&self) -> &[Key] {
         match self {
             Op::Acquire(claim) | Op::Rejoin(claim) => &claim.keys,
-            Op::Renew { lease, .. } | Op::Release { lease, .. } => &lease.keys,
+            Op::Renew { lease, .. } | Op::Release(Release { lease, .. }) => &lease.keys,
             Op::Abandon { keys, .. } => keys,
-            Op::Force { key } => std::slice::from_ref(key),
+            Op::Force { key } | Op::Read { key } | Op::Commit(Commit { key, .. }) => {
+                std::slice::from_ref(key)
+            }
         }
     }
 }
@@ -149,8 +211,10 @@ pub enum Outcome {
     Granted(Grant),
     /// A [`Op::Rejoin`] found no grant of its own.
     Absent,
-    /// An acquire found a key taken.
+    /// An acquire or a commit found a key taken.
     Held(Denial),
+    /// A `once` claim found that it was done before.
+    Done(Kept),
     /// The request id was used with another body, or its lease has ended.
     RequestReused {
         ended: bool,
@@ -172,6 +236,19 @@ pub enum Outcome {
         holders: u32,
     },
     Abandoned,
+    Version(Version),
+    Committed {
+        version: Token,
+    },
+    /// The version is not the one that was read.
+    Conflict(Version),
+}
+
+/// A key's version, with what is kept with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    pub version: Token,
+    pub kept: Option<Kept>,
 }
 
 /// A grant, new or found again by its request id.
@@ -233,6 +310,18 @@ struct Entry {
     changed: bool,
 }
 
+impl Record {
+    /// The latest moment at which a holder, a delay or a kept value of the record ends, if nobody does
+    /// anything.
+    pub fn until(&self) -> ServerTime {
+        let ends = self.holders.iter().map(|holder| {
+            let expires = holder.until.plus_ms(holder.delay_ms);
+            expires.max(holder.at_least_until)
+        });
+        ends.chain(self.kept.iter().map(|kept| kept.until)).fold(self.not_before, ServerTime::max)
+    }
+}
+
 impl Records {
     /// `None` stands for a key that the store has no row of.
     pub fn insert(&mut self, key: Key, record: Option<Record>) {
@@ -251,6 +340,10 @@ impl Records {
             .iter()
             .filter(|(_, entry)| entry.changed)
             .map(|(key, entry)| (key, &entry.record, entry.stored))
+    }
+
+    fn is_stored(&self, key: &Key) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.stored || entry.changed)
     }
 
     fn read(&self, key: &Key) -> &Record {

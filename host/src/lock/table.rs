@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::record::{Claim, Denial, Grant, HeldBy, Outcome};
+use super::record::{Claim, Denial, Grant, HeldBy, Kept, Outcome, Release};
 use super::{Instant, Key, LeaseRef, Mode, Token};
 
 mod events;
@@ -135,7 +135,7 @@ impl Table {
         match event {
             Event::Enqueue(waiter) => self.enqueue(*waiter, now, out),
             Event::Cancel(id) => self.cancel(id, now, out),
-            Event::Release { id, lease, attempt } => self.release(id, lease, attempt, now, out),
+            Event::Release { id, release } => self.release(id, release, now, out),
             Event::Completed { ticket, result } => self.completed(ticket, result, now, out),
             Event::Chosen { key, choice, waiter } => self.chosen(&key, choice, waiter, now, out),
             Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now, out),

@@ -143,7 +143,7 @@ pub fn row_write(key: &Key, record: &Record, revision: u64, now: ServerTime) -> 
     RowWrite {
         key: key.clone(),
         token: record.token.0,
-        until: codec::until(record).max(now),
+        until: record.until().max(now),
         revision,
         state: codec::encode(record),
     }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::record::{Ended, Holder, Level, Record, Tag};
+use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Record, Tag};
 use crate::lock::{Mode, ServerTime, Token};
 
 /// The text could not be read as a record.
@@ -21,6 +21,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
         holders: record.holders.iter().map(HolderState::from).collect(),
         not_before: record.not_before.0,
         ended: record.ended.iter().map(EndedState::from).collect(),
+        kept: record.kept.as_ref().map(KeptState::from),
     };
     serde_json::to_vec(&state).expect("strings and numbers always serialize")
 }
@@ -32,16 +33,8 @@ pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
         holders: state.holders.into_iter().map(Holder::from).collect(),
         not_before: ServerTime(state.not_before),
         ended: state.ended.into_iter().map(Ended::from).collect(),
+        kept: state.kept.map(Kept::from),
     })
-}
-
-/// The latest moment at which a holder or a delay of the record ends, if nobody does anything.
-pub fn until(record: &Record) -> ServerTime {
-    let ends = record.holders.iter().map(|holder| {
-        let expires = holder.until.plus_ms(holder.delay_ms);
-        expires.max(holder.at_least_until)
-    });
-    ends.fold(record.not_before, ServerTime::max)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,6 +45,8 @@ struct State<'a> {
     not_before: u64,
     #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
     ended: Vec<EndedState<'a>>,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    kept: Option<KeptState<'a>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -72,6 +67,8 @@ struct HolderState<'a> {
     at_least_until: u64,
     #[serde(default, skip_serializing_if = "is_zero_u32")]
     delay_ms: u32,
+    #[serde(default, skip_serializing_if = "is_zero_u32")]
+    keep_ms: u32,
     #[serde(default, skip_serializing_if = "is_zero")]
     released_by: u64,
     /// Absent: one, of the claim that made the grant, which had no request id.
@@ -113,6 +110,23 @@ struct EndedState<'a> {
     released_by: u64,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     request: Option<Cow<'a, str>>,
+    /// The version that a commit made; 0 where it was a grant.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    version: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    fingerprint: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct KeptState<'a> {
+    /// JSON, as text.
+    #[serde(borrow)]
+    value: Cow<'a, str>,
+    since: u64,
+    /// Absent: until it is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    until: Option<u64>,
+    nonce: u64,
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -173,6 +187,7 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             ttl_ms: holder.ttl_ms,
             at_least_until: holder.at_least_until.0,
             delay_ms: holder.delay_ms,
+            keep_ms: holder.keep_ms,
             released_by: holder.released_by,
             levels: if holder.levels == [usual_level(holder.nonce)] {
                 Vec::new()
@@ -200,6 +215,7 @@ impl From<HolderState<'_>> for Holder {
             ttl_ms: state.ttl_ms,
             at_least_until: ServerTime(state.at_least_until),
             delay_ms: state.delay_ms,
+            keep_ms: state.keep_ms,
             released_by: state.released_by,
             levels: if state.levels.is_empty() {
                 vec![usual_level(state.nonce)]
@@ -245,13 +261,43 @@ impl<'a> From<&'a Ended> for EndedState<'a> {
             nonce: ended.nonce,
             released_by: ended.released_by,
             request: ended.request.as_deref().map(Cow::Borrowed),
+            version: ended.committed.map_or(0, |committed| committed.version.0),
+            fingerprint: ended.committed.map_or(0, |committed| committed.fingerprint),
         }
     }
 }
 
 impl From<EndedState<'_>> for Ended {
     fn from(state: EndedState<'_>) -> Ended {
-        Ended { nonce: state.nonce, released_by: state.released_by, request: state.request.map(boxed) }
+        let committed = Committed { version: Token(state.version), fingerprint: state.fingerprint };
+        Ended {
+            nonce: state.nonce,
+            released_by: state.released_by,
+            request: state.request.map(boxed),
+            committed: Some(committed).filter(|committed| committed.version.0 > 0),
+        }
+    }
+}
+
+impl<'a> From<&'a Kept> for KeptState<'a> {
+    fn from(kept: &'a Kept) -> KeptState<'a> {
+        KeptState {
+            value: Cow::Borrowed(&kept.value),
+            since: kept.since.0,
+            until: Some(kept.until.0).filter(|until| *until < u64::MAX),
+            nonce: kept.nonce,
+        }
+    }
+}
+
+impl From<KeptState<'_>> for Kept {
+    fn from(state: KeptState<'_>) -> Kept {
+        Kept {
+            value: boxed(state.value),
+            since: ServerTime(state.since),
+            until: ServerTime(state.until.unwrap_or(u64::MAX)),
+            nonce: state.nonce,
+        }
     }
 }
 
@@ -275,6 +321,7 @@ mod tests {
             ttl_ms: 10,
             at_least_until: ServerTime(3),
             delay_ms: 4,
+            keep_ms: 9,
             released_by: 5,
             levels: vec![
                 Level { attempts: vec![1, 3], request: Some("r\u{1F512}".into()), fingerprint: 9 },
@@ -295,9 +342,20 @@ mod tests {
             ],
             not_before: ServerTime(11),
             ended: vec![
-                Ended { nonce: 1, released_by: 0, request: None },
-                Ended { nonce: 2, released_by: 3, request: Some("x".into()) },
+                Ended { nonce: 1, released_by: 0, request: None, committed: None },
+                Ended {
+                    nonce: 2,
+                    released_by: 3,
+                    request: Some("x".into()),
+                    committed: Some(Committed { version: Token(5), fingerprint: 6 }),
+                },
             ],
+            kept: Some(Kept {
+                value: "{\"a\":[1,\"\\\\\"]}".into(),
+                since: ServerTime(1),
+                until: ServerTime(u64::MAX),
+                nonce: 4,
+            }),
         }
     }
 
@@ -312,13 +370,5 @@ mod tests {
     #[test]
     fn an_idle_record_is_short() {
         assert_eq!(encode(&Record::default()), b"{}");
-    }
-
-    #[test]
-    fn until_covers_every_holder_and_delay() {
-        let mut record = record();
-        assert_eq!(until(&record), ServerTime(u64::MAX));
-        record.holders.clear();
-        assert_eq!(until(&record), ServerTime(11));
     }
 }

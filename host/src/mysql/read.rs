@@ -133,7 +133,7 @@ fn end_of(prefix: &str) -> Option<Vec<u8>> {
 }
 
 fn is_held(row: &Stored) -> bool {
-    codec::until(&row.record) > row.now
+    row.record.until() > row.now
 }
 
 fn read_row(row: Row, now: ServerTime) -> Result<Stored, Fault> {

@@ -8,7 +8,7 @@ use super::MysqlStore;
 use super::link::Link;
 use crate::clock;
 use crate::config::StoreConfig;
-use crate::lock::record::{Claim, Op, Outcome};
+use crate::lock::record::{Claim, Op, Outcome, Release};
 use crate::lock::{Instant, LeaseRef};
 use crate::store::{Health, Reply, Store, StoreError, contract};
 use crate::telemetry::Metrics;
@@ -197,7 +197,7 @@ async fn acquire_within(
 async fn release(store: &dyn Store, lease: LeaseRef) -> Result<Outcome, StoreError> {
     let (tell, told) = tokio::sync::oneshot::channel();
     let done = Box::new(move |result| drop(tell.send(result)));
-    let op = Op::Release { lease, attempt: contract::fresh() };
+    let op = Op::Release(Release { lease, attempt: contract::fresh(), outcome: None });
     store.submit(vec![op], clock::now().plus_ms(3_000), done);
     let mut reply: Reply = told.await.expect("it is answered")?;
     Ok(reply.outcomes.pop().expect("it has an outcome"))

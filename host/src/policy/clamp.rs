@@ -11,6 +11,8 @@ use super::{Answer, Backoff, Plan, Primitive, Renewal};
 use crate::config::Limits;
 use crate::lock::{Key, Mode};
 
+/// How long the outcome of a `once` is kept where the policy does not say.
+const DEFAULT_KEEP_MS: u32 = 86_400_000;
 const MAX_REASON_BYTES: usize = 1024;
 const MIN_POLL_MS: u32 = 5;
 const MAX_POLL_MS: u32 = 60_000;
@@ -35,9 +37,10 @@ type Labels = Vec<(Box<str>, Box<str>)>;
 /// The error says what makes no sense, for a fault of kind `Value`.
 pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let primitive = bindings::primitive(from.primitive);
-    if primitive != Primitive::Lease {
+    if matches!(primitive, Primitive::Row | Primitive::Advisory | Primitive::Quorum) {
         return Err(format!("the primitive `{}` is not available yet", primitive.as_str()));
     }
+    let is_once = primitive == Primitive::Once;
     if from.group.len() > limits.max_label_bytes {
         return Err(format!(
             "the group has {} bytes, at most {} are allowed",
@@ -45,8 +48,12 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
             limits.max_label_bytes
         ));
     }
+    let keys = keys(&from.keys, limits)?;
+    if matches!(primitive, Primitive::Once | Primitive::Version) && keys.len() > 1 {
+        return Err(format!("{} keys: `{}` guards one", keys.len(), primitive.as_str()));
+    }
     Ok(Plan {
-        keys: keys(&from.keys, limits)?,
+        keys,
         primitive,
         mode: mode(from.mode, limits)?,
         ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
@@ -56,11 +63,20 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
         weight: from.weight.max(1),
         reentrant: from.reentrant,
         max_waiters: from.max_waiters.min(limits.max_waiters),
-        lock_at_least_ms: from.lock_at_least.min(limits.max_lock_delay_ms),
+        lock_at_least_ms: if is_once { 0 } else { from.lock_at_least.min(limits.max_lock_delay_ms) },
+        keep_ms: if is_once { keep_ms(from.lock_at_least, limits) } else { 0 },
         lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
         max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
         labels: labels(from.labels, limits)?,
     })
+}
+
+/// For `once`, lock-at-least says how long the outcome is kept.
+fn keep_ms(lock_at_least: u32, limits: &Limits) -> u32 {
+    match lock_at_least {
+        0 => DEFAULT_KEEP_MS.min(limits.max_keep_ms),
+        ms => ms.min(limits.max_keep_ms),
+    }
 }
 
 pub(super) fn backoff(from: Backoff) -> Backoff {

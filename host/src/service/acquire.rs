@@ -13,11 +13,44 @@ use crate::clock;
 use crate::lock::record::{Claim, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
 use crate::lock::{Instant, LeaseRef, Mode};
-use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest};
+use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest, Primitive};
 use crate::store::{Health, StoreError};
 
 /// How often a request is planned again because its policy was replaced in between.
 const REPLANS: usize = 8;
+
+/// What a client called, which must go with the primitive that its policy chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Acquire,
+    Once,
+    Version,
+}
+
+impl Call {
+    fn of(primitive: Primitive) -> Call {
+        match primitive {
+            Primitive::Once => Call::Once,
+            Primitive::Version => Call::Version,
+            Primitive::Lease | Primitive::Row | Primitive::Advisory | Primitive::Quorum => Call::Acquire,
+        }
+    }
+
+    fn check(self, policy: &str, primitive: Primitive) -> Result<(), AcquireError> {
+        let right = Call::of(primitive);
+        if right == self {
+            return Ok(());
+        }
+        let calls = match right {
+            Call::Acquire => "/v1/acquire or /v1/hold",
+            Call::Once => "/v1/once/begin",
+            Call::Version => "/v1/versions/read and /v1/versions/commit",
+        };
+        let primitive = primitive.as_str();
+        let detail = format!("its policy `{policy}` guards it with `{primitive}`: call {calls}");
+        Err(AcquireError::Invalid { field: "resource", detail })
+    }
+}
 
 /// What was decided about a granted request.
 pub(super) struct Planned {
@@ -28,10 +61,11 @@ pub(super) struct Planned {
 pub(super) async fn acquire(
     shared: &Arc<Shared>,
     request: &Request,
+    call: Call,
 ) -> Result<(Lease, Planned), AcquireError> {
     let policy = shared.policy_of(&request.resource);
     let begun = clock::now();
-    let result = attempt(shared, policy, request).await;
+    let result = attempt(shared, policy, request, call).await;
     let waited = Duration::from_micros(clock::now().us_since(begun));
     let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");
     shared.metrics.acquire(policy, outcome, waited);
@@ -42,18 +76,26 @@ async fn attempt(
     shared: &Arc<Shared>,
     policy: &str,
     request: &Request,
+    call: Call,
 ) -> Result<(Lease, Planned), AcquireError> {
     opened(shared).await?;
     let _place = Place::take(shared, request)?;
     for _ in 0..REPLANS {
-        let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
-        let plan = plan(&generation, policy, request)?;
-        let planned = Planned { generation, plan };
+        let planned = planned(shared, request, call)?;
         if let Some(result) = enqueue(shared, request, &planned).await {
             return result.map(|lease| (lease, planned));
         }
     }
     Err(no_policy(policy))
+}
+
+/// What the request's policy decides now.
+pub(super) fn planned(shared: &Shared, request: &Request, call: Call) -> Result<Planned, AcquireError> {
+    let policy = shared.policy_of(&request.resource);
+    let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
+    let plan = plan(&generation, policy, request)?;
+    call.check(policy, plan.primitive)?;
+    Ok(Planned { generation, plan })
 }
 
 fn no_policy(policy: &str) -> AcquireError {
@@ -132,12 +174,13 @@ fn waiter(id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
         attempt: rand::random_range(1..u64::MAX),
         owner: request.owner.as_str().into(),
         request: request.request_id.as_deref().map(Into::into),
-        fingerprint: request.request_id.as_ref().map_or(0, |_| fingerprint(request)),
+        fingerprint: request.request_id.as_ref().map_or(0, |_| fingerprint(request, &[])),
         mode: plan.mode,
         ttl_ms: plan.ttl_ms,
         at_least_ms: plan.lock_at_least_ms,
         delay_ms: plan.lock_delay_ms,
         reentrant: plan.reentrant,
+        keep_ms: plan.keep_ms,
         tag: Tag {
             resource: request.resource.as_str().into(),
             policy: (&**planned.generation.id()).into(),
@@ -157,8 +200,8 @@ fn waiter(id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
     }
 }
 
-/// What makes two requests with one id the same: everything but the wait.
-fn fingerprint(request: &Request) -> u64 {
+/// What makes two requests with one id the same: everything but the wait, and `more`.
+pub(super) fn fingerprint(request: &Request, more: &[&str]) -> u64 {
     let mut hash = Sha256::new();
     let mode = match request.mode {
         Mode::Exclusive => 0,
@@ -169,7 +212,8 @@ fn fingerprint(request: &Request) -> u64 {
     hash.update(mode.to_le_bytes());
     hash.update(ttl.to_le_bytes());
     let labels = request.labels.iter().flat_map(|(name, value)| [name, value]);
-    for text in [&request.resource, &request.owner].into_iter().chain(labels) {
+    let texts = [&request.resource, &request.owner].into_iter().chain(labels).map(String::as_str);
+    for text in texts.chain(more.iter().copied()) {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     }
@@ -206,6 +250,7 @@ fn settle(
         Verdict::Contended { holder, position, retry_after_ms, reason } => {
             Err(AcquireError::Contended { resource: resource(), holder, position, retry_after_ms, reason })
         }
+        Verdict::Done(kept) => Err(AcquireError::Done(kept)),
         Verdict::TooManyWaiters { limit } => {
             Err(AcquireError::TooManyWaiters { resource: resource(), limit })
         }
@@ -285,6 +330,8 @@ impl AcquireError {
             AcquireError::TooManyHolders { .. } => "too_many_holders",
             AcquireError::Invalid { .. } => "invalid",
             AcquireError::RequestReused { .. } => "request_id_reused",
+            AcquireError::Conflict(_) => "conflict",
+            AcquireError::Done(_) => "done",
             AcquireError::Store(_) => "store_unavailable",
             AcquireError::ShuttingDown => "shutting_down",
         }

@@ -10,12 +10,12 @@ use super::history::{History, What};
 use super::transition::{Shadow, Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
-use crate::lock::record::{Op, Outcome};
+use crate::lock::record::{Op, Outcome, Release};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Table, Ticket,
     Verdict, Waiter, WaiterId,
 };
-use crate::lock::{Instant, Key, LeaseRef, Token};
+use crate::lock::{Instant, Key, Token};
 use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
 use crate::store::{Reply, StoreError};
 
@@ -36,8 +36,7 @@ pub(super) enum Msg {
         ttl_ms: u32,
     },
     Release {
-        lease: LeaseRef,
-        attempt: u64,
+        release: Release,
         reply: oneshot::Sender<Result<Outcome, String>>,
     },
     Completed {
@@ -169,11 +168,11 @@ impl Core {
             Msg::Undelivered { nonce, keys, attempt, ttl_ms } => {
                 self.handle(Event::Undelivered { nonce, keys, attempt, ttl_ms });
             }
-            Msg::Release { lease, attempt, reply } => {
+            Msg::Release { release, reply } => {
                 self.serial += 1;
                 let id = ReleaseId(self.serial);
                 self.releases.insert(id, reply);
-                self.handle(Event::Release { id, lease, attempt });
+                self.handle(Event::Release { id, release });
             }
             Msg::Completed { ticket, result } => {
                 let answered = |reply: Reply| Answered {

@@ -114,7 +114,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let service = self.service.clone();
-        let answer = service.begin_release(self.lease.lease.clone());
+        let answer = service.begin_release(self.lease.lease.clone(), None);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 if let Err(error) = service.released(answer).await {

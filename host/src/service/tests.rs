@@ -70,6 +70,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
+        keep_ms: 0,
         tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), labels: Vec::new() },
     };
     let (done, answer) = oneshot::channel();

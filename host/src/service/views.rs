@@ -24,7 +24,12 @@ pub(super) fn entry(stored: &Stored) -> LockEntry {
         levels: holder.levels.len() as u32,
         policy: holder.tag.policy.to_string(),
     };
-    LockEntry { key: stored.key.clone(), token: stored.record.token, holders: live.map(holder).collect() }
+    LockEntry {
+        key: stored.key.clone(),
+        token: stored.record.token,
+        holders: live.map(holder).collect(),
+        kept: stored.record.kept.clone().filter(|kept| kept.until > stored.now),
+    }
 }
 
 pub(super) async fn show(shared: &Arc<Shared>, name: &str) -> Result<Option<LockView>, StoreError> {
@@ -34,7 +39,7 @@ pub(super) async fn show(shared: &Arc<Shared>, name: &str) -> Result<Option<Lock
         shared.tell(Msg::View { key: key.clone(), reply });
         let (queue, decisions) = answer.await.map_err(|_| StoreError::stopped())?;
         if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
-            let none = || LockEntry { key, token: Token::default(), holders: Vec::new() };
+            let none = || LockEntry { key, token: Token::default(), holders: Vec::new(), kept: None };
             let entry = stored.as_ref().map_or_else(none, entry);
             return Ok(Some(LockView { entry, queue, decisions }));
         }

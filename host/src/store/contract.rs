@@ -12,13 +12,14 @@ use tokio::sync::oneshot;
 
 use super::{Reply, Store, StoreError};
 use crate::clock;
-use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Tag};
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag};
 use crate::lock::{Key, LeaseRef, Mode, Token};
 
 mod grants;
 mod leases;
 mod listing;
 mod races;
+mod values;
 
 /// Which store a property asks for. All stores of one kind share their rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,7 @@ where
     grants::all(&*one).await;
     leases::all(&*one).await;
     listing::all(&*one).await;
+    values::all(&*one).await;
     grants::tokens_survive_clean_up(&*forgetful).await;
     races::all(one, other).await;
 }
@@ -65,6 +67,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
+        keep_ms: 0,
         tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), labels: vec![] },
     }
 }
@@ -130,7 +133,11 @@ async fn renew(store: &dyn Store, lease: &LeaseRef, ttl_ms: u32) -> Outcome {
 }
 
 async fn release(store: &dyn Store, lease: &LeaseRef) -> Outcome {
-    one(store, Op::Release { lease: lease.clone(), attempt: fresh() }).await
+    one(store, release_op(lease)).await
+}
+
+fn release_op(lease: &LeaseRef) -> Op {
+    Op::Release(Release { lease: lease.clone(), attempt: fresh(), outcome: None })
 }
 
 const RELEASED: Outcome = Outcome::Released { levels_left: 0 };

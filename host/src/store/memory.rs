@@ -114,7 +114,7 @@ impl Memory {
         }
         let outcomes = group.iter().map(|op| record::apply(&mut records, op, &env)).collect();
         for (key, record, _) in records.changed() {
-            let row = Row { record: record.clone(), until: until(record).max(now) };
+            let row = Row { record: record.clone(), until: record.until().max(now) };
             rows.by_key.insert(key.clone(), row);
         }
         (outcomes, now)
@@ -134,7 +134,7 @@ impl Memory {
             .by_key
             .iter()
             .filter(|(key, _)| key.as_str().starts_with(prefix) && after.is_none_or(|after| *key > after))
-            .filter(|(_, row)| until(&row.record) > now)
+            .filter(|(_, row)| row.record.until() > now)
             .map(|(key, row)| Stored { key: key.clone(), record: row.record.clone(), now });
         let items_of_page = items.by_ref().take(limit).collect();
         Page { items: items_of_page, more: items.next().is_some() }
@@ -211,14 +211,6 @@ fn answer(memory: &Memory, group: &[Op], deadline: Instant) -> Result<Reply, Sto
         Ok(_) => Err(StoreError::Unavailable { why: "the answer was lost".into() }),
         Err(_) => Ok(Reply { outcomes, asked_at, now }),
     }
-}
-
-fn until(record: &Record) -> ServerTime {
-    let ends = record.holders.iter().map(|holder| {
-        let expires = holder.until.plus_ms(holder.delay_ms);
-        expires.max(holder.at_least_until)
-    });
-    ends.fold(record.not_before, ServerTime::max)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -34,12 +34,14 @@ struct OnePolicy {
 }
 
 /// What an acquire may come to; the last stands for what is not listed.
-const OUTCOMES: [&str; 11] = [
+const OUTCOMES: [&str; 13] = [
     "granted",
     "contended",
+    "done",
     "refused",
     "policy_fault",
     "too_many_waiters",
+    "too_many_holders",
     "invalid",
     "request_id_reused",
     "store_unavailable",

@@ -12,4 +12,5 @@ mod bad_input;
 mod faults;
 mod policies;
 mod promises;
+mod systems;
 mod tidy;

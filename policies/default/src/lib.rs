@@ -3,15 +3,26 @@
 //! README.md documents the settings. It leaves out every hook but `plan`, so the proxy's own
 //! answers hold for order, back-off and renewal.
 
-use lockkeeper_sdk::{Plan, Policy, Refusal, Request, within};
+use lockkeeper_sdk::{Plan, Policy, Primitive, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
 pub struct Default;
+
+/// The mechanism that guards the keys, by its name in config.toml.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Guard {
+    Lease,
+    Version,
+    Once,
+}
 
 /// README.md documents each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
+    pub primitive: Guard,
+    pub keep_ms: u32,
     pub ttl_ms: u32,
     pub wait_ms: u32,
     pub max_waiters: u32,
@@ -26,6 +37,8 @@ pub struct Settings {
 impl core::default::Default for Settings {
     fn default() -> Settings {
         Settings {
+            primitive: Guard::Lease,
+            keep_ms: 86_400_000,
             ttl_ms: Plan::TTL,
             wait_ms: 0,
             max_waiters: Plan::MAX_WAITERS,
@@ -43,6 +56,7 @@ impl Policy for Default {
     type Settings = Settings;
 
     fn check(settings: &Settings) -> Result<(), String> {
+        within("keep_ms", settings.keep_ms, 1_000..=2_592_000_000)?;
         within("ttl_ms", settings.ttl_ms, 100..=3_600_000)?;
         within("wait_ms", settings.wait_ms, 0..=3_600_000)?;
         within("max_waiters", settings.max_waiters, 0..=20_000)?;
@@ -53,13 +67,18 @@ impl Policy for Default {
     }
 
     fn plan(settings: &Settings, request: &Request) -> Result<Plan, Refusal> {
+        let primitive = Primitive::from(settings.primitive);
         let plan = Plan {
+            primitive,
             ttl: request.ttl.unwrap_or(settings.ttl_ms),
             wait: request.wait.unwrap_or(settings.wait_ms),
             rank: rank(settings, request)?,
             reentrant: settings.reentrant,
             max_waiters: settings.max_waiters,
-            lock_at_least: settings.lock_at_least_ms,
+            lock_at_least: match primitive {
+                Primitive::Once => settings.keep_ms,
+                _ => settings.lock_at_least_ms,
+            },
             lock_delay: settings.lock_delay_ms,
             max_hold: settings.max_hold_ms,
             ..Plan::of(request)
@@ -69,6 +88,16 @@ impl Policy for Default {
 }
 
 lockkeeper_sdk::export!(Default);
+
+impl From<Guard> for Primitive {
+    fn from(guard: Guard) -> Primitive {
+        match guard {
+            Guard::Lease => Primitive::Lease,
+            Guard::Version => Primitive::Version,
+            Guard::Once => Primitive::Once,
+        }
+    }
+}
 
 fn rank(settings: &Settings, request: &Request) -> Result<i32, Refusal> {
     let label = settings.rank_label.as_str();
@@ -112,6 +141,13 @@ mod tests {
         let ask = |count| Request::new("a").with_mode(Mode::Permits(Permits { count, limit: 0 }));
         assert_eq!(plan(&settings, &ask(3)).unwrap().mode, Mode::Permits(Permits { count: 3, limit: 3 }));
         assert!(plan(&settings, &ask(4)).unwrap_err().reason.contains('3'));
+    }
+
+    #[test]
+    fn an_outcome_is_kept_as_long_as_the_settings_say() {
+        let settings = Settings { primitive: Guard::Once, keep_ms: 5_000, ..Settings::default() };
+        let plan = plan(&settings, &Request::new("a")).unwrap();
+        assert_eq!((plan.primitive, plan.lock_at_least), (Primitive::Once, 5_000));
     }
 
     #[test]

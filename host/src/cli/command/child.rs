@@ -1,11 +1,14 @@
 //! The command that runs under a lock, with all the processes it starts.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::ChildStdout;
+use tokio::task::JoinHandle;
 
 use crate::cli::failure::Failure;
 use crate::clock;
@@ -13,16 +16,30 @@ use crate::lock::Instant;
 
 pub struct Child {
     process: tokio::process::Child,
+    /// What it has printed so far, where that is kept.
+    output: Option<JoinHandle<(Vec<u8>, bool)>>,
     pid: Option<Pid>,
     /// At a terminal the command stays in our group: in one of its own it could not read.
     has_group: bool,
+}
+
+/// What becomes of the command's standard output.
+#[derive(Clone, Copy, Debug)]
+pub enum Output {
+    Passed,
+    /// Passed on, and its first bytes kept, at most so many.
+    Kept(usize),
 }
 
 /// How often a group that was told to stop is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Child {
-    pub fn spawn(command: &[String], environment: &[(&str, String)]) -> Result<Child, Failure> {
+    pub fn spawn(
+        command: &[String],
+        environment: &[(&str, String)],
+        output: Output,
+    ) -> Result<Child, Failure> {
         let Some((program, args)) = command.split_first() else {
             return Err(Failure::Usage("there is no command".to_owned()));
         };
@@ -32,13 +49,27 @@ impl Child {
         if has_group {
             builder.process_group(0);
         }
-        let process = tokio::process::Command::from(builder).spawn().map_err(|error| {
+        if matches!(output, Output::Kept(_)) {
+            builder.stdout(Stdio::piped());
+        }
+        let mut process = tokio::process::Command::from(builder).spawn().map_err(|error| {
             // As shells do.
             let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
             Failure::Command { what: format!("cannot run `{program}`: {error}"), code }
         })?;
         let pid = process.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        Ok(Child { process, pid, has_group })
+        let output = match output {
+            Output::Kept(max) => process.stdout.take().map(|pipe| tokio::spawn(pass_on(pipe, max))),
+            Output::Passed => None,
+        };
+        Ok(Child { process, output, pid, has_group })
+    }
+
+    /// What was kept of the output, and whether there was more. Waits until nobody can print any more.
+    pub async fn output(&mut self) -> (String, bool) {
+        let Some(output) = self.output.take() else { return (String::new(), false) };
+        let (kept, cut) = output.await.unwrap_or_default();
+        (String::from_utf8_lossy(&kept).into_owned(), cut)
     }
 
     /// The exit code, 128 + n where signal n ended it. Safe to drop and call again.
@@ -88,6 +119,23 @@ impl Child {
     }
 }
 
+/// Copies the pipe to our own output. The first `max` bytes, and whether there were more.
+async fn pass_on(mut pipe: ChildStdout, max: usize) -> (Vec<u8>, bool) {
+    let (mut kept, mut cut) = (Vec::new(), false);
+    let mut buffer = [0; 8_192];
+    loop {
+        let read = match pipe.read(&mut buffer).await {
+            Ok(0) | Err(_) => return (kept, cut),
+            Ok(read) => &buffer[..read],
+        };
+        // That nobody reads on is no reason to stop the command.
+        let _ = io::stdout().write_all(read).and_then(|()| io::stdout().flush());
+        let room = (max - kept.len()).min(read.len());
+        kept.extend_from_slice(&read[..room]);
+        cut |= room < read.len();
+    }
+}
+
 fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
@@ -99,7 +147,7 @@ mod tests {
 
     fn shell(script: &str) -> Child {
         let command = ["sh", "-c", script].map(str::to_owned);
-        Child::spawn(&command, &[("LOCKKEEPER_TOKEN", "17".to_owned())]).unwrap()
+        Child::spawn(&command, &[("LOCKKEEPER_TOKEN", "17".to_owned())], Output::Passed).unwrap()
     }
 
     #[tokio::test]
@@ -107,9 +155,9 @@ mod tests {
         assert_eq!(shell("exit 7").wait().await.unwrap(), 7);
         assert_eq!(shell("kill -9 $$").wait().await.unwrap(), 137);
         assert_eq!(shell("test $LOCKKEEPER_TOKEN = 17").wait().await.unwrap(), 0);
-        let missing = Child::spawn(&["/nowhere/at-all".to_owned()], &[]).err().unwrap();
+        let missing = Child::spawn(&["/nowhere/at-all".to_owned()], &[], Output::Passed).err().unwrap();
         assert_eq!(missing.code_of_run(), 127);
-        let no_program = Child::spawn(&["/etc/passwd".to_owned()], &[]).err().unwrap();
+        let no_program = Child::spawn(&["/etc/passwd".to_owned()], &[], Output::Passed).err().unwrap();
         assert_eq!(no_program.code_of_run(), 126);
     }
 

@@ -1,8 +1,8 @@
 //! What each operation makes of the records: the one place where grants are decided.
 
 use super::{
-    Claim, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Level, MAX_HOLDERS, MAX_LEVELS,
-    MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records,
+    Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept, Level,
+    MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records, Release, Version,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime};
 
@@ -19,9 +19,11 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
         Op::Acquire(claim) => acquire(records, claim, env),
         Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
-        Op::Release { lease, attempt } => release(records, lease, *attempt, env),
+        Op::Release(asked) => release(records, asked, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
         Op::Force { key } => force(records, key, env),
+        Op::Read { key } => Outcome::Version(version(records, key, env)),
+        Op::Commit(asked) => commit(records, asked, env),
     }
 }
 
@@ -31,7 +33,7 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     }
     let mut worst: Option<Denial> = None;
     for key in &*claim.keys {
-        match admits(records.read(key), key, claim, env) {
+        match admits(records.read(key), key, claim.mode, env) {
             Ok(()) => {}
             Err(Some(denial)) => {
                 if worst.as_ref().is_none_or(|seen| seen.free_in_us < denial.free_in_us) {
@@ -48,6 +50,11 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
 }
 
 fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    if claim.keep_ms > 0
+        && let Some(kept) = claim.keys.iter().find_map(|key| kept(records.read(key), env))
+    {
+        return Some(Outcome::Done(kept.clone()));
+    }
     repeat(records, claim, env).or_else(|| claim.reentrant.then(|| reenter(records, claim, env)).flatten())
 }
 
@@ -136,8 +143,8 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     Some(Outcome::Granted(grant))
 }
 
-/// Whether the record has room for the claim; `Err(None)` where it can hold no more holders.
-fn admits(record: &Record, key: &Key, claim: &Claim, env: &Env) -> Result<(), Option<Denial>> {
+/// Whether the record has room for one more of this mode; `Err(None)` where it can hold no more holders.
+fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Result<(), Option<Denial>> {
     let from = record.not_before.max(env.grants_from);
     let mut used: u64 = 0;
     let mut holders = 0;
@@ -149,7 +156,7 @@ fn admits(record: &Record, key: &Key, claim: &Claim, env: &Env) -> Result<(), Op
             continue;
         }
         holders += 1;
-        let weight = weight_against(holder.mode, claim.mode);
+        let weight = weight_against(holder.mode, mode);
         if weight > 0 {
             used = used.saturating_add(weight);
             frees.push((free_at, weight));
@@ -161,7 +168,7 @@ fn admits(record: &Record, key: &Key, claim: &Claim, env: &Env) -> Result<(), Op
     if holders >= MAX_HOLDERS {
         return Err(None);
     }
-    let (wanted, room) = match claim.mode {
+    let (wanted, room) = match mode {
         Mode::Exclusive | Mode::Shared => (1, 1),
         Mode::Permits { count, limit } => (u64::from(count), u64::from(limit)),
     };
@@ -232,6 +239,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             ttl_ms: claim.ttl_ms,
             at_least_until,
             delay_ms: claim.delay_ms,
+            keep_ms: claim.keep_ms,
             released_by: 0,
             levels: vec![level_of(claim)],
             tag: claim.tag.clone(),
@@ -250,7 +258,12 @@ fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
     for level in &holder.levels {
         push_ended(
             ended,
-            Ended { nonce: holder.nonce, released_by: holder.released_by, request: level.request.clone() },
+            Ended {
+                nonce: holder.nonce,
+                released_by: holder.released_by,
+                request: level.request.clone(),
+                committed: None,
+            },
         );
     }
 }
@@ -294,11 +307,16 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
     Outcome::Renewed { left_us }
 }
 
-fn release(records: &mut Records, lease: &LeaseRef, attempt: u64, env: &Env) -> Outcome {
+fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
+    let Release { lease, attempt, outcome } = asked;
+    let attempt = *attempt;
     if let Some(levels_left) = released_before(records, lease, attempt) {
         return Outcome::Released { levels_left };
     }
-    if !is_live(records, lease, env) {
+    if outcome.is_some() && lease.keys.iter().all(|key| is_kept_of(records.read(key), lease)) {
+        return Outcome::Released { levels_left: 0 };
+    }
+    if !is_live(records, lease, env) || (outcome.is_some() && !keeps_outcomes(records, lease)) {
         return Outcome::Lost;
     }
     let mut levels_left = 0;
@@ -312,11 +330,16 @@ fn release(records: &mut Records, lease: &LeaseRef, attempt: u64, env: &Env) -> 
             let level = holder.levels.pop();
             levels_left = holder.levels.len() as u32;
             let request = level.and_then(|level| level.request);
-            push_ended(&mut record.ended, Ended { nonce: lease.nonce, released_by: attempt, request });
+            let ended = Ended { nonce: lease.nonce, released_by: attempt, request, committed: None };
+            push_ended(&mut record.ended, ended);
         } else {
             let holder = record.holders.swap_remove(place);
             record.not_before = record.not_before.max(holder.at_least_until);
             remember(&mut record.ended, &holder);
+            if let Some(value) = outcome {
+                let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
+                record.kept = Some(Kept { value: value.clone(), since, until, nonce: lease.nonce });
+            }
         }
     }
     Outcome::Released { levels_left }
@@ -366,4 +389,77 @@ fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
         remember(&mut record.ended, &gone);
     }
     Outcome::Forced { holders }
+}
+
+/// Whether the lease left its outcome there before.
+fn is_kept_of(record: &Record, lease: &LeaseRef) -> bool {
+    record.kept.as_ref().is_some_and(|kept| kept.nonce == lease.nonce)
+}
+
+fn keeps_outcomes(records: &Records, lease: &LeaseRef) -> bool {
+    let keeps = |holder: &Holder| holder.nonce == lease.nonce && holder.keep_ms > 0;
+    lease.keys.iter().all(|key| records.read(key).holders.iter().any(keeps))
+}
+
+/// What is kept with the key and still counts.
+fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a Kept> {
+    record.kept.as_ref().filter(|kept| kept.until > env.now)
+}
+
+/// The version of a key is its last token. A key without a row has the floor's: whatever the row that
+/// was cleaned up had is below it, and so is what a reader may remember of it.
+fn version(records: &Records, key: &Key, env: &Env) -> Version {
+    let record = records.read(key);
+    let version = if records.is_stored(key) { record.token } else { env.floor };
+    Version { version, kept: kept(record, env).cloned() }
+}
+
+fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
+    let Commit { key, version: read, value, attempt, request, fingerprint } = asked;
+    if let Some(outcome) = committed_before(records.read(key), asked) {
+        return outcome;
+    }
+    if let Some(denial) = in_the_way(records.read(key), key, env) {
+        return Outcome::Held(denial);
+    }
+    let current = version(records, key, env);
+    if current.version != *read {
+        return Outcome::Conflict(current);
+    }
+    let record = records.write(key);
+    let version = record.token.max(env.floor).next();
+    record.token = version;
+    record.kept = value.as_ref().map(|value| Kept {
+        value: value.clone(),
+        since: env.now,
+        until: ServerTime(u64::MAX),
+        nonce: *attempt,
+    });
+    let committed = Some(Committed { version, fingerprint: *fingerprint });
+    push_ended(
+        &mut record.ended,
+        Ended { nonce: *attempt, released_by: 0, request: request.clone(), committed },
+    );
+    Outcome::Committed { version }
+}
+
+/// The same commit, whose answer was lost.
+fn committed_before(record: &Record, asked: &Commit) -> Option<Outcome> {
+    let same = |ended: &&Ended| {
+        ended.nonce == asked.attempt || (asked.request.is_some() && ended.request == asked.request)
+    };
+    let ended = record.ended.iter().find(same)?;
+    Some(match ended.committed {
+        Some(committed) if committed.fingerprint == asked.fingerprint => {
+            Outcome::Committed { version: committed.version }
+        }
+        _ => Outcome::RequestReused { ended: false },
+    })
+}
+
+/// A lease or a delay that keeps a commit out. A server that took another one's place makes nobody
+/// wait: what was read before cannot be committed on it unless it has that very version.
+fn in_the_way(record: &Record, key: &Key, env: &Env) -> Option<Denial> {
+    let env = Env { grants_from: ServerTime(0), ..*env };
+    admits(record, key, Mode::Exclusive, &env).err().flatten()
 }

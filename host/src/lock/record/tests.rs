@@ -22,6 +22,7 @@ fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
+        keep_ms: 0,
         tag: Tag::default(),
     }
 }
@@ -68,7 +69,7 @@ impl World {
     }
 
     fn release(&mut self, lease: &LeaseRef, attempt: u64) -> Outcome {
-        self.apply(&Op::Release { lease: lease.clone(), attempt })
+        self.apply(&Op::Release(Release { lease: lease.clone(), attempt, outcome: None }))
     }
 
     fn pass_ms(&mut self, ms: u32) {
@@ -287,4 +288,40 @@ fn holders_and_levels_are_bounded() {
         world.granted(&again(attempt));
     }
     assert_eq!(world.acquire(&again(0)), Outcome::Full);
+}
+
+#[test]
+fn until_covers_every_holder_delay_and_value() {
+    let mut world = World::new();
+    world.granted(&Claim { ttl_ms: 3_000, delay_ms: 2_000, ..claim(&["a"], "x", 1) });
+    let record = |world: &World| world.records.get(&keys(&["a"])[0]).unwrap().clone();
+    assert_eq!(record(&world).until(), world.env.now.plus_ms(5_000));
+    let mut idle = Record { not_before: ServerTime(11), ..Record::default() };
+    assert_eq!(idle.until(), ServerTime(11));
+    let (since, until) = (ServerTime(1), ServerTime(12));
+    idle.kept = Some(Kept { value: "1".into(), since, until, nonce: 1 });
+    assert_eq!(idle.until(), ServerTime(12));
+}
+
+#[test]
+fn a_key_that_was_cleaned_up_has_the_version_of_the_floor() {
+    let mut world = World::new();
+    world.env.floor = Token(40);
+    let key = keys(&["a"])[0].clone();
+    let asked = |version, attempt| {
+        let (value, request) = (None, None);
+        Op::Commit(Commit {
+            key: key.clone(),
+            version: Token(version),
+            value,
+            attempt,
+            request,
+            fingerprint: 0,
+        })
+    };
+    assert!(matches!(world.apply(&asked(39, 1)), Outcome::Conflict(Version { version: Token(40), .. })));
+    assert_eq!(world.apply(&asked(40, 2)), Outcome::Committed { version: Token(41) });
+    // The floor rises when other keys are cleaned up, and is no change of this one.
+    world.env.floor = Token(90);
+    assert_eq!(world.apply(&asked(41, 3)), Outcome::Committed { version: Token(91) });
 }

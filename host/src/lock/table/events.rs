@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::lock::record::{Claim, Grant, HeldBy, Op, Outcome};
-use crate::lock::{Instant, Key, LeaseRef, Mode, ServerTime, Token};
+use crate::lock::record::{Claim, Grant, HeldBy, Kept, Op, Outcome, Release};
+use crate::lock::{Instant, Key, Mode, ServerTime, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
@@ -40,8 +40,7 @@ pub enum Event {
     Cancel(WaiterId),
     Release {
         id: ReleaseId,
-        lease: LeaseRef,
-        attempt: u64,
+        release: Release,
     },
     /// A store's answer to an [`Action::Submit`].
     Completed {
@@ -185,6 +184,8 @@ pub enum Verdict {
     TooManyWaiters {
         limit: u32,
     },
+    /// A `once` request that was done before.
+    Done(Kept),
     RequestReused {
         ended: bool,
     },

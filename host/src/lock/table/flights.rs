@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::leases::Lease;
 use super::queue::Known;
 use super::{
-    ABANDON_MS, Action, Answered, Claim, Denial, Grant, HeldBy, Instant, Key, LeaseRef, Mode, Note, Outcome,
-    ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token, Verdict, WaiterId,
+    ABANDON_MS, Action, Answered, Claim, Denial, Entry, Grant, HeldBy, Instant, Kept, Key, LeaseRef, Mode,
+    Note, Outcome, Release, ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token, Verdict, WaiterId,
 };
 use crate::lock::ServerTime;
 
@@ -28,7 +28,7 @@ struct Moment {
 /// One operation of a flight, and whom it is for.
 #[derive(Debug)]
 pub(super) enum Part {
-    Release { id: ReleaseId, lease: LeaseRef, attempt: u64 },
+    Release { id: ReleaseId, release: Release },
     Acquire { waiter: WaiterId },
     Rejoin { waiter: WaiterId, over: bool },
     Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
@@ -93,7 +93,7 @@ impl Table {
         let mut from_release = false;
         for (part, outcome) in flight.parts.into_iter().zip(answer.outcomes) {
             match part {
-                Part::Release { id, lease, .. } => {
+                Part::Release { id, release: Release { lease, .. } } => {
                     touched.extend(lease.keys.iter().cloned());
                     from_release |= matches!(outcome, Outcome::Released { levels_left: 0 });
                     self.released(id, &lease, outcome, granted, now, out);
@@ -154,6 +154,7 @@ impl Table {
         match outcome {
             Outcome::Granted(grant) => self.granted(id, grant, at, from_release, now, out),
             Outcome::Held(denial) => self.denied(id, denial, now, out),
+            Outcome::Done(kept) => self.done(id, &kept, out),
             Outcome::RequestReused { ended } => self.finish(id, Verdict::RequestReused { ended }, out),
             _ => self.finish(id, Verdict::Full, out),
         }
@@ -206,6 +207,23 @@ impl Table {
                 waited_ms,
             },
         });
+    }
+
+    /// Whoever waits for the same outcome hears it, too, without asking.
+    fn done(&mut self, id: WaiterId, kept: &Kept, out: &mut Vec<Action>) {
+        let Some(entry) = self.waiters.get(&id) else { return };
+        let queue = self.queues.get(&entry.waiter.claim.keys[0]);
+        let behind = queue.into_iter().flat_map(|queue| queue.in_order()).copied().filter(|other| {
+            let same = |other: &Entry| other.waiter.claim.keep_ms > 0 && other.flight.is_none();
+            self.waiters.get(other).is_some_and(same)
+        });
+        let mut told: Vec<WaiterId> = behind.collect();
+        if !told.contains(&id) {
+            told.push(id);
+        }
+        for id in told {
+            self.finish(id, Verdict::Done(kept.clone()), out);
+        }
     }
 
     fn denied(&mut self, id: WaiterId, denial: Denial, now: Instant, out: &mut Vec<Action>) {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{GroupShare, Instant, LeaseRef, ReleaseId, Ticket, WaiterId};
-use crate::lock::record::HeldBy;
+use super::{GroupShare, Instant, ReleaseId, Ticket, WaiterId};
+use crate::lock::record::{HeldBy, Release};
 
 /// Grants of a key whose groups are remembered.
 const RECENT_GRANTS: usize = 64;
@@ -37,7 +37,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 pub(super) struct Choice {
     pub id: u64,
-    pub release: Option<(ReleaseId, LeaseRef, u64)>,
+    pub release: Option<(ReleaseId, Release)>,
 }
 
 /// What is known of whoever stands in the way.

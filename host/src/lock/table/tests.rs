@@ -253,6 +253,7 @@ impl Sim {
             at_least_ms: if self.random.chance(5) { 15 } else { 0 },
             delay_ms: if self.random.chance(5) { 15 } else { 0 },
             reentrant: self.random.chance(20),
+            keep_ms: 0,
             tag: Tag::default(),
         }
     }
@@ -276,7 +277,10 @@ impl Sim {
         self.serial += 1;
         let id = ReleaseId(self.serial);
         self.open_releases.insert((proxy, id), nonce);
-        self.tell(proxy, Event::Release { id, lease, attempt: self.serial });
+        self.tell(
+            proxy,
+            Event::Release { id, release: Release { lease, attempt: self.serial, outcome: None } },
+        );
     }
 
     fn cancel(&mut self) {

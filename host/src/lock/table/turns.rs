@@ -8,8 +8,8 @@ use super::{
     Action, Candidate, Contention, Entry, MAX_POLL_MS, MIN_POLL_MS, Next, RUN_MAX, ReleaseId, Table, Ticket,
     Timer, VIEW_WAITERS, WaiterId,
 };
-use crate::lock::record::Op;
-use crate::lock::{Instant, Key, LeaseRef, Mode};
+use crate::lock::record::{Op, Release};
+use crate::lock::{Instant, Key, Mode};
 
 impl Table {
     pub(super) fn wake(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
@@ -97,7 +97,7 @@ impl Table {
     pub(super) fn ask_choice(
         &mut self,
         key: &Key,
-        release: Option<(ReleaseId, LeaseRef, u64)>,
+        release: Option<(ReleaseId, Release)>,
         now: Instant,
         out: &mut Vec<Action>,
     ) {
@@ -132,9 +132,9 @@ impl Table {
         let release = queue.choice.take().and_then(|open| open.release);
         let mut freed = HashSet::new();
         let mut parts = Vec::new();
-        if let Some((id, lease, attempt)) = release {
-            freed.extend(lease.keys.iter().cloned());
-            parts.push(Part::Release { id, lease, attempt });
+        if let Some((id, release)) = release {
+            freed.extend(release.lease.keys.iter().cloned());
+            parts.push(Part::Release { id, release });
         }
         let launchable = waiter.filter(|id| {
             let entry = self.waiters.get(id);
@@ -161,9 +161,7 @@ impl Table {
         let mut keys = Vec::new();
         for part in &parts {
             match part {
-                Part::Release { lease, attempt, .. } => {
-                    ops.push(Op::Release { lease: lease.clone(), attempt: *attempt });
-                }
+                Part::Release { release, .. } => ops.push(Op::Release(release.clone())),
                 Part::Abandon { keys, attempt, .. } => {
                     ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
                 }
@@ -193,23 +191,17 @@ impl Table {
         out.push(Action::Submit { ticket, ops });
     }
 
-    pub(super) fn release(
-        &mut self,
-        id: ReleaseId,
-        lease: LeaseRef,
-        attempt: u64,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn release(&mut self, id: ReleaseId, release: Release, now: Instant, out: &mut Vec<Action>) {
+        let lease = &release.lease;
         let freed: HashSet<Key> = lease.keys.iter().cloned().collect();
         if let [key] = &*lease.keys
             && self.queues.get(key).is_some_and(|queue| queue.flight.is_none() && queue.choice.is_none())
             && self.asks_choice(key)
         {
             let key = key.clone();
-            return self.ask_choice(&key, Some((id, lease, attempt)), now, out);
+            return self.ask_choice(&key, Some((id, release)), now, out);
         }
-        let mut parts = vec![Part::Release { id, lease: lease.clone(), attempt }];
+        let mut parts = vec![Part::Release { id, release: release.clone() }];
         let mut taken = HashSet::new();
         for key in &*lease.keys {
             let free = |q: &Queue| q.flight.is_none() && q.choice.is_none();

@@ -72,7 +72,7 @@ pub async fn a_release_can_be_repeated(store: &dyn Store) {
     let names = Names::new("release");
     let mine = claim(&[&names.key("k")], "me");
     let grant = granted(store, &mine).await;
-    let op = Op::Release { lease: lease(&mine, &grant), attempt: fresh() };
+    let op = release_op(&lease(&mine, &grant));
     assert_eq!(one(store, op.clone()).await, RELEASED);
     let yours = claim(&[&names.key("k")], "you");
     granted(store, &yours).await;
@@ -104,7 +104,7 @@ pub async fn a_handoff_is_one_step(store: &dyn Store) {
     for n in 1..20 {
         rising.check(grant.tokens[0]);
         let next = claim(&[&names.key("k")], &n.to_string());
-        let release = Op::Release { lease: lease(&last, &grant), attempt: fresh() };
+        let release = release_op(&lease(&last, &grant));
         let outcomes = run(store, vec![release, Op::Acquire(next.clone())]).await;
         let [RELEASED, Outcome::Granted(given)] = &outcomes[..] else { panic!("it is {outcomes:?}") };
         grant = given.clone();
@@ -116,7 +116,7 @@ pub async fn a_handoff_can_be_repeated(store: &dyn Store) {
     let names = Names::new("handoff-again");
     let first = claim(&[&names.key("k")], "me");
     let grant = granted(store, &first).await;
-    let release = Op::Release { lease: lease(&first, &grant), attempt: fresh() };
+    let release = release_op(&lease(&first, &grant));
     let group = vec![release, Op::Acquire(claim(&[&names.key("k")], "you"))];
     let once = run(store, group.clone()).await;
     let twice = run(store, group).await;

@@ -1,0 +1,68 @@
+//! `POST /v1/once/begin` and `/v1/once/finish`: the first does the work, the others get its outcome.
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::acquire::{self, Granted};
+use super::fields::{Fields, raw};
+use super::leases::{known_lease, lease_id_of};
+use super::{Api, time};
+use crate::http::{Problem, Response, json};
+use crate::lock::record::Kept;
+use crate::service::{AcquireError, Begun};
+
+pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
+    let request = acquire::parse(&body, &api.limits)?;
+    drop(body);
+    match api.service.begin(request).await {
+        Ok(Begun::First(lease)) => Ok(json(&First { state: "first", lease: Granted::new(&lease, None) })),
+        Ok(Begun::Done(kept)) => Ok(json(&Done::new(&kept)?)),
+        Err(error @ AcquireError::Contended { .. }) => Err(Problem::from(error).with("state", "in_progress")),
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub async fn finish(api: &Api, body: Bytes) -> Result<Response, Problem> {
+    let mut fields = Fields::parse(&body)?;
+    let id = lease_id_of(&mut fields)?;
+    let outcome = raw(&body, &mut fields, "outcome", api.limits.max_value_bytes)?;
+    fields.finish()?;
+    let outcome = outcome.map_or("null", RawValue::get);
+    api.service.finish(known_lease(&id)?, outcome.into()).await?;
+    Ok(json(&Finished { lease_id: &id, finished: true }))
+}
+
+#[derive(Serialize)]
+struct First<'a> {
+    state: &'static str,
+    #[serde(flatten)]
+    lease: Granted<'a>,
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    state: &'static str,
+    outcome: &'a RawValue,
+    /// When it was finished.
+    since: String,
+    /// Until when the outcome is kept.
+    until: String,
+}
+
+#[derive(Serialize)]
+struct Finished<'a> {
+    lease_id: &'a str,
+    finished: bool,
+}
+
+impl<'a> Done<'a> {
+    fn new(kept: &'a Kept) -> Result<Done<'a>, Problem> {
+        Ok(Done {
+            state: "done",
+            outcome: super::fields::kept_value(kept)?,
+            since: time::rfc3339(kept.since.0),
+            until: time::rfc3339(kept.until.0),
+        })
+    }
+}

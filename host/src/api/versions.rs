@@ -1,0 +1,92 @@
+//! `POST /v1/versions/read` and `/v1/versions/commit`: of those that read a version, one commits.
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::acquire::labels;
+use super::fields::{Fields, kept_value, raw};
+use super::{Api, time};
+use crate::http::{Kind, Problem, Response, json};
+use crate::lock::{Mode, Token};
+use crate::service::{AcquireError, Request};
+
+/// The largest version: JSON numbers are exact up to here.
+const MAX_VERSION: u64 = (1 << 53) - 1;
+
+pub async fn read(api: &Api, body: Bytes) -> Result<Response, Problem> {
+    let mut fields = Fields::parse(&body)?;
+    let request = request(api, &mut fields)?;
+    fields.finish()?;
+    let read = api.service.read_version(&request).await?;
+    let kept = read.version.kept.as_ref();
+    let answer = Read {
+        resource: &request.resource,
+        key: read.key.as_str(),
+        version: read.version.version.0,
+        value: kept.map(kept_value).transpose()?,
+        since: kept.map(|kept| time::rfc3339(kept.since.0)),
+        policy: &read.policy,
+    };
+    Ok(json(&answer))
+}
+
+pub async fn commit(api: &Api, body: Bytes) -> Result<Response, Problem> {
+    let mut fields = Fields::parse(&body)?;
+    let mut request = request(api, &mut fields)?;
+    request.request_id = fields.text("request_id", 1..=api.limits.max_request_id_bytes)?;
+    let version = fields.number("version", 0..=MAX_VERSION)?;
+    let version = version.ok_or_else(|| Problem::invalid("version", "is required: the one that was read"))?;
+    let value = raw(&body, &mut fields, "value", api.limits.max_value_bytes)?;
+    fields.finish()?;
+    let value = value.map(|value| value.get().into());
+    match api.service.commit(&request, Token(version), value).await {
+        Ok(committed) => Ok(json(&Committed {
+            resource: &request.resource,
+            key: committed.key.as_str(),
+            version: committed.version.0,
+            policy: &committed.policy,
+        })),
+        Err(AcquireError::Conflict(now)) => {
+            let value = now.kept.as_ref().map(kept_value).transpose()?;
+            let value: serde_json::Value =
+                value.and_then(|value| serde_json::from_str(value.get()).ok()).unwrap_or_default();
+            let detail = format!("`{}` is at version {} by now", request.resource, now.version);
+            Err(Problem::new(Kind::Conflict, detail).with("version", now.version.0).with("value", value))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn request(api: &Api, fields: &mut Fields<'_>) -> Result<Request, Problem> {
+    Ok(Request {
+        resource: fields.required_text("resource", 1..=api.limits.max_resource_bytes)?,
+        owner: fields.text("owner", 1..=api.limits.max_owner_bytes)?.unwrap_or_default(),
+        mode: Mode::Exclusive,
+        ttl_ms: None,
+        wait_ms: None,
+        request_id: None,
+        labels: labels(fields.take("labels"), &api.limits)?,
+    })
+}
+
+#[derive(Serialize)]
+struct Read<'a> {
+    resource: &'a str,
+    key: &'a str,
+    version: u64,
+    /// What the last commit left, where it left something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<String>,
+    policy: &'a str,
+}
+
+#[derive(Serialize)]
+struct Committed<'a> {
+    resource: &'a str,
+    key: &'a str,
+    version: u64,
+    policy: &'a str,
+}

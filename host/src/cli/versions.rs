@@ -1,0 +1,35 @@
+//! `version read` and `version commit`.
+
+use serde_json::{Value, json};
+
+use super::client::{CALL_TIMEOUT, Client};
+use super::failure::Failure;
+use super::{Options, VersionCommand, output};
+
+pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failure> {
+    let client = Client::new(&options.server)?;
+    let (path, body) = match command {
+        VersionCommand::Read { resource } => ("/v1/versions/read", json!({ "resource": resource })),
+        VersionCommand::Commit { resource, version, value, request_id } => {
+            let mut body = json!({ "resource": resource, "version": version });
+            if let Some(value) = value {
+                let not_json = |error| Failure::Usage(format!("the value is not JSON: {error}"));
+                body["value"] = serde_json::from_str(&value).map_err(not_json)?;
+            }
+            if let Some(request_id) = request_id {
+                body["request_id"] = request_id.into();
+            }
+            ("/v1/versions/commit", body)
+        }
+    };
+    let answer = client.post(path, &body, CALL_TIMEOUT).await?;
+    if options.json {
+        output::json(&answer);
+        return Ok(());
+    }
+    output::line(&format!("version {}", answer["version"]));
+    if let Some(value) = answer.get("value").filter(|value| **value != Value::Null) {
+        output::line(&value.to_string());
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The primitives that keep a value with a key: `once` and `version`.
+
+use std::sync::Arc;
+
+use super::acquire::{self, Call, Planned};
+use super::{AcquireError, Lease, LeaseError, Request, Service};
+use crate::lock::record::{self, Kept, Op, Outcome, Version};
+use crate::lock::{Key, LeaseRef, Token};
+
+/// What a `once` has come to.
+#[derive(Clone, Debug)]
+pub enum Begun {
+    /// Nobody has done it: whoever holds this lease does, and says so with [`Service::finish`].
+    First(Box<Lease>),
+    /// Somebody has, and left this.
+    Done(Kept),
+}
+
+/// A key's version, as its client is told of it.
+#[derive(Clone, Debug)]
+pub struct Versioned {
+    pub key: Key,
+    pub version: Version,
+    /// `name@sha256:` and 12 digits.
+    pub policy: Arc<str>,
+}
+
+/// A commit that was made.
+#[derive(Clone, Debug)]
+pub struct Committed {
+    pub key: Key,
+    pub version: Token,
+    /// `name@sha256:` and 12 digits.
+    pub policy: Arc<str>,
+}
+
+impl Service {
+    /// The first to ask is granted a lease; those that ask meanwhile wait for it, as long as their plan
+    /// allows, and hear the outcome. A lease that ends without one makes the next waiter the first.
+    pub async fn begin(&self, request: Request) -> Result<Begun, AcquireError> {
+        match acquire::acquire(&self.shared, &request, Call::Once).await {
+            Ok((lease, _)) => Ok(Begun::First(Box::new(lease))),
+            Err(AcquireError::Done(kept)) => Ok(Begun::Done(kept)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends the lease that [`Service::begin`] gave, and keeps `outcome`, which is JSON text, for as long
+    /// as the policy said. May be repeated.
+    pub async fn finish(&self, lease: LeaseRef, outcome: Box<str>) -> Result<(), LeaseError> {
+        self.released(self.begin_release(lease, Some(outcome))).await
+    }
+
+    /// The version that a commit must name.
+    pub async fn read_version(&self, request: &Request) -> Result<Versioned, AcquireError> {
+        let (key, policy) = self.versioned(request)?;
+        match self.shared.ask(Op::Read { key: key.clone() }).await? {
+            Outcome::Version(version) => Ok(Versioned { key, version, policy }),
+            other => unreachable!("a read is answered with {other:?}"),
+        }
+    }
+
+    /// Makes a new version, with `value` (JSON text) kept with it, if nobody has since `read` was read.
+    pub async fn commit(
+        &self,
+        request: &Request,
+        read: Token,
+        value: Option<Box<str>>,
+    ) -> Result<Committed, AcquireError> {
+        let (key, policy) = self.versioned(request)?;
+        let commit = record::Commit {
+            key: key.clone(),
+            version: read,
+            fingerprint: acquire::fingerprint(
+                request,
+                &[&read.0.to_string(), value.as_deref().unwrap_or("")],
+            ),
+            value,
+            attempt: rand::random_range(1..u64::MAX),
+            request: request.request_id.as_deref().map(Into::into),
+        };
+        let resource = || request.resource.clone();
+        let result = match self.shared.ask(Op::Commit(commit)).await? {
+            Outcome::Committed { version } => Ok(Committed { key, version, policy }),
+            Outcome::Conflict(version) => Err(AcquireError::Conflict(version)),
+            Outcome::RequestReused { ended } => Err(AcquireError::RequestReused { ended }),
+            Outcome::Held(denial) => Err(AcquireError::Contended {
+                resource: resource(),
+                holder: denial.holder,
+                position: 0,
+                retry_after_ms: u32::try_from(denial.free_in_us / 1_000).unwrap_or(u32::MAX).max(1),
+                reason: None,
+            }),
+            _ => Err(AcquireError::TooManyHolders { resource: resource() }),
+        };
+        self.shared.metrics.commit(result.as_ref().map_or_else(AcquireError::slug, |_| "committed"));
+        result
+    }
+
+    fn versioned(&self, request: &Request) -> Result<(Key, Arc<str>), AcquireError> {
+        let Planned { generation, plan } = acquire::planned(&self.shared, request, Call::Version)?;
+        Ok((plan.keys[0].clone(), generation.id().clone()))
+    }
+}

@@ -1,0 +1,157 @@
+//! Optimistic versions and idempotency.
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::harness::lockkeeper;
+
+async fn begin(client: &Client, resource: &str, wait_ms: u32) -> crate::harness::Response {
+    client.post("/v1/once/begin", &json!({"resource": resource, "wait_ms": wait_ms})).await
+}
+
+async fn finish(client: &Client, lease: &Value, outcome: Value) -> crate::harness::Response {
+    client.post("/v1/once/finish", &json!({"lease_id": lease["lease_id"], "outcome": outcome})).await
+}
+
+/// Sells one piece after another until none is left: how many.
+async fn sell(client: Client) -> u64 {
+    let mut sold = 0;
+    loop {
+        let read = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
+        let left = read.json["value"]["left"].as_u64().expect("the stock");
+        if left == 0 {
+            return sold;
+        }
+        let commit =
+            json!({"resource": "stock/17", "version": read.json["version"], "value": {"left": left - 1}});
+        let answer = client.post("/v1/versions/commit", &commit).await;
+        match answer.status {
+            200 => sold += 1,
+            _ => assert_eq!((answer.status, answer.slug()), (409, "conflict"), "{}", answer.text),
+        }
+    }
+}
+
+on_both! {
+    async fn S3_of_those_that_read_a_version_one_commits(kind: Kind) {
+        let proxy = proxy(&database(kind).await, "default", "primitive = \"version\"").await;
+        let client = proxy.client();
+        let start = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
+        let commit = json!({
+            "resource": "stock/17", "version": start.json["version"], "value": {"left": 100},
+            "request_id": "stocktaking",
+        });
+        let racers = join_all((0..8).map(|_| {
+            let mut body = commit.clone();
+            body.as_object_mut().unwrap().remove("request_id");
+            let client = proxy.client();
+            async move { client.post("/v1/versions/commit", &body).await.status }
+        }));
+        let won = racers.await.into_iter().filter(|status| *status == 200).count();
+        assert_eq!(won, 1);
+        let late = client.post("/v1/versions/commit", &commit).await;
+        assert_eq!((late.status, late.slug()), (409, "conflict"));
+        assert_eq!(late.json["value"], json!({"left": 100}), "a conflict says what is there by now");
+
+        let sold = join_all((0..16).map(|_| sell(proxy.client()))).await;
+        assert_eq!(sold.iter().sum::<u64>(), 100, "{sold:?}");
+        let end = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
+        assert_eq!(end.json["value"], json!({"left": 0}));
+
+        // Another proxy, and a request that is made twice because its answer was lost.
+        let commit = json!({
+            "resource": "stock/17", "version": end.json["version"], "value": {"left": 50}, "request_id": "delivery",
+        });
+        let once = client.post("/v1/versions/commit", &commit).await;
+        let again = client.post("/v1/versions/commit", &commit).await;
+        assert_eq!((once.status, &once.json), (200, &again.json));
+        let other = client.acquire(json!({"resource": "stock/17"})).await;
+        assert_eq!((other.status, other.slug()), (400, "invalid"), "{}", other.text);
+        assert!(other.text.contains("/v1/versions/read"), "{}", other.text);
+    }
+
+    async fn S29_of_many_submits_one_runs_and_the_others_get_its_outcome(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let proxy = proxy(server.url(), "default", "primitive = \"once\"\nkeep_ms = 2000").await;
+        proxy.until_ready().await;
+        let deadlocks = "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS \
+                         WHERE NAME='lock_deadlocks'";
+        let count = async || sql(server.url(), deadlocks).await[0].get::<i64, _>(0).unwrap();
+        let before = count().await;
+        for order in 0..4 {
+            let resource = format!("orders/{order}");
+            let submits = join_all((0..64).map(|_| {
+                let (client, resource) = (proxy.client(), resource.clone());
+                async move {
+                    let begun = begin(&client, &resource, 20_000).await;
+                    assert_eq!(begun.status, 200, "{}", begun.text);
+                    if begun.json["state"] == "done" {
+                        return (false, begun.json["outcome"].clone());
+                    }
+                    let outcome = json!({"payment": format!("p-{}", begun.number("token"))});
+                    assert_eq!(finish(&client, &begun.json, outcome.clone()).await.status, 200);
+                    (true, outcome)
+                }
+            }));
+            let answers = submits.await;
+            assert_eq!(answers.iter().filter(|(ran, _)| *ran).count(), 1);
+            assert!(answers.iter().all(|(_, outcome)| *outcome == answers[0].1), "{answers:?}");
+        }
+        assert_eq!(count().await, before, "no deadlock");
+
+        // Records are purged after their time.
+        let client = proxy.client();
+        assert_eq!(begin(&client, "orders/0", 0).await.json["state"], "done");
+        eventually("the outcome is forgotten", async || {
+            let begun = begin(&client, "orders/0", 0).await;
+            begun.json["state"] == "first"
+        })
+        .await;
+    }
+
+    async fn S29_a_runner_that_dies_frees_the_place(kind: Kind) {
+        let proxy = proxy(&database(kind).await, "default", "primitive = \"once\"\nttl_ms = 1000").await;
+        let client = proxy.client();
+        let first = begin(&client, "o", 0).await;
+        assert_eq!(first.json["state"], "first");
+        let busy = begin(&client, "o", 0).await;
+        assert_eq!((busy.status, busy.slug(), &busy.json["state"]), (409, "contended", &json!("in_progress")));
+        let second = begin(&client, "o", 5_000).await;
+        assert_eq!((second.status, &second.json["state"]), (200, &json!("first")), "{}", second.text);
+        assert!(second.number("token") > first.number("token"));
+        let late = finish(&client, &first.json, json!(1)).await;
+        assert_eq!((late.status, late.slug()), (410, "lost"));
+        assert_eq!(finish(&client, &second.json, json!({"n": [1, "ü"]})).await.status, 200);
+        assert_eq!(finish(&client, &second.json, json!(3)).await.status, 200, "it may be repeated");
+        let done = begin(&client, "o", 0).await;
+        assert_eq!(done.json["outcome"], json!({"n": [1, "ü"]}));
+        let large = begin(&client, "large", 0).await;
+        let refused = finish(&client, &large.json, "x".repeat(20_000).into()).await;
+        assert_eq!((refused.status, &refused.json["field"]), (400, &json!("outcome")), "{}", refused.text);
+        assert_eq!(client.release(&large.json).await.status, 200, "given up without an outcome");
+        assert_eq!(begin(&client, "large", 0).await.json["state"], "first");
+    }
+
+    async fn S29_a_command_runs_once(kind: Kind) {
+        let proxy = proxy(&database(kind).await, "default", "primitive = \"once\"\nwait_ms = 20000").await;
+        proxy.until_ready().await;
+        let dir = folder();
+        let trace = dir.path().join("trace");
+        let api = format!("http://{}", proxy.api_address());
+        let once = |script: &str| {
+            let mut command = lockkeeper();
+            command.args(["--server", &api, "once", "invoices", "--", "sh", "-c", script]).env("TRACE", &trace);
+            tokio::task::spawn_blocking(move || command.output().expect("the command runs"))
+        };
+        let failed = once("echo x >> $TRACE; exit 7").await.unwrap();
+        assert_eq!(failed.status.code(), Some(7));
+        let runs = join_all((0..6).map(|_| once("echo x >> $TRACE; sleep 0.3; echo sent 12"))).await;
+        for run in runs {
+            let run = run.unwrap();
+            assert_eq!((run.status.code(), &*run.stdout), (Some(0), &b"sent 12\n"[..]), "{run:?}");
+        }
+        let trace = std::fs::read_to_string(&trace).unwrap();
+        assert_eq!(trace.lines().count(), 2, "one that failed, and one that did not");
+    }
+}
