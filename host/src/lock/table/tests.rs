@@ -67,6 +67,7 @@ struct Belief {
     lease: LeaseRef,
     tokens: Vec<Token>,
     mode: Mode,
+    is_once: bool,
     until: Instant,
     levels: u32,
     /// Requests that were answered with it: each counts once.
@@ -241,6 +242,7 @@ impl Sim {
             6..8 => Mode::Shared,
             _ => Mode::Permits { count: 1 + self.random.below(2) as u32, limit: 3 },
         };
+        let is_once = keys.len() == 1 && mode == Mode::Exclusive && self.random.chance(10);
         self.serial += 1;
         Claim {
             keys: keys.into(),
@@ -252,8 +254,8 @@ impl Sim {
             ttl_ms: if self.random.chance(70) { 20 + self.random.below(200) as u32 } else { 2_000 },
             at_least_ms: if self.random.chance(5) { 15 } else { 0 },
             delay_ms: if self.random.chance(5) { 15 } else { 0 },
-            reentrant: self.random.chance(20),
-            keep_ms: 0,
+            reentrant: !is_once && self.random.chance(20),
+            keep_ms: if is_once { 1 + self.random.below(100) as u32 } else { 0 },
             tag: Tag::default(),
         }
     }
@@ -269,6 +271,7 @@ impl Sim {
         let Some(nonce) = self.some_belief() else { return };
         let Some(belief) = self.beliefs.get_mut(&nonce) else { return };
         let lease = belief.lease.clone();
+        let outcome = (belief.is_once && self.random.chance(60)).then(|| "1".into());
         belief.levels -= 1;
         if belief.levels == 0 {
             self.beliefs.remove(&nonce);
@@ -277,10 +280,7 @@ impl Sim {
         self.serial += 1;
         let id = ReleaseId(self.serial);
         self.open_releases.insert((proxy, id), nonce);
-        self.tell(
-            proxy,
-            Event::Release { id, release: Release { lease, attempt: self.serial, outcome: None } },
-        );
+        self.tell(proxy, Event::Release { id, release: Release { lease, attempt: self.serial, outcome } });
     }
 
     fn cancel(&mut self) {
@@ -351,6 +351,12 @@ impl Sim {
             let last = self.last_token.entry(key.clone()).or_default();
             assert!(record.token >= *last, "the token of {key} went back");
             *last = record.token;
+            let new = |holder: &Holder| holder.keep_ms > 0 && holder.since == env.now;
+            let done = record.kept.as_ref().is_some_and(|kept| kept.until > env.now);
+            assert!(
+                !done || !record.holders.iter().any(new),
+                "{key} was done, and is done again: {record:?}"
+            );
             self.store.insert(key.clone(), record.clone());
         }
         outcomes
@@ -453,6 +459,7 @@ impl Sim {
         let Some((deadline, claim)) = open else { panic!("{waiter:?} was answered twice, or after it left") };
         let late = self.now.ms_since(deadline);
         assert!(late < 100, "{waiter:?} was answered {late} ms late");
+        assert!(claim.keep_ms > 0 || !matches!(verdict, Verdict::Done(_)), "{waiter:?} wanted a lease");
         if let Verdict::Granted { grant, keys, attempt, asked_at, .. } = verdict {
             if self.random.chance(5) {
                 let ttl_ms = claim.ttl_ms;
@@ -472,6 +479,7 @@ impl Sim {
                 lease,
                 tokens: grant.tokens.clone(),
                 mode: claim.mode,
+                is_once: claim.keep_ms > 0,
                 until,
                 levels: 0,
                 requests: HashSet::new(),
