@@ -92,7 +92,10 @@ async fn proxy_round(clients: Clients, length: Duration) -> Result<(Clients, f64
 }
 
 /// The clients, and cycles a second.
-async fn finish<T: 'static>(mut tasks: JoinSet<Result<(T, u64)>>, began: Instant) -> Result<(Vec<T>, f64)> {
+pub async fn finish<T: 'static>(
+    mut tasks: JoinSet<Result<(T, u64)>>,
+    began: Instant,
+) -> Result<(Vec<T>, f64)> {
     let mut clients = Vec::new();
     let mut cycles = 0;
     while let Some(done) = tasks.join_next().await {

@@ -59,3 +59,45 @@ impl Direct {
         Ok(self.conn.exec_drop(&self.release, (key, self.owner, token)).await?)
     }
 }
+
+/// What runs once by itself: a row in front of the work, and its outcome behind it.
+pub struct DirectOnce {
+    conn: Conn,
+    insert: Statement,
+    finish: Statement,
+    read: Statement,
+}
+
+impl DirectOnce {
+    pub async fn prepare(url: &str) -> Result<()> {
+        let mut conn = Conn::new(Opts::from_url(url)?).await?;
+        conn.query_drop("CREATE DATABASE IF NOT EXISTS direct").await?;
+        conn.query_drop(
+            "CREATE TABLE IF NOT EXISTS direct.done (k VARBINARY(255) PRIMARY KEY, outcome VARCHAR(255), \
+             created DATETIME(6) NOT NULL) ENGINE=InnoDB",
+        )
+        .await?;
+        Ok(conn.disconnect().await?)
+    }
+
+    pub async fn connect(url: &str) -> Result<DirectOnce> {
+        let mut conn = Conn::new(Opts::from_url(url)?).await?;
+        conn.query_drop("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+        let insert = conn.prep("INSERT IGNORE INTO direct.done VALUES (?, NULL, UTC_TIMESTAMP(6))").await?;
+        let finish = conn.prep("UPDATE direct.done SET outcome = ? WHERE k = ?").await?;
+        let read = conn.prep("SELECT outcome FROM direct.done WHERE k = ?").await?;
+        Ok(DirectOnce { conn, insert, finish, read })
+    }
+
+    pub async fn once(&mut self, key: &str, is_duplicate: bool) -> Result<()> {
+        self.conn.exec_drop(&self.insert, (key,)).await?;
+        let is_first = self.conn.affected_rows() == 1;
+        anyhow::ensure!(is_first != is_duplicate, "{key} is not what it should be");
+        if is_first {
+            return Ok(self.conn.exec_drop(&self.finish, ("{\"done\":1}", key)).await?);
+        }
+        let outcome: Option<String> = self.conn.exec_first(&self.read, (key,)).await?;
+        anyhow::ensure!(outcome.is_some(), "{key} has no outcome");
+        Ok(())
+    }
+}

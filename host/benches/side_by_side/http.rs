@@ -39,15 +39,27 @@ impl Client {
     /// Reads the answer to an acquire.
     pub async fn granted(&mut self) -> Result<Lease> {
         let (status, body) = self.answer().await?;
-        let lease = (|| {
-            let id = field(body, "\"lease_id\":")?.trim_matches('"').to_owned();
-            let token = field(body, "\"token\":")?.parse().ok()?;
-            Some(Lease { id, token })
-        })();
-        match lease {
+        match lease(body) {
             Some(lease) if status == 200 => Ok(lease),
             _ => bail!("acquire was answered {status}: {body}"),
         }
+    }
+
+    /// The lease of whoever is the first; `None` where it was done before.
+    pub async fn begin(&mut self, request: &[u8]) -> Result<Option<Lease>> {
+        self.send(request).await?;
+        let (status, body) = self.answer().await?;
+        match (status, lease(body)) {
+            (200, Some(lease)) => Ok(Some(lease)),
+            (200, None) if body.contains("\"outcome\":{\"done\":1}") => Ok(None),
+            _ => bail!("begin was answered {status}: {body}"),
+        }
+    }
+
+    pub async fn finish(&mut self, lease: &Lease) -> Result<()> {
+        let body = format!("{{\"lease_id\":\"{}\",\"outcome\":{{\"done\":1}}}}", lease.id);
+        self.send(&post("/v1/once/finish", &body)).await?;
+        self.released().await
     }
 
     pub async fn release(&mut self, lease: &Lease) -> Result<()> {
@@ -96,6 +108,11 @@ impl Client {
     }
 }
 
+/// The beginning of a `once`.
+pub fn begin(resource: &str) -> Vec<u8> {
+    post("/v1/once/begin", &format!("{{\"resource\":\"{resource}\",\"ttl_ms\":60000}}"))
+}
+
 /// An acquire for `resource`, waiting up to `wait_ms`.
 pub fn acquire(resource: &str, owner: &str, wait_ms: u32) -> Vec<u8> {
     let body = format!(
@@ -112,6 +129,12 @@ fn post(path: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n");
     format!("{head}Content-Length: {length}\r\n\r\n{body}").into_bytes()
+}
+
+fn lease(body: &str) -> Option<Lease> {
+    let id = field(body, "\"lease_id\":")?.trim_matches('"').to_owned();
+    let token = field(body, "\"token\":")?.parse().ok()?;
+    Some(Lease { id, token })
 }
 
 fn length(head: &str) -> Option<usize> {

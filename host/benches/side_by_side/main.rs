@@ -17,9 +17,11 @@ mod decision;
 mod direct;
 mod http;
 mod machine;
+mod once;
 mod report;
 mod single;
 mod stats;
+mod stripes;
 mod world;
 
 use report::Report;
@@ -91,6 +93,12 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("cycles") {
         cycles::measure(world, args.quick, report).await.context("cycles")?;
+    }
+    if wanted("once") {
+        once::measure(world, args.quick, report).await.context("once")?;
+    }
+    if wanted("stripes") {
+        stripes::measure(world, args.quick, report).await.context("stripes")?;
     }
     if wanted("contended") {
         contended::measure(world, args.quick, report).await.context("contended")?;

@@ -71,12 +71,43 @@ impl World {
     }
 }
 
+/// What the bench's resources are locked by, beside the default policy.
+const POLICIES: &str = r#"
+[policies.default]
+path = "builtin:default"
+[policies.once]
+path = "builtin:default"
+[policies.once.settings]
+primitive = "once"
+wait_ms = 60000
+[policies.central]
+path = "builtin:default"
+[policies.central.settings]
+stripes = 1
+wait_ms = 60000
+[policies.striped]
+path = "builtin:default"
+[policies.striped.settings]
+stripes = 100
+wait_ms = 60000
+[[routes]]
+resource = "once/*"
+policy = "once"
+[[routes]]
+resource = "central/*"
+policy = "central"
+[[routes]]
+resource = "striped/*"
+policy = "striped"
+"#;
+
 impl Proxy {
     async fn start(dir: &Path, url: &str) -> Result<Proxy> {
         let (api, admin) = (free_address()?, free_address()?);
         let config = dir.join("config.toml");
-        let text =
-            format!("[store]\nurl = \"{url}\"\n[api]\nlisten = \"{api}\"\n[admin]\nlisten = \"{admin}\"\n");
+        let text = format!(
+            "[store]\nurl = \"{url}\"\n[api]\nlisten = \"{api}\"\n[admin]\nlisten = \"{admin}\"\n{POLICIES}"
+        );
         fs::write(&config, text)?;
         let log = dir.join("proxy.log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));

@@ -150,7 +150,7 @@ pub fn row_write(key: &Key, record: &Record, revision: u64, now: ServerTime) -> 
 }
 
 /// A new row starts at the time, so that one that was deleted and made again is not the same.
-fn next_revision(last: Option<&u64>, now: ServerTime) -> u64 {
+pub fn next_revision(last: Option<&u64>, now: ServerTime) -> u64 {
     last.map_or(now.0, |last| last + 1)
 }
 

@@ -4,18 +4,19 @@
 //! the statement applies only while the server's time is at least the earliest it can have: between
 //! the two no lease and no delay of the rows may end, or the decision could differ.
 //!
-//! Every key must come out changed: only what is written is compared with what the server has.
+//! Every key must come out changed: only what is written is compared with what the server has. But for
+//! the outcome of a `once`: nothing changes it before its time, so it is believed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::batch::{PACKET_BYTES, environment, row_write};
+use super::batch::{PACKET_BYTES, environment, next_revision, row_write};
 use super::cache;
 use super::link::{Fault, LOCK_WAIT_S, Link};
 use super::sql::{self, RowWrite};
 use super::steps;
 use super::store::Shared;
 use crate::clock;
-use crate::lock::record::{self, Op, Record, Records};
+use crate::lock::record::{self, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
 use crate::store::Reply;
 
@@ -69,61 +70,90 @@ pub async fn try_run(
 /// What is to be written, and what is to be answered once it is.
 struct Plan {
     records: Records,
-    writes: Vec<RowWrite>,
+    /// Rows that are stored, each with the revision before its new one and the token before it.
+    updates: Vec<RowWrite>,
     old_tokens: Vec<u64>,
+    /// Rows that are taken for missing.
+    inserts: Vec<RowWrite>,
+    /// Rows that were looked at and stay as they are.
+    kept: Vec<(Key, cache::Row)>,
     replies: Vec<Reply>,
     earliest: ServerTime,
     latest: ServerTime,
 }
 
 impl Plan {
-    /// `None` where a row is not remembered, or would not change, or may change by itself.
+    /// `None` where a row is not known, or would not change, or may change by itself.
     fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant) -> Option<Plan> {
         let (earliest, latest) = shared.steps().server_time(asked_at)?;
         if link.sample.grants_from > earliest {
             return None;
         }
-        let keys: BTreeSet<&Key> = groups.iter().flatten().flat_map(Op::keys).collect();
+        let ops = || groups.iter().flatten();
+        let keys: BTreeSet<&Key> = ops().flat_map(Op::keys).collect();
         let mut records = Records::default();
-        let mut old = Vec::with_capacity(keys.len());
+        let mut known = BTreeMap::new();
         for &key in &keys {
-            let row = shared.cache.take(key, link.sample.epoch)?;
+            let Some(row) = shared.cache.take(key, link.sample.epoch) else {
+                if !ops().filter(|op| op.keys().contains(key)).all(is_likely_new) {
+                    return None;
+                }
+                records.insert(key.clone(), None);
+                continue;
+            };
             if changes_between(&row.record, earliest, latest) {
                 return None;
             }
-            old.push((row.record.token.0, row.revision));
-            records.insert(key.clone(), Some(row.record));
+            records.insert(key.clone(), Some(row.record.clone()));
+            known.insert(key, row);
         }
         let env = environment(shared, link, &records, &keys, latest);
-        let replies = groups.iter().map(|group| Reply {
-            outcomes: group.iter().map(|op| record::apply(&mut records, op, &env)).collect(),
-            asked_at,
-            now: latest,
-        });
-        let replies = replies.collect();
-        let writes: Vec<RowWrite> = records
-            .changed()
-            .zip(&old)
-            .map(|((key, record, _), (_, revision))| row_write(key, record, revision + 1, latest))
+        let replies: Vec<Reply> = groups
+            .iter()
+            .map(|group| Reply {
+                outcomes: group.iter().map(|op| record::apply(&mut records, op, &env)).collect(),
+                asked_at,
+                now: latest,
+            })
             .collect();
-        let bytes: usize = writes.iter().map(|write| write.state.len()).sum();
-        if writes.len() < keys.len() || bytes > PACKET_BYTES {
+        let (mut updates, mut old_tokens, mut inserts) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, record, _) in records.changed() {
+            match known.remove(key) {
+                Some(row) => {
+                    old_tokens.push(row.record.token.0);
+                    updates.push(row_write(key, record, row.revision + 1, latest));
+                }
+                None => inserts.push(row_write(key, record, next_revision(None, latest), latest)),
+            }
+        }
+        let outcomes = replies.iter().flat_map(|reply| &reply.outcomes);
+        let changed: BTreeSet<&Key> = records.changed().map(|(key, _, _)| key).collect();
+        let believed = ops().zip(outcomes).all(|(op, outcome)| {
+            matches!(outcome, Outcome::Done(_)) || op.keys().iter().all(|key| changed.contains(key))
+        });
+        let bytes: usize = updates.iter().chain(&inserts).map(|write| write.state.len()).sum();
+        if !believed || bytes > PACKET_BYTES {
             return None;
         }
-        let old_tokens = old.into_iter().map(|(token, _)| token).collect();
-        Some(Plan { records, writes, old_tokens, replies, earliest, latest })
+        let kept = known.into_iter().map(|(key, row)| (key.clone(), row)).collect();
+        Some(Plan { records, updates, old_tokens, inserts, kept, replies, earliest, latest })
     }
 
     /// False where nothing was applied because the server has other rows, or another time.
     async fn apply(&self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
         // Past the margin the server's clock was set forward, and a lease would be short.
         let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.sample.earliest(deadline));
-        if let [write] = &self.writes[..] {
-            let bounds = (self.earliest, not_after);
-            let params = sql::write_if_same_params(write.clone(), self.old_tokens[0], bounds);
-            return link.write_if_same(params).await;
+        let bounds = (self.earliest, not_after);
+        match (&self.updates[..], &self.inserts[..]) {
+            ([], []) => return Ok(true),
+            ([write], []) => {
+                let params = sql::write_if_same_params(write.clone(), self.old_tokens[0], bounds);
+                return link.write_if_same(params).await;
+            }
+            _ => {}
         }
-        match link.exchange(sql::write_all_if_same(&self.writes, (self.earliest, not_after))).await {
+        let sql = sql::write_all_if_same(&self.updates, &self.inserts, link.sample.floor, bounds);
+        match link.exchange(sql).await {
             Ok(_) => Ok(true),
             Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => {
                 link.rollback().await?;
@@ -134,19 +164,31 @@ impl Plan {
     }
 
     fn finish(self, shared: &Shared, link: &Link) -> Vec<Reply> {
-        for ((key, record, _), write) in self.records.changed().zip(&self.writes) {
-            let row =
-                cache::Row { record: record.clone(), revision: write.revision, epoch: link.sample.epoch };
-            shared.cache.put(key.clone(), row);
+        let epoch = link.sample.epoch;
+        for write in self.updates.into_iter().chain(self.inserts) {
+            if let Some(record) = self.records.get(&write.key) {
+                let row = cache::Row { record: record.clone(), revision: write.revision, epoch };
+                shared.cache.put(write.key, row);
+            }
+        }
+        for (key, row) in self.kept {
+            shared.cache.put(key, row);
         }
         self.replies
     }
+}
+
+/// Whether the operation's key is taken for missing where it is not remembered: what is done once is
+/// mostly new.
+fn is_likely_new(op: &Op) -> bool {
+    matches!(op, Op::Acquire(claim) if claim.keep_ms > 0 && claim.keys.len() == 1)
 }
 
 /// Whether a decision about the record can depend on where between the two the time is.
 fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) -> bool {
     let within = |at: ServerTime| earliest < at && at <= latest;
     within(record.not_before)
+        || record.kept.as_ref().is_some_and(|kept| within(kept.until))
         || record.holders.iter().any(|holder| {
             within(holder.until)
                 || within(holder.at_least_until)

@@ -105,9 +105,10 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
 
 /// Fails, and so keeps the statements behind it from being run, where the condition holds: with error
 /// 1690, as no number is as large as the exponential. Both servers have it, and need less than half
-/// the time that a subquery of two rows takes, which would do as well.
+/// the time that a subquery of two rows takes, which would do as well. Not as a DO: MariaDB forgives
+/// that its errors.
 fn stop_if(condition: &str) -> String {
-    format!("DO EXP(IF({condition},1000,0))")
+    format!("SET @late=EXP(IF({condition},1000,0))")
 }
 
 /// Writes one row if it still has a token and revision and the server's clock is within bounds;
@@ -132,19 +133,33 @@ pub fn write_if_same_params(row: RowWrite, old_token: u64, bounds: (ServerTime, 
 /// of them, and only while the server's clock is within bounds. Fails with error 1264 where a row
 /// has changed (the revision is set to -1, which strict mode refuses), and as [`stop_if`] does where a
 /// row is gone or the time is not within bounds.
-pub fn write_all_if_same(rows: &[RowWrite], bounds: (ServerTime, ServerTime)) -> Vec<u8> {
+///
+/// `inserts` are rows that must be missing, or error 1062 says so; `floor` is compared for them as in
+/// [`commit_before`].
+pub fn write_all_if_same(
+    updates: &[RowWrite],
+    inserts: &[RowWrite],
+    floor: u64,
+    bounds: (ServerTime, ServerTime),
+) -> Vec<u8> {
     let (from, to) = bounds;
     let mut sql = b"BEGIN;".to_vec();
-    sql.extend_from_slice(&values(rows));
-    sql.extend_from_slice(
-        b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),state=VALUES(state),\
-          revision=IF(revision+1=VALUES(revision),VALUES(revision),-1)",
-    );
-    // A row that is updated counts twice, one that is inserted once.
-    let updated = rows.len() * 2;
-    let guard = stop_if(&format!("ROW_COUNT()<>{updated} OR {NOW_US} NOT BETWEEN {} AND {}", from.0, to.0));
-    sql.push(b';');
-    sql.extend_from_slice(guard.as_bytes());
+    let mut stop = format!("{NOW_US} NOT BETWEEN {} AND {}", from.0, to.0);
+    if !inserts.is_empty() {
+        sql.extend_from_slice(&values(inserts));
+        sql.push(b';');
+        let _ = write!(stop, " OR (SELECT floor FROM {META} WHERE id=1)<>{floor}");
+    }
+    if !updates.is_empty() {
+        sql.extend_from_slice(&values(updates));
+        sql.extend_from_slice(
+            b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),state=VALUES(state),\
+              revision=IF(revision+1=VALUES(revision),VALUES(revision),-1);",
+        );
+        // Of the last statement: a row that is updated counts twice, one that is inserted once.
+        let _ = write!(stop, " OR ROW_COUNT()<>{}", updates.len() * 2);
+    }
+    sql.extend_from_slice(stop_if(&stop).as_bytes());
     sql.extend_from_slice(b";COMMIT");
     sql
 }

@@ -49,6 +49,7 @@ where
     listing::all(&*one).await;
     values::all(&*one).await;
     grants::tokens_survive_clean_up(&*forgetful).await;
+    values::a_new_row_is_above_what_was_cleaned_up(&*forgetful, &*make(Kind::Forgetful).await).await;
     races::all(one, other).await;
 }
 

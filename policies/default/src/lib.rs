@@ -23,6 +23,7 @@ pub enum Guard {
 pub struct Settings {
     pub primitive: Guard,
     pub keep_ms: u32,
+    pub stripes: u32,
     pub ttl_ms: u32,
     pub wait_ms: u32,
     pub max_waiters: u32,
@@ -39,6 +40,7 @@ impl core::default::Default for Settings {
         Settings {
             primitive: Guard::Lease,
             keep_ms: 86_400_000,
+            stripes: 0,
             ttl_ms: Plan::TTL,
             wait_ms: 0,
             max_waiters: Plan::MAX_WAITERS,
@@ -57,6 +59,7 @@ impl Policy for Default {
 
     fn check(settings: &Settings) -> Result<(), String> {
         within("keep_ms", settings.keep_ms, 1_000..=2_592_000_000)?;
+        within("stripes", settings.stripes, 0..=1_000_000)?;
         within("ttl_ms", settings.ttl_ms, 100..=3_600_000)?;
         within("wait_ms", settings.wait_ms, 0..=3_600_000)?;
         within("max_waiters", settings.max_waiters, 0..=20_000)?;
@@ -83,6 +86,10 @@ impl Policy for Default {
             max_hold: settings.max_hold_ms,
             ..Plan::of(request)
         };
+        let plan = match settings.stripes {
+            0 => plan,
+            stripes => plan.with_key(stripe(&request.name, stripes)),
+        };
         plan.with_permits(settings.permits)
     }
 }
@@ -97,6 +104,11 @@ impl From<Guard> for Primitive {
             Guard::Once => Primitive::Once,
         }
     }
+}
+
+/// One key for all resources whose check sums leave the same rest.
+fn stripe(resource: &str, stripes: u32) -> String {
+    format!("stripe-{}-of-{stripes}", crc32fast::hash(resource.as_bytes()) % stripes)
 }
 
 fn rank(settings: &Settings, request: &Request) -> Result<i32, Refusal> {
@@ -148,6 +160,18 @@ mod tests {
         let settings = Settings { primitive: Guard::Once, keep_ms: 5_000, ..Settings::default() };
         let plan = plan(&settings, &Request::new("a")).unwrap();
         assert_eq!((plan.primitive, plan.lock_at_least), (Primitive::Once, 5_000));
+    }
+
+    #[test]
+    fn stripes_share_keys() {
+        let settings = Settings { stripes: 100, ..Settings::default() };
+        let key = |name: &str| plan(&settings, &Request::new(name)).unwrap().keys;
+        // The check value of CRC-32: 0xCBF43926 for these digits.
+        assert_eq!(key("123456789"), [format!("stripe-{}-of-100", 0xCBF4_3926_u32 % 100)]);
+        let keys: std::collections::BTreeSet<_> = (0..10_000).map(|n| key(&format!("orders/{n}"))).collect();
+        assert_eq!(keys.len(), 100);
+        let central = Settings { stripes: 1, ..Settings::default() };
+        assert_eq!(plan(&central, &Request::new("a")).unwrap().keys, ["stripe-0-of-1"]);
     }
 
     #[test]

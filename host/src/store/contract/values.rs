@@ -83,6 +83,26 @@ async fn finishing_can_be_repeated(store: &dyn Store) {
     assert_eq!(one(store, finish(&plain, &grant, "3")).await, Outcome::Lost, "it is no `once`");
 }
 
+/// The other store knows neither the row that was, nor, for a moment, that it is gone.
+pub async fn a_new_row_is_above_what_was_cleaned_up(store: &dyn Store, other: &dyn Store) {
+    let names = Names::new("once-cleaned");
+    let key = names.key("k");
+    let first = Claim { keep_ms: 10, ..once(&key, "me") };
+    let rising = Rising::default();
+    for round in 0..4 {
+        granted(other, &once(&names.key(&format!("warm-{round}")), "you")).await;
+        let grant = granted(store, &Claim { attempt: fresh(), ..first.clone() }).await;
+        rising.check(grant.tokens[0]);
+        one(store, finish(&first, &grant, "1")).await;
+        pass_ms(600).await;
+        let second = Claim { attempt: fresh(), ..first.clone() };
+        let grant = granted(other, &second).await;
+        rising.check(grant.tokens[0]);
+        one(other, finish(&second, &grant, "2")).await;
+        pass_ms(600).await;
+    }
+}
+
 async fn read(store: &dyn Store, key: &str) -> Version {
     match one(store, Op::Read { key: Key::new(key).expect("it is a key") }).await {
         Outcome::Version(version) => version,

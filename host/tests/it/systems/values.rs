@@ -73,15 +73,19 @@ on_both! {
     async fn S29_of_many_submits_one_runs_and_the_others_get_its_outcome(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
-        let proxy = proxy(server.url(), "default", "primitive = \"once\"\nkeep_ms = 2000").await;
+        let settings = "primitive = \"once\"\nkeep_ms = 2000";
+        let other = super::proxy(server.url(), "default", settings).await;
+        let proxy = super::proxy(server.url(), "default", settings).await;
         proxy.until_ready().await;
+        other.until_ready().await;
         let deadlocks = "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS \
                          WHERE NAME='lock_deadlocks'";
         let count = async || sql(server.url(), deadlocks).await[0].get::<i64, _>(0).unwrap();
         let before = count().await;
         for order in 0..4 {
             let resource = format!("orders/{order}");
-            let submits = join_all((0..64).map(|_| {
+            let submits = join_all((0..64).map(|n| {
+                let proxy = if n % 2 == 0 { &proxy } else { &other };
                 let (client, resource) = (proxy.client(), resource.clone());
                 async move {
                     let begun = begin(&client, &resource, 20_000).await;

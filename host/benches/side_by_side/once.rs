@@ -1,0 +1,96 @@
+//! 64 clients that each do things once, one in ten of which was done before.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::cycles::finish;
+use crate::direct::DirectOnce;
+use crate::http::{self, Client};
+use crate::report::{Report, Row};
+use crate::stats::median_rate;
+use crate::world::World;
+
+const CLIENTS: u64 = 64;
+/// Of so many requests one is a duplicate.
+const DUPLICATES: u64 = 10;
+
+/// One client's names: the n-th request of a client is new, or the one before it again.
+fn name(client: u64, n: u64) -> String {
+    let n = if n % DUPLICATES == DUPLICATES - 1 { n - 1 } else { n };
+    format!("once/{client}/{n}")
+}
+
+pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
+    let (rounds, length) = if quick { (2, 1) } else { (5, 3) };
+    let length = Duration::from_secs(length);
+    DirectOnce::prepare(world.url()).await?;
+    let mut direct = Vec::new();
+    let mut proxy = Vec::new();
+    for client in 0..CLIENTS {
+        direct.push((DirectOnce::connect(world.url()).await?, client, 0));
+        proxy.push((Client::connect(world.api()).await?, client, 0));
+    }
+    let (mut direct_rates, mut proxy_rates) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let rate;
+        (direct, rate) = direct_round(direct, length).await?;
+        direct_rates.push(rate);
+        let rate;
+        (proxy, rate) = proxy_round(proxy, length).await?;
+        proxy_rates.push(rate);
+    }
+    let (by_sql, by_proxy) = (median_rate(&direct_rates), median_rate(&proxy_rates));
+    let ratio = by_proxy / by_sql;
+    report.add(Row {
+        name: "64 clients, once: 10 % duplicates",
+        target: "≥ 2 times direct",
+        figure: format!("{ratio:.2} times"),
+        note: format!("proxy {by_proxy:.0}/s, direct {by_sql:.0}/s"),
+        met: Some(ratio >= 2.0),
+        details: json!({ "ratio": ratio, "proxy_per_s": proxy_rates, "direct_per_s": direct_rates }),
+    });
+    Ok(())
+}
+
+type Directs = Vec<(DirectOnce, u64, u64)>;
+type Clients = Vec<(Client, u64, u64)>;
+
+async fn direct_round(clients: Directs, length: Duration) -> Result<(Directs, f64)> {
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (mut direct, client, mut n) in clients {
+        tasks.spawn(async move {
+            let first = n;
+            while began.elapsed() < length {
+                direct.once(&name(client, n), n % DUPLICATES == DUPLICATES - 1).await?;
+                n += 1;
+            }
+            anyhow::Ok(((direct, client, n), n - first))
+        });
+    }
+    finish(tasks, began).await
+}
+
+async fn proxy_round(clients: Clients, length: Duration) -> Result<(Clients, f64)> {
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (mut http, client, mut n) in clients {
+        tasks.spawn(async move {
+            let first = n;
+            while began.elapsed() < length {
+                let begun = http.begin(&http::begin(&name(client, n))).await?;
+                let is_duplicate = n % DUPLICATES == DUPLICATES - 1;
+                ensure!(begun.is_none() == is_duplicate, "{} is not what it should be", name(client, n));
+                if let Some(lease) = begun {
+                    http.finish(&lease).await?;
+                }
+                n += 1;
+            }
+            anyhow::Ok(((http, client, n), n - first))
+        });
+    }
+    finish(tasks, began).await
+}
