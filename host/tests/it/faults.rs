@@ -10,6 +10,8 @@ use serde_json::json;
 
 use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, own_server, sql};
 
+mod conditions;
+
 /// A proxy that gives the store half a second.
 async fn impatient(url: &str, store: &str) -> Proxy {
     let store = format!("timeout_ms = 500\n{store}");
@@ -109,6 +111,7 @@ on_both! {
         signal(&server, Signal::CONT);
         assert_eq!((response.status, response.slug()), (503, "store_unavailable"));
         recovers(&proxy).await;
+        assert!(proxy.metric("lockkeeper_store_errors_total", &[]).await > 0.0);
         eventually("the refused call holds nothing", async || {
             client.acquire(json!({"resource": "warm", "ttl_ms": 1_000})).await.status == 200
         })

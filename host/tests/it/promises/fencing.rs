@@ -119,6 +119,22 @@ on_both! {
         assert!(token(&fresh_key) > 0);
     }
 
+    /// Promise 2: the row is deleted after a transaction has looked for it, and before that inserts it.
+    async fn tokens_rise_across_a_clean_up_in_between(kind: Kind) {
+        let url = database(kind).await;
+        let store = "timeout_ms = 20000".to_owned();
+        let proxy = Proxy::with(Settings { url: url.clone(), store, ..Settings::default() }).await;
+        let client = proxy.client();
+        client.lease(&fresh("warm"), 1_000).await;
+        let slow = "CREATE TRIGGER slow BEFORE INSERT ON lockkeeper_lease FOR EACH ROW DO SLEEP(2)";
+        sql(&url, slow).await;
+        let asked = tokio::spawn(async move { client.lease(&fresh("deleted"), 60_000).await });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        sql(&url, "UPDATE lockkeeper_meta SET floor=1000 WHERE id=1").await;
+        let lease = asked.await.unwrap();
+        assert!(token(&lease) > 1_000, "{lease}");
+    }
+
     /// Promises 1 and 2: on a server that is not the one before, nothing is granted while a lease of
     /// that one may run, and then tokens are above all that it can have given out.
     async fn another_server_is_another_epoch(kind: Kind) {

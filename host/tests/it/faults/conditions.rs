@@ -1,0 +1,106 @@
+//! The conditions under which a write is applied: in time, and to the rows that it was decided on. Looked
+//! at in the store itself: a proxy would undo what came too late.
+
+use std::time::Duration;
+
+use lockkeeper::clock;
+use lockkeeper::config::StoreConfig;
+use lockkeeper::lock::record::{Claim, Op, Outcome};
+use lockkeeper::lock::{Key, LeaseRef};
+use lockkeeper::mysql::MysqlStore;
+use lockkeeper::store::{Reply, Store, StoreError, contract};
+use lockkeeper::telemetry::Metrics;
+use rustix::process::Signal;
+use tokio::sync::oneshot;
+
+use super::signal;
+use crate::harness::{database, folder, own_server, sql};
+
+async fn open(url: &str) -> MysqlStore {
+    let config = StoreConfig { lanes: 1, ..StoreConfig::default() };
+    let store = MysqlStore::open(&config, url, 3_600_000, Metrics::default()).expect("the URL is good");
+    store.ready(Duration::from_secs(30)).await;
+    store
+}
+
+fn ask(store: &MysqlStore, op: Op, within_ms: u32) -> oneshot::Receiver<Result<Reply, StoreError>> {
+    let (tell, told) = oneshot::channel();
+    store.submit(vec![op], clock::now().plus_ms(within_ms), Box::new(|result| drop(tell.send(result))));
+    told
+}
+
+/// Acquires and releases, so that the store remembers the rows. The lease that was had.
+async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
+    let claim = contract::claim(keys, "warm");
+    let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.unwrap().expect("it is applied");
+    let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
+    let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
+    let release = Op::Release { lease: lease.clone(), attempt: contract::fresh() };
+    ask(store, release, 10_000).await.unwrap().expect("it is applied");
+    lease
+}
+
+async fn holders(store: &MysqlStore, claim: &Claim) -> usize {
+    let stored = store.read(claim.keys[0].clone()).await.expect("it reads");
+    stored.map_or(0, |stored| stored.record.holders.len())
+}
+
+on_both! {
+    /// The server is stopped before it is asked, and finds the statement when it goes on.
+    async fn a_paused_server_applies_nothing_late(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let store = open(server.url()).await;
+        for keys in [&["one"][..], &["two", "three"]] {
+            warm(&store, keys).await;
+            signal(&server, Signal::STOP);
+            // Its threads stop one by one.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let claim = contract::claim(keys, "late");
+            let told = ask(&store, Op::Acquire(claim.clone()), 1_500).await.unwrap();
+            signal(&server, Signal::CONT);
+            assert!(told.is_err(), "{told:?}");
+            store.ready(Duration::from_secs(30)).await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert_eq!(holders(&store, &claim).await, 0, "{keys:?}");
+        }
+        server.stop().await;
+    }
+
+    /// Two callers share a transaction, and one gives up while it is under way: what that one was
+    /// denied is not applied, and the other one is granted.
+    async fn a_slow_transaction_applies_nothing_late(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        warm(&store, &["c"]).await;
+        warm(&store, &["a", "b"]).await;
+        let slow = "CREATE TRIGGER slow BEFORE INSERT ON lockkeeper_lease FOR EACH ROW DO SLEEP(0.8)";
+        sql(&url, slow).await;
+        // Rows that are remembered, and rows that are not.
+        for (keys, other) in [(["a", "b"], "c"), (["new-a", "new-b"], "new-c")] {
+            let hasty = contract::claim(&keys, "hasty");
+            // While the lane does this the other two meet in its queue.
+            let first = ask(&store, Op::Force { key: Key::new("nobody's").unwrap() }, 10_000);
+            let late = ask(&store, Op::Acquire(hasty.clone()), 1_400);
+            let in_time = ask(&store, Op::Acquire(contract::claim(&[other], "patient")), 20_000);
+            first.await.unwrap().expect("it is applied");
+            assert!(late.await.unwrap().is_err());
+            let reply = in_time.await.unwrap().expect("it is applied");
+            assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
+            assert_eq!(holders(&store, &hasty).await, 0, "{keys:?}");
+        }
+    }
+
+    /// Rows that the store remembers are deleted behind its back: it does not make them again from memory.
+    async fn a_row_that_is_gone_is_looked_for(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        for keys in [&["one"][..], &["two", "three"]] {
+            let before = warm(&store, keys).await;
+            let floor = before.token.0 + 1_000;
+            sql(&url, &format!("UPDATE lockkeeper_meta SET floor={floor}; DELETE FROM lockkeeper_lease")).await;
+            let after = warm(&store, keys).await;
+            assert!(after.token.0 > floor, "{after:?}");
+        }
+    }
+}
