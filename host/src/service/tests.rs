@@ -77,10 +77,24 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
     let earlier = memory.store();
     let deadline = clock::now().plus_ms(1_000);
     earlier.submit(vec![Op::Acquire(claim)], deadline, Box::new(|result| drop(done.send(result))));
-    assert!(matches!(answer.await.unwrap().unwrap().outcomes[0], Outcome::Granted(_)));
+    let granted = answer.await.unwrap().unwrap().outcomes.remove(0);
+    let Outcome::Granted(grant) = granted else { panic!("{granted:?}") };
 
     let service = service(&memory);
     let held = service.acquire(request("a")).await.unwrap_err();
     assert!(matches!(held, AcquireError::Contended { .. }), "{held}");
     service.acquire(request("b")).await.unwrap();
+
+    // Once that lease is over, its key is not asked for any more.
+    let keys: Arc<[Key]> = [Key::new("old/a").unwrap()].into();
+    service.release(LeaseRef { keys, nonce: grant.nonce, token: grant.tokens[0] }).await.unwrap();
+    for _ in 0..200 {
+        let lease = service.acquire(request("a")).await.unwrap();
+        service.release(lease.lease.clone()).await.unwrap();
+        if lease.tokens.len() == 1 {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("the shadow is not lifted");
 }

@@ -350,10 +350,12 @@ mod tests {
     fn what_is_found_out_later_adds_to_what_was_known() {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
-        shadows.extend([shadow(1, "old", "newer")]);
-        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old", "other"])));
-        assert_eq!(shadows.widen(&keys(&["newer"])), Some(keys(&["newer", "old"])));
+        shadows.extend([shadow(1, "older", "newer")]);
+        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old", "older", "other"])));
+        assert_eq!(shadows.widen(&keys(&["newer"])), Some(keys(&["newer", "old", "older"])));
         assert_eq!(shadows.widen(&keys(&["old"])), None, "the old key needs nothing more");
+        shadows.remove(1);
+        assert_eq!(shadows.on_key.keys().collect::<Vec<_>>(), [&keys(&["new"])[0]]);
     }
 
     #[test]

@@ -41,7 +41,9 @@ const LONGEST_FILE: usize = 600;
 /// Files over [`LONGEST_FILE`] lines, each a debt.
 const LONG_FILES: [&str; 0] = [];
 
+/// Of ninety-eight in a hundred; and of all.
 const LONGEST_FUNCTION: usize = 70;
+const LONGEST_OF_ALL: usize = 150;
 
 struct Source {
     /// From the top of the repository.
@@ -206,10 +208,11 @@ fn functions(source: &Source) -> Vec<(usize, usize)> {
 
 #[test]
 fn functions_are_short() {
-    let (mut all, mut long) = (0, Vec::new());
+    let (mut all, mut long, mut longest) = (0, Vec::new(), 0);
     for source in sources() {
         for (line, length) in functions(&source) {
             all += 1;
+            longest = longest.max(length);
             if length > LONGEST_FUNCTION {
                 long.push(format!("{}:{line}: {length} lines", source.path));
             }
@@ -217,6 +220,7 @@ fn functions_are_short() {
     }
     assert!(all > 1_000, "only {all} functions were found");
     assert!(long.len() * 50 <= all, "{} of {all} functions are over 2 %:\n{}", long.len(), long.join("\n"));
+    assert!(longest <= LONGEST_OF_ALL, "one of these is over {LONGEST_OF_ALL} lines:\n{}", long.join("\n"));
 }
 
 #[test]

@@ -179,6 +179,8 @@ fn a_repeated_request_finds_its_lease_or_fails_cleanly() {
     assert!(again.repeated);
     assert_eq!((again.nonce, &again.tokens), (first.nonce, &first.tokens));
     assert_eq!(world.acquire(&asked(3, 8)), Outcome::RequestReused { ended: false });
+    let more = Claim { keys: claim(&["a", "b"], "x", 0).keys, ..asked(5, 7) };
+    assert_eq!(world.acquire(&more), Outcome::RequestReused { ended: false }, "its keys have changed");
     assert_eq!(world.release(&lease, 9), RELEASED);
     assert_eq!(world.acquire(&asked(4, 7)), Outcome::RequestReused { ended: true });
 }
@@ -253,6 +255,9 @@ fn lock_at_least_and_lock_delay_keep_the_key() {
     assert_eq!(world.held(&claim(&["a"], "z", 3)).free_in_us, 1_000_000);
     world.pass_ms(SECOND);
     world.granted(&claim(&["a"], "z", 3));
+    world.granted(&Claim { ttl_ms: SECOND, at_least_ms: 3 * SECOND, ..claim(&["b"], "x", 4) });
+    world.pass_ms(SECOND);
+    assert_eq!(world.held(&claim(&["b"], "y", 5)).free_in_us, 2_000_000);
 }
 
 #[test]

@@ -27,6 +27,11 @@ impl Raw {
         self.send(format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")).await;
     }
 
+    /// Whether the other side has said something, or says it within this time.
+    pub async fn hears_within(&self, time: Duration) -> bool {
+        tokio::time::timeout(time, self.0.readable()).await.is_ok()
+    }
+
     /// Says that nothing more will be sent: a client that goes away, which still sees what it is told.
     pub async fn leave(&mut self) {
         let _ = self.0.shutdown().await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Lines, Proxy, database, fresh};
+use crate::harness::{Lines, Proxy, database, eventually, fresh};
 
 /// The next event of a stream of server-sent events.
 async fn event(lines: &mut Lines) -> Value {
@@ -94,6 +94,29 @@ on_both! {
         }
         let text = proxy.admin().get("/metrics").await.text;
         assert!(!text.contains(&resource), "a key became a label");
+    }
+
+    /// How leases end is counted, and so is what the policy and the store were asked.
+    async fn ends_are_counted(kind: Kind) {
+        let proxy = Proxy::start(&database(kind).await).await;
+        let (client, resource) = (proxy.client(), fresh("ended"));
+        let lease = client.lease(&resource, 10_000).await;
+        let waiting = tokio::spawn({
+            let body = json!({"resource": resource, "ttl_ms": 200, "wait_ms": 10_000});
+            let client = client.clone();
+            async move { client.acquire(body).await.json }
+        });
+        client.until_queued(&resource, 1).await;
+        assert_eq!(client.release(&lease).await.status, 200);
+        let short = waiting.await.unwrap();
+        let ends = "lockkeeper_hold_seconds_count";
+        eventually("it expires", async || proxy.metric(ends, &["how=\"expired\""]).await == 1.0).await;
+        assert_eq!(client.renew(&short).await.status, 410);
+        // The waiter may have been asking for itself as the lease was released.
+        assert_eq!(proxy.metric(ends, &["how=\"released\""]).await + proxy.metric(ends, &["how=\"handed_off\""]).await, 1.0);
+        assert_eq!(proxy.metric("lockkeeper_renewals_total", &["outcome=\"lost\""]).await, 1.0);
+        assert!(proxy.metric("lockkeeper_policy_call_seconds_count", &["hook=\"plan\""]).await >= 2.0);
+        assert!(proxy.metric("lockkeeper_store_batch_operations_sum", &[]).await >= 4.0);
     }
 
     /// The view of a lock says who decided what.
