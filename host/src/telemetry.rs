@@ -96,7 +96,7 @@ impl Metrics {
         self.inner.commits.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A lease ended, `held` after its grant. `how` is `released`, `expired`, `handed_off`, `forced` or `lost`.
+    /// A lease ended, `held` after its grant. `how` is `released`, `expired` or `handed_off`.
     pub fn lease_ended(&self, how: &'static str, held: Duration) {
         self.inner.holds.get_or_create(&How { how }).observe(held.as_secs_f64());
     }

@@ -34,7 +34,7 @@ struct OnePolicy {
 }
 
 /// What an acquire may come to; the last stands for what is not listed.
-const OUTCOMES: [&str; 13] = [
+const OUTCOMES: [&str; 12] = [
     "granted",
     "contended",
     "done",
@@ -46,7 +46,6 @@ const OUTCOMES: [&str; 13] = [
     "request_id_reused",
     "store_unavailable",
     "shutting_down",
-    "abandoned",
     "other",
 ];
 const HOOKS: [Hook; 6] =

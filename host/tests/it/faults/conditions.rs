@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::clock;
 use lockkeeper::config::StoreConfig;
-use lockkeeper::lock::record::{Claim, Op, Outcome};
+use lockkeeper::lock::record::{Claim, Op, Outcome, Release};
 use lockkeeper::lock::{Key, LeaseRef};
 use lockkeeper::mysql::MysqlStore;
 use lockkeeper::store::{Reply, Store, StoreError, contract};
@@ -35,7 +35,7 @@ async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
     let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.unwrap().expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
     let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
-    let release = Op::Release { lease: lease.clone(), attempt: contract::fresh() };
+    let release = Op::Release(Release { lease: lease.clone(), attempt: contract::fresh(), outcome: None });
     ask(store, release, 10_000).await.unwrap().expect("it is applied");
     lease
 }

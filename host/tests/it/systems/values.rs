@@ -74,8 +74,8 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let settings = "primitive = \"once\"\nkeep_ms = 2000";
-        let other = super::proxy(server.url(), "default", settings).await;
-        let proxy = super::proxy(server.url(), "default", settings).await;
+        let other = proxy(server.url(), "default", settings).await;
+        let proxy = proxy(server.url(), "default", settings).await;
         proxy.until_ready().await;
         other.until_ready().await;
         let deadlocks = "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS \
