@@ -3,16 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::direct::{self, Direct};
 use crate::http::{self, Client};
-use crate::report::{Report, Row};
-use crate::stats::median_rate;
+use crate::report::Report;
+use crate::rounds::{CLIENTS, Rates, finish};
 use crate::world::World;
-
-const CLIENTS: u64 = 64;
 
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let (rounds, length) = if quick { (2, 1) } else { (5, 4) };
@@ -30,25 +27,10 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     (direct, _) = direct_round(direct, warm).await?;
     (proxy, _) = proxy_round(proxy, warm).await?;
 
-    let (mut direct_rates, mut proxy_rates) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        let rate;
-        (direct, rate) = direct_round(direct, length).await?;
-        direct_rates.push(rate);
-        let rate;
-        (proxy, rate) = proxy_round(proxy, length).await?;
-        proxy_rates.push(rate);
-    }
-    let (by_sql, by_proxy) = (median_rate(&direct_rates), median_rate(&proxy_rates));
-    let ratio = by_proxy / by_sql;
-    report.add(Row {
-        name: "64 clients, own keys: acquire and release",
-        target: "≥ 2 times direct",
-        figure: format!("{ratio:.2} times"),
-        note: format!("proxy {by_proxy:.0}/s, direct {by_sql:.0}/s"),
-        met: Some(ratio >= 2.0),
-        details: json!({ "ratio": ratio, "proxy_per_s": proxy_rates, "direct_per_s": direct_rates }),
-    });
+    let run_direct = async |clients| direct_round(clients, length).await;
+    let run_proxy = async |clients| proxy_round(clients, length).await;
+    let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
+    rates.report("64 clients, own keys: acquire and release", report);
     Ok(())
 }
 
@@ -89,19 +71,4 @@ async fn proxy_round(clients: Clients, length: Duration) -> Result<(Clients, f64
         });
     }
     finish(tasks, began).await
-}
-
-/// The clients, and cycles a second.
-pub async fn finish<T: 'static>(
-    mut tasks: JoinSet<Result<(T, u64)>>,
-    began: Instant,
-) -> Result<(Vec<T>, f64)> {
-    let mut clients = Vec::new();
-    let mut cycles = 0;
-    while let Some(done) = tasks.join_next().await {
-        let (client, count) = done??;
-        clients.push(client);
-        cycles += count;
-    }
-    Ok((clients, cycles as f64 / began.elapsed().as_secs_f64()))
 }

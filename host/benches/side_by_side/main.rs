@@ -19,6 +19,7 @@ mod http;
 mod machine;
 mod once;
 mod report;
+mod rounds;
 mod single;
 mod stats;
 mod stripes;

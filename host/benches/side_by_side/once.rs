@@ -3,17 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::cycles::finish;
 use crate::direct::DirectOnce;
 use crate::http::{self, Client};
-use crate::report::{Report, Row};
-use crate::stats::median_rate;
+use crate::report::Report;
+use crate::rounds::{CLIENTS, Rates, finish};
 use crate::world::World;
 
-const CLIENTS: u64 = 64;
 /// Of so many requests one is a duplicate.
 const DUPLICATES: u64 = 10;
 
@@ -33,25 +30,10 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         direct.push((DirectOnce::connect(world.url()).await?, client, 0));
         proxy.push((Client::connect(world.api()).await?, client, 0));
     }
-    let (mut direct_rates, mut proxy_rates) = (Vec::new(), Vec::new());
-    for _ in 0..rounds {
-        let rate;
-        (direct, rate) = direct_round(direct, length).await?;
-        direct_rates.push(rate);
-        let rate;
-        (proxy, rate) = proxy_round(proxy, length).await?;
-        proxy_rates.push(rate);
-    }
-    let (by_sql, by_proxy) = (median_rate(&direct_rates), median_rate(&proxy_rates));
-    let ratio = by_proxy / by_sql;
-    report.add(Row {
-        name: "64 clients, once: 10 % duplicates",
-        target: "≥ 2 times direct",
-        figure: format!("{ratio:.2} times"),
-        note: format!("proxy {by_proxy:.0}/s, direct {by_sql:.0}/s"),
-        met: Some(ratio >= 2.0),
-        details: json!({ "ratio": ratio, "proxy_per_s": proxy_rates, "direct_per_s": direct_rates }),
-    });
+    let run_direct = async |clients| direct_round(clients, length).await;
+    let run_proxy = async |clients| proxy_round(clients, length).await;
+    let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
+    rates.report("64 clients, once: 10 % duplicates", report);
     Ok(())
 }
 

@@ -6,12 +6,11 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::cycles::finish;
 use crate::http::{self, Client};
 use crate::report::{Report, Row};
+use crate::rounds::{CLIENTS, finish};
 use crate::world::World;
 
-const CLIENTS: u64 = 64;
 const RESOURCES: u64 = 10_000;
 
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
