@@ -38,8 +38,6 @@ use crate::telemetry::Metrics;
 mod activity;
 mod body;
 mod connection;
-#[cfg(test)]
-mod measure;
 mod problem;
 mod request_id;
 mod socket;

@@ -35,7 +35,5 @@ mod schema;
 mod sql;
 mod steps;
 mod store;
-#[cfg(test)]
-mod tests;
 
 pub use store::{MysqlStore, OpenError};

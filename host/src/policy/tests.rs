@@ -1,6 +1,5 @@
 //! Real components, good and bad, under the real engine.
 
-mod measure;
 mod outside;
 mod refused;
 mod running;

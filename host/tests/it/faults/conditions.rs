@@ -1,5 +1,5 @@
-//! The conditions under which a write is applied: in time, and to the rows that it was decided on. Looked
-//! at in the store itself: a proxy would undo what came too late.
+//! What is applied when, looked at in the store itself: a proxy would undo what came too late, and has
+//! bounds of its own in front of the store's.
 
 use std::time::Duration;
 
@@ -8,8 +8,10 @@ use lockkeeper::config::StoreConfig;
 use lockkeeper::lock::record::{Claim, Op, Outcome, Release};
 use lockkeeper::lock::{Key, LeaseRef};
 use lockkeeper::mysql::MysqlStore;
-use lockkeeper::store::{Reply, Store, StoreError, contract};
+use lockkeeper::store::{Health, Reply, Store, StoreError, contract};
 use lockkeeper::telemetry::Metrics;
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 
@@ -17,8 +19,11 @@ use super::signal;
 use crate::harness::{database, folder, own_server, sql};
 
 async fn open(url: &str) -> MysqlStore {
-    let config = StoreConfig { lanes: 1, ..StoreConfig::default() };
-    let store = MysqlStore::open(&config, url, 3_600_000, Metrics::default()).expect("the URL is good");
+    opened(url, &StoreConfig { lanes: 1, ..StoreConfig::default() }).await
+}
+
+async fn opened(url: &str, config: &StoreConfig) -> MysqlStore {
+    let store = MysqlStore::open(config, url, 3_600_000, Metrics::default()).expect("the URL is good");
     store.ready(Duration::from_secs(30)).await;
     store
 }
@@ -102,5 +107,54 @@ on_both! {
             let after = warm(&store, keys).await;
             assert!(after.token.0 > floor, "{after:?}");
         }
+    }
+
+    /// A row that somebody locks past the proxy holds up its own key, and no other of its lane.
+    async fn a_locked_row_is_its_own_trouble(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        warm(&store, &["locked"]).await;
+        let mut stranger = Conn::from_url(&url).await.unwrap();
+        stranger.query_drop("BEGIN; SELECT * FROM lockkeeper_lease WHERE k='locked' FOR UPDATE").await.unwrap();
+        let acquire = |key: &str| ask(&store, Op::Acquire(contract::claim(&[key], "me")), 20_000);
+        let locked = acquire("locked");
+        let others: Vec<_> = (0..8).map(|n| acquire(&format!("other-{n}"))).collect();
+        for other in others {
+            let reply = other.await.unwrap().expect("it is applied");
+            assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
+        }
+        stranger.query_drop("ROLLBACK").await.unwrap();
+        let reply = locked.await.unwrap().expect("it is applied in the end");
+        assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
+        stranger.disconnect().await.unwrap();
+    }
+
+    /// More than the bound is refused at once, and the rest is served.
+    async fn the_bound_on_waiting_work_holds(kind: Kind) {
+        let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };
+        let store = opened(&database(kind).await, &config).await;
+        let acquire = |n: usize| ask(&store, Op::Acquire(contract::claim(&[&format!("{n}")], "me")), 20_000);
+        let (mut served, mut refused) = (0, 0);
+        for told in (0..2_000).map(acquire).collect::<Vec<_>>() {
+            match told.await.unwrap() {
+                Ok(_) => served += 1,
+                Err(StoreError::Overloaded { .. }) => refused += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!(served >= 100 && refused > 0, "{served} served, {refused} refused");
+        acquire(2_000).await.unwrap().expect("the places are free again");
+    }
+
+    async fn tables_of_a_later_version_are_left_alone(kind: Kind) {
+        let url = database(kind).await;
+        warm(&open(&url).await, &["a"]).await;
+        sql(&url, "UPDATE lockkeeper_meta SET version=99").await;
+        let later = MysqlStore::open(&StoreConfig::default(), &url, 3_600_000, Metrics::default()).unwrap();
+        let health = later.ready(Duration::from_millis(800)).await;
+        assert!(matches!(&health, Health::Unavailable { why } if why.contains("upgrade")), "{health:?}");
+        sql(&url, "UPDATE lockkeeper_meta SET version=1").await;
+        later.ready(Duration::from_secs(30)).await;
+        warm(&later, &["a"]).await;
     }
 }
