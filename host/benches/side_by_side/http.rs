@@ -77,9 +77,14 @@ impl Client {
 
     /// The status of a `GET`.
     pub async fn status(&mut self, path: &str) -> Result<u16> {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n");
-        self.send(request.as_bytes()).await?;
+        self.send(&get(path)).await?;
         Ok(self.answer().await?.0)
+    }
+
+    /// The body of a `GET`.
+    pub async fn get(&mut self, path: &str) -> Result<&str> {
+        self.send(&get(path)).await?;
+        Ok(self.answer().await?.1)
     }
 
     /// Reads one answer: status and body.
@@ -123,6 +128,10 @@ pub fn acquire(resource: &str, owner: &str, wait_ms: u32) -> Vec<u8> {
 
 pub fn release(lease: &Lease) -> Vec<u8> {
     post("/v1/release", &format!("{{\"lease_id\":\"{}\"}}", lease.id))
+}
+
+fn get(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n").into_bytes()
 }
 
 fn post(path: &str, body: &str) -> Vec<u8> {

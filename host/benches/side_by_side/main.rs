@@ -95,12 +95,6 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     if wanted("cycles") {
         cycles::measure(world, args.quick, report).await.context("cycles")?;
     }
-    if wanted("once") {
-        once::measure(world, args.quick, report).await.context("once")?;
-    }
-    if wanted("stripes") {
-        stripes::measure(world, args.quick, report).await.context("stripes")?;
-    }
     if wanted("contended") {
         contended::measure(world, args.quick, report).await.context("contended")?;
         contended::order(world, args.quick, report).await.context("order")?;
@@ -110,6 +104,12 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("crowd") {
         crowd::measure(world, args.quick, report).await.context("crowd")?;
+    }
+    if wanted("once") {
+        once::measure(world, args.quick, report).await.context("once")?;
+    }
+    if wanted("stripes") {
+        stripes::measure(world, args.quick, report).await.context("stripes")?;
     }
     Ok(())
 }
