@@ -9,12 +9,16 @@ use super::fields::{Fields, raw};
 use super::leases::{known_lease, lease_id_of};
 use super::{Api, time};
 use crate::http::{Problem, Response, json};
+use crate::lock::Mode;
 use crate::lock::record::Kept;
 use crate::service::{AcquireError, Begun};
 
 pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let request = acquire::parse(&body, &api.limits)?;
     drop(body);
+    if request.mode != Mode::Exclusive {
+        return Err(Problem::invalid("mode", "must be \"exclusive\": one does what is done once"));
+    }
     match api.service.begin(request).await {
         Ok(Begun::First(lease)) => Ok(json(&First { state: "first", lease: Granted::new(&lease, None) })),
         Ok(Begun::Done(kept)) => Ok(json(&Done::new(&kept)?)),

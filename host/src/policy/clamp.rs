@@ -49,19 +49,27 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
         ));
     }
     let keys = keys(&from.keys, limits)?;
-    if matches!(primitive, Primitive::Once | Primitive::Version) && keys.len() > 1 {
-        return Err(format!("{} keys: `{}` guards one", keys.len(), primitive.as_str()));
+    let mode = mode(from.mode, limits)?;
+    if matches!(primitive, Primitive::Once | Primitive::Version) {
+        let name = primitive.as_str();
+        if keys.len() > 1 {
+            return Err(format!("{} keys: `{name}` guards one", keys.len()));
+        }
+        if mode != Mode::Exclusive {
+            return Err(format!("`{name}` is exclusive, and has no other mode"));
+        }
     }
     Ok(Plan {
         keys,
         primitive,
-        mode: mode(from.mode, limits)?,
+        mode,
         ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
         wait_ms: from.wait.min(limits.max_wait_ms),
         rank: from.rank,
         group: from.group.into(),
         weight: from.weight.max(1),
-        reentrant: from.reentrant,
+        // Whoever does something once and asks again does it twice.
+        reentrant: from.reentrant && !is_once,
         max_waiters: from.max_waiters.min(limits.max_waiters),
         lock_at_least_ms: if is_once { 0 } else { from.lock_at_least.min(limits.max_lock_delay_ms) },
         keep_ms: if is_once { keep_ms(from.lock_at_least, limits) } else { 0 },

@@ -60,6 +60,20 @@ fn degrees_are_moved_inside_the_limits() {
 }
 
 #[test]
+fn what_is_done_once_keeps_its_outcome_and_is_not_entered_again() {
+    let limits = Limits::default();
+    let once = |lock_at_least| {
+        let (keys, primitive) = (vec!["a".into()], types::Primitive::Once);
+        let from = naming::LockPlan { keys, primitive, lock_at_least, reentrant: true, ..sound() };
+        plan(from, &limits).unwrap()
+    };
+    assert_eq!((once(5_000).keep_ms, once(5_000).lock_at_least_ms), (5_000, 0));
+    assert_eq!((once(0).keep_ms, once(u32::MAX).keep_ms), (86_400_000, limits.max_keep_ms));
+    assert!(!once(0).reentrant);
+    assert_eq!(plan(sound(), &limits).unwrap().keep_ms, 0);
+}
+
+#[test]
 fn what_names_the_lock_is_refused_rather_than_altered() {
     assert_eq!(refused(|plan| plan.keys.clear()), "there is no key");
     assert_eq!(refused(|plan| plan.keys.push(String::new())), "a key is empty");
@@ -69,6 +83,14 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
     assert!(
         refused(|plan| plan.primitive = types::Primitive::Quorum).contains("`quorum` is not available yet")
     );
+    for primitive in [types::Primitive::Once, types::Primitive::Version] {
+        assert!(refused(|plan| plan.primitive = primitive).contains("2 keys"));
+        let shared = |plan: &mut naming::LockPlan| {
+            plan.keys.truncate(1);
+            (plan.primitive, plan.mode) = (primitive, types::Mode::Shared);
+        };
+        assert!(refused(shared).contains("is exclusive"));
+    }
     let permits = |count, limit| types::Mode::Permits(types::Permits { count, limit });
     for (count, limit) in [(0, 1), (2, 1), (1, 0), (1, 1025)] {
         assert!(refused(|plan| plan.mode = permits(count, limit)).contains("permits"), "{count} of {limit}");

@@ -130,6 +130,8 @@ on_both! {
         assert_eq!(finish(&client, &second.json, json!(3)).await.status, 200, "it may be repeated");
         let done = begin(&client, "o", 0).await;
         assert_eq!(done.json["outcome"], json!({"n": [1, "ü"]}));
+        let shared = client.post("/v1/once/begin", &json!({"resource": "o", "mode": "shared"})).await;
+        assert_eq!((shared.status, &shared.json["field"]), (400, &json!("mode")), "{}", shared.text);
         let large = begin(&client, "large", 0).await;
         let refused = finish(&client, &large.json, "x".repeat(20_000).into()).await;
         assert_eq!((refused.status, &refused.json["field"]), (400, &json!("outcome")), "{}", refused.text);
