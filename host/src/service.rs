@@ -145,7 +145,8 @@ pub enum HoldEvent {
     },
 }
 
-/// A key that is held or keeps a value, as `GET /v1/locks` shows it. Times are microseconds since 1970 on the store's clock.
+/// A key that is held or keeps a value, as `GET /v1/locks` shows it. Times are microseconds since 1970
+/// on the store's clock.
 #[derive(Clone, Debug)]
 pub struct LockEntry {
     pub key: Key,

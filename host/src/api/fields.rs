@@ -170,7 +170,7 @@ pub fn raw<'b>(
 }
 
 /// What [`raw`] took and the store kept.
-pub fn kept_value(kept: &Kept) -> Result<&RawValue, Problem> {
+pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a Kept) -> Result<T, Problem> {
     serde_json::from_str(&kept.value)
         .map_err(|error| Problem::new(Kind::StoreUnavailable, format!("the store keeps no JSON: {error}")))
 }

@@ -48,9 +48,7 @@ pub async fn commit(api: &Api, body: Bytes) -> Result<Response, Problem> {
             policy: &committed.policy,
         })),
         Err(AcquireError::Conflict(now)) => {
-            let value = now.kept.as_ref().map(kept_value).transpose()?;
-            let value: serde_json::Value =
-                value.and_then(|value| serde_json::from_str(value.get()).ok()).unwrap_or_default();
+            let value: Option<serde_json::Value> = now.kept.as_ref().map(kept_value).transpose()?;
             let detail = format!("`{}` is at version {} by now", request.resource, now.version);
             Err(Problem::new(Kind::Conflict, detail).with("version", now.version.0).with("value", value))
         }

@@ -48,16 +48,19 @@ pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
         signal = signals.next() => return Ok(128 + signal.as_raw() as u8),
     };
     let mut lease = Held::new(&lease, asked)?;
-    let mut child = match Child::spawn(&args.command, &lease.environment(), Output::Passed) {
-        Ok(child) => child,
-        Err(failure) => {
-            lease.release(&client).await;
-            return Err(failure);
-        }
-    };
+    let mut child = start(&args.command, &lease, &client, Output::Passed).await?;
     let code = supervise(&mut child, &mut lease, &client, &mut signals).await?;
     lease.release(&client).await;
     Ok(code)
+}
+
+/// Starts the command; the lease of one that cannot be run is given up.
+async fn start(command: &[String], lease: &Held, client: &Client, output: Output) -> Result<Child, Failure> {
+    let child = Child::spawn(command, &lease.environment(), output);
+    if child.is_err() {
+        lease.release(client).await;
+    }
+    child
 }
 
 /// Keeps the lease alive until the command has ended: its exit code. A command whose lease is lost is

@@ -189,10 +189,11 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             delay_ms: holder.delay_ms,
             keep_ms: holder.keep_ms,
             released_by: holder.released_by,
-            levels: if holder.levels == [usual_level(holder.nonce)] {
-                Vec::new()
-            } else {
-                holder.levels.iter().map(LevelState::from).collect()
+            levels: match &holder.levels[..] {
+                [Level { attempts, request: None, fingerprint: 0 }] if *attempts == [holder.nonce] => {
+                    Vec::new()
+                }
+                levels => levels.iter().map(LevelState::from).collect(),
             },
             resource: Cow::Borrowed(&holder.tag.resource),
             policy: Cow::Borrowed(&holder.tag.policy),
@@ -218,7 +219,7 @@ impl From<HolderState<'_>> for Holder {
             keep_ms: state.keep_ms,
             released_by: state.released_by,
             levels: if state.levels.is_empty() {
-                vec![usual_level(state.nonce)]
+                vec![Level { attempts: vec![state.nonce], request: None, fingerprint: 0 }]
             } else {
                 state.levels.into_iter().map(Level::from).collect()
             },
@@ -229,10 +230,6 @@ impl From<HolderState<'_>> for Holder {
             },
         }
     }
-}
-
-fn usual_level(nonce: u64) -> Level {
-    Level { attempts: vec![nonce], request: None, fingerprint: 0 }
 }
 
 impl<'a> From<&'a Level> for LevelState<'a> {

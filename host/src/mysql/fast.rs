@@ -75,8 +75,8 @@ struct Plan {
     old_tokens: Vec<u64>,
     /// Rows that are taken for missing.
     inserts: Vec<RowWrite>,
-    /// Rows that were looked at and stay as they are.
-    kept: Vec<(Key, cache::Row)>,
+    /// Rows that were looked at and stay as they are, with their revisions.
+    unchanged: Vec<(Key, u64)>,
     replies: Vec<Reply>,
     earliest: ServerTime,
     latest: ServerTime,
@@ -104,8 +104,8 @@ impl Plan {
             if changes_between(&row.record, earliest, latest) {
                 return None;
             }
-            records.insert(key.clone(), Some(row.record.clone()));
-            known.insert(key, row);
+            known.insert(key, (row.record.token.0, row.revision));
+            records.insert(key.clone(), Some(row.record));
         }
         let env = environment(shared, link, &records, &keys, latest);
         let replies: Vec<Reply> = groups
@@ -119,9 +119,9 @@ impl Plan {
         let (mut updates, mut old_tokens, mut inserts) = (Vec::new(), Vec::new(), Vec::new());
         for (key, record, _) in records.changed() {
             match known.remove(key) {
-                Some(row) => {
-                    old_tokens.push(row.record.token.0);
-                    updates.push(row_write(key, record, row.revision + 1, latest));
+                Some((token, revision)) => {
+                    old_tokens.push(token);
+                    updates.push(row_write(key, record, revision + 1, latest));
                 }
                 None => inserts.push(row_write(key, record, next_revision(None, latest), latest)),
             }
@@ -135,8 +135,8 @@ impl Plan {
         if !believed || bytes > PACKET_BYTES {
             return None;
         }
-        let kept = known.into_iter().map(|(key, row)| (key.clone(), row)).collect();
-        Some(Plan { records, updates, old_tokens, inserts, kept, replies, earliest, latest })
+        let unchanged = known.into_iter().map(|(key, (_, revision))| (key.clone(), revision)).collect();
+        Some(Plan { records, updates, old_tokens, inserts, unchanged, replies, earliest, latest })
     }
 
     /// False where nothing was applied because the server has other rows, or another time.
@@ -165,14 +165,11 @@ impl Plan {
 
     fn finish(self, shared: &Shared, link: &Link) -> Vec<Reply> {
         let epoch = link.sample.epoch;
-        for write in self.updates.into_iter().chain(self.inserts) {
-            if let Some(record) = self.records.get(&write.key) {
-                let row = cache::Row { record: record.clone(), revision: write.revision, epoch };
-                shared.cache.put(write.key, row);
+        let written = self.updates.into_iter().chain(self.inserts).map(|write| (write.key, write.revision));
+        for (key, revision) in written.chain(self.unchanged) {
+            if let Some(record) = self.records.get(&key) {
+                shared.cache.put(key, cache::Row { record: record.clone(), revision, epoch });
             }
-        }
-        for (key, row) in self.kept {
-            shared.cache.put(key, row);
         }
         self.replies
     }

@@ -81,7 +81,7 @@ async fn attempt(
     opened(shared).await?;
     let _place = Place::take(shared, request)?;
     for _ in 0..REPLANS {
-        let planned = planned(shared, request, call)?;
+        let planned = planned(shared, policy, request, call)?;
         if let Some(result) = enqueue(shared, request, &planned).await {
             return result.map(|lease| (lease, planned));
         }
@@ -89,9 +89,13 @@ async fn attempt(
     Err(no_policy(policy))
 }
 
-/// What the request's policy decides now.
-pub(super) fn planned(shared: &Shared, request: &Request, call: Call) -> Result<Planned, AcquireError> {
-    let policy = shared.policy_of(&request.resource);
+/// What the policy decides now.
+pub(super) fn planned(
+    shared: &Shared,
+    policy: &str,
+    request: &Request,
+    call: Call,
+) -> Result<Planned, AcquireError> {
     let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
     let plan = plan(&generation, policy, request)?;
     call.check(policy, plan.primitive)?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::child::{Child, Output};
-use super::{Held, Signals, supervise};
+use super::child::Output;
+use super::{Held, Signals, start, supervise};
 use crate::cli::args::{duration_ms, label};
 use crate::cli::client::{CALL_TIMEOUT, Client};
 use crate::cli::failure::Failure;
@@ -59,13 +59,7 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
         return Ok(replay(&answer["outcome"]));
     }
     let mut lease = Held::new(&answer, asked)?;
-    let mut child = match Child::spawn(&command, &lease.environment(), Output::Kept(MAX_OUTPUT_BYTES)) {
-        Ok(child) => child,
-        Err(failure) => {
-            lease.release(&client).await;
-            return Err(failure);
-        }
-    };
+    let mut child = start(&command, &lease, &client, Output::Kept(MAX_OUTPUT_BYTES)).await?;
     let code = supervise(&mut child, &mut lease, &client, &mut signals).await?;
     if code != 0 && !keep_failure {
         lease.release(&client).await;

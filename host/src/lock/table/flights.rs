@@ -209,18 +209,16 @@ impl Table {
         });
     }
 
-    /// Whoever waits for the same outcome hears it, too, without asking.
+    /// Whoever waits for the same keys' outcome hears it, too, without asking.
     fn done(&mut self, id: WaiterId, kept: &Kept, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get(&id) else { return };
-        let queue = self.queues.get(&entry.waiter.claim.keys[0]);
-        let behind = queue.into_iter().flat_map(|queue| queue.in_order()).copied().filter(|other| {
-            let same = |other: &Entry| other.waiter.claim.keep_ms > 0 && other.flight.is_none();
-            self.waiters.get(other).is_some_and(same)
-        });
-        let mut told: Vec<WaiterId> = behind.collect();
-        if !told.contains(&id) {
-            told.push(id);
-        }
+        let keys = &entry.waiter.claim.keys;
+        let same = |other: &Entry| {
+            let claim = &other.waiter.claim;
+            claim.keep_ms > 0 && claim.keys == *keys && other.flight.is_none()
+        };
+        let waiting = self.queues.get(&keys[0]).into_iter().flat_map(|queue| queue.in_order()).copied();
+        let told: Vec<WaiterId> = waiting.filter(|other| self.waiters.get(other).is_some_and(same)).collect();
         for id in told {
             self.finish(id, Verdict::Done(kept.clone()), out);
         }
