@@ -10,13 +10,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::api::Api;
-use crate::config::{Config, ServerChoice};
+use crate::config::{Config, ServerChoice, StoreConfig};
 use crate::http;
+use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
-use crate::mysql::{MysqlStore, OpenError};
+use crate::mysql::{Advisory, MysqlStore, OpenError};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
 use crate::service::{Parts, Service};
-use crate::store::Health;
+use crate::store::{Health, Router};
 use crate::telemetry::Metrics;
 
 mod desk;
@@ -88,7 +89,7 @@ impl App {
         let store = Arc::new(store);
         greet(&store.ready(STORE_PATIENCE).await);
         let service = Service::start(Parts {
-            store: store.clone(),
+            store: Arc::new(spaces(&config, &store)),
             policies: policies.clone(),
             routes: config.routes.clone(),
             limits: config.limits.clone(),
@@ -167,6 +168,13 @@ async fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, S
     let (configs, limits, metrics) = (config.policies.clone(), config.limits.clone(), metrics.clone());
     let load = move || Policies::load(&engine, &configs, &limits, &metrics);
     tokio::task::spawn_blocking(load).await?.map_err(StartError::Policies)
+}
+
+/// Every primitive that there is, behind one store.
+fn spaces(config: &Config, store: &Arc<MysqlStore>) -> Router {
+    let StoreConfig { batch, max_queued, .. } = config.store;
+    let advisory = Advisory::new(store, batch, max_queued);
+    Router::new(store.clone(), vec![(Space::Advisory, Arc::new(advisory))])
 }
 
 fn greet(health: &Health) {

@@ -16,6 +16,7 @@
 //! | [`steps`] | whether the server's clock has been set |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
+//! | [`pinned`] | the primitives that rest on a session: `advisory`, `row` |
 //! | [`managed`] | a private server |
 
 pub mod managed;
@@ -28,6 +29,7 @@ mod fast;
 mod health;
 mod lanes;
 mod link;
+mod pinned;
 mod preflight;
 mod queue;
 mod read;
@@ -36,4 +38,5 @@ mod sql;
 mod steps;
 mod store;
 
+pub use pinned::advisory::Advisory;
 pub use store::{MysqlStore, OpenError};

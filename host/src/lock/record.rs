@@ -291,6 +291,8 @@ pub struct Env {
     pub now: ServerTime,
     /// Every new token is above this: the store's epoch, and the tokens of rows that were cleaned up.
     pub floor: Token,
+    /// New tokens are above this, too: what other spaces of keys have given out.
+    pub others: Token,
     /// No new grants before this moment: leases of the server that was here before may still run.
     pub grants_from: ServerTime,
     /// Whether expired leases may be taken over. False while the store's clock is in doubt.
@@ -308,6 +310,13 @@ struct Entry {
     record: Record,
     stored: bool,
     changed: bool,
+}
+
+impl Env {
+    /// The token of the next grant of a key whose last one was `last`.
+    fn token_after(&self, last: Token) -> Token {
+        last.max(self.floor).max(self.others).next()
+    }
 }
 
 impl Record {

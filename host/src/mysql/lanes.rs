@@ -18,15 +18,15 @@ use crate::lock::record::Op;
 use crate::store::Reply;
 
 /// The longest that one transaction may take before its connection is given up.
-const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
+pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 /// The longest that opening and checking a connection may take.
 pub const OPEN_LIMIT: Duration = Duration::from_secs(3);
 
-const LATE: &str = "the MySQL server did not answer in time";
+pub const LATE: &str = "the MySQL server did not answer in time";
 
 /// Runs what comes through `queue` until the store is closed.
 pub async fn run(shared: Arc<Shared>, mut queue: Queue, seat: usize) {
-    while let Some(mut link) = open(&shared, &mut queue, seat).await {
+    while let Some(mut link) = open(&shared, &mut queue, Some(seat)).await {
         match serve(&shared, &mut link, &mut queue).await {
             Ok(()) => {
                 link.close().await;
@@ -57,8 +57,8 @@ impl Backoff {
 }
 
 /// Opens a connection, however long it takes; `None` once the store is closed. Work that waits
-/// expires meanwhile.
-async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
+/// expires meanwhile. A connection without a seat does not count for the store's health.
+pub async fn open(shared: &Shared, queue: &mut Queue, seat: Option<usize>) -> Option<Link> {
     let mut backoff = Backoff::new();
     let mut why = LATE.to_owned();
     loop {
@@ -70,7 +70,9 @@ async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
         };
         let fault = match opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection"))) {
             Ok(link) => {
-                shared.health.up(seat, &link.server.name, &link.server.warnings);
+                if let Some(seat) = seat {
+                    shared.health.up(seat, &link.server.name, &link.server.warnings);
+                }
                 return Some(link);
             }
             Err(fault) => fault,
@@ -78,7 +80,9 @@ async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
         shared.metrics.store_error(fault.slug());
         tracing::debug!(lane = seat, "cannot use the MySQL server: {fault}");
         why = fault.to_string();
-        shared.health.down(seat, why.clone());
+        if let Some(seat) = seat {
+            shared.health.down(seat, why.clone());
+        }
         tokio::select! {
             () = tokio::time::sleep(backoff.next()) => {}
             () = shared.stop.cancelled() => return None,
@@ -204,7 +208,7 @@ async fn execute(
 }
 
 /// Waits for the work, but no longer than anybody waits for it, nor than [`EXCHANGE_LIMIT`].
-async fn watched<T>(
+pub async fn watched<T>(
     mut work: impl Future<Output = Result<T, Fault>> + Unpin,
     tickets: &mut [Ticket],
     queue: &mut Queue,
@@ -231,7 +235,7 @@ fn reject(shared: &Shared, batch: Batch, why: &str) {
     batch.fail(why);
 }
 
-fn expire(tickets: &mut [Ticket], why: &str) {
+pub fn expire(tickets: &mut [Ticket], why: &str) {
     let now = clock::now();
     for ticket in tickets {
         ticket.expire(now, why);

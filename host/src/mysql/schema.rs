@@ -7,12 +7,12 @@ use mysql_async::{Conn, Error};
 
 use super::link::Fault;
 use super::preflight::Server;
-use super::sql::{self, LEASES, META, NOW_US};
+use super::sql::{self, COUNTER, LEASES, META, NOW_US, ROWS};
 use super::store::Shared;
 use crate::lock::Token;
 
 /// What this program knows. A higher one is refused, a lower one is migrated.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Added to the longest lease after a fail-over, in microseconds, for clocks that differ.
 const QUARANTINE_MARGIN_US: u64 = 1_000_000;
@@ -28,11 +28,11 @@ pub struct Identity {
 /// last used on. Safe to be run by several proxies at once.
 pub async fn prepare(conn: &mut Conn, server: &Server, shared: &Shared) -> Result<Identity, Fault> {
     let recorded = match read(conn, "").await? {
-        Some(recorded) => recorded,
-        None => {
+        Some((VERSION, recorded)) => recorded,
+        _ => {
             create(conn, server).await?;
             let missing = || Fault::Broken { why: format!("{META} stays empty"), slug: "schema" };
-            read(conn, "").await?.ok_or_else(missing)?
+            read(conn, "").await?.ok_or_else(missing)?.1
         }
     };
     if !shared.probed.load(Ordering::Relaxed) {
@@ -45,8 +45,8 @@ pub async fn prepare(conn: &mut Conn, server: &Server, shared: &Shared) -> Resul
     raise_epoch(conn, server, shared).await
 }
 
-/// The recorded identity; `None` where the tables or the row are missing.
-async fn read(conn: &mut Conn, lock: &str) -> Result<Option<Identity>, Fault> {
+/// The version of the tables and the recorded identity; `None` where the tables or the row are missing.
+async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
     let sql = format!("SELECT version,identity,epoch FROM {META} WHERE id=1 {lock}");
     let row: Option<(u32, Vec<u8>, u64)> = match conn.query_first(sql).await {
         Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
@@ -59,10 +59,11 @@ async fn read(conn: &mut Conn, lock: &str) -> Result<Option<Identity>, Fault> {
         );
         return Err(Fault::Broken { why, slug: "schema" });
     }
-    Ok(Some(Identity { server: String::from_utf8_lossy(&identity).into_owned(), epoch }))
+    let server = String::from_utf8_lossy(&identity).into_owned();
+    Ok(Some((version, Identity { server, epoch })))
 }
 
-/// The row comes last: where it is, the tables are.
+/// Makes the tables that are missing. The row comes last: where it has this version, the tables are there.
 async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     let leases = format!(
         "CREATE TABLE IF NOT EXISTS {LEASES} (\
@@ -85,10 +86,25 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
          grants_from BIGINT UNSIGNED NOT NULL COMMENT 'no lease is granted before: microseconds since 1970'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
-    conn.query_drop(leases).await?;
-    conn.query_drop(meta).await?;
+    let counter = format!(
+        "CREATE TABLE IF NOT EXISTS {COUNTER} (\
+         id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
+         token BIGINT UNSIGNED NOT NULL COMMENT 'the last token of keys whose lock is not a row of {LEASES}'\
+         ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
+    );
+    let rows = format!(
+        "CREATE TABLE IF NOT EXISTS {ROWS} (\
+         k VARBINARY(1024) NOT NULL PRIMARY KEY COMMENT 'a key that is guarded by the lock of its row'\
+         ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET binary"
+    );
+    for table in [leases, meta, counter, rows] {
+        conn.query_drop(table).await?;
+    }
+    conn.query_drop(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0)")).await?;
     let identity = quoted(&server.identity);
-    let row = format!("INSERT IGNORE INTO {META} VALUES (1,{VERSION},{identity},0,0,0)");
+    let row = format!(
+        "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version={VERSION}"
+    );
     conn.query_drop(row).await?;
     Ok(())
 }
@@ -122,7 +138,7 @@ fn is_current(recorded: &Identity, server: &Server, shared: &Shared) -> bool {
 async fn raise_epoch(conn: &mut Conn, server: &Server, shared: &Shared) -> Result<Identity, Fault> {
     conn.query_drop("BEGIN").await?;
     let gone = || Fault::Broken { why: format!("{META} is empty"), slug: "schema" };
-    let recorded = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
+    let (_, recorded) = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
     if is_current(&recorded, server, shared) {
         conn.query_drop("ROLLBACK").await?;
         return Ok(recorded);

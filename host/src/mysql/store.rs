@@ -1,6 +1,6 @@
 //! [`MysqlStore`]: the handle on the lanes, and how they are started and stopped.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::steps::ClockSteps;
 use super::{clean, lanes};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
-use crate::lock::{Instant, Key};
+use crate::lock::{Instant, Key, Space};
 use crate::store::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::telemetry::Metrics;
 
@@ -58,6 +58,10 @@ pub struct Shared {
     pub stop: CancellationToken,
     /// Whether the account was seen to have the privileges that are needed.
     pub probed: AtomicBool,
+    /// A Galera node: it has no GET_LOCK.
+    pub galera: AtomicBool,
+    /// What was read before this moment of the own clock is out of date.
+    pub sampled_after: AtomicU64,
     steps: Mutex<ClockSteps>,
     identity: Mutex<Option<Identity>>,
 }
@@ -91,6 +95,8 @@ impl MysqlStore {
             metrics,
             stop: CancellationToken::new(),
             probed: AtomicBool::new(false),
+            galera: AtomicBool::new(false),
+            sampled_after: AtomicU64::new(0),
             steps: Mutex::default(),
             identity: Mutex::default(),
         });
@@ -112,6 +118,11 @@ impl MysqlStore {
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
     pub async fn ready(&self, within: Duration) -> Health {
         self.shared.health.ready(within).await
+    }
+
+    /// Runs a task that ends when the store is closed.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
     }
 
     /// Takes no more work, waits a few seconds for what is under way, and closes the connections.
@@ -165,6 +176,14 @@ impl Store for MysqlStore {
 
     fn health(&self) -> Health {
         self.shared.health.now()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        (space != Space::Table).then(|| format!("{space:?} is not a row a key"))
+    }
+
+    fn forget(&self) {
+        self.shared.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
     }
 }
 
