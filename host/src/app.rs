@@ -14,7 +14,7 @@ use crate::config::{Config, ServerChoice, StoreConfig};
 use crate::http;
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
-use crate::mysql::{Advisory, MysqlStore, OpenError};
+use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
 use crate::service::{Parts, Service};
 use crate::store::{Health, Router};
@@ -172,9 +172,10 @@ async fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, S
 
 /// Every primitive that there is, behind one store.
 fn spaces(config: &Config, store: &Arc<MysqlStore>) -> Router {
-    let StoreConfig { batch, max_queued, .. } = config.store;
+    let StoreConfig { batch, max_queued, row_connections, .. } = config.store;
     let advisory = Advisory::new(store, batch, max_queued);
-    Router::new(store.clone(), vec![(Space::Advisory, Arc::new(advisory))])
+    let row = Row::new(store, row_connections, max_queued);
+    Router::new(store.clone(), vec![(Space::Advisory, Arc::new(advisory)), (Space::Row, Arc::new(row))])
 }
 
 fn greet(health: &Health) {

@@ -79,6 +79,8 @@ pub struct StoreConfig {
     pub batch: usize,
     /// The most operations that may wait for a lane, over all lanes.
     pub max_queued: usize,
+    /// Connections that hold row locks, one for each lease of the primitive `row`. 1 to 1,024.
+    pub row_connections: usize,
     /// How long a call may wait for the store before it is answered 503.
     pub timeout: Duration,
     /// Refuse to start on settings that can lose a committed grant, instead of warning.
@@ -262,6 +264,7 @@ impl Default for StoreConfig {
             renewal_lanes: 1,
             batch: 512,
             max_queued: 100_000,
+            row_connections: 16,
             timeout: Duration::from_secs(5),
             require_durable: false,
             clean_after: Duration::from_secs(3600),

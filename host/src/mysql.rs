@@ -39,4 +39,5 @@ mod steps;
 mod store;
 
 pub use pinned::advisory::Advisory;
+pub use pinned::row::Row;
 pub use store::{MysqlStore, OpenError};

@@ -87,6 +87,7 @@ fn store(section: &Section<'_>) -> StoreConfig {
         renewal_lanes: section.integer("renewal_lanes", 1..=16, defaults.renewal_lanes),
         batch: section.integer("batch", 1..=2_048, defaults.batch),
         max_queued: section.integer("max_queued", 1..=1_000_000, defaults.max_queued),
+        row_connections: section.integer("row_connections", 1..=1_024, defaults.row_connections),
         timeout: milliseconds(section, "timeout_ms", 100..=60_000, defaults.timeout),
         require_durable: section.boolean("require_durable", defaults.require_durable),
         clean_after: Duration::from_secs(section.integer(

@@ -11,12 +11,13 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use super::sql::{COUNTER, LEASES, META};
 use super::{link, sql};
 use crate::clock;
-use crate::lock::record::{self, Denial, Env, Op, Outcome, Record, Records};
+use crate::lock::record::{self, Claim, Denial, Env, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::{Loss, Page, Stored};
 
 pub mod advisory;
 pub mod row;
+mod slot;
 
 /// How long the server keeps a session that says nothing, in seconds: a proxy that was cut off keeps
 /// others out for so long.
@@ -108,6 +109,15 @@ impl<G: Clone> Guarded<G> {
         self.entries.contains_key(key)
     }
 
+    pub fn guard(&self, key: &Key) -> Option<&G> {
+        self.entries.get(key).map(|entry| &entry.guard)
+    }
+
+    /// Whether nobody holds the key.
+    pub fn is_idle(&self, key: &Key, now: ServerTime) -> bool {
+        self.entries.get(key).is_none_or(|entry| entry.record.until() <= now)
+    }
+
     /// The key's guard is had.
     pub fn insert(&mut self, key: Key, guard: G) {
         let record = self.past.remove(&key).unwrap_or_default();
@@ -132,21 +142,42 @@ impl<G: Clone> Guarded<G> {
     }
 
 
+    /// Decides one operation, unless it would make a new grant: that takes a guard for all of its keys and
+    /// a token. So what is entered again, repeated or held costs no statement.
+    ///
+    /// A free key whose guard is not `fit` for the operation is held until that is given back.
+    pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
+        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms)) };
+        let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
+        if rejoined != Outcome::Absent {
+            return Some(rejoined);
+        }
+        let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
+        if guarded.is_empty() {
+            return None;
+        }
+        let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
+        match self.decide(&probe, terms).0 {
+            Outcome::Granted(_) => {
+                let unfit = |key: &&Key| self.guard(key).is_some_and(|guard| !fit(guard));
+                let unfit = claim.keys.iter().find(unfit).or_else(|| self.worn(claim, terms.now));
+                unfit.map(|key| elsewhere(key, 0))
+            }
+            outcome => Some(terms.capped(outcome)),
+        }
+    }
+
     /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted.
     pub fn apply(&mut self, op: &Op, terms: &Terms) -> Outcome {
         if let Op::Acquire(claim) = op {
             if let Some(key) = claim.keys.iter().find(|key| !self.has(key)) {
                 return elsewhere(key, ELSEWHERE_US);
             }
-            if let Some(key) = claim.keys.iter().find(|key| self.is_worn(key, terms.now)) {
+            if let Some(key) = self.worn(claim, terms.now) {
                 return elsewhere(key, 0);
             }
         }
-        let mut records = Records::default();
-        for key in op.keys() {
-            records.insert(key.clone(), self.record(key).cloned());
-        }
-        let outcome = record::apply(&mut records, op, &terms.env());
+        let (outcome, records) = self.decide(op, terms);
         let granted = matches!(&outcome, Outcome::Granted(grant) if !grant.repeated);
         for (key, record, _) in records.changed() {
             if let Some(entry) = self.entries.get_mut(key) {
@@ -178,10 +209,19 @@ impl<G: Clone> Guarded<G> {
         taken
     }
 
-    /// Whether the key is free and has been handed on here for long enough.
-    fn is_worn(&self, key: &Key, now: ServerTime) -> bool {
+    fn decide(&self, op: &Op, terms: &Terms) -> (Outcome, Records) {
+        let mut records = Records::default();
+        for key in op.keys() {
+            records.insert(key.clone(), self.record(key).cloned());
+        }
+        let outcome = record::apply(&mut records, op, &terms.env());
+        (outcome, records)
+    }
+
+    /// A key that is free and has been handed on here for long enough.
+    fn worn<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
         let worn = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
-        self.entries.get(key).is_some_and(worn)
+        claim.keys.iter().find(|key| self.entries.get(key).is_some_and(worn))
     }
 
     /// Forgets all: the nonces of the leases that were running.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::config::StoreConfig;
 use lockkeeper::lock::Space;
 use lockkeeper::mysql::managed::ManagedServer;
-use lockkeeper::mysql::{Advisory, MysqlStore};
+use lockkeeper::mysql::{Advisory, MysqlStore, Row};
 use lockkeeper::store::{Store, contract};
 use lockkeeper::telemetry::Metrics;
 use rustix::process::{Pid, Signal, kill_process};
@@ -163,6 +163,8 @@ on_both! {
         let (one, other) = (open(&url).await, open(&url).await);
         let advisory = |store| std::sync::Arc::new(Advisory::new(store, 512, 10_000));
         contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
+        let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
+        contract::run_pinned(row(&one), row(&other), Space::Row).await;
     }
 }
 

@@ -225,7 +225,7 @@ impl Session {
         lanes::expire(&mut batch.tickets, LATE);
         batch.retain_open();
         let (ops, began) = (batch.ops(), clock::now());
-        let mut outcomes = vec![None; batch.groups.len()];
+        let mut outcomes = vec![Vec::new(); batch.groups.len()];
         let errand = self.before(&batch, &mut outcomes);
         let result = {
             let work = std::pin::pin!(self.exchange(link, &errand));
@@ -256,28 +256,29 @@ impl Session {
         Terms { own, now, above, grants_from, heard: self.heard }
     }
 
-    /// Decides what needs nothing of the server. What does waits, and so does what follows it on one of its
-    /// keys.
-    fn before(&self, batch: &Batch, outcomes: &mut [Option<Vec<Outcome>>]) -> Errand {
+    /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
+    /// on one of its keys.
+    fn before(&self, batch: &Batch, decided: &mut [Vec<Outcome>]) -> Errand {
         let terms = self.terms(Token::default(), ServerTime::default());
         let mut held = self.common.held();
         let mut late: HashSet<&Key> = HashSet::new();
         let mut done: Vec<&Key> = Vec::new();
-        for (group, outcome) in batch.groups.iter().zip(outcomes) {
-            let keys = || group.iter().flat_map(Op::keys);
-            let asks = group.iter().any(|op| matches!(op, Op::Acquire(_)));
-            if asks || keys().any(|key| late.contains(key)) {
-                late.extend(keys());
-            } else {
-                *outcome = Some(group.iter().map(|op| held.apply(op, &terms)).collect());
-                done.extend(keys());
+        let mut grants: Vec<&Op> = Vec::new();
+        for (group, outcomes) in batch.groups.iter().zip(decided) {
+            for op in group.iter().take_while(|op| !op.keys().iter().any(|key| late.contains(key))) {
+                let Some(outcome) = held.try_apply(op, &terms, |()| true) else { break };
+                outcomes.push(outcome);
+                done.extend(op.keys());
             }
+            let rest = &group[outcomes.len()..];
+            late.extend(rest.iter().flat_map(Op::keys));
+            grants.extend(rest);
         }
         let wanted = late.iter().filter(|key| !held.has(key)).map(|key| (*key).clone());
         Errand {
             want: wanted.collect(),
             free: held.take_if_idle(done.into_iter().filter(|key| !late.contains(key)), terms.now),
-            tokens: tokens_for(batch.groups.iter().flatten()),
+            tokens: tokens_for(grants.into_iter()),
         }
     }
 
@@ -285,7 +286,7 @@ impl Session {
     fn after(
         &mut self,
         batch: Batch,
-        outcomes: Vec<Option<Vec<Outcome>>>,
+        decided: Vec<Vec<Outcome>>,
         errands: Option<&Errands>,
     ) -> Option<Batch> {
         let terms = errands.map(|errands| self.terms(errands.above, errands.grants_from));
@@ -295,21 +296,21 @@ impl Session {
         let mut left = Batch { groups: Vec::new(), tickets: Vec::new() };
         self.left_over = false;
         // Nobody waits any more for what expired meanwhile: what it asked for is not done.
-        let parts = batch.groups.into_iter().zip(batch.tickets).zip(outcomes);
-        for ((group, ticket), decided) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
-            let outcomes = match (decided, &terms) {
-                (Some(outcomes), _) => outcomes,
-                (None, Some(terms)) => {
-                    let outcomes: Vec<Outcome> = group.iter().map(|op| held.apply(op, terms)).collect();
+        let parts = batch.groups.into_iter().zip(batch.tickets).zip(decided);
+        for ((group, ticket), mut outcomes) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
+            match &terms {
+                Some(terms) => {
+                    let rest = group[outcomes.len()..].iter().map(|op| held.apply(op, terms));
+                    outcomes.extend(rest.collect::<Vec<_>>());
                     self.left_over |= !matches!(outcomes.last(), Some(Outcome::Granted(_)));
-                    outcomes
                 }
-                (None, None) => {
+                None if outcomes.len() < group.len() => {
                     left.groups.push(group);
                     left.tickets.push(ticket);
                     continue;
                 }
-            };
+                None => {}
+            }
             answers.push((ticket, Reply { outcomes, asked_at: answered.own, now: answered.now }));
         }
         drop(held);
