@@ -21,6 +21,10 @@ pub use reader::Env;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub store: StoreConfig,
+    /// The stores of the primitive `quorum`, sorted by name: none, or three to nine.
+    pub stores: Vec<MemberConfig>,
+    /// How long an undecided majority waits for those who have not answered.
+    pub quorum_patience: Duration,
     pub api: SocketAddr,
     pub admin: SocketAddr,
     pub http: HttpLimits,
@@ -87,6 +91,14 @@ pub struct StoreConfig {
     pub require_durable: bool,
     /// Rows that nobody has held for this long are deleted; their tokens are not given out again.
     pub clean_after: Duration,
+}
+
+/// One store of a quorum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberConfig {
+    pub name: String,
+    /// As [`ServerChoice::Url`].
+    pub url: String,
 }
 
 #[derive(Clone, Debug)]
@@ -234,6 +246,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             store: StoreConfig::default(),
+            stores: Vec::new(),
+            quorum_patience: Duration::from_millis(500),
             api: SocketAddr::from(([127, 0, 0, 1], 7070)),
             admin: SocketAddr::from(([127, 0, 0, 1], 7071)),
             http: HttpLimits::default(),

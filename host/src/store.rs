@@ -12,8 +12,11 @@ use crate::lock::{Instant, Key, ServerTime, Space};
 
 pub mod contract;
 pub mod memory;
+mod moved;
+mod quorum;
 mod router;
 
+pub use quorum::{Member, Quorum};
 pub use router::Router;
 
 /// A boxed future: the trait stays usable behind `dyn`.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::moved::Moved;
 use super::{Reply, Store, StoreError};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag};
@@ -18,7 +19,6 @@ use crate::lock::{Key, LeaseRef, Mode, Space, Token};
 mod grants;
 mod leases;
 mod listing;
-mod moved;
 mod races;
 mod values;
 
@@ -60,12 +60,21 @@ where
 /// # Panics
 /// Where a property does not hold.
 pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
-    let moved = |store| -> Arc<dyn Store> { Arc::new(moved::Moved { store, space }) };
+    let moved = |store| -> Arc<dyn Store> { Arc::new(Moved { store, inside: space, outside: Space::Table }) };
     let (one, other) = (moved(one), moved(other));
     grants::all(&*one).await;
     leases::all(&*one).await;
     listing::all(&*one).await;
     races::exclusion(&one, &other).await;
+}
+
+/// What holds where every store knows the leases of all.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_fleet(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+    let moved = |store| Moved { store, inside: space, outside: Space::Table };
+    races::what_one_grants_the_other_knows(&moved(one), &moved(other)).await;
 }
 
 /// A claim of 10 seconds that no other is like.

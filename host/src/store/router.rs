@@ -244,6 +244,7 @@ fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
         Op::Acquire(claim) => Op::Acquire(Claim { keys, ..claim.clone() }),
         Op::Rejoin(claim) => Op::Rejoin(Claim { keys, ..claim.clone() }),
         Op::Renew { lease: of, ttl_ms } => Op::Renew { lease: lease(of), ttl_ms: *ttl_ms },
+        Op::Raise { lease: of, tokens } => Op::Raise { lease: lease(of), tokens: tokens.clone() },
         Op::Release(release) => Op::Release(Release { lease: lease(&release.lease), ..release.clone() }),
         Op::Abandon { attempt, .. } => Op::Abandon { keys, attempt: *attempt },
         Op::Force { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),

@@ -19,6 +19,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
         Op::Acquire(claim) => acquire(records, claim, env),
         Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
+        Op::Raise { lease, tokens } => raise(records, lease, tokens, env),
         Op::Release(asked) => release(records, asked, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
         Op::Force { key } => force(records, key, env),
@@ -304,6 +305,22 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
         let holders = &mut records.write(key).holders;
         for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
             holder.until = holder.until.max(env.now.plus_ms(ttl_ms.unwrap_or(holder.ttl_ms)));
+            left_us = left_us.min(holder.until.us_since(env.now));
+        }
+    }
+    Outcome::Renewed { left_us }
+}
+
+fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -> Outcome {
+    if !is_live(records, lease, env) {
+        return Outcome::Lost;
+    }
+    let mut left_us = u64::MAX;
+    for (key, token) in lease.keys.iter().zip(tokens) {
+        let record = records.write(key);
+        record.token = record.token.max(*token);
+        for holder in record.holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
+            holder.token = holder.token.max(*token);
             left_us = left_us.min(holder.until.us_since(env.now));
         }
     }
