@@ -10,13 +10,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::api::Api;
+use crate::bell::{self, Bells};
 use crate::config::{Config, MemberConfig, ServerChoice, StoreConfig};
 use crate::http;
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
 use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
-use crate::service::{Parts, Service};
+use crate::service::{Bell, Parts, Service};
 use crate::store::{Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 
@@ -57,6 +58,8 @@ pub struct App {
     config: Config,
     api: TcpListener,
     admin: TcpListener,
+    /// Where other proxies wake this one's waiters, and its name among them.
+    bell: (TcpListener, String),
     managed: Option<ManagedServer>,
     stores: Vec<Arc<MysqlStore>>,
     policies: Policies,
@@ -75,6 +78,7 @@ impl App {
         http::raise_file_limit();
         let api = listen("api.listen", config.api)?;
         let admin = listen("admin.listen", config.admin)?;
+        let bell = listen("fleet.listen", config.fleet.listen)?;
         let metrics = Metrics::default();
         let policies = load_policies(&config, &metrics).await?;
         let (managed, url) = match &config.store.server {
@@ -89,7 +93,10 @@ impl App {
         let store = Arc::new(store);
         greet(&store.ready(STORE_PATIENCE).await);
         let members = members(&config, &metrics)?;
+        let bells = Bells::new(reached_at(&config, &bell));
+        let bell = (bell, bells.name().to_owned());
         let service = Service::start(Parts {
+            bell: Arc::new(bells),
             store: Arc::new(spaces(&config, &store, &members)),
             policies: policies.clone(),
             routes: config.routes.clone(),
@@ -98,7 +105,7 @@ impl App {
             metrics: metrics.clone(),
         });
         let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
-        Ok(App { config, api, admin, managed, stores, policies, service, metrics })
+        Ok(App { config, api, admin, bell, managed, stores, policies, service, metrics })
     }
 
     /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
@@ -114,6 +121,8 @@ impl App {
         let (api, admin) = self.handlers(desk, &stop);
         tracing::info!(api = %address(&self.api), admin = %address(&self.admin), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
+        let (bell, name) = self.bell;
+        tokio::spawn(bell::answer(bell, name, self.service.clone(), stop.clone()));
         let fronts = [
             tokio::spawn(http::serve(self.api, api, limits.clone(), metrics.clone(), stop.clone())),
             tokio::spawn(http::serve(self.admin, admin, limits, metrics, stop.clone())),
@@ -163,6 +172,12 @@ fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartEr
     http::bind(address).map_err(|source| StartError::Listen { key, address, source })
 }
 
+/// Where other proxies reach the listener.
+fn reached_at(config: &Config, bell: &TcpListener) -> SocketAddr {
+    let bound = bell.local_addr().unwrap_or(config.fleet.listen);
+    config.fleet.advertise.unwrap_or(bound)
+}
+
 fn address(listener: &TcpListener) -> String {
     listener.local_addr().map_or_else(|_| "closed".to_owned(), |address| format!("http://{address}"))
 }
@@ -177,8 +192,7 @@ async fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, S
 /// The stores of a quorum, by name.
 fn members(config: &Config, metrics: &Metrics) -> Result<Vec<(String, Arc<MysqlStore>)>, OpenError> {
     let open = |member: &MemberConfig| {
-        let store =
-            MysqlStore::open(&config.store, &member.url, config.limits.max_ttl_ms, metrics.clone())?;
+        let store = MysqlStore::open(&config.store, &member.url, config.limits.max_ttl_ms, metrics.clone())?;
         Ok((member.name.clone(), Arc::new(store)))
     };
     config.stores.iter().map(open).collect()

@@ -30,6 +30,7 @@ pub struct Config {
     pub http: HttpLimits,
     pub limits: Limits,
     pub engine: EngineLimits,
+    pub fleet: FleetConfig,
     /// Never empty; sorted by name; one is named `default`.
     pub policies: Vec<PolicyConfig>,
     /// In the order of the file; the first match wins, and what matches none goes to `default`.
@@ -187,6 +188,15 @@ pub struct EngineLimits {
     pub suspend: Duration,
 }
 
+/// The proxies that share a store.
+#[derive(Clone, Debug)]
+pub struct FleetConfig {
+    /// Where others wake this proxy's waiters.
+    pub listen: SocketAddr,
+    /// Where they reach that, if it is another address.
+    pub advertise: Option<SocketAddr>,
+}
+
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
     pub name: String,
@@ -253,6 +263,7 @@ impl Default for Config {
             http: HttpLimits::default(),
             limits: Limits::default(),
             engine: EngineLimits::default(),
+            fleet: FleetConfig { listen: SocketAddr::from(([127, 0, 0, 1], 0)), advertise: None },
             policies: vec![PolicyConfig {
                 name: "default".into(),
                 source: PolicySource::Builtin("default".into()),

@@ -11,11 +11,13 @@
 //! | [`service`] | the one loop between them |
 //! | [`api`], [`admin`], [`cli`] | translators: HTTP and the command line |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
+//! | [`bell`] | proxies that wake each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`app`] | settings, time, metrics and logs, wiring |
 
 pub mod admin;
 pub mod api;
 pub mod app;
+pub mod bell;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -54,6 +54,8 @@ pub struct Plan {
     pub primitive: Primitive,
     /// What to take where the store lacks `primitive`.
     pub second: Option<Primitive>,
+    /// Whether the order of waiters holds over all proxies.
+    pub global_order: bool,
     pub mode: Mode,
     pub ttl_ms: u32,
     pub wait_ms: u32,
@@ -273,8 +275,7 @@ impl FaultKind {
 impl Plan {
     /// The same keys, guarded by another primitive.
     pub fn with_primitive(mut self, primitive: Primitive) -> Plan {
-        let keys: Vec<Key> =
-            self.keys.iter().map(|key| key.clone().within(primitive.space())).collect();
+        let keys: Vec<Key> = self.keys.iter().map(|key| key.clone().within(primitive.space())).collect();
         self.keys = keys.into();
         self.primitive = primitive;
         self

@@ -35,12 +35,36 @@ pub use values::{Begun, Committed, Versioned};
 /// What a [`Service`] is made of.
 pub struct Parts {
     pub store: Arc<dyn Store>,
+    pub bell: Arc<dyn Bell>,
     pub policies: Policies,
     pub routes: Vec<Route>,
     pub limits: Limits,
     /// How long a call may wait for the store.
     pub store_timeout_ms: u32,
     pub metrics: Metrics,
+}
+
+/// How proxies wake each other's waiters. What it loses costs time only: everybody polls, too.
+pub trait Bell: Send + Sync + 'static {
+    /// By which the others find this proxy. No other, and no earlier run of this one, has it.
+    fn name(&self) -> &str;
+
+    /// Tells a proxy that one of its waiters is next. `gone` is called if it is not there; it must not
+    /// block.
+    fn ring(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>);
+}
+
+/// The bell of a proxy that no other knows.
+pub struct Alone;
+
+impl Bell for Alone {
+    fn name(&self) -> &str {
+        "alone"
+    }
+
+    fn ring(&self, _peer: &str, _key: &Key, gone: Box<dyn FnOnce() + Send>) {
+        gone();
+    }
 }
 
 /// What an application asks for.
@@ -239,6 +263,7 @@ type Releasing = oneshot::Receiver<Result<Outcome, String>>;
 /// What the loop, the callers and the background tasks share.
 struct Shared {
     store: Arc<dyn Store>,
+    bell: Arc<dyn Bell>,
     policies: Policies,
     routes: Vec<Route>,
     limits: Limits,
@@ -262,6 +287,7 @@ impl Service {
         let (open, _) = watch::channel(false);
         let shared = Arc::new(Shared {
             store: parts.store,
+            bell: parts.bell,
             policies: parts.policies,
             routes: parts.routes,
             limits: parts.limits,
@@ -399,6 +425,11 @@ impl Service {
     /// A key, or the keys that a resource's policy makes of it; `None` where nothing is known of it.
     pub async fn show(&self, name: &str) -> Result<Option<LockView>, StoreError> {
         views::show(&self.shared, name).await
+    }
+
+    /// Another proxy says that a key is free for a waiter of this one.
+    pub fn wake(&self, key: Key) {
+        self.shared.tell(Msg::Wake(key));
     }
 
     /// What happens from now on. A reader that falls behind by more than `limits.watch_buffer`

@@ -90,6 +90,12 @@ impl Plan {
         self.with_label("lockkeeper.second-primitive", primitive.name())
     }
 
+    /// First come, first served over all proxies, not over each one's own waiters. For the primitive
+    /// `lease`. `fairness` is not asked then; lower ranks still go first.
+    pub fn in_global_order(self) -> Plan {
+        self.with_label("lockkeeper.order", "global")
+    }
+
     pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Plan {
         self.labels.push(Label { name: name.into(), value: value.into() });
         self

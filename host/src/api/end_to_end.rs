@@ -11,7 +11,7 @@ use super::*;
 use crate::config::{Config, EngineLimits};
 use crate::http;
 use crate::policy::{Engine, Policies};
-use crate::service::Parts;
+use crate::service::{Alone, Parts};
 use crate::store::memory::Memory;
 use crate::telemetry::Metrics;
 
@@ -26,6 +26,7 @@ fn start() -> Proxy {
     let engine = Engine::new(&EngineLimits::default()).unwrap();
     let policies = Policies::load(&engine, &config.policies, &config.limits, &metrics).unwrap();
     let service = Service::start(Parts {
+        bell: Arc::new(Alone),
         store: Arc::new(Memory::new(Duration::from_secs(60)).store()),
         policies,
         routes: Vec::new(),

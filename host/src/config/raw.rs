@@ -9,9 +9,8 @@ use toml::de::DeTable;
 use super::fault::{Fault, Place, suggestion};
 use super::reader::{Document, Env, Section, resolve};
 use super::{
-    Config, EngineLimits, HttpLimits, Limits, LogConfig, ManagedConfig, MemberConfig, PolicyConfig,
-    PolicySource, Route,
-    ServerBinary, ServerChoice, StoreConfig,
+    Config, EngineLimits, FleetConfig, HttpLimits, Limits, LogConfig, ManagedConfig, MemberConfig,
+    PolicyConfig, PolicySource, Route, ServerBinary, ServerChoice, StoreConfig,
 };
 use crate::lock::Key;
 
@@ -53,6 +52,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let http = http(&top.section("http"));
     let limits = limits(&top.section("limits"));
     let engine = engine(&top.section("engine"));
+    let fleet = fleet(&top.section("fleet"), defaults.fleet);
     let policies = policies(top, defaults.policies);
     let routes = routes(top, &policies, &limits);
     let log = log(&top.section("log"), defaults.log);
@@ -69,6 +69,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
         http,
         limits,
         engine,
+        fleet,
         policies,
         routes,
         log,
@@ -149,6 +150,28 @@ fn listeners(top: &Section<'_>, defaults: &Config) -> (SocketAddr, SocketAddr) {
     api.finish();
     admin.finish();
     (api_address, admin_address)
+}
+
+fn fleet(section: &Section<'_>, defaults: FleetConfig) -> FleetConfig {
+    let fleet = FleetConfig {
+        listen: section.parsed("listen", defaults.listen, address),
+        advertise: section.parsed("advertise", None, |text, place| match text {
+            "" => Ok(None),
+            text => address(text, place).map(Some),
+        }),
+    };
+    let unreachable = |at: SocketAddr| at.ip().is_unspecified() || at.port() == 0;
+    if fleet.listen.ip().is_unspecified() && fleet.advertise.is_none() {
+        section.complain(
+            "listen",
+            "is every address of this machine: say with `advertise` which one others use",
+        );
+    }
+    if fleet.advertise.is_some_and(unreachable) {
+        section.complain("advertise", "must be an address and a port that other proxies can connect to");
+    }
+    section.finish();
+    fleet
 }
 
 fn http(section: &Section<'_>) -> HttpLimits {

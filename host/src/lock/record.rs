@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::{Key, LeaseRef, Mode, ServerTime, Token};
 
 mod decide;
+mod line;
 
 pub use decide::apply;
 
@@ -21,6 +22,10 @@ pub const MAX_HOLDERS: usize = 1024;
 /// Callers that may be told of one grant by repeating its request and can still undo it; with more,
 /// the grant stays until it is released or ends.
 pub const MAX_REPEATS: usize = 8;
+/// The longest line of a key over all proxies.
+pub const MAX_LINE: usize = 1_000;
+/// How long a place in line is kept without a word from its proxy.
+pub const PLACE_MS: u32 = 5_000;
 /// The deepest re-entrance of one holder.
 pub const MAX_LEVELS: usize = 64;
 
@@ -36,6 +41,53 @@ pub struct Record {
     pub ended: Vec<Ended>,
     /// What the primitives `once` and `version` keep with the key.
     pub kept: Option<Kept>,
+    /// Those who wait for the key in an order that holds over all proxies, the first one first. At most
+    /// [`MAX_LINE`].
+    pub line: Vec<Place>,
+}
+
+/// A waiter's place in the line of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub ticket: u64,
+    /// Whose waiter it is.
+    pub proxy: Box<str>,
+    pub rank: i32,
+    /// From then on it is passed over, unless its proxy has asked for it to be kept.
+    pub until: ServerTime,
+}
+
+/// How a claim stands in line with those of other proxies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InLine {
+    /// A random number that no other waiter has. Kept as long as it waits, whatever becomes of its keys.
+    pub ticket: u64,
+    pub proxy: Box<str>,
+    /// Lower ranks go first; within a rank, whom the store heard of first.
+    pub rank: i32,
+    /// Whether it takes a place where it is not its turn. One that does not wait takes none, and goes past
+    /// nobody either.
+    pub joins: bool,
+}
+
+/// What is done to the line of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LineChange {
+    /// Nothing: whose turn is it?
+    Look,
+    /// One that waits no more.
+    Leave { ticket: u64 },
+    /// These are still there.
+    Keep { tickets: Vec<u64> },
+    /// No waiter of this proxy is.
+    Evict { proxy: Box<str> },
+}
+
+/// Who could have a key now, if it asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    pub proxy: Box<str>,
+    pub ticket: u64,
 }
 
 /// A value that stays when nobody holds the key: the outcome of a `once`, or what was committed with
@@ -140,6 +192,8 @@ pub struct Claim {
     /// The primitive `once`: how long the outcome is kept, and while one is kept the key is not granted.
     /// 0 for every other primitive.
     pub keep_ms: u32,
+    /// Set where the order of waiters holds over all proxies.
+    pub line: Option<InLine>,
     pub tag: Tag,
 }
 
@@ -179,17 +233,34 @@ pub enum Op {
     Rejoin(Claim),
     /// Let the lease end `ttl_ms` from now, or, with `None`, the time from now that it was granted
     /// for; never earlier than it would have.
-    Renew { lease: LeaseRef, ttl_ms: Option<u32> },
+    Renew {
+        lease: LeaseRef,
+        ttl_ms: Option<u32>,
+    },
     /// Lift the lease's tokens to these at least, one for each of its keys.
-    Raise { lease: LeaseRef, tokens: Vec<Token> },
+    Raise {
+        lease: LeaseRef,
+        tokens: Vec<Token>,
+    },
     /// Give up one level; the last one ends the lease.
     Release(Release),
     /// Undo the grant that the claim `attempt` may have been given, if nobody else was answered with it.
-    Abandon { keys: std::sync::Arc<[Key]>, attempt: u64 },
+    Abandon {
+        keys: std::sync::Arc<[Key]>,
+        attempt: u64,
+    },
     /// Take the key from whoever holds it; the token moves on.
-    Force { key: Key },
+    Force {
+        key: Key,
+    },
+    Line {
+        key: Key,
+        change: LineChange,
+    },
     /// The key's version and what is kept with it.
-    Read { key: Key },
+    Read {
+        key: Key,
+    },
     /// Make a new version if the key's version is still the one that was read.
     Commit(Commit),
 }
@@ -202,7 +273,7 @@ impl Op {
                 &lease.keys
             }
             Op::Abandon { keys, .. } => keys,
-            Op::Force { key } | Op::Read { key } | Op::Commit(Commit { key, .. }) => {
+            Op::Force { key } | Op::Line { key, .. } | Op::Read { key } | Op::Commit(Commit { key, .. }) => {
                 std::slice::from_ref(key)
             }
         }
@@ -225,6 +296,8 @@ pub enum Outcome {
     },
     /// The owner is at [`MAX_LEVELS`], or the key at [`MAX_HOLDERS`].
     Full,
+    /// The key's line is at [`MAX_LINE`].
+    Crowded,
     /// Renewed, or raised.
     Renewed {
         /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
@@ -241,6 +314,10 @@ pub enum Outcome {
         holders: u32,
     },
     Abandoned,
+    /// The first in line, if the key is free.
+    Line {
+        turn: Option<Turn>,
+    },
     Version(Version),
     Committed {
         version: Token,
@@ -278,6 +355,8 @@ pub struct Denial {
     pub holder: Option<HeldBy>,
     /// Microseconds until the first change that could let this claim in, unless somebody releases.
     pub free_in_us: u64,
+    /// The key is free, and this one's.
+    pub turn: Option<Turn>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,12 +12,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::record::{Claim, Denial, Grant, HeldBy, Kept, Outcome, Release};
+use super::record::{Claim, Denial, Grant, HeldBy, Kept, LineChange, Outcome, Release};
 use super::{Instant, Key, LeaseRef, Mode, Token};
 
 mod events;
 mod flights;
 mod leases;
+mod line;
 mod queue;
 mod turns;
 mod waiters;
@@ -39,6 +40,8 @@ const MIN_POLL_MS: u32 = 5;
 const MAX_POLL_MS: u32 = 30_000;
 /// How soon a waiter tries again after the store could not be reached.
 const STORE_RETRY_MS: u32 = 250;
+/// How often the places that this proxy's waiters have in line are kept.
+const KEEP_PLACES_MS: u32 = 1_500;
 /// How long the undoing of a claim is tried while the store cannot be reached, beyond its lease.
 const ABANDON_MS: u32 = 60_000;
 /// The queues of one proxy. See the module's documentation.
@@ -75,6 +78,8 @@ struct Entry {
     /// An attempt had no answer: it may have been granted. Until when that grant could last.
     unsure_until: Option<Instant>,
     replan: Option<Box<Claim>>,
+    /// The store may have a place in line for it.
+    in_line: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,6 +89,10 @@ enum Timer {
     Lease(u64),
     /// Undo a claim that the store did not answer for: its keys, attempt, and until when to try.
     Abandon(Arc<[Key]>, u64, Instant),
+    /// Give up a place in line.
+    Leave(Key, u64),
+    /// Keep the places of this proxy's waiters.
+    Keep(Key),
 }
 
 impl Table {
@@ -154,6 +163,8 @@ impl Table {
                 self.wake(&key, now, out);
             }
             Event::Wake(key) => self.wake(&key, now, out),
+            Event::Orphan { key, ticket } => self.line(key, LineChange::Leave { ticket }, out),
+            Event::PeerGone { peer, key } => self.line(key, LineChange::Evict { proxy: peer }, out),
             Event::Replan { waiter, claim } => self.replan(waiter, claim, now, out),
             Event::Shutdown => self.shut_down(out),
         }
@@ -180,6 +191,10 @@ impl Table {
                 Some((_, Timer::Abandon(keys, attempt, until))) => {
                     self.fly(vec![Part::Abandon { keys, attempt, until }], out);
                 }
+                Some((_, Timer::Leave(key, ticket))) => {
+                    self.line(key, LineChange::Leave { ticket }, out);
+                }
+                Some((_, Timer::Keep(key))) => self.keep_places(&key, now, out),
                 None => break,
             }
         }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Record, Tag};
+use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Place, Record, Tag};
 use crate::lock::{Mode, ServerTime, Token};
 
 /// The text could not be read as a record.
@@ -22,6 +22,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
         not_before: record.not_before.0,
         ended: record.ended.iter().map(EndedState::from).collect(),
         kept: record.kept.as_ref().map(KeptState::from),
+        line: LineState::from(&record.line[..]),
     };
     serde_json::to_vec(&state).expect("strings and numbers always serialize")
 }
@@ -34,6 +35,7 @@ pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
         not_before: ServerTime(state.not_before),
         ended: state.ended.into_iter().map(Ended::from).collect(),
         kept: state.kept.map(Kept::from),
+        line: state.line.into(),
     })
 }
 
@@ -47,6 +49,17 @@ struct State<'a> {
     ended: Vec<EndedState<'a>>,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     kept: Option<KeptState<'a>>,
+    #[serde(default, borrow, skip_serializing_if = "LineState::is_empty")]
+    line: LineState<'a>,
+}
+
+/// Those who wait in line. There may be hundreds, of few proxies: so these are named once.
+#[derive(Default, Serialize, Deserialize)]
+struct LineState<'a> {
+    #[serde(borrow)]
+    proxies: Vec<Cow<'a, str>>,
+    /// Ticket, index into `proxies`, end, rank.
+    places: Vec<(u64, usize, u64, i32)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -298,6 +311,40 @@ impl From<KeptState<'_>> for Kept {
     }
 }
 
+impl LineState<'_> {
+    fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+}
+
+impl<'a> From<&'a [Place]> for LineState<'a> {
+    fn from(line: &'a [Place]) -> LineState<'a> {
+        let mut state = LineState::default();
+        for place in line {
+            let known = state.proxies.iter().position(|proxy| **proxy == *place.proxy);
+            let proxy = known.unwrap_or(state.proxies.len());
+            if known.is_none() {
+                state.proxies.push(Cow::Borrowed(&place.proxy));
+            }
+            state.places.push((place.ticket, proxy, place.until.0, place.rank));
+        }
+        state
+    }
+}
+
+impl From<LineState<'_>> for Vec<Place> {
+    fn from(state: LineState<'_>) -> Vec<Place> {
+        let proxy = |n: usize| state.proxies.get(n).map_or("".into(), |proxy| proxy.as_ref().into());
+        let place = |(ticket, n, until, rank): (u64, usize, u64, i32)| Place {
+            ticket,
+            proxy: proxy(n),
+            rank,
+            until: ServerTime(until),
+        };
+        state.places.into_iter().map(place).collect()
+    }
+}
+
 fn boxed(text: Cow<'_, str>) -> Box<str> {
     text.into_owned().into_boxed_str()
 }
@@ -353,7 +400,12 @@ mod tests {
                 until: ServerTime(u64::MAX),
                 nonce: 4,
             }),
+            line: vec![place(1, "a", 0), place(2, "b", 0), place(3, "a", 7)],
         }
+    }
+
+    fn place(ticket: u64, proxy: &str, rank: i32) -> Place {
+        Place { ticket, proxy: proxy.into(), rank, until: ServerTime(ticket + 9) }
     }
 
     #[test]

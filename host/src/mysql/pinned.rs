@@ -141,7 +141,6 @@ impl<G: Clone> Guarded<G> {
         }
     }
 
-
     /// Decides one operation, unless it would make a new grant: that takes a guard for all of its keys and
     /// a token. So what is entered again, repeated or held costs no statement.
     ///
@@ -265,7 +264,7 @@ pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
 
 /// Another session has the key, or is to have its turn.
 fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
-    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us })
+    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, turn: None })
 }
 
 /// Who is told of leases that are lost with their session.

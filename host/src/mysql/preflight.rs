@@ -172,12 +172,10 @@ mod tests {
     #[test]
     fn a_sound_server_passes_without_a_warning() {
         let server = check(&variables(&[]), true).expect("it is sound");
-        assert_eq!(server, Server {
-            name: "MySQL 9.7.4".into(),
-            identity: "u-1".into(),
-            warnings: vec![],
-            galera: false,
-        });
+        assert_eq!(
+            server,
+            Server { name: "MySQL 9.7.4".into(), identity: "u-1".into(), warnings: vec![], galera: false }
+        );
     }
 
     #[test]

@@ -57,10 +57,14 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
     if wishes.second.is_some_and(|second| call(second) != call(primitive)) {
         return Err(format!("`{}` cannot stand in for another primitive's calls", primitive.as_str()));
     }
+    if wishes.global_order && primitive != Primitive::Lease {
+        return Err(format!("`{}` has no order over all proxies; `lease` has", primitive.as_str()));
+    }
     let plan = Plan {
         keys,
         primitive,
         second: wishes.second,
+        global_order: wishes.global_order,
         mode,
         ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
         wait_ms: from.wait.min(limits.max_wait_ms),
@@ -83,6 +87,7 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
 #[derive(Default)]
 struct Wishes {
     second: Option<Primitive>,
+    global_order: bool,
 }
 
 /// Takes the proxy's own labels out of those that the policy is shown again later.
@@ -96,6 +101,7 @@ fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
                 let second = Primitive::from_name(name);
                 wishes.second = Some(second.ok_or_else(|| format!("`{name}` is not a primitive"))?);
             }
+            ("order", "global") => wishes.global_order = true,
             _ => return Err(format!("the label {name} = {value} means nothing to the proxy")),
         }
     }

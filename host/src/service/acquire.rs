@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::core::{Answer, Msg, Pending};
 use super::{AcquireError, Lease, Request, Shared};
 use crate::clock;
-use crate::lock::record::{Claim, Tag};
+use crate::lock::record::{Claim, InLine, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
 use crate::lock::{Instant, LeaseRef, Mode};
 use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest, Primitive};
@@ -160,7 +160,7 @@ pub(super) async fn enqueue(
 ) -> Option<Result<Lease, AcquireError>> {
     let id = WaiterId(shared.serial.fetch_add(1, Ordering::Relaxed));
     let (reply, answer) = oneshot::channel();
-    let waiter = waiter(id, request, planned);
+    let waiter = waiter(shared, id, request, planned);
     let labels = planned.plan.labels.clone().into();
     let pending =
         Pending { generation: planned.generation.clone(), weight: planned.plan.weight, labels, reply };
@@ -174,7 +174,17 @@ pub(super) async fn enqueue(
     }
 }
 
-fn waiter(id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
+/// The waiter's place in the order over all proxies.
+fn in_line(shared: &Shared, plan: &Plan) -> InLine {
+    InLine {
+        ticket: rand::random(),
+        proxy: shared.bell.name().into(),
+        rank: plan.rank,
+        joins: plan.wait_ms > 0,
+    }
+}
+
+fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
     let plan = &planned.plan;
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
     let claim = Claim {
@@ -190,6 +200,7 @@ fn waiter(id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
         delay_ms: plan.lock_delay_ms,
         reentrant: plan.reentrant,
         keep_ms: plan.keep_ms,
+        line: plan.global_order.then(|| in_line(shared, plan)),
         tag: Tag {
             resource: request.resource.as_str().into(),
             policy: (&**planned.generation.id()).into(),
@@ -203,7 +214,7 @@ fn waiter(id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
         group: plan.group.clone(),
         wait_ms: plan.wait_ms,
         max_waiters: plan.max_waiters,
-        asks_choice: planned.generation.has(Hook::Choose),
+        asks_choice: planned.generation.has(Hook::Choose) && !plan.global_order,
         asks_backoff: planned.generation.has(Hook::Backoff),
         seed: rand::random(),
     }

@@ -10,7 +10,7 @@ use super::history::{History, What};
 use super::transition::{Shadow, Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
-use crate::lock::record::{Op, Outcome, Release};
+use crate::lock::record::{Op, Outcome, Release, Turn};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Table, Ticket,
     Verdict, Waiter, WaiterId,
@@ -74,6 +74,11 @@ pub(super) enum Msg {
         nonce: u64,
     },
     Taken(Key),
+    Wake(Key),
+    PeerGone {
+        peer: Box<str>,
+        key: Key,
+    },
     /// Something that was decided about a key elsewhere.
     Decided {
         key: Key,
@@ -225,6 +230,8 @@ impl Core {
                 self.notice(&key, NoticeKind::Forced, "", Token::default());
                 self.handle(Event::Taken(key));
             }
+            Msg::Wake(key) => self.handle(Event::Wake(key)),
+            Msg::PeerGone { peer, key } => self.handle(Event::PeerGone { peer, key }),
             Msg::Decided { key, by, what } => self.history.note(&key, by, what),
             Msg::View { key, reply } => {
                 let _ = reply.send((self.queue(&key), self.history.of(&key)));
@@ -292,6 +299,7 @@ impl Core {
                     let _ = reply.send(result);
                 }
             }
+            Action::Ring { key, turn } => self.ring(key, turn),
             Action::Gone { nonce } => {
                 for over in self.holds.remove(&nonce).into_iter().flatten() {
                     let _ = over.send(());
@@ -299,6 +307,16 @@ impl Core {
             }
             Action::Note(note) => self.noted(note),
         }
+    }
+
+    fn ring(&mut self, key: Key, turn: Turn) {
+        let Turn { proxy: peer, ticket } = turn;
+        if *peer == *self.shared.bell.name() {
+            return self.table.handle(Event::Orphan { key, ticket }, clock::now(), &mut self.actions);
+        }
+        let (inbox, name, freed) = (self.shared.inbox.clone(), peer.clone(), key.clone());
+        let gone = Box::new(move || drop(inbox.send(Msg::PeerGone { peer: name, key: freed })));
+        self.shared.bell.ring(&peer, &key, gone);
     }
 
     fn submit(&self, ticket: Ticket, ops: Vec<Op>) {

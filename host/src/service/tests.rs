@@ -13,6 +13,7 @@ fn service(memory: &Memory) -> Service {
     let configs = [PolicyConfig { name: "default".into(), source, settings: serde_json::Map::new() }];
     let metrics = Metrics::default();
     Service::start(Parts {
+        bell: Arc::new(Alone),
         store: Arc::new(memory.store()),
         policies: Policies::load(&engine, &configs, &Limits::default(), &metrics).unwrap(),
         routes: Vec::new(),
@@ -71,6 +72,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         delay_ms: 0,
         reentrant: false,
         keep_ms: 0,
+        line: None,
         tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), labels: Vec::new() },
     };
     let (done, answer) = oneshot::channel();

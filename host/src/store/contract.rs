@@ -93,6 +93,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         delay_ms: 0,
         reentrant: false,
         keep_ms: 0,
+        line: None,
         tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), labels: vec![] },
     }
 }

@@ -37,6 +37,7 @@ impl Moved {
             Op::Release(release) => Op::Release(Release { lease: self.lease(release.lease), ..release }),
             Op::Abandon { keys, attempt } => Op::Abandon { keys: self.keys(&keys), attempt },
             Op::Force { key } => Op::Force { key: self.key(key) },
+            Op::Line { key, change } => Op::Line { key: self.key(key), change },
             Op::Read { key } => Op::Read { key: self.key(key) },
             Op::Commit(commit) => Op::Commit(Commit { key: self.key(commit.key), ..commit }),
         }
@@ -45,9 +46,7 @@ impl Moved {
 
 fn back(reply: Reply, outside: Space) -> Reply {
     let outcomes = reply.outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Held(denial) => {
-            Outcome::Held(Denial { key: denial.key.clone().within(outside), ..denial })
-        }
+        Outcome::Held(denial) => Outcome::Held(Denial { key: denial.key.clone().within(outside), ..denial }),
         outcome => outcome,
     });
     Reply { outcomes: outcomes.collect(), ..reply }

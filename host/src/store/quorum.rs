@@ -158,7 +158,8 @@ impl Round {
                         && late.nonce == grant.nonce
                         && late.tokens != grant.tokens
                     {
-                        let op = Op::Raise { lease: any_token(keys, grant.nonce), tokens: grant.tokens.clone() };
+                        let op =
+                            Op::Raise { lease: any_token(keys, grant.nonce), tokens: grant.tokens.clone() };
                         members[n].store.submit(vec![op], deadline, Box::new(|_| {}));
                     }
                 }

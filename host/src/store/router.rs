@@ -186,7 +186,10 @@ impl Stores {
                 Ok((Outcome::Granted(_), now)) => {
                     self.undo(claim, deadline).await;
                     let key = claim.keys[places[0]].clone();
-                    return Ok((Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US }), now));
+                    return Ok((
+                        Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US, turn: None }),
+                        now,
+                    ));
                 }
                 other => {
                     self.undo(claim, deadline).await;
@@ -247,7 +250,7 @@ fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
         Op::Raise { lease: of, tokens } => Op::Raise { lease: lease(of), tokens: tokens.clone() },
         Op::Release(release) => Op::Release(Release { lease: lease(&release.lease), ..release.clone() }),
         Op::Abandon { attempt, .. } => Op::Abandon { keys, attempt: *attempt },
-        Op::Force { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),
+        Op::Force { .. } | Op::Line { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),
     }
 }
 

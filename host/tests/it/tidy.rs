@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 13] = [
+const MAY_IMPORT: [(&str, &[&str]); 14] = [
+    ("bell", &["lock", "service"]),
     ("lock", &[]),
     ("clock", &["lock"]),
     ("config", &["lock"]),

@@ -34,6 +34,7 @@ pub struct Settings {
     pub permits: u32,
     pub reentrant: bool,
     pub rank_label: String,
+    pub global_order: bool,
     pub lock_at_least_ms: u32,
     pub lock_delay_ms: u32,
     pub max_hold_ms: u32,
@@ -52,6 +53,7 @@ impl core::default::Default for Settings {
             permits: 10,
             reentrant: false,
             rank_label: String::new(),
+            global_order: false,
             lock_at_least_ms: 0,
             lock_delay_ms: 0,
             max_hold_ms: Plan::MAX_HOLD,
@@ -99,6 +101,7 @@ impl Policy for Default {
             Some(second) => plan.with_second_primitive(second.into()),
             None => plan,
         };
+        let plan = if settings.global_order { plan.in_global_order() } else { plan };
         plan.with_permits(settings.permits)
     }
 }

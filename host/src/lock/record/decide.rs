@@ -1,5 +1,6 @@
 //! What each operation makes of the records: the one place where grants are decided.
 
+use super::line;
 use super::{
     Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept, Level,
     MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records, Release, Version,
@@ -23,6 +24,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
         Op::Release(asked) => release(records, asked, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
         Op::Force { key } => force(records, key, env),
+        Op::Line { key, change } => line::change(records, key, change, env),
         Op::Read { key } => Outcome::Version(version(records, key, env)),
         Op::Commit(asked) => commit(records, asked, env),
     }
@@ -32,21 +34,29 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     if let Some(outcome) = rejoin(records, claim, env) {
         return outcome;
     }
-    let mut worst: Option<Denial> = None;
+    let mut worst: Option<Denial> = claim.line.as_ref().and_then(|own| line::ahead(records, claim, own, env));
     for key in &*claim.keys {
         match admits(records.read(key), key, claim.mode, env) {
             Ok(()) => {}
             Err(Some(denial)) => {
-                if worst.as_ref().is_none_or(|seen| seen.free_in_us < denial.free_in_us) {
+                // Whose turn it is does not matter while the key is held.
+                let later = |seen: &Denial| seen.turn.is_some() || seen.free_in_us < denial.free_in_us;
+                if worst.as_ref().is_none_or(later) {
                     worst = Some(denial);
                 }
             }
             Err(None) => return Outcome::Full,
         }
     }
-    match worst {
-        Some(denial) => Outcome::Held(denial),
-        None => grant(records, claim, env),
+    match (worst, &claim.line) {
+        (Some(_), Some(own)) if own.joins && !line::join(records, &claim.keys, own, env) => Outcome::Crowded,
+        (Some(denial), _) => Outcome::Held(denial),
+        (None, own) => {
+            if let Some(own) = own {
+                claim.keys.iter().for_each(|key| line::leave(records, key, own.ticket));
+            }
+            grant(records, claim, env)
+        }
     }
 }
 
@@ -145,7 +155,7 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
 }
 
 /// Whether the record has room for one more of this mode; `Err(None)` where it can hold no more holders.
-fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Result<(), Option<Denial>> {
+pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Result<(), Option<Denial>> {
     let from = record.not_before.max(env.grants_from);
     let mut used: u64 = 0;
     let mut holders = 0;
@@ -197,7 +207,7 @@ fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Result<(), Optio
         since: holder.since,
         until: holder.until,
     });
-    Err(Some(Denial { key: key.clone(), holder, free_in_us }))
+    Err(Some(Denial { key: key.clone(), holder, free_in_us, turn: None }))
 }
 
 /// When a holder that does nothing more is out of the way.

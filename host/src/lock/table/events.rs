@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::lock::record::{Claim, Grant, HeldBy, Kept, Op, Outcome, Release};
+use crate::lock::record::{Claim, Grant, HeldBy, Kept, Op, Outcome, Release, Turn};
 use crate::lock::{Instant, Key, Mode, ServerTime, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,6 +83,16 @@ pub enum Event {
     Taken(Key),
     /// Somebody else freed the key, as far as is known.
     Wake(Key),
+    /// A proxy whose waiter is next is not there any more.
+    PeerGone {
+        peer: Box<str>,
+        key: Key,
+    },
+    /// A place in line is left of a waiter of this proxy that is gone.
+    Orphan {
+        key: Key,
+        ticket: u64,
+    },
     /// The waiter's keys have changed with its policy; it keeps its place in the order of arrival. The
     /// claim has an `attempt` of its own.
     Replan {
@@ -138,6 +148,12 @@ pub enum Action {
     Released {
         id: ReleaseId,
         result: Result<Outcome, String>,
+    },
+    /// Tell a proxy that it is the turn of one of its waiters. If it is not there, say so with
+    /// [`Event::PeerGone`]; if it is this one, which knows no such waiter, with [`Event::Orphan`].
+    Ring {
+        key: Key,
+        turn: Turn,
     },
     /// Whoever keeps this lease alive need not try any more.
     Gone {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use super::leases::Lease;
 use super::queue::Known;
 use super::{
-    ABANDON_MS, Action, Answered, Claim, Denial, Entry, Grant, HeldBy, Instant, Kept, Key, LeaseRef, Mode,
-    Note, Outcome, Release, ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token, Verdict, WaiterId,
+    ABANDON_MS, Action, Answered, Claim, Denial, Entry, Grant, HeldBy, Instant, Kept, Key, LeaseRef,
+    LineChange, Mode, Note, Outcome, Release, ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token,
+    Verdict, WaiterId,
 };
 use crate::lock::ServerTime;
+use crate::lock::record::MAX_LINE;
 
 /// A group of operations that the store has not answered.
 #[derive(Debug)]
@@ -32,13 +34,14 @@ pub(super) enum Part {
     Acquire { waiter: WaiterId },
     Rejoin { waiter: WaiterId, over: bool },
     Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
+    Line { key: Key, change: LineChange },
 }
 
 impl Part {
     pub fn waiter(&self) -> Option<WaiterId> {
         match self {
             Part::Acquire { waiter } | Part::Rejoin { waiter, .. } => Some(*waiter),
-            Part::Release { .. } | Part::Abandon { .. } => None,
+            Part::Release { .. } | Part::Abandon { .. } | Part::Line { .. } => None,
         }
     }
 }
@@ -106,6 +109,11 @@ impl Table {
                     }
                     touched.extend(keys.iter().cloned());
                 }
+                Part::Line { key, .. } => {
+                    if let Outcome::Line { turn: Some(turn) } = outcome {
+                        self.turn(&key, turn, out);
+                    }
+                }
                 Part::Acquire { waiter } => {
                     self.attempted(waiter, outcome, at, from_release, now, out);
                 }
@@ -156,6 +164,9 @@ impl Table {
             Outcome::Held(denial) => self.denied(id, denial, now, out),
             Outcome::Done(kept) => self.done(id, &kept, out),
             Outcome::RequestReused { ended } => self.finish(id, Verdict::RequestReused { ended }, out),
+            Outcome::Crowded => {
+                self.finish(id, Verdict::TooManyWaiters { limit: MAX_LINE as u32 }, out);
+            }
             _ => self.finish(id, Verdict::Full, out),
         }
     }
@@ -230,6 +241,10 @@ impl Table {
             let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));
             queue.holder = Some(Known { held_by: denial.holder.clone(), until });
         }
+        if let Some(turn) = &denial.turn {
+            self.turn(&denial.key, turn.clone(), out);
+        }
+        self.keep_places_later(id, now);
         if let Some(entry) = self.waiters.get_mut(&id) {
             entry.denial = Some(denial);
             entry.store_error = None;
@@ -284,6 +299,8 @@ impl Table {
         match part {
             Part::Release { id, .. } => out.push(Action::Released { id, result: Err(why.to_owned()) }),
             Part::Abandon { keys, attempt, until } => self.abandon_later(keys, attempt, until, now),
+            // A place that nobody keeps ends by itself.
+            Part::Line { .. } => {}
             Part::Rejoin { waiter, over } => {
                 self.store_failed(waiter, over, why, now, out);
             }

@@ -26,6 +26,10 @@ impl Leases {
         self.by_nonce.iter().map(|(nonce, lease)| (*nonce, &lease.claim))
     }
 
+    pub fn claim(&self, nonce: u64) -> Option<&Claim> {
+        self.by_nonce.get(&nonce).map(|lease| &lease.claim)
+    }
+
     /// The leases that hold a key.
     pub fn of(&self, key: &Key) -> Vec<u64> {
         self.claims().filter(|(_, claim)| claim.keys.contains(key)).map(|(nonce, _)| nonce).collect()

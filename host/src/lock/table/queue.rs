@@ -28,6 +28,8 @@ pub(super) struct Queue {
     /// Whether asking the store makes sense: the key is not known to be held.
     pub ready: bool,
     pub poll_at: Option<Instant>,
+    /// When the places in line are kept the next time.
+    pub keep_at: Option<Instant>,
     pub holder: Option<Known>,
     /// Leases of this key that this proxy knows.
     pub leases: usize,
@@ -58,6 +60,7 @@ impl Default for Queue {
             asked_backoff: false,
             ready: true,
             poll_at: None,
+            keep_at: None,
             holder: None,
             leases: 0,
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::lock::ServerTime;
-use crate::lock::record::{Env, Holder, Op, Record, Records, Tag, apply};
+use crate::lock::record::{Env, Holder, InLine, Op, Record, Records, Tag, Turn, apply};
 
 const PROXIES: usize = 2;
 const KEYS: usize = 3;
@@ -225,6 +225,11 @@ impl Sim {
                 claim,
             };
             let proxy = (proxy + n) % PROXIES;
+            let mut waiter = waiter;
+            if let Some(own) = &mut waiter.claim.line {
+                (own.proxy, own.rank, own.joins) = (proxy.to_string().into(), waiter.rank, wait_ms > 0);
+                own.ticket = self.serial;
+            }
             self.open.insert((proxy, id), (self.now.plus_ms(wait_ms), waiter.claim.clone()));
             self.tell(proxy, Event::Enqueue(Box::new(waiter)));
         }
@@ -256,6 +261,12 @@ impl Sim {
             delay_ms: if self.random.chance(5) { 15 } else { 0 },
             reentrant: !is_once && self.random.chance(20),
             keep_ms: if is_once { 1 + self.random.below(100) as u32 } else { 0 },
+            line: self.random.chance(40).then(|| InLine {
+                ticket: 0,
+                proxy: "".into(),
+                rank: 0,
+                joins: true,
+            }),
             tag: Tag::default(),
         }
     }
@@ -417,9 +428,23 @@ impl Sim {
                         self.released.insert(nonce);
                     }
                 }
+                Action::Ring { key, turn } => self.ring(proxy, key, &turn),
                 Action::Gone { .. } | Action::Note(_) => {}
             }
         }
+    }
+
+    /// Rings get lost, and come late; and who does not answer may be there all the same.
+    fn ring(&mut self, proxy: usize, key: Key, turn: &Turn) {
+        let at = self.now.plus_us(self.random.below(3_000));
+        let peer: usize = turn.proxy.parse().expect("proxies are named by their numbers");
+        let (proxy, event) = match self.random.below(10) {
+            _ if peer == proxy => (proxy, Event::Orphan { key, ticket: turn.ticket }),
+            0..2 => return,
+            2..4 => (proxy, Event::PeerGone { peer: turn.proxy.clone(), key }),
+            _ => (peer, Event::Wake(key)),
+        };
+        self.schedule(at, Due::Tell { proxy, event });
     }
 
     fn submit(&mut self, proxy: usize, ticket: Ticket, ops: Vec<Op>) {
@@ -443,7 +468,8 @@ impl Sim {
         let table = &self.proxies[proxy];
         let find = |entry: &&Entry| entry.waiter.claim.attempt == claim.attempt;
         let Some(mine) = table.waiters.values().find(find) else { return };
-        if claim.mode != Mode::Exclusive || self.chosen {
+        // Of those in line the store says who is first.
+        if claim.mode != Mode::Exclusive || claim.line.is_some() || self.chosen {
             return;
         }
         for key in &*claim.keys {

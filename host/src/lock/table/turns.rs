@@ -131,9 +131,10 @@ impl Table {
         }
         let release = queue.choice.take().and_then(|open| open.release);
         let mut freed = HashSet::new();
-        let mut parts = Vec::new();
+        let (mut parts, mut looks) = (Vec::new(), Vec::new());
         if let Some((id, release)) = release {
             freed.extend(release.lease.keys.iter().cloned());
+            looks = self.looks(&release.lease);
             parts.push(Part::Release { id, release });
         }
         let launchable = waiter.filter(|id| {
@@ -144,6 +145,7 @@ impl Table {
             Some(id) => parts.push(Part::Acquire { waiter: id }),
             None => parts.extend(self.run(key, &freed)),
         }
+        parts.append(&mut looks);
         if !parts.is_empty() {
             self.fly(parts, out);
         } else if self.queues.get(key).is_some_and(Queue::is_idle) {
@@ -165,14 +167,22 @@ impl Table {
                 Part::Abandon { keys, attempt, .. } => {
                     ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
                 }
+                Part::Line { key, change } => {
+                    ops.push(Op::Line { key: key.clone(), change: change.clone() });
+                }
                 Part::Rejoin { waiter, .. } | Part::Acquire { waiter } => {
                     let Some(entry) = self.waiters.get_mut(waiter) else { continue };
                     entry.flight = Some(ticket);
                     let claim = entry.waiter.claim.clone();
-                    if matches!(part, Part::Rejoin { .. }) {
-                        ops.push(Op::Rejoin(claim));
+                    if let Part::Rejoin { over, .. } = part {
+                        entry.in_line |= claim.line.is_some() && !over;
+                        ops.push(match entry.in_line {
+                            true => Op::Acquire(claim),
+                            false => Op::Rejoin(claim),
+                        });
                         continue;
                     }
+                    entry.in_line |= claim.line.is_some();
                     entry.attempts += 1;
                     keys.extend(claim.keys.iter().cloned());
                     ops.push(Op::Acquire(claim));
@@ -210,6 +220,7 @@ impl Table {
                 parts.extend(self.run(key, &freed).into_iter().filter(new));
             }
         }
+        parts.extend(self.looks(lease));
         self.fly(parts, out);
     }
 

@@ -17,8 +17,11 @@ impl Table {
         }
         let full =
             |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
-        let may_rejoin = waiter.claim.reentrant || waiter.claim.request.is_some();
-        if waiter.claim.keys.iter().any(full) && !may_rejoin {
+        // In an order over all proxies the store hears of everybody at once.
+        let asks_at_once = waiter.claim.line.is_some();
+        let may_rejoin = waiter.claim.reentrant || waiter.claim.request.is_some() || asks_at_once;
+        let may_find_its_own = waiter.claim.reentrant || waiter.claim.request.is_some();
+        if waiter.claim.keys.iter().any(full) && !may_find_its_own {
             let verdict = self.turned_away(&waiter, now);
             out.push(Action::Finish { waiter: id, verdict });
             return;
@@ -40,6 +43,7 @@ impl Table {
             store_error: None,
             unsure_until: None,
             replan: None,
+            in_line: false,
             waiter,
         };
         self.timers.insert((deadline, Timer::Deadline(id)));
@@ -110,6 +114,7 @@ impl Table {
     pub(super) fn drop_out(&mut self, id: WaiterId) -> Option<Entry> {
         let entry = self.remove(id)?;
         self.undo_unsure(&entry);
+        self.leave_line(&entry);
         Some(entry)
     }
 

@@ -104,10 +104,7 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
 
 #[test]
 fn a_second_choice_fits_the_plan_as_the_first_one_does() {
-    let second = |name: &str| types::Label {
-        name: "lockkeeper.second-primitive".into(),
-        value: name.into(),
-    };
+    let second = |name: &str| types::Label { name: "lockkeeper.second-primitive".into(), value: name.into() };
     let with = |name: &str| naming::LockPlan {
         primitive: types::Primitive::Advisory,
         labels: vec![second(name)],

@@ -1,7 +1,7 @@
 //! When the answers of some members decide what all of them together say. Pure.
 
-use crate::lock::record::{Grant, Op, Outcome};
 use crate::lock::Token;
+use crate::lock::record::{Grant, Op, Outcome};
 
 /// How many members there are.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,9 @@ impl Ballot {
             Op::Rejoin(_) => Asks::Rejoin,
             Op::Renew { .. } | Op::Raise { .. } => Asks::Lease,
             Op::Release(_) => Asks::Release,
-            Op::Abandon { .. } | Op::Force { .. } | Op::Read { .. } | Op::Commit(_) => Asks::Other,
+            Op::Abandon { .. } | Op::Force { .. } | Op::Line { .. } | Op::Read { .. } | Op::Commit(_) => {
+                Asks::Other
+            }
         };
         Ballot { count, asks, votes: Vec::new(), failures: 0 }
     }
@@ -133,8 +135,9 @@ impl Ballot {
             }));
         }
         let said = |says: fn(&Outcome) -> bool| self.votes.iter().map(|vote| &vote.outcome).find(|o| says(o));
-        let refused =
-            said(|outcome| matches!(outcome, Outcome::RequestReused { .. } | Outcome::Full | Outcome::Done(_)));
+        let refused = said(|outcome| {
+            matches!(outcome, Outcome::RequestReused { .. } | Outcome::Full | Outcome::Done(_))
+        });
         if let Some(outcome) = refused {
             return Some(outcome.clone());
         }

@@ -14,10 +14,8 @@ impl World {
     }
 
     fn proxy(&self) -> Quorum {
-        let member = |(n, memory): (usize, &Memory)| Member {
-            name: n.to_string(),
-            store: Arc::new(memory.store()),
-        };
+        let member =
+            |(n, memory): (usize, &Memory)| Member { name: n.to_string(), store: Arc::new(memory.store()) };
         let members = self.memories.iter().enumerate().map(member).collect();
         Quorum::new(members, Duration::from_millis(200))
     }
@@ -77,7 +75,10 @@ async fn a_minority_may_be_gone_and_a_majority_may_not() {
     world.stop(0..2);
     let (_, lease) = token(&proxy, &quorum_claim("k", "me")).await;
     assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
-    assert_eq!(submit(&proxy, release(lease)).await.expect("it answers"), Outcome::Released { levels_left: 0 });
+    assert_eq!(
+        submit(&proxy, release(lease)).await.expect("it answers"),
+        Outcome::Released { levels_left: 0 }
+    );
     world.stop(0..3);
     let error = submit(&proxy, Op::Acquire(quorum_claim("k", "me"))).await.expect_err("there is no majority");
     assert!(error.to_string().contains("stores.0"), "{error}");

@@ -65,9 +65,7 @@ fn joined(count: Count, copies: Vec<Stored>) -> Option<Stored> {
     let latest = copies.iter().max_by_key(|stored| stored.record.token)?;
     let holders = copies.iter().flat_map(|stored| &stored.record.holders);
     let mut holders: Vec<_> = holders
-        .filter(|holder| {
-            count.is_majority(copies.iter().filter(|stored| has(stored, holder.nonce)).count())
-        })
+        .filter(|holder| count.is_majority(copies.iter().filter(|stored| has(stored, holder.nonce)).count()))
         .cloned()
         .collect();
     holders.sort_by_key(|holder| (holder.nonce, std::cmp::Reverse(holder.token)));
