@@ -30,9 +30,14 @@ pub struct House {
     base: String,
     /// What the names of all databases begin with.
     prefix: String,
+    /// The server's data go with the folder.
+    is_private: bool,
     serving: Child,
-    _dir: TempDir,
+    _folder: Folder,
 }
+
+/// Where the private server has its data. Gone when it is dropped.
+struct Folder(TempDir);
 
 impl House {
     pub async fn open(name: &str, settings: &str, args: &Args) -> Result<House> {
@@ -42,14 +47,18 @@ impl House {
         if !program.is_file() {
             bail!("there is no {}: `cargo xtask example {name}` builds it first", program.display());
         }
+        if let Some(url) = &args.url {
+            version(&with_database(url, "")).await.context("the server of --url")?;
+        }
         let prefix = format!("example_{}_{}", name.replace('-', "_"), std::process::id());
         // Beside the program is a real disk.
-        let dir = tempfile::Builder::new().prefix(&format!("{prefix}-")).tempdir_in(beside)?;
+        let folder = Folder(tempfile::Builder::new().prefix(&format!("{prefix}-")).tempdir_in(beside)?);
+        let dir = folder.0.path();
         let url = args.url.as_ref().map(|url| with_database(url, &format!("{prefix}_locks")));
-        let config = dir.path().join("config.toml");
+        let config = dir.join("config.toml");
         fs::write(&config, config_toml(url.as_deref().unwrap_or("managed"), &args.server, settings))?;
 
-        let log = dir.path().join("log");
+        let log = dir.join("log");
         let mut serving = serve(&program, &config, &log)?;
         let lines = served(&mut serving, &log).await?;
         let base = match (&args.url, lines.socket) {
@@ -59,7 +68,8 @@ impl House {
         };
         until_ready(&lines.admin).await?;
         let server = version(&base).await?;
-        Ok(House { proxy: lines.api, server, base, prefix, serving, _dir: dir })
+        let is_private = args.url.is_none();
+        Ok(House { proxy: lines.api, server, base, prefix, is_private, serving, _folder: folder })
     }
 
     /// Makes a database: its URL.
@@ -70,9 +80,11 @@ impl House {
         Ok(with_database(&self.base, &name))
     }
 
-    /// Drops what was made on the server, and stops the proxy; and it its private server.
+    /// Drops what was made on the server, and stops the proxy; which stops its private server.
     pub async fn close(mut self) {
-        if let Err(error) = self.drop_databases().await {
+        if !self.is_private
+            && let Err(error) = self.drop_databases().await
+        {
             eprintln!("the databases {}_* may be left: {error:#}", self.prefix);
         }
         if let Some(pid) = self.serving.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
@@ -87,6 +99,18 @@ impl House {
             conn.query_drop(format!("DROP DATABASE IF EXISTS {}_{phase}", self.prefix)).await?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Where the proxy was killed, its server still writes for a moment.
+        for _ in 0..100 {
+            if fs::remove_dir_all(self.0.path()).is_ok() {
+                return;
+            }
+            std::thread::sleep(POLL);
+        }
     }
 }
 

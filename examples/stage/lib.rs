@@ -131,11 +131,8 @@ async fn perform(
     args: &Args,
     play: impl AsyncFn(&Stage) -> Result<Numbers>,
 ) -> Result<bool> {
-    let house = House::open(name, settings, args).await?;
-    let played = tokio::select! {
-        played = play_both(&house, play) => played,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-    };
+    let house = unless_interrupted(House::open(name, settings, args)).await?;
+    let played = unless_interrupted(play_both(&house, play)).await;
     let server = house.server.clone();
     house.close().await;
     let (without, with) = played?;
@@ -145,6 +142,14 @@ async fn perform(
         println!("{}", report.json());
     }
     Ok(report.is_good())
+}
+
+/// Ctrl-C leaves nothing behind.
+async fn unless_interrupted<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    }
 }
 
 async fn play_both(
