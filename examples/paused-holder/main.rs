@@ -35,6 +35,7 @@ async fn edit_with_token(proxy: &Proxy, editor: &mut Worker, document: u32) -> R
     let text = revise(editor, document).await?;
     let update = "UPDATE documents SET content = ?, token = ? WHERE id = ? AND token <= ?";
     editor.db.exec_drop(update, (text, token, document, token)).await?;
+    // It is 0, too, for a write that changes nothing: this one always adds a line.
     if editor.db.affected_rows() == 0 {
         let refused = "INSERT INTO refused (document) VALUES (?)";
         return Ok(editor.db.exec_drop(refused, (document,)).await?);
