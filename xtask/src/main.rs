@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod example;
 mod paths;
 mod servers;
 mod settings;
@@ -30,6 +31,7 @@ enum Command {
     Up(up::Args),
     Test(test::Args),
     Bench(bench::Args),
+    Example(example::Args),
     Servers(servers::Args),
     #[command(hide = true)]
     Announce(up::announce::Args),
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Example(args) => example::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Announce(args) => up::announce::run(&args),
     };

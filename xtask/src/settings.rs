@@ -50,7 +50,9 @@ fn setting(table: &toml::Table, path: &[&str], env: &str) -> Option<String> {
     Some(section?.get(*last)?.as_str()?.to_owned())
 }
 
-fn missing(url: &str, server: &str) -> Option<Kind> {
+/// The private server that is nowhere to be found yet, for these values of `store.url` and
+/// `store.managed.server`.
+pub fn missing(url: &str, server: &str) -> Option<Kind> {
     let has = |kind: Kind| find_program(kind.daemon()).is_some() || kind.fetched().is_file();
     match (url, server) {
         ("managed", "mysql") => Some(Kind::Mysql).filter(|kind| !has(*kind)),

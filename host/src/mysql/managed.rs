@@ -67,6 +67,7 @@ impl ManagedServer {
             server = %server.binary,
             pid = server.pid(),
             data_dir = %server.folder.dir().display(),
+            socket = %server.folder.socket().display(),
             "the private server is ready"
         );
         Ok(server)

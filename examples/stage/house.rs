@@ -1,0 +1,209 @@
+//! The proxy of an example, and the server beneath it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::sleep;
+
+use crate::{Args, Proxy};
+
+const POLL: Duration = Duration::from_millis(20);
+/// A private server is made and started within a few seconds; a busy machine takes longer.
+const POLLS: u32 = 6_000;
+
+/// A running `lockkeeper serve`. Its data are gone when it is closed.
+pub struct House {
+    /// The address of the proxy's API.
+    pub proxy: String,
+    /// What the server calls itself.
+    pub server: String,
+    /// A server's URL without a database.
+    base: String,
+    /// What the names of all databases begin with.
+    prefix: String,
+    /// The server's data go with the folder.
+    is_private: bool,
+    serving: Child,
+    _folder: Folder,
+}
+
+/// Where the private server has its data. Gone when it is dropped.
+struct Folder(TempDir);
+
+impl House {
+    pub async fn open(name: &str, settings: &str, args: &Args) -> Result<House> {
+        let exe = std::env::current_exe()?;
+        let beside = exe.parent().context("this program is in no folder")?;
+        let program = args.lockkeeper.clone().unwrap_or_else(|| beside.join("lockkeeper"));
+        if !program.is_file() {
+            bail!("there is no {}: `cargo xtask example {name}` builds it first", program.display());
+        }
+        if let Some(url) = &args.url {
+            version(&with_database(url, "")).await.context("the server of --url")?;
+        }
+        let prefix = format!("example_{}_{}", name.replace('-', "_"), std::process::id());
+        // Beside the program is a real disk.
+        let folder = Folder(tempfile::Builder::new().prefix(&format!("{prefix}-")).tempdir_in(beside)?);
+        let dir = folder.0.path();
+        let url = args.url.as_ref().map(|url| with_database(url, &format!("{prefix}_locks")));
+        let config = dir.join("config.toml");
+        fs::write(&config, config_toml(url.as_deref().unwrap_or("managed"), &args.server, settings))?;
+
+        let log = dir.join("log");
+        let mut serving = serve(&program, &config, &log)?;
+        let lines = served(&mut serving, &log).await?;
+        let base = match (&args.url, lines.socket) {
+            (Some(url), _) => with_database(url, ""),
+            (None, Some(socket)) => format!("mysql://root@localhost/?socket={socket}"),
+            (None, None) => bail!("the proxy does not say where its server is"),
+        };
+        until_ready(&lines.admin).await?;
+        let server = version(&base).await?;
+        let is_private = args.url.is_none();
+        Ok(House { proxy: lines.api, server, base, prefix, is_private, serving, _folder: folder })
+    }
+
+    /// Makes a database: its URL.
+    pub async fn database(&self, phase: &str) -> Result<String> {
+        let name = format!("{}_{phase}", self.prefix);
+        let mut conn = Conn::from_url(&self.base).await?;
+        conn.query_drop(format!("CREATE DATABASE {name}")).await?;
+        Ok(with_database(&self.base, &name))
+    }
+
+    /// Drops what was made on the server, and stops the proxy; which stops its private server.
+    pub async fn close(mut self) {
+        if !self.is_private
+            && let Err(error) = self.drop_databases().await
+        {
+            eprintln!("the databases {}_* may be left: {error:#}", self.prefix);
+        }
+        if let Some(pid) = self.serving.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let _ = self.serving.wait().await;
+    }
+
+    async fn drop_databases(&self) -> Result<()> {
+        let mut conn = Conn::from_url(&self.base).await?;
+        for phase in ["without", "with", "locks"] {
+            conn.query_drop(format!("DROP DATABASE IF EXISTS {}_{phase}", self.prefix)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Where the proxy was killed, its server still writes for a moment.
+        for _ in 0..100 {
+            if fs::remove_dir_all(self.0.path()).is_ok() {
+                return;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+fn config_toml(url: &str, server: &str, settings: &str) -> String {
+    format!(
+        "[store]\nurl = \"{url}\"\n\
+         [store.managed]\nserver = \"{server}\"\ndata_dir = \"data\"\n\
+         [api]\nlisten = \"127.0.0.1:0\"\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n\
+         [log]\nformat = \"json\"\n\
+         [policies.default]\npath = \"builtin:default\"\n\
+         [policies.default.settings]\n{settings}\n"
+    )
+}
+
+fn serve(program: &Path, config: &PathBuf, log: &Path) -> Result<Child> {
+    let mut command = Command::new(program);
+    command.arg("serve").arg("--config").arg(config).stdin(Stdio::null()).kill_on_drop(true);
+    let log = File::create(log)?;
+    command.stdout(log.try_clone()?).stderr(log);
+    // What the user sets for a proxy of theirs is not for this one.
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("LOCKKEEPER_") {
+            command.env_remove(name);
+        }
+    }
+    command.spawn().with_context(|| format!("cannot start {}", program.display()))
+}
+
+/// What the proxy's log tells of it.
+struct Served {
+    api: String,
+    admin: String,
+    /// That of the private server, where there is one.
+    socket: Option<String>,
+}
+
+async fn served(serving: &mut Child, log: &Path) -> Result<Served> {
+    for _ in 0..POLLS {
+        let text = fs::read_to_string(log)?;
+        let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let told = |name: &str| lines.iter().find_map(|line| line[name].as_str()).map(str::to_owned);
+        if let (Some(api), Some(admin)) = (told("api"), told("admin")) {
+            return Ok(Served { api, admin, socket: told("socket") });
+        }
+        if let Some(status) = serving.try_wait()? {
+            bail!("the proxy ended with {status}: {}", text.trim());
+        }
+        sleep(POLL).await;
+    }
+    bail!("the proxy does not serve: {}", fs::read_to_string(log)?.trim())
+}
+
+async fn until_ready(admin: &str) -> Result<()> {
+    let admin = Proxy::new(admin);
+    for _ in 0..POLLS {
+        if admin.get("/ready").await?.0 == 200 {
+            return Ok(());
+        }
+        sleep(POLL).await;
+    }
+    bail!("the proxy's store is not ready: {}", admin.get("/ready").await?.1)
+}
+
+async fn version(base: &str) -> Result<String> {
+    let mut conn = Conn::from_url(base).await?;
+    let version: Option<String> = conn.query_first("SELECT VERSION()").await?;
+    let version = version.unwrap_or_default();
+    let kind = if version.contains("MariaDB") { "MariaDB" } else { "MySQL" };
+    Ok(format!("{kind} {}", version.split('-').next().unwrap_or_default()))
+}
+
+/// The same server, and another database on it.
+fn with_database(url: &str, name: &str) -> String {
+    let (server, options) = url.split_once('?').unwrap_or((url, ""));
+    let host_ends = server.find("://").and_then(|at| Some(at + 3 + server[at + 3..].find('/')?));
+    let host = &server[..host_ends.unwrap_or(server.len())];
+    let mark = if options.is_empty() { "" } else { "?" };
+    format!("{host}/{name}{mark}{options}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_given_another_database() {
+        for (url, expected) in [
+            ("mysql://a:b@db:3306", "mysql://a:b@db:3306/x"),
+            ("mysql://a:b@db:3306/", "mysql://a:b@db:3306/x"),
+            ("mysql://root@localhost/y?socket=/a/b", "mysql://root@localhost/x?socket=/a/b"),
+        ] {
+            assert_eq!(with_database(url, "x"), expected);
+        }
+    }
+}

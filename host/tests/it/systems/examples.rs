@@ -1,0 +1,113 @@
+//! The programs of `examples/`, run as their readers run them: a fault without the proxy, and its absence
+//! with it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+use super::*;
+use crate::harness::Kind;
+
+const NAMES: [&str; 6] =
+    ["cache", "configuration", "duplicate-submit", "paused-holder", "scheduled-task", "stock"];
+
+/// The folder of the programs.
+static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let profile = match folder.file_name().unwrap().to_str() {
+        Some("debug") => "dev",
+        other => other.unwrap(),
+    };
+    // That the proxy is among the packages gives the dependencies the features that they have here, so that
+    // none is compiled twice. Its own binary is not built: other tests are running it.
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--package", "lockkeeper", "--package", "lockkeeper-examples"]);
+    build.args(NAMES.iter().flat_map(|name| ["--bin".to_owned(), format!("example-{name}")]));
+    build.args(["--profile", profile, "--target-dir"]).arg(folder.parent().unwrap());
+    build.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
+    // What cargo has told this test about its package is not for the build scripts of others, which would
+    // run again for it.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name == "OUT_DIR" || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            build.env_remove(&*name);
+        }
+    }
+    assert!(build.status().expect("cargo starts").success(), "the examples build");
+    folder.to_owned()
+});
+
+/// The numbers of an example that must show its fault, and cure it.
+async fn played(name: &str, kind: Kind, args: [&str; 2]) -> (Value, Value) {
+    let (program, args) = (format!("example-{name}"), args.map(str::to_owned));
+    let run = tokio::task::spawn_blocking(move || {
+        let mut example = Command::new(BUILT.join(program));
+        example.args(["--json", "--lockkeeper", env!("CARGO_BIN_EXE_lockkeeper")]).args(args);
+        example.stdin(Stdio::null()).output().expect("the example starts")
+    });
+    let output = run.await.unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    let mut report: Value = serde_json::from_str(out.lines().last().unwrap()).expect(&out);
+    assert_eq!((&report["shown"], &report["cured"]), (&json!(true), &json!(true)), "{out}");
+    let server = report["server"].as_str().unwrap().to_lowercase();
+    assert!(server.starts_with(&format!("{kind:?} ").to_lowercase()), "{out}");
+    for column in ["without", "with"] {
+        let numbers = report[column].as_object().unwrap();
+        assert!(numbers.keys().all(|row| out.contains(&format!("  {row} "))), "all are in the table: {out}");
+    }
+    (report["without"].take(), report["with"].take())
+}
+
+fn number(numbers: &Value, row: &str) -> u64 {
+    numbers[row].as_u64().unwrap_or_else(|| panic!("no `{row}`: {numbers}"))
+}
+
+/// On the server that the tests share.
+async fn example(name: &str, kind: Kind) -> (Value, Value) {
+    played(name, kind, ["--url", &database(kind).await]).await
+}
+
+on_both! {
+    async fn S20_stock_is_sold_once(kind: Kind) {
+        let (without, with) = example("stock", kind).await;
+        assert!(number(&without, "orders taken") > 100 && number(&without, "oversold") > 0, "{without}");
+        let sold = ["orders taken", "pieces left in the table", "oversold"].map(|row| number(&with, row));
+        assert_eq!(sold, [100, 0, 0]);
+    }
+
+    /// On a server of its own, as `cargo xtask example` runs it.
+    async fn S20_a_scheduled_task_runs_on_one_node(kind: Kind) {
+        let server = if kind == Kind::Mysql { "mysql" } else { "mariadb" };
+        let (without, with) = played("scheduled-task", kind, ["--server", server]).await;
+        assert!(number(&without, "reports sent") > 5 && number(&without, "sent again") > 0, "{without}");
+        assert_eq!((number(&with, "reports sent"), number(&with, "sent again")), (5, 0));
+    }
+
+    async fn S20_a_cache_is_filled_by_one(kind: Kind) {
+        let (without, with) = example("cache", kind).await;
+        assert!(number(&without, "at the same time, at most") > 1, "{without}");
+        assert_eq!(number(&with, "at the same time, at most"), 1, "{with}");
+        assert!((2..=13).contains(&number(&with, "slow queries")), "one each 200 ms at most: {with}");
+    }
+
+    async fn S20_no_change_of_a_configuration_is_lost(kind: Kind) {
+        let (without, with) = example("configuration", kind).await;
+        assert!(number(&without, "changes lost") > 0, "{without}");
+        assert_eq!((number(&with, "settings in the document"), number(&with, "changes lost")), (60, 0));
+    }
+
+    async fn S20_an_order_that_is_submitted_again_is_paid_once(kind: Kind) {
+        let (without, with) = example("duplicate-submit", kind).await;
+        assert!(number(&without, "paid again") > 0, "{without}");
+        let paid = ["submitted", "orders paid", "paid again", "buyers told several order numbers"];
+        assert_eq!(paid.map(|row| number(&with, row)), [100, 25, 0, 0]);
+    }
+
+    async fn S30_a_holder_that_was_stopped_overwrites_nothing(kind: Kind) {
+        let (without, with) = example("paused-holder", kind).await;
+        let rows = ["their writes refused", "later writes overwritten"];
+        assert_eq!(rows.map(|row| number(&without, row)), [0, 3]);
+        assert_eq!(rows.map(|row| number(&with, row)), [3, 0]);
+    }
+}
