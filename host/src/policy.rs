@@ -51,6 +51,8 @@ pub struct PlanRequest {
 pub struct Plan {
     /// Sorted, each once, at least one.
     pub keys: Arc<[Key]>,
+    /// One of the keys that is free is wanted, not all of them.
+    pub any: bool,
     pub primitive: Primitive,
     /// What to take where the store lacks `primitive`.
     pub second: Option<Primitive>,

@@ -90,6 +90,11 @@ impl Plan {
         self.with_label("lockkeeper.second-primitive", primitive.name())
     }
 
+    /// Any one of the keys that is free, instead of all. For the primitives `lease` and `row`.
+    pub fn any_of_keys(self) -> Plan {
+        self.with_label("lockkeeper.keys", "any")
+    }
+
     /// First come, first served over all proxies, not over each one's own waiters. For the primitive
     /// `lease`. `fairness` is not asked then; lower ranks still go first.
     pub fn in_global_order(self) -> Plan {

@@ -177,6 +177,8 @@ pub struct Committed {
 pub struct Claim {
     /// Sorted, each once, at least one.
     pub keys: std::sync::Arc<[Key]>,
+    /// Grant one of the keys that is free, not all of them.
+    pub any: bool,
     /// A random number that no other claim has. Kept when the same claim is sent again because its
     /// answer was lost.
     pub attempt: u64,
@@ -337,6 +339,8 @@ pub struct Version {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub nonce: u64,
+    /// Of a claim for any of its keys: the one that it was given, alone.
+    pub chosen: Option<Key>,
     /// One for each key, in their order.
     pub tokens: Vec<Token>,
     /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
@@ -394,6 +398,13 @@ struct Entry {
     record: Record,
     stored: bool,
     changed: bool,
+}
+
+impl Claim {
+    /// The claim for this key alone.
+    pub fn of(&self, key: &Key) -> Claim {
+        Claim { keys: [key.clone()].into(), any: false, ..self.clone() }
+    }
 }
 
 impl Env {

@@ -152,11 +152,13 @@ impl<G: Clone> Guarded<G> {
             return Some(rejoined);
         }
         let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
-        if guarded.is_empty() {
+        if guarded.is_empty() || (claim.any && guarded.len() < claim.keys.len()) {
             return None;
         }
         let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
         match self.decide(&probe, terms).0 {
+            // One of several is about to be given back.
+            Outcome::Granted(grant) if claim.any => grant.chosen.map(|key| elsewhere(&key, 0)),
             Outcome::Granted(_) => {
                 let unfit = |key: &&Key| self.guard(key).is_some_and(|guard| !fit(guard));
                 let unfit = claim.keys.iter().find(unfit).or_else(|| self.worn(claim, terms.now));
@@ -168,6 +170,11 @@ impl<G: Clone> Guarded<G> {
 
     /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted.
     pub fn apply(&mut self, op: &Op, terms: &Terms) -> Outcome {
+        if let Op::Acquire(claim) = op
+            && claim.any
+        {
+            return self.apply_any(claim, terms);
+        }
         if let Op::Acquire(claim) = op {
             if let Some(key) = claim.keys.iter().find(|key| !self.has(key)) {
                 return elsewhere(key, ELSEWHERE_US);
@@ -177,14 +184,18 @@ impl<G: Clone> Guarded<G> {
             }
         }
         let (outcome, records) = self.decide(op, terms);
-        let granted = matches!(&outcome, Outcome::Granted(grant) if !grant.repeated);
+        self.keep(&outcome, &records);
+        terms.capped(outcome)
+    }
+
+    fn keep(&mut self, outcome: &Outcome, records: &Records) {
+        let granted = matches!(outcome, Outcome::Granted(grant) if !grant.repeated);
         for (key, record, _) in records.changed() {
             if let Some(entry) = self.entries.get_mut(key) {
                 entry.record = record.clone();
                 entry.passes += u32::from(granted);
             }
         }
-        terms.capped(outcome)
     }
 
     /// Takes out the keys that nobody holds: their guards are to be given back.
@@ -206,6 +217,18 @@ impl<G: Clone> Guarded<G> {
             }
         }
         taken
+    }
+
+    /// Any of the keys that are guarded; of the others nothing is known.
+    fn apply_any(&mut self, claim: &Claim, terms: &Terms) -> Outcome {
+        let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
+        if guarded.is_empty() {
+            return elsewhere(&claim.keys[0], ELSEWHERE_US);
+        }
+        let (outcome, records) =
+            self.decide(&Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() }), terms);
+        self.keep(&outcome, &records);
+        terms.capped(outcome)
     }
 
     fn decide(&self, op: &Op, terms: &Terms) -> (Outcome, Records) {

@@ -60,11 +60,16 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
     if wishes.global_order && primitive != Primitive::Lease {
         return Err(format!("`{}` has no order over all proxies; `lease` has", primitive.as_str()));
     }
+    if wishes.any && (wishes.global_order || !matches!(primitive, Primitive::Lease | Primitive::Row)) {
+        let name = primitive.as_str();
+        return Err(format!("any of several keys is for `lease` and `row` in their own order, not `{name}`"));
+    }
     let plan = Plan {
         keys,
         primitive,
         second: wishes.second,
         global_order: wishes.global_order,
+        any: wishes.any,
         mode,
         ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
         wait_ms: from.wait.min(limits.max_wait_ms),
@@ -88,6 +93,7 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
 struct Wishes {
     second: Option<Primitive>,
     global_order: bool,
+    any: bool,
 }
 
 /// Takes the proxy's own labels out of those that the policy is shown again later.
@@ -101,6 +107,7 @@ fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
                 let second = Primitive::from_name(name);
                 wishes.second = Some(second.ok_or_else(|| format!("`{name}` is not a primitive"))?);
             }
+            ("keys", "any") => wishes.any = true,
             ("order", "global") => wishes.global_order = true,
             _ => return Err(format!("the label {name} = {value} means nothing to the proxy")),
         }

@@ -189,6 +189,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
     let claim = Claim {
         keys: plan.keys.clone(),
+        any: plan.any,
         // 0 stands for none.
         attempt: rand::random_range(1..u64::MAX),
         owner: request.owner.as_str().into(),

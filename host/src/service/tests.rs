@@ -73,6 +73,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         reentrant: false,
         keep_ms: 0,
         line: None,
+        any: false,
         tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), labels: Vec::new() },
     };
     let (done, answer) = oneshot::channel();

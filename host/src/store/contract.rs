@@ -94,6 +94,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         reentrant: false,
         keep_ms: 0,
         line: None,
+        any: false,
         tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), labels: vec![] },
     }
 }

@@ -264,6 +264,7 @@ fn joined(keys: usize, grants: &[(Vec<usize>, Grant)]) -> Grant {
     let all = || grants.iter().map(|(_, grant)| grant);
     Grant {
         nonce: all().map(|grant| grant.nonce).next().unwrap_or_default(),
+        chosen: None,
         tokens,
         left_us: all().map(|grant| grant.left_us).min().unwrap_or_default(),
         levels: all().map(|grant| grant.levels).max().unwrap_or_default(),

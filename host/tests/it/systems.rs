@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 use crate::harness::{Client, Proxy, Settings, database, eventually, folder, own_server, sql};
 
 mod examples;
+mod fleets;
 mod leases;
 mod operations;
+mod sessions;
 mod values;
 
 /// A proxy whose default policy has these settings.

@@ -28,6 +28,7 @@ pub struct Settings {
     pub second_primitive: Option<Guard>,
     pub keep_ms: u32,
     pub stripes: u32,
+    pub pool: u32,
     pub ttl_ms: u32,
     pub wait_ms: u32,
     pub max_waiters: u32,
@@ -47,6 +48,7 @@ impl core::default::Default for Settings {
             second_primitive: None,
             keep_ms: 86_400_000,
             stripes: 0,
+            pool: 0,
             ttl_ms: Plan::TTL,
             wait_ms: 0,
             max_waiters: Plan::MAX_WAITERS,
@@ -67,6 +69,10 @@ impl Policy for Default {
     fn check(settings: &Settings) -> Result<(), String> {
         within("keep_ms", settings.keep_ms, 1_000..=2_592_000_000)?;
         within("stripes", settings.stripes, 0..=1_000_000)?;
+        within("pool", settings.pool, 0..=1_024)?;
+        if settings.pool > 0 && settings.stripes > 0 {
+            return Err("`pool` and `stripes` do not go together".to_owned());
+        }
         within("ttl_ms", settings.ttl_ms, 100..=3_600_000)?;
         within("wait_ms", settings.wait_ms, 0..=3_600_000)?;
         within("max_waiters", settings.max_waiters, 0..=20_000)?;
@@ -96,6 +102,10 @@ impl Policy for Default {
         let plan = match settings.stripes {
             0 => plan,
             stripes => plan.with_key(stripe(&request.name, stripes)),
+        };
+        let plan = match settings.pool {
+            0 => plan,
+            pool => plan.with_keys((1..=pool).map(|n| format!("{}#{n}", request.name))).any_of_keys(),
         };
         let plan = match settings.second_primitive {
             Some(second) => plan.with_second_primitive(second.into()),

@@ -17,7 +17,9 @@ const DOUBT_US: u64 = 250_000;
 /// Where `records` lacks a key of the operation.
 pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
     match op {
+        Op::Acquire(claim) if claim.any => acquire_any(records, claim, env),
         Op::Acquire(claim) => acquire(records, claim, env),
+        Op::Rejoin(claim) if claim.any => rejoin_any(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
         Op::Raise { lease, tokens } => raise(records, lease, tokens, env),
@@ -57,6 +59,37 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             }
             grant(records, claim, env)
         }
+    }
+}
+
+/// The first key that is free, beginning at one that is this claim's own, so that claimers spread.
+fn acquire_any(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
+    if let Some(outcome) = rejoin_any(records, claim, env) {
+        return outcome;
+    }
+    let keys = claim.keys.len();
+    let mut soonest: Option<Denial> = None;
+    for n in 0..keys {
+        let key = &claim.keys[(claim.attempt as usize).wrapping_add(n) % keys];
+        match admits(records.read(key), key, claim.mode, env) {
+            Ok(()) => return chosen(key, grant(records, &claim.of(key), env)),
+            Err(Some(denial)) if soonest.as_ref().is_none_or(|seen| seen.free_in_us > denial.free_in_us) => {
+                soonest = Some(denial);
+            }
+            Err(_) => {}
+        }
+    }
+    soonest.map_or(Outcome::Full, Outcome::Held)
+}
+
+fn rejoin_any(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
+    claim.keys.iter().find_map(|key| Some(chosen(key, rejoin(records, &claim.of(key), env)?)))
+}
+
+fn chosen(key: &Key, outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Granted(grant) => Outcome::Granted(Grant { chosen: Some(key.clone()), ..grant }),
+        outcome => outcome,
     }
 }
 
@@ -103,7 +136,8 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
         // The keys of this request have changed since: the grant that it had cannot stand for them.
         return Some(Outcome::RequestReused { ended: false });
     }
-    let mut grant = Grant { nonce, tokens: Vec::new(), left_us: u64::MAX, levels: 1, repeated: true };
+    let mut grant =
+        Grant { nonce, chosen: None, tokens: Vec::new(), left_us: u64::MAX, levels: 1, repeated: true };
     for key in &*claim.keys {
         let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
         let level = holder.levels.iter_mut().find(|level| matches(level));
@@ -136,7 +170,8 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     if !everywhere {
         return None;
     }
-    let mut grant = Grant { nonce, tokens: Vec::new(), left_us: u64::MAX, levels: 0, repeated: true };
+    let mut grant =
+        Grant { nonce, chosen: None, tokens: Vec::new(), left_us: u64::MAX, levels: 0, repeated: true };
     for key in &*claim.keys {
         let holder = records.read(key).holders.iter().find(|holder| holder.nonce == nonce)?;
         if holder.levels.len() >= MAX_LEVELS {
@@ -258,7 +293,14 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         tokens.push(record.token);
     }
     let left_us = until.us_since(env.now);
-    Outcome::Granted(Grant { nonce: claim.attempt, tokens, left_us, levels: 1, repeated: false })
+    Outcome::Granted(Grant {
+        nonce: claim.attempt,
+        chosen: None,
+        tokens,
+        left_us,
+        levels: 1,
+        repeated: false,
+    })
 }
 
 fn level_of(claim: &Claim) -> Level {

@@ -24,6 +24,7 @@ fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
         reentrant: false,
         keep_ms: 0,
         line: None,
+        any: false,
         tag: Tag::default(),
     }
 }

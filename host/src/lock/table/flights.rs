@@ -189,6 +189,10 @@ impl Table {
             return;
         }
         let until = at.asked_at.plus_us(grant.left_us);
+        let claim = match &grant.chosen {
+            Some(key) => claim.of(key),
+            None => claim,
+        };
         let keys = claim.keys.clone();
         let lease = Lease { claim: claim.clone(), tokens: grant.tokens.clone(), since: now, until };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
@@ -236,10 +240,15 @@ impl Table {
     }
 
     fn denied(&mut self, id: WaiterId, denial: Denial, now: Instant, out: &mut Vec<Action>) {
-        if let Some(queue) = self.queues.get_mut(&denial.key) {
-            queue.ready = false;
-            let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));
-            queue.holder = Some(Known { held_by: denial.holder.clone(), until });
+        // None of several is free.
+        let any = self.waiters.get(&id).filter(|entry| entry.waiter.claim.any);
+        let keys = any.map_or_else(|| [denial.key.clone()].into(), |entry| entry.waiter.claim.keys.clone());
+        for key in &*keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.ready = false;
+                let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));
+                queue.holder = Some(Known { held_by: denial.holder.clone(), until });
+            }
         }
         if let Some(turn) = &denial.turn {
             self.turn(&denial.key, turn.clone(), out);

@@ -247,6 +247,7 @@ impl Sim {
             6..8 => Mode::Shared,
             _ => Mode::Permits { count: 1 + self.random.below(2) as u32, limit: 3 },
         };
+        let any = keys.len() > 1 && self.random.chance(40);
         let is_once = keys.len() == 1 && mode == Mode::Exclusive && self.random.chance(10);
         self.serial += 1;
         Claim {
@@ -261,7 +262,8 @@ impl Sim {
             delay_ms: if self.random.chance(5) { 15 } else { 0 },
             reentrant: !is_once && self.random.chance(20),
             keep_ms: if is_once { 1 + self.random.below(100) as u32 } else { 0 },
-            line: self.random.chance(40).then(|| InLine {
+            any,
+            line: (!any && self.random.chance(40)).then(|| InLine {
                 ticket: 0,
                 proxy: "".into(),
                 rank: 0,

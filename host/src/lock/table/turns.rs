@@ -77,15 +77,15 @@ impl Table {
     /// Whether the waiter is next, or follows those who are, in all its queues, and none of them is
     /// busy or known to be held.
     pub(super) fn may_launch(&self, id: WaiterId, entry: &Entry, freed: &HashSet<Key>) -> bool {
-        let single = entry.waiter.claim.keys.len() == 1;
-        let free = |key: &Key| {
-            self.queues.get(key).is_some_and(|queue| {
-                (single || queue.head() == Some(id))
-                    && queue.flight.is_none()
-                    && (queue.ready || freed.contains(key))
-            })
-        };
-        entry.flight.is_none() && !entry.cancelled && entry.waiter.claim.keys.iter().all(free)
+        let claim = &entry.waiter.claim;
+        let single = claim.keys.len() == 1;
+        let is_next = |queue: &Queue| (single || queue.head() == Some(id)) && queue.flight.is_none();
+        let is_next = |key: &Key| self.queues.get(key).is_some_and(is_next);
+        let is_free =
+            |key: &Key| freed.contains(key) || self.queues.get(key).is_some_and(|queue| queue.ready);
+        let mut keys = claim.keys.iter();
+        let free = if claim.any { keys.any(is_free) } else { keys.all(is_free) };
+        entry.flight.is_none() && !entry.cancelled && free && claim.keys.iter().all(is_next)
     }
 
     pub(super) fn asks_choice(&self, key: &Key) -> bool {

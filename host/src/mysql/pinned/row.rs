@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::slot::{Beat, Counter, Freed, Locked, Slot, Strength};
+use super::slot::{Beat, Counter, Freed, Locked, Slot, Strength, Wish};
 use super::{Guarded, Losses, Terms, Time, moment, page, tokens_for};
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
@@ -216,6 +216,7 @@ impl Desk {
         let mut decided = Vec::new();
         let mut wanted: Vec<Key> = Vec::new();
         let mut strength = Strength::Shared;
+        let mut any = false;
         {
             let mut held = self.common.held();
             for op in &job.ops {
@@ -231,6 +232,7 @@ impl Desk {
                 if claim.mode != Mode::Shared {
                     strength = Strength::Exclusive;
                 }
+                any |= claim.any;
                 wanted.extend(claim.keys.iter().filter(|key| !held.has(key)).cloned());
             }
         }
@@ -245,7 +247,7 @@ impl Desk {
         if wanted.is_empty() {
             self.raise(errand, tokens);
         } else if self.slots.len() + self.opening < self.connections {
-            self.lock(errand, wanted, strength, tokens);
+            self.lock(errand, Wish { keys: wanted, any, strength, tokens });
         } else {
             self.wait_for_room(errand.job, no_room);
         }
@@ -272,7 +274,7 @@ impl Desk {
         });
     }
 
-    fn lock(&mut self, errand: Errand, keys: Vec<Key>, strength: Strength, tokens: u64) {
+    fn lock(&mut self, errand: Errand, wish: Wish) {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         self.opening += 1;
         self.serial += 1;
@@ -281,7 +283,7 @@ impl Desk {
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         let limit = Duration::from_micros(errand.job.ticket.deadline.us_since(clock::now()));
         tokio::spawn(async move {
-            let locking = Slot::lock(&shared, &counter, link, keys, strength, tokens);
+            let locking = Slot::lock(&shared, &counter, link, wish);
             let result = tokio::time::timeout(limit, locking).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
             let _ = events.send(Event::Locked { slot, errand, result });

@@ -33,6 +33,22 @@ pub struct Slot {
     pub told_when_free: Vec<(Ticket, Reply)>,
 }
 
+/// What rows are asked for.
+pub struct Wish {
+    pub keys: Vec<Key>,
+    /// One of them, whichever is free.
+    pub any: bool,
+    pub strength: Strength,
+    pub tokens: u64,
+}
+
+enum Found {
+    Locked(Vec<Key>),
+    Missing(Vec<Key>),
+    /// Another session has one of them, or all where any would do.
+    Taken,
+}
+
 /// What came of asking for rows.
 pub struct Locked {
     pub link: Link,
@@ -63,45 +79,34 @@ impl Slot {
         shared: &Shared,
         counter: &Counter,
         link: Option<Link>,
-        keys: Vec<Key>,
-        strength: Strength,
-        tokens: u64,
+        wish: Wish,
     ) -> Result<Locked, Fault> {
         let mut link = match link {
             Some(link) => link,
             None => open(shared).await?,
         };
         let mut heard = clock::now();
-        let mut stored = match within(select(&mut link, &keys, strength)).await {
+        let mut found = match within(wish.select(&mut link)).await {
             // A spare connection may have been closed while nobody looked.
             Err(Fault::Broken { .. }) => {
                 link = open(shared).await?;
                 heard = clock::now();
-                within(select(&mut link, &keys, strength)).await?
+                within(wish.select(&mut link)).await?
             }
-            stored => stored?,
+            found => found?,
         };
-        let missing = |stored: &HashSet<Vec<u8>>| -> Vec<Key> {
-            keys.iter().filter(|key| !stored.contains(key.as_str().as_bytes())).cloned().collect()
-        };
-        if let Some(rows) = &stored
-            && !missing(rows).is_empty()
-        {
-            let new = missing(rows);
-            within(make(&mut link, &new)).await?;
+        if let Found::Missing(keys) = found {
+            within(make(&mut link, &keys)).await?;
             heard = clock::now();
-            stored = within(select(&mut link, &keys, strength)).await?;
+            found = within(wish.select(&mut link)).await?;
         }
         // One that was cleaned up in between is made at the next attempt.
-        let had = stored.is_some_and(|rows| missing(&rows).is_empty());
-        let raised = match had {
-            true => Some(counter.raise(shared, tokens, &keys).await?),
-            false => {
-                within(async { link.rollback().await }).await?;
-                None
-            }
+        let Found::Locked(keys) = found else {
+            within(link.rollback()).await?;
+            return Ok(Locked { link, keys: Vec::new(), strength: wish.strength, heard, raised: None });
         };
-        Ok(Locked { link, keys, strength, heard, raised })
+        let raised = Some(counter.raise(shared, wish.tokens, &keys).await?);
+        Ok(Locked { link, keys, strength: wish.strength, heard, raised })
     }
 
     pub async fn free(mut link: Link) -> Result<Freed, Fault> {
@@ -160,31 +165,49 @@ async fn open(shared: &Shared) -> Result<Link, Fault> {
     Ok(link)
 }
 
-/// The keys whose rows are there, all locked now; `None` where another session has one of them.
-async fn select(
-    link: &mut Link,
-    keys: &[Key],
-    strength: Strength,
-) -> Result<Option<HashSet<Vec<u8>>>, Fault> {
-    let mut sql = format!("BEGIN;SELECT k FROM {ROWS} FORCE INDEX (PRIMARY) WHERE k IN (");
-    list(&mut sql, keys);
-    let mariadb = link.server.name.starts_with("MariaDB");
-    sql.push_str(match strength {
-        Strength::Exclusive => ") ORDER BY k FOR UPDATE NOWAIT",
-        Strength::Shared if mariadb => ") ORDER BY k LOCK IN SHARE MODE NOWAIT",
-        Strength::Shared => ") ORDER BY k FOR SHARE NOWAIT",
-    });
-    match link.exchange(sql).await {
-        Ok(mut sets) => {
-            let rows: Vec<Row> = sets.pop().unwrap_or_default();
-            Ok(Some(rows.into_iter().filter_map(|mut row| row.take::<Vec<u8>, _>(0)).collect()))
+impl Wish {
+    async fn select(&self, link: &mut Link) -> Result<Found, Fault> {
+        if self.any {
+            // Those that are missing would not be missed.
+            let mut sql = format!("SELECT k FROM {ROWS} WHERE k IN (");
+            list(&mut sql, &self.keys);
+            sql.push(')');
+            let missing = self.missing(link.exchange(sql).await?);
+            if !missing.is_empty() {
+                return Ok(Found::Missing(missing));
+            }
         }
-        // 3572 on MySQL, 1205 on MariaDB.
-        Err(Fault::Conflict { .. }) => {
-            link.rollback().await?;
-            Ok(None)
+        let mut sql = format!("BEGIN;SELECT k FROM {ROWS} FORCE INDEX (PRIMARY) WHERE k IN (");
+        list(&mut sql, &self.keys);
+        let mariadb = link.server.name.starts_with("MariaDB");
+        sql.push_str(match self.strength {
+            _ if self.any => ") ORDER BY k LIMIT 1 FOR UPDATE SKIP LOCKED",
+            Strength::Exclusive => ") ORDER BY k FOR UPDATE NOWAIT",
+            Strength::Shared if mariadb => ") ORDER BY k LOCK IN SHARE MODE NOWAIT",
+            Strength::Shared => ") ORDER BY k FOR SHARE NOWAIT",
+        });
+        let sets = match link.exchange(sql).await {
+            // 3572 on MySQL, 1205 on MariaDB.
+            Err(Fault::Conflict { .. }) => return Ok(Found::Taken),
+            sets => sets?,
+        };
+        let missing = self.missing(sets);
+        match missing.len() {
+            0 => Ok(Found::Locked(self.keys.clone())),
+            _ if !self.any => Ok(Found::Missing(missing)),
+            all if all == self.keys.len() => Ok(Found::Taken),
+            _ => {
+                let locked = self.keys.iter().find(|key| !missing.contains(key));
+                Ok(Found::Locked(locked.into_iter().cloned().collect()))
+            }
         }
-        Err(fault) => Err(fault),
+    }
+
+    /// The keys that are not among the rows.
+    fn missing(&self, sets: Vec<Vec<Row>>) -> Vec<Key> {
+        let rows = sets.into_iter().flatten().filter_map(|mut row| row.take::<Vec<u8>, _>(0));
+        let rows: HashSet<Vec<u8>> = rows.collect();
+        self.keys.iter().filter(|key| !rows.contains(key.as_str().as_bytes())).cloned().collect()
     }
 }
 

@@ -7,6 +7,7 @@ pub async fn all(store: &dyn Store) {
     shared_holders_exclude_exclusive_ones(store).await;
     permits_are_counted(store).await;
     several_keys_are_granted_together_or_not_at_all(store).await;
+    any_of_several_keys_is_a_free_one(store).await;
     an_owner_enters_again_and_leaves_as_often(store).await;
     a_request_id_gives_the_same_lease(store).await;
     a_request_id_serves_one_body_and_one_lease(store).await;
@@ -82,6 +83,33 @@ pub async fn several_keys_are_granted_together_or_not_at_all(store: &dyn Store) 
     for key in [&a, &b, &c] {
         granted(store, &claim(&[key], "you")).await;
     }
+}
+
+pub async fn any_of_several_keys_is_a_free_one(store: &dyn Store) {
+    let names = Names::new("any");
+    let keys: Vec<String> = (0..5).map(|n| names.key(&n.to_string())).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let any = |owner: &str| Claim { any: true, ..claim(&keys, owner) };
+    granted(store, &claim(&[keys[3]], "you")).await;
+    let mut given = Vec::new();
+    let mut leases = Vec::new();
+    for n in 0..4 {
+        let asked = any(&n.to_string());
+        let grant = granted(store, &asked).await;
+        let again = granted(store, &asked).await;
+        assert_eq!((again.nonce, &again.chosen), (grant.nonce, &grant.chosen), "the same claim again");
+        assert_eq!(grant.tokens.len(), 1);
+        let key = grant.chosen.expect("one of them");
+        leases.push(LeaseRef { keys: [key.clone()].into(), nonce: grant.nonce, token: grant.tokens[0] });
+        given.push(key.as_str().to_owned());
+    }
+    held(store, &any("late")).await;
+    given.sort();
+    assert_eq!(given, [keys[0], keys[1], keys[2], keys[4]]);
+    let free = leases.pop().expect("one of four");
+    assert_eq!(release(store, &free).await, RELEASED);
+    let grant = granted(store, &any("late")).await;
+    assert_eq!(grant.chosen.as_ref(), Some(&free.keys[0]));
 }
 
 pub async fn an_owner_enters_again_and_leaves_as_often(store: &dyn Store) {

@@ -128,6 +128,7 @@ impl Ballot {
             let (_, first) = grants[0];
             return Some(Outcome::Granted(Grant {
                 nonce: first.nonce,
+                chosen: None,
                 tokens: (0..op.keys().len()).filter_map(highest).collect(),
                 left_us: self.of_majority(left),
                 levels: grants.iter().map(|(_, grant)| grant.levels).max()?,

@@ -1,0 +1,158 @@
+//! Several proxies and several servers.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use lockkeeper::mysql::managed::ManagedServer;
+use rustix::process::Signal;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::harness::{Response, signal};
+
+const ORDERED: &str = "global_order = true\nmax_waiters = 1000";
+
+fn waits(proxy: &Proxy, resource: &str, owner: &str, wait_ms: u32) -> JoinHandle<Response> {
+    let client = proxy.client();
+    let body = json!({"resource": resource, "owner": owner, "wait_ms": wait_ms, "ttl_ms": 60_000});
+    tokio::spawn(async move { client.acquire(body).await })
+}
+
+/// Those who have a place in line, over all proxies.
+async fn until_in_line(url: &str, key: &str, count: usize) {
+    eventually(&format!("{count} stand in line"), async || {
+        let rows = sql(url, &format!("SELECT state FROM lockkeeper_lease WHERE k='{key}'")).await;
+        let state: Option<String> = rows.into_iter().next().map(mysql_async::from_row);
+        let state: Value = serde_json::from_str(&state.unwrap_or_default()).unwrap_or_default();
+        state["line"]["places"].as_array().map_or(0, Vec::len) == count
+    })
+    .await;
+}
+
+on_both! {
+    async fn S16_first_come_first_served_over_proxies(kind: Kind) {
+        let url = database(kind).await;
+        let proxies = join_all((0..3).map(|_| proxy(&url, "default", ORDERED))).await;
+        let mut lease = proxies[0].client().lease("a", 60_000).await;
+        let mut waiters = Vec::new();
+        for n in 0..12 {
+            waiters.push(waits(&proxies[n % 3], "a", &n.to_string(), 60_000));
+            until_in_line(&url, "a", n + 1).await;
+        }
+        let mut wake_ups = Vec::new();
+        for (n, waiter) in waiters.into_iter().enumerate() {
+            let begun = Instant::now();
+            // Any proxy may release what another one granted.
+            assert_eq!(proxies[(n + 2) % 3].client().release(&lease).await.status, 200);
+            lease = waiter.await.unwrap().json;
+            wake_ups.push(begun.elapsed());
+            assert_eq!(lease["owner"], n.to_string(), "first come, first served");
+        }
+        wake_ups.sort();
+        println!("from release to grant: median {:?}", wake_ups[wake_ups.len() / 2]);
+    }
+
+    async fn S16_nobody_goes_past_the_line_and_who_leaves_is_passed_over(kind: Kind) {
+        let url = database(kind).await;
+        let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
+        let held = one.client().lease("a", 60_000).await;
+        let leaves = waits(&other, "a", "leaves", 60_000);
+        until_in_line(&url, "a", 1).await;
+        let late = waits(&one, "a", "late", 300);
+        until_in_line(&url, "a", 2).await;
+        let stays = waits(&one, "a", "stays", 60_000);
+        until_in_line(&url, "a", 3).await;
+        assert_eq!(late.await.unwrap().status, 409, "its time is up");
+        leaves.abort();
+        until_in_line(&url, "a", 1).await;
+        assert_eq!(one.client().release(&held).await.status, 200);
+        assert_eq!(stays.await.unwrap().json["owner"], "stays");
+    }
+
+    /// A proxy that is killed with its waiters: those behind them do not wait for it.
+    async fn S16_a_dead_waiter_blocks_nobody(kind: Kind) {
+        let url = database(kind).await;
+        let (one, mut other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
+        let held = one.client().lease("a", 60_000).await;
+        let dead: Vec<_> = (0..3).map(|n| waits(&other, "a", &format!("dead-{n}"), 60_000)).collect();
+        until_in_line(&url, "a", 3).await;
+        let alive = waits(&one, "a", "alive", 60_000);
+        until_in_line(&url, "a", 4).await;
+        other.kill();
+        drop(dead);
+        let begun = Instant::now();
+        assert_eq!(one.client().release(&held).await.status, 200);
+        let next = alive.await.unwrap();
+        assert_eq!((next.status, &next.json["owner"]), (200, &json!("alive")), "{}", next.text);
+        assert!(begun.elapsed() < Duration::from_secs(4), "before their places end: {:?}", begun.elapsed());
+    }
+
+    /// A proxy that hangs answers no bell; its places end by themselves.
+    async fn S16_a_proxy_that_hangs_is_passed_over(kind: Kind) {
+        let url = database(kind).await;
+        let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
+        let held = one.client().lease("a", 60_000).await;
+        let _hangs = waits(&other, "a", "hangs", 60_000);
+        until_in_line(&url, "a", 1).await;
+        let alive = waits(&one, "a", "alive", 60_000);
+        until_in_line(&url, "a", 2).await;
+        other.signal(Signal::STOP);
+        assert_eq!(one.client().release(&held).await.status, 200);
+        let next = alive.await.unwrap();
+        assert_eq!((next.status, &next.json["owner"]), (200, &json!("alive")), "{}", next.text);
+        other.signal(Signal::CONT);
+    }
+
+    /// Five servers: two may be gone or hang, three may not; and nothing is left behind.
+    async fn S25_a_majority_of_five_servers(kind: Kind) {
+        let dir = folder();
+        let paths: Vec<_> = (0..5).map(|n| dir.path().join(n.to_string())).collect();
+        let servers: Vec<ManagedServer> = join_all(paths.iter().map(|path| own_server(kind, path))).await;
+        let stores: String = servers
+            .iter()
+            .enumerate()
+            .map(|(n, server)| format!("[stores.s{n}]\nurl = \"{}\"\n", server.url()))
+            .collect();
+        let sections = format!(
+            "{stores}[quorum]\npatience_ms = 300\n[policies.default]\npath = \"builtin:default\"\n\
+             settings = {{ primitive = \"quorum\" }}\n"
+        );
+        let main = database(kind).await;
+        let settings = |url: &str| Settings {
+            url: url.to_owned(),
+            store: "timeout_ms = 2000".to_owned(),
+            sections: sections.clone(),
+        };
+        let (one, other) = (Proxy::with(settings(&main)).await, Proxy::with(settings(&main)).await);
+        let (client, elsewhere) = (one.client(), other.client());
+        let wait = |resource: &str| json!({"resource": resource, "ttl_ms": 20_000, "wait_ms": 10_000});
+        let first = client.acquire(wait("a")).await;
+        assert_eq!((first.status, &first.json["primitive"]), (200, &json!("quorum")), "{}", first.text);
+        assert!(first.number("expires_in_ms") <= 20_000);
+        assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
+        assert_eq!(elsewhere.renew(&first.json).await.status, 200, "any proxy renews it");
+        assert_eq!(elsewhere.release(&first.json).await.status, 200);
+
+        let stop = |n: usize| signal(servers[n].pid().expect("it runs"), Signal::STOP);
+        let go_on = |n: usize| signal(servers[n].pid().expect("it runs"), Signal::CONT);
+        (0..2).for_each(stop);
+        let begun = Instant::now();
+        let second = client.acquire(wait("a")).await;
+        assert_eq!(second.status, 200, "{}", second.text);
+        assert!(begun.elapsed() < Duration::from_millis(1_500), "those that hang are not waited for");
+        assert!(second.number("token") > first.number("token"));
+        assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
+        assert_eq!(client.release(&second.json).await.status, 200);
+
+        stop(2);
+        let third = client.acquire(json!({"resource": "a", "ttl_ms": 20_000})).await;
+        assert_eq!((third.status, third.slug()), (503, "store_unavailable"), "{}", third.text);
+        (0..3).for_each(go_on);
+        let after = elsewhere.acquire(wait("a")).await;
+        assert_eq!(after.status, 200, "nothing is left behind: {}", after.text);
+        assert!(after.number("token") > second.number("token"));
+        for server in servers {
+            server.stop().await;
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Locks that rest on a session of the server: rows, and names.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use mysql_async::prelude::Queryable;
+
+use super::*;
+
+/// The sessions that hold something open for the proxy, by what only they do: nothing for a while, in a
+/// transaction, or with a named lock.
+async fn kill_sessions_with(url: &str, condition: &str) -> usize {
+    let rows =
+        sql(url, &format!("SELECT CAST(id AS CHAR) FROM information_schema.processlist p WHERE {condition}"))
+            .await;
+    let ids: Vec<String> = rows.into_iter().map(mysql_async::from_row).collect();
+    for id in &ids {
+        sql(url, &format!("KILL {id}")).await;
+    }
+    ids.len()
+}
+
+/// Sessions with an open transaction in the database of the URL.
+const IN_TRANSACTION: &str = "p.db=DATABASE() AND p.id<>CONNECTION_ID() AND p.id IN \
+    (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)";
+
+async fn waits(proxy: &Proxy, body: Value) -> tokio::task::JoinHandle<crate::harness::Response> {
+    let client = proxy.client();
+    tokio::spawn(async move { client.acquire(body).await })
+}
+
+on_both! {
+    /// Others wait and get it when it is freed; a wait past its limit is an error of its own; a row that is
+    /// missing is made, and only that row is locked.
+    async fn S2_a_row_lock_is_waited_for_and_ends_with_its_session(kind: Kind) {
+        let url = database(kind).await;
+        let proxy = proxy(&url, "default", "primitive = \"row\"").await;
+        let client = proxy.client();
+        let held = client.lease("jobs/1", 60_000).await;
+        assert_eq!(held["primitive"], "row");
+        client.lease("jobs/2", 60_000).await;
+        let begun = Instant::now();
+        let late = client.acquire(json!({"resource": "jobs/1", "wait_ms": 300})).await;
+        assert_eq!((late.status, late.slug()), (409, "contended"));
+        assert!(begun.elapsed() >= Duration::from_millis(300));
+        let other = super::proxy(&url, "default", "primitive = \"row\"").await;
+        let elsewhere = other.client().acquire(json!({"resource": "jobs/1"})).await;
+        assert_eq!((elsewhere.status, elsewhere.slug()), (409, "contended"), "{}", elsewhere.text);
+        let waiting = waits(&other, json!({"resource": "jobs/1", "wait_ms": 20_000, "ttl_ms": 60_000})).await;
+        other.client().until_queued("jobs/1", 1).await;
+        assert_eq!(client.release(&held).await.status, 200);
+        let next = waiting.await.unwrap();
+        assert_eq!(next.status, 200, "{}", next.text);
+        assert!(next.number("token") > held["token"].as_u64().unwrap());
+    }
+
+    async fn S2_the_death_of_a_session_frees_its_row_at_once_and_tells_its_holder(kind: Kind) {
+        let url = database(kind).await;
+        let proxy = proxy(&url, "default", "primitive = \"row\"").await;
+        let (mut lines, first) =
+            proxy.client().hold(&json!({"resource": "a", "ttl_ms": 60_000})).await;
+        let client = proxy.client();
+        let quiet = client.lease("b", 60_000).await;
+        assert_eq!(kill_sessions_with(&url, IN_TRANSACTION).await, 2);
+        let begun = Instant::now();
+        let told = lines.json().await.expect("the holder is told");
+        assert_eq!(told["event"], "lost", "{told}");
+        assert!(begun.elapsed() < Duration::from_secs(15), "long before its lease would have ended");
+        let lost = client.renew(&quiet).await;
+        assert_eq!((lost.status, lost.slug()), (410, "lost"), "{}", lost.text);
+        let next = client.lease("a", 60_000).await;
+        assert!(next["token"].as_u64() > first["token"].as_u64());
+    }
+
+    /// NOWAIT, SKIP LOCKED, re-entrance, one wake-up a release; and in the order of arrival, which the
+    /// server's own queue does not keep.
+    async fn S6_claimers_skip_what_is_locked_and_waiters_keep_their_order(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"row\"\npool = 5";
+        let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        let claimers = (0..5).map(|n| {
+            let client = if n % 2 == 0 { one.client() } else { other.client() };
+            async move { client.acquire(json!({"resource": "queue", "ttl_ms": 60_000, "wait_ms": 5_000})).await }
+        });
+        let answers = join_all(claimers).await;
+        assert!(answers.iter().all(|answer| answer.status == 200), "{answers:?}");
+        let mut rows: Vec<String> = answers.iter().map(|answer| answer.json["keys"].to_string()).collect();
+        rows.sort();
+        rows.dedup();
+        assert_eq!(rows.len(), 5, "each has a row of its own: {rows:?}");
+        let none = one.client().acquire(json!({"resource": "queue"})).await;
+        assert_eq!((none.status, none.slug()), (409, "contended"), "{}", none.text);
+        // Whoever granted it frees it.
+        for answer in &answers {
+            let freed = one.client().release(&answer.json).await.status;
+            assert!(freed == 200 || other.client().release(&answer.json).await.status == 200);
+        }
+
+        let ordered = proxy(&url, "default", "primitive = \"row\"\nreentrant = true").await;
+        let client = ordered.client();
+        let mine = json!({"resource": "a", "owner": "me", "ttl_ms": 60_000});
+        let first = client.acquire(mine.clone()).await;
+        assert_eq!(client.acquire(mine).await.number("levels"), 2);
+        assert_eq!(client.acquire(json!({"resource": "a", "owner": "you"})).await.status, 409);
+        assert_eq!(client.release(&first.json).await.status, 200);
+        let mut waiters = Vec::new();
+        for n in 0..8 {
+            let body = json!({"resource": "a", "owner": format!("{n}"), "wait_ms": 60_000, "ttl_ms": 60_000});
+            waiters.push(waits(&ordered, body).await);
+            client.until_queued("a", n + 1).await;
+        }
+        let mut lease = first.json;
+        for (n, waiter) in waiters.into_iter().enumerate() {
+            assert_eq!(client.release(&lease).await.status, 200);
+            lease = waiter.await.unwrap().json;
+            assert_eq!(lease["owner"], format!("{n}"), "first come, first served");
+        }
+    }
+
+    /// What a registry in the process gives: no statement for an owner that is in already.
+    async fn S10_entering_again_costs_no_statement(kind: Kind) {
+        let url = database(kind).await;
+        let proxy = proxy(&url, "default", "primitive = \"advisory\"\nreentrant = true").await;
+        let client = proxy.client();
+        let body = |owner: &str, ttl_ms: u32| json!({"resource": "a", "owner": owner, "ttl_ms": ttl_ms});
+        let first = client.acquire(body("me", 60_000)).await;
+        assert_eq!((first.status, &first.json["primitive"]), (200, &json!("advisory")), "{}", first.text);
+        // What can be seen from outside: the counter of tokens stays, and so does the server's count of
+        // commits in this database.
+        let counter = async || {
+            let rows = sql(&url, "SELECT token FROM lockkeeper_token WHERE id=1").await;
+            mysql_async::from_row::<u64>(rows.into_iter().next().expect("a row"))
+        };
+        let before = counter().await;
+        for n in 2..20 {
+            assert_eq!(client.acquire(body("me", 60_000)).await.number("levels"), n);
+        }
+        let refused = client.acquire(body("you", 60_000)).await;
+        assert_eq!((refused.status, &refused.json["holder"]["owner"]), (409, &json!("me")));
+        assert_eq!(counter().await, before, "nothing was asked of the server");
+        for _ in 1..20 {
+            assert_eq!(client.release(&first.json).await.status, 200);
+        }
+        let short = client.acquire(body("me", 200)).await;
+        assert_eq!(short.status, 200);
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let racers = (0..8).map(|n| {
+            let client = proxy.client();
+            async move { client.acquire(body(&format!("racer-{n}"), 60_000)).await.status }
+        });
+        let won = join_all(racers).await.into_iter().filter(|status| *status == 200).count();
+        assert_eq!(won, 1, "one of those that race for an expired lock");
+    }
+
+    /// The SQL that blocks on an uncommitted insert: it can deadlock, and the primitive cannot.
+    async fn S11_an_insert_that_blocks_can_deadlock_and_a_row_lock_of_ours_cannot(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"row\"";
+        let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        sql(&url, "CREATE TABLE theirs (k VARCHAR(64) PRIMARY KEY, n INT) ENGINE=InnoDB").await;
+        let mut first = mysql_async::Conn::from_url(&url).await.expect("a connection");
+        let mut second = mysql_async::Conn::from_url(&url).await.expect("a connection");
+        let insert = |key: &str| format!("INSERT INTO theirs VALUES ('{key}',1) ON DUPLICATE KEY UPDATE n=n+1");
+        first.query_drop("BEGIN").await.unwrap();
+        second.query_drop("BEGIN").await.unwrap();
+        first.query_drop(insert("a")).await.unwrap();
+        second.query_drop(insert("b")).await.unwrap();
+        let results = tokio::join!(first.query_drop(insert("b")), second.query_drop(insert("a")));
+        let deadlock = |result: &Result<(), mysql_async::Error>| {
+            matches!(result, Err(mysql_async::Error::Server(error)) if error.code == 1213)
+        };
+        assert!(deadlock(&results.0) || deadlock(&results.1), "{results:?}");
+        drop((first, second));
+
+        let blocked = one.client().lease("fresh", 60_000).await;
+        let second = waits(&other, json!({"resource": "fresh", "wait_ms": 20_000})).await;
+        other.client().until_queued("fresh", 1).await;
+        assert!(!second.is_finished(), "it waits for the first to be freed or to die");
+        assert_eq!(one.client().release(&blocked).await.status, 200);
+        assert_eq!(second.await.unwrap().status, 200);
+        let rounds = (0..64).map(|n| {
+            let client = if n % 2 == 0 { one.client() } else { other.client() };
+            async move {
+                let body = json!({"resource": format!("k{}", n % 3), "wait_ms": 20_000, "ttl_ms": 60_000});
+                let lease = client.acquire(body).await;
+                assert_eq!(lease.status, 200, "{}", lease.text);
+                assert_eq!(client.release(&lease.json).await.status, 200);
+            }
+        });
+        join_all(rounds).await;
+        for proxy in [&one, &other] {
+            assert_eq!(proxy.metric("lockkeeper_store_errors_total", &["conflict"]).await, 0.0);
+        }
+    }
+
+    /// Told how long is left, and told when it is free; whoever wants it then races for it.
+    async fn S24_waiters_subscribe_and_race(kind: Kind) {
+        let proxy = proxy(&database(kind).await, "default", "primitive = \"advisory\"").await;
+        let client = proxy.client();
+        let held = client.lease("a", 5_000).await;
+        let refused = client.acquire(json!({"resource": "a"})).await;
+        let left = refused.number("retry_after_ms");
+        assert!(refused.status == 409 && (1..=5_000).contains(&left), "{}", refused.text);
+        let mut subscriptions = Vec::new();
+        for _ in 0..4 {
+            subscriptions.push(proxy.client().stream("GET", "/v1/watch?prefix=a", "").await);
+        }
+        let stranger = json!({"lease_id": "1-00000000000000ab-a~YQ"});
+        assert_eq!(client.release(&stranger).await.status, 410);
+        let remaining = client.show("a").await["holders"][0]["left_ms"].as_u64().expect("what is left");
+        assert!(remaining <= 5_000);
+        assert_eq!(client.release(&held).await.status, 200);
+        let racers = subscriptions.into_iter().map(|mut events| {
+            let client = proxy.client();
+            async move {
+                while !events.line().await.expect("events go on").contains("released") {}
+                client.acquire(json!({"resource": "a", "ttl_ms": 60_000})).await.status
+            }
+        });
+        let won = join_all(racers).await.into_iter().filter(|status| *status == 200).count();
+        assert_eq!(won, 1, "all are told, one wins");
+    }
+
+    async fn a_second_choice_stands_in_where_the_first_cannot_be_had(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"quorum\"\nsecond_primitive = \"advisory\"";
+        let lease = proxy(&url, "default", settings).await.client().lease("a", 60_000).await;
+        assert_eq!(lease["primitive"], "advisory");
+        let refused = proxy(&url, "default", "primitive = \"quorum\"").await;
+        let refused = refused.client().acquire(json!({"resource": "a"})).await;
+        assert_eq!((refused.status, refused.slug()), (500, "policy_fault"));
+        assert!(refused.text.contains("no_primitive") && refused.text.contains("[stores."), "{}", refused.text);
+    }
+
+    /// A session that the server ends takes the locks of all that rest on it, and they hear of it.
+    async fn the_loss_of_the_session_of_advisory_locks_is_told_to_every_holder(kind: Kind) {
+        let url = database(kind).await;
+        let proxy = proxy(&url, "default", "primitive = \"advisory\"").await;
+        let client = proxy.client();
+        let mut holds = Vec::new();
+        for n in 0..20 {
+            holds.push(client.hold(&json!({"resource": format!("r{n}"), "ttl_ms": 60_000})).await);
+        }
+        let lease = client.lease("quiet", 60_000).await;
+        let mut events = client.stream("GET", "/v1/watch?prefix=quiet", "").await;
+        let rows = sql(&url, "SELECT CAST(CONNECTION_ID() AS CHAR)").await;
+        assert_eq!(rows.len(), 1);
+        // The one session that has nothing to do with tables: it asks for names and counts.
+        let others = "p.db=DATABASE() AND p.id<>CONNECTION_ID()";
+        kill_sessions_with(&url, others).await;
+        for (lines, _) in &mut holds {
+            let told = loop {
+                let line = lines.json().await.expect("every holder is told");
+                if line["event"] != "renewed" {
+                    break line;
+                }
+            };
+            assert_eq!(told["event"], "lost", "{told}");
+        }
+        while !events.line().await.expect("watchers hear of it").contains("event: lost") {}
+        let lost = client.renew(&lease).await;
+        assert_eq!((lost.status, lost.slug()), (410, "lost"), "{}", lost.text);
+        let again = client.acquire(json!({"resource": "quiet", "ttl_ms": 60_000, "wait_ms": 10_000})).await;
+        assert_eq!(again.status, 200, "{}", again.text);
+        assert!(again.number("token") > lease["token"].as_u64().unwrap());
+    }
+
+    /// Two proxies, thousands of names: no two hold one, and few connections are used.
+    async fn thousands_of_advisory_locks_rest_on_one_session(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"advisory\"\nwait_ms = 30000";
+        let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        let clients = (0..32).map(|n| {
+            let client = one.client();
+            async move {
+                for m in 0..64 {
+                    client.lease(&format!("{n}/{m}"), 600_000).await;
+                }
+            }
+        });
+        join_all(clients).await;
+        let connections = sql(&url, "SELECT id FROM information_schema.processlist WHERE db=DATABASE()").await;
+        assert!(connections.len() <= 16, "{} connections of two proxies", connections.len());
+        let page = one.client().get("/v1/locks?limit=1000").await;
+        assert_eq!((page.json["locks"].as_array().map(Vec::len), &page.json["more"]), (Some(1000), &json!(true)));
+        let taken = other.client().acquire(json!({"resource": "3/4", "wait_ms": 0})).await;
+        assert_eq!((taken.status, taken.slug()), (409, "contended"), "{}", taken.text);
+    }
+
+    /// One too many says what is short, and the rest of the proxy goes on.
+    async fn row_locks_have_a_limit_of_their_own(kind: Kind) {
+        let sections = "[policies.default]\npath = \"builtin:default\"\n[policies.row]\npath = \"builtin:default\"\n\
+            settings = { primitive = \"row\" }\n[[routes]]\nresource = \"row/*\"\npolicy = \"row\"";
+        let settings = Settings {
+            url: database(kind).await,
+            store: "row_connections = 2".to_owned(),
+            sections: sections.to_owned(),
+        };
+        let proxy = Proxy::with(settings).await;
+        let client = proxy.client();
+        let first = client.lease("row/1", 60_000).await;
+        client.lease("row/2", 60_000).await;
+        let third = client.acquire(json!({"resource": "row/3"})).await;
+        assert_eq!((third.status, third.slug()), (503, "store_unavailable"), "{}", third.text);
+        assert!(third.text.contains("store.row_connections"), "{}", third.text);
+        client.lease("others/go on", 60_000).await;
+        assert_eq!(client.release(&first).await.status, 200);
+        client.lease("row/3", 60_000).await;
+    }
+
+    /// From one primitive to another: the tokens of a key go on rising.
+    async fn tokens_rise_over_a_change_of_primitive(kind: Kind) {
+        let url = database(kind).await;
+        let mut last = 0;
+        for primitive in ["lease", "advisory", "lease", "row", "advisory", "row", "lease"] {
+            let proxy = proxy(&url, "default", &format!("primitive = \"{primitive}\"")).await;
+            for _ in 0..3 {
+                let lease = proxy.client().lease("k", 60_000).await;
+                let token = lease["token"].as_u64().unwrap();
+                assert!(token > last, "{primitive}: {token} comes after {last}");
+                last = token;
+                assert_eq!(proxy.client().release(&lease).await.status, 200);
+            }
+        }
+    }
+}
