@@ -11,6 +11,7 @@ use crate::lock::{Key, ServerTime};
 
 pub const LEASES: &str = "lockkeeper_lease";
 pub const META: &str = "lockkeeper_meta";
+pub const MARK: &str = "lockkeeper_mark";
 
 /// The server's clock in microseconds since 1970. `UTC_TIMESTAMP` cannot be faked with `SET
 /// timestamp` by anyone but this session, and does not follow its time zone.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Client, Proxy, Settings, database, eventually, folder, own_server, sql};
 
+mod failover;
 mod leases;
 mod operations;
 mod values;
