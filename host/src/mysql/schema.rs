@@ -192,7 +192,12 @@ async fn settle(conn: &mut Conn, server: &Server, shared: &Shared, place: &Place
     let recorded = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
     let mark = if shared.servers.is_single() { None } else { read_mark(conn).await? };
     let mut doubt = doubt(&recorded, server, shared, mark.as_ref());
-    let mut why = format!("it was last used as {}", recorded.server);
+    let mut why = match shared.identity() {
+        Some(known) if recorded.server == server.identity => {
+            format!("it lacks what {} has granted", known.server)
+        }
+        _ => format!("its tables were last used on {}", recorded.server),
+    };
     if doubt != Doubt::None && is_current(&recorded, server, shared.identity().as_ref()) {
         match shared.servers.others_are_behind(place.index, &recorded) {
             Ok(()) => doubt = Doubt::None,
@@ -214,8 +219,8 @@ async fn settle(conn: &mut Conn, server: &Server, shared: &Shared, place: &Place
     raise_epoch(conn, server, shared, &recorded, doubt, &why).await
 }
 
-/// New tokens are above all that another server can have given out, and nothing is granted while its
-/// leases may run. The transaction that is open has locked the record.
+/// New tokens are above all that another server can have given out, and nothing is granted while leases
+/// of it may run: that is a new epoch. The transaction that is open has locked the record.
 async fn raise_epoch(
     conn: &mut Conn,
     server: &Server,
@@ -231,16 +236,14 @@ async fn raise_epoch(
     }
     let now: Option<u64> = conn.query_first(format!("SELECT {NOW_US}")).await?;
     let floor = next_floor(floor, now.unwrap_or_default());
-    let epoch = epoch + 1;
+    let (epoch, wait_us) = match doubt {
+        Doubt::Leases => (epoch + 1, u64::from(shared.max_ttl_ms) * 1_000 + margin_us(shared)),
+        Doubt::None | Doubt::Tokens => (recorded.epoch, 0),
+    };
     if epoch > Token::MAX_EPOCH || floor > Token::floor_of_epoch(Token::MAX_EPOCH).0 {
         let why = format!("the server has changed {epoch} times: fencing tokens are used up");
         return Err(Fault::Broken { why, slug: "schema" });
     }
-    let margin_us = if shared.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US };
-    let wait_us = match doubt {
-        Doubt::Leases => u64::from(shared.max_ttl_ms) * 1_000 + margin_us,
-        Doubt::None | Doubt::Tokens => 0,
-    };
     let identity = quoted(&server.identity);
     let mark = if shared.servers.is_single() { String::new() } else { Mark::set() + ";" };
     let update = format!(
@@ -248,15 +251,19 @@ async fn raise_epoch(
          grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;{mark}COMMIT"
     );
     link::exchange(conn, update).await?;
-    shared.metrics.store_error("identity_changed");
-    tracing::warn!(
-        from = recorded.server,
-        to = server.identity,
-        epoch,
-        wait_ms = wait_us / 1_000,
-        "the MySQL server is another one than before, or may have been: {why}; no lease is granted until those \
-         of another one have ended"
-    );
+    if doubt == Doubt::Leases {
+        shared.metrics.store_error("identity_changed");
+        tracing::warn!(
+            from = recorded.server,
+            to = server.identity,
+            epoch,
+            wait_ms = wait_us / 1_000,
+            "the MySQL server has changed, or may have: {why}; no lease is granted until those of the other one \
+             have ended"
+        );
+    } else {
+        tracing::info!("tokens go on at {floor}: {why}");
+    }
     Ok(Identity { server: server.identity.clone(), epoch, floor })
 }
 
@@ -265,6 +272,10 @@ async fn raise_epoch(
 /// clock may have been set back, an epoch's worth of tokens is left out.
 fn next_floor(highest: u64, now_us: u64) -> u64 {
     if highest + 1_000_000 < now_us && now_us < LATEST_FLOOR { now_us } else { highest + EPOCH_TOKENS }
+}
+
+fn margin_us(shared: &Shared) -> u64 {
+    if shared.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US }
 }
 
 /// `None` where there is no mark yet.

@@ -160,9 +160,11 @@ impl Servers {
         let state = self.lock();
         let behind = |look: &Look| match look {
             Ok(Seen { record: None, .. }) => true,
-            Ok(Seen { record: Some(theirs), .. }) => {
-                theirs.server == record.server || (record.epoch > 0 && theirs.floor < record.floor)
+            // It has this record from here, unless this server has lost it since.
+            Ok(Seen { record: Some(theirs), .. }) if theirs.server == record.server => {
+                theirs.floor <= record.floor
             }
+            Ok(Seen { record: Some(theirs), .. }) => record.epoch > 0 && theirs.floor < record.floor,
             Err(_) => false,
         };
         let others = (0..self.sites.len()).filter(|other| *other != index);
@@ -203,11 +205,9 @@ impl Servers {
 
     fn take(&self, state: &mut State, index: usize) {
         state.current = Some(index);
-        if state.last != index || self.fresh_until.load(Ordering::Relaxed) == 0 {
-            let (from, to) = (&self.sites[state.last].address, &self.sites[index].address);
-            tracing::info!(from, to, "the MySQL server at {to} is used");
-        }
         if state.last != index {
+            let (from, to) = (&self.sites[state.last].address, &self.sites[index].address);
+            tracing::warn!(from, to, "another MySQL server is used");
             state.last = index;
             self.fresh_until.store(0, Ordering::Relaxed);
             self.turn.fetch_add(1, Ordering::Release);
@@ -344,6 +344,7 @@ mod tests {
             (gone(), false),
             (seen("b", None), true),
             (replica(record("a", 5)), true),
+            (replica(record("a", 6)), false),
             (replica(record("b", 4)), true),
             (replica(record("b", 6)), false),
         ] {
