@@ -10,13 +10,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::api::Api;
-use crate::config::{Config, ServerChoice};
+use crate::config::{Config, MemberConfig, ServerChoice, StoreConfig};
 use crate::http;
+use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
-use crate::mysql::{MysqlStore, OpenError};
+use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
 use crate::service::{Parts, Service};
-use crate::store::Health;
+use crate::store::{Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 
 mod desk;
@@ -57,7 +58,7 @@ pub struct App {
     api: TcpListener,
     admin: TcpListener,
     managed: Option<ManagedServer>,
-    store: Arc<MysqlStore>,
+    stores: Vec<Arc<MysqlStore>>,
     policies: Policies,
     service: Service,
     metrics: Metrics,
@@ -87,15 +88,17 @@ impl App {
         let store = MysqlStore::open_any(&config.store, &urls, config.limits.max_ttl_ms, metrics.clone())?;
         let store = Arc::new(store);
         greet(&store.ready(STORE_PATIENCE).await);
+        let members = members(&config, &metrics)?;
         let service = Service::start(Parts {
-            store: store.clone(),
+            store: Arc::new(spaces(&config, &store, &members)),
             policies: policies.clone(),
             routes: config.routes.clone(),
             limits: config.limits.clone(),
             store_timeout_ms: u32::try_from(config.store.timeout.as_millis()).unwrap_or(u32::MAX),
             metrics: metrics.clone(),
         });
-        Ok(App { config, api, admin, managed, store, policies, service, metrics })
+        let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
+        Ok(App { config, api, admin, managed, stores, policies, service, metrics })
     }
 
     /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
@@ -131,7 +134,9 @@ impl App {
         if drained.await.is_err() {
             tracing::warn!("requests were still under way when the drain's time was up");
         }
-        self.store.close().await;
+        for store in self.stores {
+            store.close().await;
+        }
         if let Some(server) = self.managed {
             server.stop().await;
         }
@@ -167,6 +172,31 @@ async fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, S
     let (configs, limits, metrics) = (config.policies.clone(), config.limits.clone(), metrics.clone());
     let load = move || Policies::load(&engine, &configs, &limits, &metrics);
     tokio::task::spawn_blocking(load).await?.map_err(StartError::Policies)
+}
+
+/// The stores of a quorum, by name.
+fn members(config: &Config, metrics: &Metrics) -> Result<Vec<(String, Arc<MysqlStore>)>, OpenError> {
+    let open = |member: &MemberConfig| {
+        let store = MysqlStore::open(&config.store, &member.url, config.limits.max_ttl_ms, metrics.clone())?;
+        Ok((member.name.clone(), Arc::new(store)))
+    };
+    config.stores.iter().map(open).collect()
+}
+
+/// Every primitive that there is, behind one store.
+fn spaces(config: &Config, store: &Arc<MysqlStore>, members: &[(String, Arc<MysqlStore>)]) -> Router {
+    let StoreConfig { batch, max_queued, row_connections, .. } = config.store;
+    let advisory = Advisory::new(store, batch, max_queued);
+    let row = Row::new(store, row_connections, max_queued);
+    let mut others: Vec<(Space, Arc<dyn Store>)> =
+        vec![(Space::Advisory, Arc::new(advisory)), (Space::Row, Arc::new(row))];
+    if !members.is_empty() {
+        let member =
+            |(name, store): &(String, Arc<MysqlStore>)| Member { name: name.clone(), store: store.clone() };
+        let quorum = Quorum::new(members.iter().map(member).collect(), config.quorum_patience);
+        others.push((Space::Quorum, Arc::new(quorum)));
+    }
+    Router::new(store.clone(), others)
 }
 
 fn greet(health: &Health) {

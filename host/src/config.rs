@@ -21,6 +21,10 @@ pub use reader::Env;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub store: StoreConfig,
+    /// The stores of the primitive `quorum`, sorted by name: none, or three to nine.
+    pub stores: Vec<MemberConfig>,
+    /// How long an undecided majority waits for those who have not answered.
+    pub quorum_patience: Duration,
     pub api: SocketAddr,
     pub admin: SocketAddr,
     pub http: HttpLimits,
@@ -79,12 +83,22 @@ pub struct StoreConfig {
     pub batch: usize,
     /// The most operations that may wait for a lane, over all lanes.
     pub max_queued: usize,
+    /// Connections that hold row locks, one for each lease of the primitive `row`. 1 to 1,024.
+    pub row_connections: usize,
     /// How long a call may wait for the store before it is answered 503.
     pub timeout: Duration,
     /// Refuse to start on settings that can lose a committed grant, instead of warning.
     pub require_durable: bool,
     /// Rows that nobody has held for this long are deleted; their tokens are not given out again.
     pub clean_after: Duration,
+}
+
+/// One store of a quorum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberConfig {
+    pub name: String,
+    /// As one of [`ServerChoice::Urls`].
+    pub url: String,
 }
 
 #[derive(Clone, Debug)]
@@ -233,6 +247,8 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             store: StoreConfig::default(),
+            stores: Vec::new(),
+            quorum_patience: Duration::from_millis(500),
             api: SocketAddr::from(([127, 0, 0, 1], 7070)),
             admin: SocketAddr::from(([127, 0, 0, 1], 7071)),
             http: HttpLimits::default(),
@@ -263,6 +279,7 @@ impl Default for StoreConfig {
             renewal_lanes: 1,
             batch: 512,
             max_queued: 100_000,
+            row_connections: 16,
             timeout: Duration::from_secs(5),
             require_durable: false,
             clean_after: Duration::from_secs(3600),

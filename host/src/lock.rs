@@ -11,4 +11,4 @@ pub mod record;
 pub mod table;
 mod types;
 
-pub use types::{Instant, Key, LeaseRef, Mode, ServerTime, Token};
+pub use types::{Instant, Key, LeaseRef, Mode, ServerTime, Space, Token};

@@ -17,6 +17,7 @@
 //! | [`steps`] | whether the server's clock has been set |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
+//! | [`pinned`] | the primitives that rest on a session: `advisory`, `row` |
 //! | [`managed`] | a private server |
 
 pub mod managed;
@@ -29,6 +30,7 @@ mod fast;
 mod health;
 mod lanes;
 mod link;
+mod pinned;
 mod preflight;
 mod queue;
 mod read;
@@ -39,4 +41,6 @@ mod sql;
 mod steps;
 mod store;
 
+pub use pinned::advisory::Advisory;
+pub use pinned::row::Row;
 pub use store::{MysqlStore, OpenError};

@@ -31,7 +31,7 @@ pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
 pub use watch::{Changes, Watcher, watch};
 
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, Space};
 
 /// What an application asks for, as a policy sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +52,8 @@ pub struct Plan {
     /// Sorted, each once, at least one.
     pub keys: Arc<[Key]>,
     pub primitive: Primitive,
+    /// What to take where the store lacks `primitive`.
+    pub second: Option<Primitive>,
     pub mode: Mode,
     pub ttl_ms: u32,
     pub wait_ms: u32,
@@ -268,7 +270,41 @@ impl FaultKind {
     }
 }
 
+impl Plan {
+    /// The same keys, guarded by another primitive.
+    pub fn with_primitive(mut self, primitive: Primitive) -> Plan {
+        let keys: Vec<Key> =
+            self.keys.iter().map(|key| key.clone().within(primitive.space())).collect();
+        self.keys = keys.into();
+        self.primitive = primitive;
+        self
+    }
+}
+
 impl Primitive {
+    pub const ALL: [Primitive; 6] = [
+        Primitive::Lease,
+        Primitive::Row,
+        Primitive::Advisory,
+        Primitive::Version,
+        Primitive::Once,
+        Primitive::Quorum,
+    ];
+
+    pub fn from_name(name: &str) -> Option<Primitive> {
+        Primitive::ALL.into_iter().find(|primitive| primitive.as_str() == name)
+    }
+
+    /// Where its keys live.
+    pub fn space(self) -> Space {
+        match self {
+            Primitive::Lease | Primitive::Version | Primitive::Once => Space::Table,
+            Primitive::Row => Space::Row,
+            Primitive::Advisory => Space::Advisory,
+            Primitive::Quorum => Space::Quorum,
+        }
+    }
+
     pub fn as_str(&self) -> &'static str {
         match self {
             Primitive::Lease => "lease",

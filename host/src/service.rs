@@ -12,7 +12,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use crate::clock;
 use crate::config::{Limits, Route};
 use crate::lock::record::{HeldBy, Kept, Op, Outcome, Release, Version};
-use crate::lock::{Instant, Key, LeaseRef, Mode, Token};
+use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::store::{Health, Store, StoreError};
 use crate::telemetry::Metrics;
@@ -106,6 +106,9 @@ pub enum AcquireError {
     /// `detail` names the field and its bound.
     #[error("{field}: {detail}")]
     Invalid { field: &'static str, detail: String },
+    /// The store lacks what the policy guards the keys with, and the policy names no second choice.
+    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which cannot be had: {why}")]
+    NoPrimitive { policy: String, primitive: &'static str, why: String },
     /// A `once` that was done before: no lease, but its outcome. Only [`Service::begin`] meets it.
     #[error("it was done before")]
     Done(Kept),
@@ -223,6 +226,8 @@ pub enum NoticeKind {
     HandedOff,
     /// Taken away by an operator.
     Forced,
+    /// The session that it rested on is gone.
+    Lost,
 }
 
 /// Everything that a front can ask. Cheap to clone.
@@ -271,6 +276,8 @@ impl Service {
             notices,
             open,
         });
+        let inbox = shared.inbox.clone();
+        shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
         tokio::spawn(core::Core::new(shared.clone()).run(messages));
         let service = Service { shared };
         tokio::spawn(transition::survey(service.clone()));
@@ -366,12 +373,19 @@ impl Service {
 
     /// Takes a key from its holders: their next call finds it lost. How many there were.
     pub async fn force_release(&self, key: Key) -> Result<u32, StoreError> {
-        let outcome = self.shared.ask(Op::Force { key: key.clone() }).await?;
-        self.shared.tell(Msg::Taken(key));
-        match outcome {
-            Outcome::Forced { holders } => Ok(holders),
-            _ => Ok(0),
+        let mut holders = 0;
+        for space in Space::ALL {
+            let key = key.clone().within(space);
+            if space != Space::Table && self.shared.store.read(key.clone()).await?.is_none() {
+                continue;
+            }
+            let outcome = self.shared.ask(Op::Force { key: key.clone() }).await?;
+            self.shared.tell(Msg::Taken(key));
+            if let Outcome::Forced { holders: here } = outcome {
+                holders += here;
+            }
         }
+        Ok(holders)
     }
 
     /// Held keys with this prefix, in byte order; whether there are more.

@@ -8,16 +8,26 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::lock::record::{Op, Outcome, Record};
-use crate::lock::{Instant, Key, ServerTime};
+use crate::lock::{Instant, Key, ServerTime, Space};
 
 pub mod contract;
 pub mod memory;
+mod moved;
+mod quorum;
+mod router;
+
+pub use quorum::{Member, Quorum};
+pub use router::Router;
 
 /// A boxed future: the trait stays usable behind `dyn`.
 pub type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Called once with what became of a group, from the store's own task: it must not block.
 pub type Done = Box<dyn FnOnce(Result<Reply, StoreError>) + Send>;
+
+/// Called with the nonces of leases that ended before their time: the session that they rested on is gone.
+/// It must not block.
+pub type Loss = std::sync::Arc<dyn Fn(Vec<u64>) + Send + Sync>;
 
 /// A place where leases live.
 pub trait Store: Send + Sync + 'static {
@@ -40,6 +50,16 @@ pub trait Store: Send + Sync + 'static {
     fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>>;
 
     fn health(&self) -> Health;
+
+    /// Why keys of this space cannot be had here; `None` where they can.
+    fn lacks(&self, space: Space) -> Option<String>;
+
+    /// Who is told of leases that are lost at once. A lease that only its time ends is not told of.
+    fn on_loss(&self, _tell: Loss) {}
+
+    /// Whatever is decided from now on is decided on what the store says from now on: other spaces have
+    /// given out tokens of the same keys.
+    fn forget(&self) {}
 }
 
 /// What became of a group.

@@ -80,9 +80,33 @@ impl Plan {
         Plan { group: group.into(), weight, ..self }
     }
 
+    pub fn with_primitive(self, primitive: Primitive) -> Plan {
+        Plan { primitive, ..self }
+    }
+
+    /// What to take where the server lacks the first choice: Galera has no GET_LOCK, and a quorum needs
+    /// stores. Without one such a request is refused.
+    pub fn with_second_primitive(self, primitive: Primitive) -> Plan {
+        self.with_label("lockkeeper.second-primitive", primitive.name())
+    }
+
     pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Plan {
         self.labels.push(Label { name: name.into(), value: value.into() });
         self
+    }
+}
+
+impl Primitive {
+    /// As in config.toml and in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Primitive::Lease => "lease",
+            Primitive::Row => "row",
+            Primitive::Advisory => "advisory",
+            Primitive::Version => "version",
+            Primitive::Once => "once",
+            Primitive::Quorum => "quorum",
+        }
     }
 }
 

@@ -30,6 +30,10 @@ impl From<AcquireError> for Problem {
             AcquireError::PolicyFault { policy, reason, .. } => {
                 Problem::new(Kind::PolicyFault, detail).with("policy", policy).with("reason", reason)
             }
+            AcquireError::NoPrimitive { policy, primitive, .. } => Problem::new(Kind::PolicyFault, detail)
+                .with("policy", policy)
+                .with("primitive", primitive)
+                .with("reason", "no_primitive"),
             AcquireError::TooManyWaiters { limit, .. } => {
                 Problem::new(Kind::TooManyWaiters, detail).with("bound", limit).retry_after_ms(RETRY_AFTER_MS)
             }

@@ -1,13 +1,14 @@
 //! The text form of a [`LeaseRef`]: `<token>-<nonce>-<key>[.<key>…]`.
 //!
-//! The token is decimal, the nonce 16 hexadecimal digits, each key base64url. It says all that the
+//! The token is decimal, the nonce 16 hexadecimal digits, each key base64url, behind the letter of its
+//! space and a tilde where it is not in the lease table (`a~…`). It says all that the
 //! store needs to find the grant, so any proxy can renew and release it. It proves nothing: the
 //! store compares the nonce with the holder's.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use crate::lock::{Key, LeaseRef, Token};
+use crate::lock::{Key, LeaseRef, Space, Token};
 
 /// No lease id that was given out is longer: the bound on what clients may send.
 pub const MAX_BYTES: usize = 32 * 1024;
@@ -21,6 +22,7 @@ pub fn encode(lease: &LeaseRef) -> String {
         if at > 0 {
             text.push('.');
         }
+        text.push_str(prefix(key.space()));
         URL_SAFE_NO_PAD.encode_string(key.as_str(), &mut text);
     }
     text
@@ -40,9 +42,25 @@ pub fn decode(text: &str) -> Option<LeaseRef> {
     Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token: decode_token(token)? })
 }
 
+fn prefix(space: Space) -> &'static str {
+    match space {
+        Space::Table => "",
+        Space::Row => "r~",
+        Space::Advisory => "a~",
+        Space::Quorum => "q~",
+    }
+}
+
 fn decode_key(text: &str) -> Option<Key> {
+    let (space, text) = match text.find('~') {
+        None => (Space::Table, text),
+        Some(at) => {
+            let (head, rest) = text.split_at(at + 1);
+            (Space::ALL.into_iter().find(|space| prefix(*space) == head)?, rest)
+        }
+    };
     let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-    Key::new(std::str::from_utf8(&bytes).ok()?)
+    Some(Key::new(std::str::from_utf8(&bytes).ok()?)?.within(space))
 }
 
 fn decode_nonce(text: &str) -> Option<u64> {
@@ -72,6 +90,24 @@ mod tests {
             assert_eq!(decode(&text).as_ref(), Some(&lease), "{text}");
         }
         assert_eq!(encode(&lease(&["k"])), "17-00000000000000ab-aw");
+    }
+
+    #[test]
+    fn each_space_has_ids_of_its_own() {
+        let mut ids = Vec::new();
+        for space in Space::ALL {
+            let key = Key::new("k").unwrap().within(space);
+            let lease = LeaseRef { keys: [key].into(), nonce: 0xab, token: Token(17) };
+            let text = encode(&lease);
+            assert_eq!(decode(&text), Some(lease), "{text}");
+            ids.push(text);
+        }
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), Space::ALL.len());
+        for text in ["17-00000000000000ab-x~aw", "17-00000000000000ab-~aw", "17-00000000000000ab-a~a~aw"] {
+            assert_eq!(decode(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -98,6 +98,7 @@ fn event(notice: &Notice) -> String {
         NoticeKind::Expired => "expired",
         NoticeKind::HandedOff => "handed_off",
         NoticeKind::Forced => "forced",
+        NoticeKind::Lost => "lost",
     };
     let data = json!({
         "event": name,

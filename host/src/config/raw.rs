@@ -9,8 +9,8 @@ use toml::de::DeTable;
 use super::fault::{Fault, Place, suggestion};
 use super::reader::{Document, Env, Section, resolve};
 use super::{
-    Config, EngineLimits, HttpLimits, Limits, LogConfig, ManagedConfig, PolicyConfig, PolicySource, Route,
-    ServerBinary, ServerChoice, StoreConfig,
+    Config, EngineLimits, HttpLimits, Limits, LogConfig, ManagedConfig, MemberConfig, PolicyConfig,
+    PolicySource, Route, ServerBinary, ServerChoice, StoreConfig,
 };
 use crate::lock::Key;
 
@@ -18,7 +18,10 @@ use crate::lock::Key;
 const OTHER_ENV: [&str; 5] =
     ["LOCKKEEPER_SERVER", "LOCKKEEPER_ADMIN", "LOCKKEEPER_TOKEN", "LOCKKEEPER_KEY", "LOCKKEEPER_LEASE_ID"];
 const BUILTINS: [&str; 3] = ["default", "fair-groups", "backoff"];
-const MAX_POLICY_NAME: usize = 64;
+const MAX_NAME: usize = 64;
+const NAME_RULE: &str = "a name must have 1 to 64 characters, each one of a-z, 0-9, - and _";
+/// How many stores a quorum may have.
+const QUORUM: std::ops::RangeInclusive<usize> = 3..=9;
 const MAX_SERVERS: usize = 16;
 const MAX_DURATION_MS: u64 = 3_600_000;
 
@@ -42,6 +45,10 @@ pub fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
 pub(super) fn read(top: &Section<'_>) -> Config {
     let defaults = Config::default();
     let store = store(&top.section("store"));
+    let stores = stores(top, &store.server);
+    let quorum = top.section("quorum");
+    let quorum_patience = milliseconds(&quorum, "patience_ms", 10..=60_000, defaults.quorum_patience);
+    quorum.finish();
     let (api, admin) = listeners(top, &defaults);
     let http = http(&top.section("http"));
     let limits = limits(&top.section("limits"));
@@ -55,6 +62,8 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     shutdown.finish();
     Config {
         store,
+        stores,
+        quorum_patience,
         api,
         admin,
         http,
@@ -89,6 +98,7 @@ fn store(section: &Section<'_>) -> StoreConfig {
         renewal_lanes: section.integer("renewal_lanes", 1..=16, defaults.renewal_lanes),
         batch: section.integer("batch", 1..=2_048, defaults.batch),
         max_queued: section.integer("max_queued", 1..=1_000_000, defaults.max_queued),
+        row_connections: section.integer("row_connections", 1..=1_024, defaults.row_connections),
         timeout: milliseconds(section, "timeout_ms", 100..=60_000, defaults.timeout),
         require_durable: section.boolean("require_durable", defaults.require_durable),
         clean_after: Duration::from_secs(section.integer(
@@ -99,6 +109,32 @@ fn store(section: &Section<'_>) -> StoreConfig {
     };
     section.finish();
     config
+}
+
+/// The stores of a quorum. Each is a server of its own, or they do not fail by themselves.
+fn stores(top: &Section<'_>, main: &ServerChoice) -> Vec<MemberConfig> {
+    let mut stores: Vec<MemberConfig> = Vec::new();
+    let named = top.named("stores");
+    let count = named.len();
+    for (name, section) in named {
+        if !is_plain_name(name) {
+            section.complain_of_it(NAME_RULE);
+        }
+        if !QUORUM.contains(&count) {
+            section.complain_of_it(format!("is one of {count} stores; a quorum has {QUORUM:?}"));
+        }
+        let url = section.required("url", |text, _| check_url(text).map(|()| text.to_owned()));
+        if let Some(url) = url {
+            let main = matches!(main, ServerChoice::Urls(main) if main.contains(&url));
+            if main || stores.iter().any(|store| store.url == url) {
+                section.complain("url", "is given twice; each store of a quorum is a server of its own");
+            }
+            stores.push(MemberConfig { name: name.to_owned(), url });
+        }
+        section.finish();
+    }
+    stores.sort_by(|a, b| a.name.cmp(&b.name));
+    stores
 }
 
 fn listeners(top: &Section<'_>, defaults: &Config) -> (SocketAddr, SocketAddr) {
@@ -195,11 +231,8 @@ fn engine(section: &Section<'_>) -> EngineLimits {
 fn policies(top: &Section<'_>, builtin: Vec<PolicyConfig>) -> Vec<PolicyConfig> {
     let mut policies = Vec::new();
     for (name, section) in top.named("policies") {
-        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
-        if name.is_empty() || name.len() > MAX_POLICY_NAME || !name.chars().all(is_plain) {
-            section.complain_of_it(format!(
-                "a name must have 1 to {MAX_POLICY_NAME} characters, each one of a-z, 0-9, - and _"
-            ));
+        if !is_plain_name(name) {
+            section.complain_of_it(NAME_RULE);
         }
         let source = section.required("path", policy_source);
         let settings = section.free("settings");
@@ -344,6 +377,11 @@ fn policy_source(text: &str, place: &Place) -> Result<PolicySource, String> {
     }
     let path = resolve(text, place);
     if path.is_file() { Ok(PolicySource::File(path)) } else { Err(missing(&path)) }
+}
+
+fn is_plain_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+    (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_plain)
 }
 
 fn missing(path: &Path) -> String {

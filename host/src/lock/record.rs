@@ -180,6 +180,8 @@ pub enum Op {
     /// Let the lease end `ttl_ms` from now, or, with `None`, the time from now that it was granted
     /// for; never earlier than it would have.
     Renew { lease: LeaseRef, ttl_ms: Option<u32> },
+    /// Lift the lease's tokens to these at least, one for each of its keys.
+    Raise { lease: LeaseRef, tokens: Vec<Token> },
     /// Give up one level; the last one ends the lease.
     Release(Release),
     /// Undo the grant that the claim `attempt` may have been given, if nobody else was answered with it.
@@ -196,7 +198,9 @@ impl Op {
     pub fn keys(&self) -> &[Key] {
         match self {
             Op::Acquire(claim) | Op::Rejoin(claim) => &claim.keys,
-            Op::Renew { lease, .. } | Op::Release(Release { lease, .. }) => &lease.keys,
+            Op::Renew { lease, .. } | Op::Raise { lease, .. } | Op::Release(Release { lease, .. }) => {
+                &lease.keys
+            }
             Op::Abandon { keys, .. } => keys,
             Op::Force { key } | Op::Read { key } | Op::Commit(Commit { key, .. }) => {
                 std::slice::from_ref(key)
@@ -221,6 +225,7 @@ pub enum Outcome {
     },
     /// The owner is at [`MAX_LEVELS`], or the key at [`MAX_HOLDERS`].
     Full,
+    /// Renewed, or raised.
     Renewed {
         /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
         left_us: u64,
@@ -291,6 +296,8 @@ pub struct Env {
     pub now: ServerTime,
     /// Every new token is above this: the store's epoch, and the tokens of rows that were cleaned up.
     pub floor: Token,
+    /// New tokens are above this, too: what other spaces of keys have given out.
+    pub others: Token,
     /// No new grants before this moment: leases of the server that was here before may still run.
     pub grants_from: ServerTime,
     /// Whether expired leases may be taken over. False while the store's clock is in doubt.
@@ -308,6 +315,13 @@ struct Entry {
     record: Record,
     stored: bool,
     changed: bool,
+}
+
+impl Env {
+    /// The token of the next grant of a key whose last one was `last`.
+    fn token_after(&self, last: Token) -> Token {
+        last.max(self.floor).max(self.others).next()
+    }
 }
 
 impl Record {

@@ -141,6 +141,7 @@ impl Table {
             Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now, out),
             Event::Renewed { nonce, until } => self.renewed(nonce, until),
             Event::Gone { nonce } => self.lease_over(nonce, now, out),
+            Event::Lost { nonce } => self.lease_lost(nonce, now, out),
             Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
                 self.lease_ended(nonce);
                 let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);

@@ -1,33 +1,69 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What excludes: the unit of locking in the store. 1 to [`Key::MAX_BYTES`] bytes.
+/// What excludes: the unit of locking in the store. 1 to [`Key::MAX_BYTES`] bytes, in one [`Space`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Arc<str>);
+pub struct Key {
+    text: Arc<str>,
+    space: Space,
+}
+
+/// The mechanism that guards a key. The same text in two spaces is two keys, which do not exclude each
+/// other: whoever moves from one to the other holds both for a while.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Space {
+    /// A row a key, with an expiry: the primitives `lease`, `once` and `version`.
+    #[default]
+    Table,
+    /// A row lock in an open transaction.
+    Row,
+    /// A named lock of a session.
+    Advisory,
+    /// A row in each of several servers, of which the majority counts.
+    Quorum,
+}
 
 impl Key {
     /// The width of the key column in the store.
     pub const MAX_BYTES: usize = 1024;
 
-    /// `None` where the text is empty or over [`Key::MAX_BYTES`].
+    /// A key of [`Space::Table`]; `None` where the text is empty or over [`Key::MAX_BYTES`].
     pub fn new(text: &str) -> Option<Key> {
-        (!text.is_empty() && text.len() <= Key::MAX_BYTES).then(|| Key(text.into()))
+        let fits = !text.is_empty() && text.len() <= Key::MAX_BYTES;
+        fits.then(|| Key { text: text.into(), space: Space::Table })
+    }
+
+    /// The key with this text in another space.
+    pub fn within(self, space: Space) -> Key {
+        Key { space, ..self }
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
+
+    pub fn space(&self) -> Space {
+        self.space
+    }
+}
+
+impl Space {
+    pub const ALL: [Space; 4] = [Space::Table, Space::Row, Space::Advisory, Space::Quorum];
 }
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
+        fmt::Debug::fmt(&*self.text, f)?;
+        match self.space {
+            Space::Table => Ok(()),
+            space => write!(f, "@{space:?}"),
+        }
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -42,6 +78,9 @@ impl Token {
     const COUNTER_BITS: u32 = 40;
     /// The last epoch that keeps tokens below 2^53.
     pub const MAX_EPOCH: u64 = (1 << (53 - Token::COUNTER_BITS)) - 1;
+
+    /// In a [`LeaseRef`]: whatever token the grant has, the nonce alone names it. No grant has this token.
+    pub const ANY: Token = Token(0);
 
     /// The lowest token of an epoch; grants of that epoch are above it.
     pub fn floor_of_epoch(epoch: u64) -> Token {

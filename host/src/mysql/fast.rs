@@ -8,6 +8,7 @@
 //! the outcome of a `once`: nothing changes it before its time, so it is believed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 use super::batch::{PACKET_BYTES, environment, next_revision, row_write};
 use super::cache;
@@ -55,7 +56,9 @@ pub async fn try_run(
     let asked_at = clock::now();
     // A lone statement looks at the time before it waits for a row's lock, so leave room for that.
     let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
-    if deadline <= asked_at || asked_at.us_since(link.sample.after) > SAMPLE_US || !link.luck.try_now() {
+    let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
+        && link.sample.before.0 > shared.sampled_after.load(Ordering::SeqCst);
+    if deadline <= asked_at || !fresh || !link.luck.try_now() {
         return Ok(None);
     }
     let Some(plan) = Plan::new(shared, link, groups, asked_at) else { return Ok(None) };

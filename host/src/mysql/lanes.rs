@@ -18,13 +18,13 @@ use crate::lock::record::Op;
 use crate::store::Reply;
 
 /// The longest that one transaction may take before its connection is given up.
-const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
+pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 
-const LATE: &str = "the MySQL server did not answer in time";
+pub const LATE: &str = "the MySQL server did not answer in time";
 
 /// Runs what comes through `queue` until the store is closed.
 pub async fn run(shared: Arc<Shared>, mut queue: Queue, seat: usize) {
-    while let Some(mut link) = open(&shared, &mut queue, seat).await {
+    while let Some(mut link) = open(&shared, &mut queue, Some(seat)).await {
         match serve(&shared, &mut link, &mut queue).await {
             Ok(()) => {
                 link.close().await;
@@ -55,8 +55,8 @@ impl Backoff {
 }
 
 /// Opens a connection, however long it takes; `None` once the store is closed. Work that waits
-/// expires meanwhile.
-async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
+/// expires meanwhile. A connection without a seat does not count for the store's health.
+pub async fn open(shared: &Shared, queue: &mut Queue, seat: Option<usize>) -> Option<Link> {
     let mut backoff = Backoff::new();
     let mut why = LATE.to_owned();
     loop {
@@ -67,7 +67,9 @@ async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
         };
         let fault = match opened {
             Ok(link) => {
-                shared.health.up(seat, &link.server.name, &link.server.warnings);
+                if let Some(seat) = seat {
+                    shared.health.up(seat, &link.server.name, &link.server.warnings);
+                }
                 return Some(link);
             }
             Err(fault) => fault,
@@ -75,7 +77,9 @@ async fn open(shared: &Shared, queue: &mut Queue, seat: usize) -> Option<Link> {
         shared.metrics.store_error(fault.slug());
         tracing::debug!(lane = seat, "cannot use the MySQL server: {fault}");
         why = fault.to_string();
-        shared.health.down(seat, why.clone());
+        if let Some(seat) = seat {
+            shared.health.down(seat, why.clone());
+        }
         tokio::select! {
             () = tokio::time::sleep(backoff.next()) => {}
             () = shared.stop.cancelled() => return None,
@@ -201,7 +205,7 @@ async fn execute(
 }
 
 /// Waits for the work, but no longer than anybody waits for it, nor than [`EXCHANGE_LIMIT`].
-async fn watched<T>(
+pub async fn watched<T>(
     mut work: impl Future<Output = Result<T, Fault>> + Unpin,
     tickets: &mut [Ticket],
     queue: &mut Queue,
@@ -228,7 +232,7 @@ fn reject(shared: &Shared, batch: Batch, why: &str) {
     batch.fail(why);
 }
 
-fn expire(tickets: &mut [Ticket], why: &str) {
+pub fn expire(tickets: &mut [Ticket], why: &str) {
     let now = clock::now();
     for ticket in tickets {
         ticket.expire(now, why);

@@ -1,6 +1,7 @@
 //! A connection that was checked and may be used, and one exchange over it.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mysql_async::prelude::{AsQuery, Queryable};
@@ -86,6 +87,8 @@ pub struct Sample {
     pub after: Instant,
     pub epoch: u64,
     pub floor: u64,
+    /// The last token that was given out for keys that have no row.
+    pub counter: u64,
     pub grants_from: ServerTime,
 }
 
@@ -141,11 +144,16 @@ impl Link {
         if !shared.servers.is_single() {
             server.name = format!("{} at {}", server.name, place.site().address);
         }
+        shared.galera.store(server.galera, Ordering::Relaxed);
         let before = clock::now();
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
         Ok(Link { conn, place, server, sample, luck: Luck::default(), write_if_same: None })
+    }
+
+    pub fn database(&self) -> &str {
+        &self.place.site().database
     }
 
     /// What rows are remembered under: another epoch's, or another server's, are not the same.
@@ -260,8 +268,8 @@ pub async fn variables(conn: &mut Conn) -> Result<HashMap<String, String>, Fault
 
 fn read_sample(set: Option<Vec<Row>>, before: Instant, after: Instant) -> Result<Sample, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
-    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, String)>(row).ok());
-    let Some((now, epoch, floor, grants_from, read_only)) = read else {
+    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, String)>(row).ok());
+    let Some((now, epoch, floor, counter, grants_from, read_only)) = read else {
         let why = format!("the row in {} is missing: were its tables dropped?", sql::META);
         return Err(Fault::Broken { why, slug: "schema" });
     };
@@ -269,5 +277,5 @@ fn read_sample(set: Option<Vec<Row>>, before: Instant, after: Instant) -> Result
         return Err(Fault::Broken { why: preflight::READ_ONLY.to_owned(), slug: "read_only" });
     }
     let grants_from = ServerTime(grants_from);
-    Ok(Sample { now: ServerTime(now), before, after, epoch, floor, grants_from })
+    Ok(Sample { now: ServerTime(now), before, after, epoch, floor, counter, grants_from })
 }

@@ -26,6 +26,8 @@ pub struct Server {
     pub identity: String,
     /// Settings that weaken what a lock promises, one sentence each.
     pub warnings: Vec<String>,
+    /// A node of a Galera cluster.
+    pub galera: bool,
 }
 
 /// `Err` is a sentence that says why the server cannot be used and what to do.
@@ -51,14 +53,15 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     if require_durable && !warnings.is_empty() {
         return Err(format!("{} (store.require_durable is set)", warnings.join("; ")));
     }
-    if is_on(value("wsrep_on")) {
+    let galera = is_on(value("wsrep_on"));
+    if galera {
         warnings.push(
             "the server is a Galera node: a lock is decided by the node that this proxy is connected to and \
              certified by the others, so send all proxies to one node"
                 .to_owned(),
         );
     }
-    Ok(Server { name, identity: identity(value), warnings })
+    Ok(Server { name, identity: identity(value), warnings, galera })
 }
 
 pub fn is_read_only(value: &str) -> bool {
@@ -169,7 +172,12 @@ mod tests {
     #[test]
     fn a_sound_server_passes_without_a_warning() {
         let server = check(&variables(&[]), true).expect("it is sound");
-        assert_eq!(server, Server { name: "MySQL 9.7.4".into(), identity: "u-1".into(), warnings: vec![] });
+        assert_eq!(server, Server {
+            name: "MySQL 9.7.4".into(),
+            identity: "u-1".into(),
+            warnings: vec![],
+            galera: false,
+        });
     }
 
     #[test]

@@ -9,13 +9,13 @@ use mysql_async::{Conn, Error};
 use super::link::{self, Fault};
 use super::preflight::Server;
 use super::servers::{FRESH, Place};
-use super::sql::{self, LEASES, MARK, META, NOW_US};
+use super::sql::{self, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
 use super::store::Shared;
 use crate::clock;
 use crate::lock::Token;
 
 /// What this program knows. A higher one is refused, a lower one is migrated.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Added to the longest lease after a change of the server, in microseconds, for clocks that differ.
 const QUARANTINE_MARGIN_US: u64 = 1_000_000;
@@ -62,11 +62,11 @@ pub async fn prepare(
     place: &Place,
 ) -> Result<Identity, Fault> {
     let recorded = match read(conn, "").await? {
-        Some(recorded) => recorded,
-        None => {
+        Some((VERSION, recorded)) => recorded,
+        _ => {
             create(conn, server).await?;
             let missing = || Fault::Broken { why: format!("{META} stays empty"), slug: "schema" };
-            read(conn, "").await?.ok_or_else(missing)?
+            read(conn, "").await?.ok_or_else(missing)?.1
         }
     };
     if shared.probed.load(Ordering::Relaxed) != place.turn {
@@ -93,8 +93,8 @@ pub async fn prepare(
     Ok(identity)
 }
 
-/// The recorded identity; `None` where the tables or the row are missing.
-pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<Identity>, Fault> {
+/// The version of the tables and the recorded identity; `None` where the tables or the row are missing.
+pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
     let sql = format!("SELECT version,identity,epoch,floor FROM {META} WHERE id=1 {lock}");
     let row: Option<(u32, Vec<u8>, u64, u64)> = match conn.query_first(sql).await {
         Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
@@ -108,10 +108,11 @@ pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<Identity>, Fault
         return Err(Fault::Broken { why, slug: "schema" });
     }
     let floor = floor.max(Token::floor_of_epoch(epoch.min(Token::MAX_EPOCH)).0);
-    Ok(Some(Identity { server: String::from_utf8_lossy(&identity).into_owned(), epoch, floor }))
+    let server = String::from_utf8_lossy(&identity).into_owned();
+    Ok(Some((version, Identity { server, epoch, floor })))
 }
 
-/// The row comes last: where it is, the tables are.
+/// Makes the tables that are missing. The row comes last: where it has this version, the tables are there.
 async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     let leases = format!(
         "CREATE TABLE IF NOT EXISTS {LEASES} (\
@@ -134,10 +135,25 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
          grants_from BIGINT UNSIGNED NOT NULL COMMENT 'no lease is granted before: microseconds since 1970'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
-    conn.query_drop(leases).await?;
-    conn.query_drop(meta).await?;
+    let counter = format!(
+        "CREATE TABLE IF NOT EXISTS {COUNTER} (\
+         id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
+         token BIGINT UNSIGNED NOT NULL COMMENT 'the last token of keys whose lock is not a row of {LEASES}'\
+         ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
+    );
+    let rows = format!(
+        "CREATE TABLE IF NOT EXISTS {ROWS} (\
+         k VARBINARY(1024) NOT NULL PRIMARY KEY COMMENT 'a key that is guarded by the lock of its row'\
+         ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET binary"
+    );
+    for table in [leases, meta, counter, rows] {
+        conn.query_drop(table).await?;
+    }
+    conn.query_drop(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0)")).await?;
     let identity = quoted(&server.identity);
-    let row = format!("INSERT IGNORE INTO {META} VALUES (1,{VERSION},{identity},0,0,0)");
+    let row = format!(
+        "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version={VERSION}"
+    );
     conn.query_drop(row).await?;
     Ok(())
 }
@@ -189,7 +205,7 @@ async fn settle(conn: &mut Conn, server: &Server, shared: &Shared, place: &Place
     }
     conn.query_drop("BEGIN").await?;
     let gone = || Fault::Broken { why: format!("{META} is empty"), slug: "schema" };
-    let recorded = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
+    let (_, recorded) = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
     let mark = if shared.servers.is_single() { None } else { read_mark(conn).await? };
     let mut doubt = doubt(&recorded, server, shared, mark.as_ref());
     let mut why = match shared.identity() {

@@ -99,6 +99,7 @@ async fn look_at(
     let variables = link::variables(&mut conn).await?;
     let identity = preflight::check(&variables, require_durable).map(|server| server.identity);
     let record = if has_database { schema::read(&mut conn, "").await? } else { None };
+    let record = record.map(|(_, identity)| identity);
     let named = matches!((&identity, &record), (Ok(identity), Some(record)) if record.server == *identity);
     let mut left = None;
     if is_in_use && named {

@@ -12,6 +12,8 @@ use crate::lock::{Key, ServerTime};
 pub const LEASES: &str = "lockkeeper_lease";
 pub const META: &str = "lockkeeper_meta";
 pub const MARK: &str = "lockkeeper_mark";
+pub const COUNTER: &str = "lockkeeper_token";
+pub const ROWS: &str = "lockkeeper_row";
 
 /// The server's clock in microseconds since 1970. `UTC_TIMESTAMP` cannot be faked with `SET
 /// timestamp` by anyone but this session, and does not follow its time zone.
@@ -29,11 +31,14 @@ pub struct RowWrite {
 }
 
 /// What is read at the start of every transaction, and to calibrate the clock. One row: time,
-/// epoch, floor, grants_from, read_only.
+/// epoch, floor, counter, grants_from, read_only.
 ///
 /// `read_only` is looked at here because a privileged account may write in spite of it.
 pub fn sample() -> String {
-    format!("SELECT {NOW_US},epoch,floor,grants_from,@@GLOBAL.read_only FROM {META} WHERE id=1")
+    format!(
+        "SELECT {NOW_US},epoch,floor,token,grants_from,@@GLOBAL.read_only FROM {META} \
+         JOIN {COUNTER} USING (id) WHERE id=1"
+    )
 }
 
 /// Locks the rows of these keys, in the order of the keys, and then reads the clock.

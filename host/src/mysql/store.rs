@@ -1,6 +1,6 @@
 //! [`MysqlStore`]: the handle on the lanes, and how they are started and stopped.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::steps::ClockSteps;
 use super::{clean, lanes, scout};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
-use crate::lock::{Instant, Key};
+use crate::lock::{Instant, Key, Space};
 use crate::store::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::telemetry::Metrics;
 
@@ -58,6 +58,10 @@ pub struct Shared {
     pub stop: CancellationToken,
     /// The choice of a server on which the account was seen to have the privileges that are needed.
     pub probed: AtomicU64,
+    /// A Galera node: it has no GET_LOCK.
+    pub galera: AtomicBool,
+    /// What was read before this moment of the own clock is out of date.
+    pub sampled_after: AtomicU64,
     /// No lease is granted before, on our own clock.
     grants_from: AtomicU64,
     steps: Mutex<ClockSteps>,
@@ -112,6 +116,8 @@ impl MysqlStore {
             metrics,
             stop: CancellationToken::new(),
             probed: AtomicU64::new(0),
+            galera: AtomicBool::new(false),
+            sampled_after: AtomicU64::new(0),
             grants_from: AtomicU64::new(0),
             steps: Mutex::default(),
             identity: Mutex::default(),
@@ -137,6 +143,11 @@ impl MysqlStore {
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
     pub async fn ready(&self, within: Duration) -> Health {
         self.shared.health.ready(within).await
+    }
+
+    /// Runs a task that ends when the store is closed.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
     }
 
     /// Takes no more work, waits a few seconds for what is under way, and closes the connections.
@@ -198,6 +209,14 @@ impl Store for MysqlStore {
             ));
         }
         health
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        (space != Space::Table).then(|| format!("{space:?} is not a row a key"))
+    }
+
+    fn forget(&self) {
+        self.shared.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
     }
 }
 

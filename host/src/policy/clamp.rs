@@ -32,14 +32,14 @@ const OWN_HEADERS: [&str; 9] = [
     "upgrade",
 ];
 
+/// Labels of a plan that begin so are for the proxy.
+const OWN_LABELS: &str = "lockkeeper.";
+
 type Labels = Vec<(Box<str>, Box<str>)>;
 
 /// The error says what makes no sense, for a fault of kind `Value`.
 pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let primitive = bindings::primitive(from.primitive);
-    if matches!(primitive, Primitive::Row | Primitive::Advisory | Primitive::Quorum) {
-        return Err(format!("the primitive `{}` is not available yet", primitive.as_str()));
-    }
     let is_once = primitive == Primitive::Once;
     if from.group.len() > limits.max_label_bytes {
         return Err(format!(
@@ -50,18 +50,17 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
     }
     let keys = keys(&from.keys, limits)?;
     let mode = mode(from.mode, limits)?;
-    if matches!(primitive, Primitive::Once | Primitive::Version) {
-        let name = primitive.as_str();
-        if keys.len() > 1 {
-            return Err(format!("{} keys: `{name}` guards one", keys.len()));
-        }
-        if mode != Mode::Exclusive {
-            return Err(format!("`{name}` is exclusive, and has no other mode"));
-        }
+    let (wishes, labels) = wishes(labels(from.labels, limits)?)?;
+    for primitive in [Some(primitive), wishes.second].into_iter().flatten() {
+        fits(primitive, keys.len(), mode)?;
     }
-    Ok(Plan {
+    if wishes.second.is_some_and(|second| call(second) != call(primitive)) {
+        return Err(format!("`{}` cannot stand in for another primitive's calls", primitive.as_str()));
+    }
+    let plan = Plan {
         keys,
         primitive,
+        second: wishes.second,
         mode,
         ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
         wait_ms: from.wait.min(limits.max_wait_ms),
@@ -75,8 +74,61 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
         keep_ms: if is_once { keep_ms(from.lock_at_least, limits) } else { 0 },
         lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
         max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
-        labels: labels(from.labels, limits)?,
-    })
+        labels,
+    };
+    Ok(plan.with_primitive(primitive))
+}
+
+/// What a plan says in labels, for which the record has no field.
+#[derive(Default)]
+struct Wishes {
+    second: Option<Primitive>,
+}
+
+/// Takes the proxy's own labels out of those that the policy is shown again later.
+fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
+    let (own, others): (Labels, Labels) =
+        labels.into_iter().partition(|(name, _)| name.starts_with(OWN_LABELS));
+    let mut wishes = Wishes::default();
+    for (name, value) in own {
+        match (&name[OWN_LABELS.len()..], &*value) {
+            ("second-primitive", name) => {
+                let second = Primitive::from_name(name);
+                wishes.second = Some(second.ok_or_else(|| format!("`{name}` is not a primitive"))?);
+            }
+            _ => return Err(format!("the label {name} = {value} means nothing to the proxy")),
+        }
+    }
+    Ok((wishes, others))
+}
+
+/// The calls that a client makes are other ones for these.
+fn call(primitive: Primitive) -> u8 {
+    match primitive {
+        Primitive::Once => 1,
+        Primitive::Version => 2,
+        Primitive::Lease | Primitive::Row | Primitive::Advisory | Primitive::Quorum => 0,
+    }
+}
+
+/// What a primitive cannot do.
+fn fits(primitive: Primitive, keys: usize, mode: Mode) -> Result<(), String> {
+    let name = primitive.as_str();
+    let one_key = matches!(primitive, Primitive::Once | Primitive::Version);
+    if one_key && keys > 1 {
+        return Err(format!("{keys} keys: `{name}` guards one"));
+    }
+    let modes = match (primitive, mode) {
+        (_, Mode::Exclusive) => true,
+        (Primitive::Lease | Primitive::Quorum, _) => true,
+        (Primitive::Row, mode) => mode == Mode::Shared,
+        (Primitive::Once | Primitive::Version | Primitive::Advisory, _) => false,
+    };
+    match primitive {
+        _ if modes => Ok(()),
+        Primitive::Row => Err("`row` is exclusive or shared, and has no permits".to_owned()),
+        _ => Err(format!("`{name}` is exclusive, and has no other mode")),
+    }
 }
 
 /// For `once`, lock-at-least says how long the outcome is kept.

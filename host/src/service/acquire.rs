@@ -98,6 +98,11 @@ pub(super) fn planned(
 ) -> Result<Planned, AcquireError> {
     let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
     let plan = plan(&generation, policy, request)?;
+    let plan = shared.within_reach(plan).map_err(|(primitive, why)| AcquireError::NoPrimitive {
+        policy: policy.to_owned(),
+        primitive: primitive.as_str(),
+        why,
+    })?;
     call.check(policy, plan.primitive)?;
     Ok(Planned { generation, plan })
 }
@@ -315,6 +320,15 @@ impl Drop for Leaving<'_> {
 }
 
 impl Shared {
+    /// The plan, with its second choice of primitive where the store lacks the first one.
+    pub(super) fn within_reach(&self, plan: Plan) -> Result<Plan, (Primitive, String)> {
+        let Some(why) = self.store.lacks(plan.primitive.space()) else { return Ok(plan) };
+        match plan.second {
+            Some(second) if self.store.lacks(second.space()).is_none() => Ok(plan.with_primitive(second)),
+            _ => Err((plan.primitive, why)),
+        }
+    }
+
     /// Gives back a grant that nobody was there to take.
     pub(super) fn undelivered(&self, verdict: Verdict, ttl_ms: u32) {
         if let Verdict::Granted { grant, keys, attempt, .. } = verdict {
@@ -335,6 +349,7 @@ impl AcquireError {
             AcquireError::Invalid { .. } => "invalid",
             AcquireError::RequestReused { .. } => "request_id_reused",
             AcquireError::Conflict(_) => "conflict",
+            AcquireError::NoPrimitive { .. } => "no_primitive",
             AcquireError::Done(_) => "done",
             AcquireError::Store(_) => "store_unavailable",
             AcquireError::ShuttingDown => "shutting_down",

@@ -62,6 +62,17 @@ pub(super) enum Msg {
     Gone {
         nonce: u64,
     },
+    /// The sessions that these leases rested on are gone.
+    Lost(Vec<u64>),
+    /// Somebody keeps the lease alive, and wants to hear when that has no sense any more.
+    Held {
+        nonce: u64,
+        over: oneshot::Sender<()>,
+    },
+    /// They do no more: the other end of `over` is gone.
+    Left {
+        nonce: u64,
+    },
     Taken(Key),
     /// Something that was decided about a key elsewhere.
     Decided {
@@ -107,6 +118,8 @@ pub(super) struct Core {
     pub(super) table: Table,
     pending: HashMap<WaiterId, Pending>,
     releases: HashMap<ReleaseId, oneshot::Sender<Result<Outcome, String>>>,
+    /// Whoever keeps a lease alive, by its nonce: several where it was entered again.
+    holds: HashMap<u64, Vec<oneshot::Sender<()>>>,
     pub(super) shadows: Shadows,
     requests: RequestLog,
     history: History,
@@ -122,6 +135,7 @@ impl Core {
             table: Table::new(),
             pending: HashMap::new(),
             releases: HashMap::new(),
+            holds: HashMap::new(),
             shadows: Shadows::default(),
             requests: RequestLog::default(),
             history: History::default(),
@@ -193,6 +207,20 @@ impl Core {
             }
             Msg::Renewed { nonce, until } => self.handle(Event::Renewed { nonce, until }),
             Msg::Gone { nonce } => self.handle(Event::Gone { nonce }),
+            Msg::Lost(nonces) => nonces.into_iter().for_each(|nonce| self.handle(Event::Lost { nonce })),
+            Msg::Held { nonce, over } => {
+                let holds = self.holds.entry(nonce).or_default();
+                holds.retain(|other| !other.is_closed());
+                holds.push(over);
+            }
+            Msg::Left { nonce } => {
+                if let Some(holds) = self.holds.get_mut(&nonce) {
+                    holds.retain(|other| !other.is_closed());
+                    if holds.is_empty() {
+                        self.holds.remove(&nonce);
+                    }
+                }
+            }
             Msg::Taken(key) => {
                 self.notice(&key, NoticeKind::Forced, "", Token::default());
                 self.handle(Event::Taken(key));
@@ -262,6 +290,11 @@ impl Core {
             Action::Released { id, result } => {
                 if let Some(reply) = self.releases.remove(&id) {
                     let _ = reply.send(result);
+                }
+            }
+            Action::Gone { nonce } => {
+                for over in self.holds.remove(&nonce).into_iter().flatten() {
+                    let _ = over.send(());
                 }
             }
             Action::Note(note) => self.noted(note),
@@ -368,6 +401,10 @@ impl Core {
             Note::Expired { key, owner, token, held_ms } => {
                 ended("expired", held_ms);
                 self.notice(&key, NoticeKind::Expired, &owner, token);
+            }
+            Note::Lost { key, owner, token, held_ms } => {
+                ended("lost", held_ms);
+                self.notice(&key, NoticeKind::Lost, &owner, token);
             }
         }
     }

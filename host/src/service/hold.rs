@@ -23,13 +23,16 @@ pub struct Hold {
     since: Instant,
     renewals: u32,
     valid_until: Instant,
+    gone: oneshot::Receiver<()>,
     over: bool,
 }
 
 impl Hold {
     pub(super) fn new(service: Service, lease: Lease, planned: Planned) -> Hold {
         let valid_until = lease.valid_until;
-        Hold { lease, service, planned, since: clock::now(), renewals: 0, valid_until, over: false }
+        let (over, gone) = oneshot::channel();
+        service.shared.tell(Msg::Held { nonce: lease.lease.nonce, over });
+        Hold { lease, service, planned, since: clock::now(), renewals: 0, valid_until, gone, over: false }
     }
 
     /// The next thing that the client should be told. After [`HoldEvent::Lost`] nothing follows.
@@ -41,7 +44,10 @@ impl Hold {
             return std::future::pending().await;
         }
         let third = self.valid_until.us_since(clock::now()) / 3;
-        tokio::time::sleep(Duration::from_micros(third)).await;
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_micros(third)) => {}
+            Ok(()) = &mut self.gone => return self.lost("the lease was taken away, or its session is gone"),
+        }
         let ttl_ms = match self.decide().await {
             Renewal::Extend { ttl_ms } => ttl_ms,
             Renewal::Lapse => return self.lost("the policy let the lease lapse"),
@@ -114,6 +120,8 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let service = self.service.clone();
+        self.gone.close();
+        service.shared.tell(Msg::Left { nonce: self.lease.lease.nonce });
         let answer = service.begin_release(self.lease.lease.clone(), None);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {

@@ -187,6 +187,7 @@ impl Swap {
         let stored: Vec<Shadow> = self.stored.into_iter().filter(|shadow| !known(shadow)).collect();
         shadows.extend(stored);
         let generation = shared.policies.commit(self.prepared);
+        shared.store.forget();
         let shadows = shadows.by_nonce.values().cloned().collect();
         let _ = self.reply.send(Step::Live { generation, shadows });
     }
@@ -199,7 +200,7 @@ pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<
     let mut plans = HashMap::new();
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
-        plans = replan(candidate.clone(), plans, asked).await;
+        plans = replan(shared, candidate.clone(), plans, asked).await;
         let stored = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
         let (reply, step) = oneshot::channel();
         let swap = Swap { prepared: prepared.clone(), plans: plans.clone(), stored, reply };
@@ -218,14 +219,18 @@ pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<
 
 /// Asks the new generation about claims, off the runtime's workers: there may be thousands.
 async fn replan(
+    shared: &Arc<Shared>,
     generation: Arc<Generation>,
     mut plans: HashMap<PlanRequest, Option<Arc<[Key]>>>,
     asked: Vec<PlanRequest>,
 ) -> HashMap<PlanRequest, Option<Arc<[Key]>>> {
+    let shared = shared.clone();
     let work = tokio::task::spawn_blocking(move || {
         for request in asked {
             if let Entry::Vacant(place) = plans.entry(request) {
-                let keys = generation.plan_again(place.key()).ok().map(|plan| plan.keys);
+                let plan = generation.plan_again(place.key()).ok();
+                let plan = plan.and_then(|plan| shared.within_reach(plan).ok());
+                let keys = plan.map(|plan| plan.keys);
                 place.insert(keys);
             }
         }
@@ -291,7 +296,7 @@ pub(super) async fn survey(service: Service) {
             }
         };
         let asked = held.iter().map(|lease| lease.request.clone()).collect();
-        let plans = replan(generation, HashMap::new(), asked).await;
+        let plans = replan(shared, generation, HashMap::new(), asked).await;
         let shadows: Vec<Shadow> = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
         watch_shadows(shared, shadows.clone());
         shared.tell(Msg::Shadows(shadows));

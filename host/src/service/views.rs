@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::core::Msg;
 use super::{HolderEntry, LockEntry, LockView, Shared};
 use crate::lock::record::Holder;
-use crate::lock::{Key, Mode, Token};
+use crate::lock::{Key, Mode, Space, Token};
 use crate::policy::PlanRequest;
 use crate::store::{StoreError, Stored};
 
@@ -60,7 +60,10 @@ fn candidates(shared: &Shared, name: &str) -> Vec<Key> {
     };
     let generation = shared.policies.get(shared.policy_of(name));
     let planned = generation.and_then(|generation| generation.plan(&request).ok());
+    let planned = planned.and_then(|plan| shared.within_reach(plan).ok());
     let mut keys: Vec<Key> = planned.map(|plan| plan.keys.to_vec()).unwrap_or_default();
-    keys.extend(Key::new(name).filter(|key| !keys.contains(key)));
+    for space in Space::ALL {
+        keys.extend(Key::new(name).map(|key| key.within(space)).filter(|key| !keys.contains(key)));
+    }
     keys
 }

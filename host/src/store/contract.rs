@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::moved::Moved;
 use super::{Reply, Store, StoreError};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag};
-use crate::lock::{Key, LeaseRef, Mode, Token};
+use crate::lock::{Key, LeaseRef, Mode, Space, Token};
 
 mod grants;
 mod leases;
@@ -51,6 +52,29 @@ where
     grants::tokens_survive_clean_up(&*forgetful).await;
     values::a_new_row_is_above_what_was_cleaned_up(&*forgetful, &*make(Kind::Forgetful).await).await;
     races::all(one, other).await;
+}
+
+/// What holds in a space whose leases rest on a session: what a lease is, who is granted it, and that
+/// stores exclude each other. A lease is known to the store that granted it alone, and keeps no value.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+    let moved = |store| -> Arc<dyn Store> { Arc::new(Moved { store, inside: space, outside: Space::Table }) };
+    let (one, other) = (moved(one), moved(other));
+    grants::all(&*one).await;
+    leases::all(&*one).await;
+    listing::all(&*one).await;
+    races::exclusion(&one, &other).await;
+}
+
+/// What holds where every store knows the leases of all.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_fleet(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+    let moved = |store| Moved { store, inside: space, outside: Space::Table };
+    races::what_one_grants_the_other_knows(&moved(one), &moved(other)).await;
 }
 
 /// A claim of 10 seconds that no other is like.

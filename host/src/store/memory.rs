@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
 use crate::lock::record::{self, Env, Op, Record, Records};
-use crate::lock::{Instant, Key, ServerTime, Token};
+use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 /// One connection to a [`Memory`]. Groups are run in the order of their submission, by a task: the
 /// answers come later, and in that order.
@@ -107,7 +107,13 @@ impl Memory {
         let mut rows = lock(&self.shared.rows);
         let now = self.now();
         rows.clean(now, self.shared.clean_after);
-        let env = Env { now, floor: rows.floor, grants_from: rows.grants_from, takeover: true };
+        let env = Env {
+            now,
+            floor: rows.floor,
+            others: Token::default(),
+            grants_from: rows.grants_from,
+            takeover: true,
+        };
         let mut records = Records::default();
         for key in group.iter().flat_map(Op::keys) {
             records.insert(key.clone(), rows.by_key.get(key).map(|row| row.record.clone()));
@@ -189,6 +195,10 @@ impl Store for MemoryStore {
             Some(why) => Health::Unavailable { why: why.clone() },
             None => Health::Ready { server: "memory".into(), warnings: Vec::new() },
         }
+    }
+
+    fn lacks(&self, _space: Space) -> Option<String> {
+        None
     }
 }
 

@@ -4,7 +4,12 @@
 
 use std::time::{Duration, Instant};
 
+use lockkeeper::config::StoreConfig;
+use lockkeeper::lock::Space;
 use lockkeeper::mysql::managed::ManagedServer;
+use lockkeeper::mysql::{Advisory, MysqlStore, Row};
+use lockkeeper::store::{Store, contract};
+use lockkeeper::telemetry::Metrics;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -132,11 +137,6 @@ on_both! {
 
     /// Every property of the store's contract, on the real server.
     async fn the_store_keeps_its_contract(kind: Kind) {
-        use lockkeeper::config::StoreConfig;
-        use lockkeeper::mysql::MysqlStore;
-        use lockkeeper::store::{Store, contract};
-        use lockkeeper::telemetry::Metrics;
-
         let (lasting, forgetful) = (harness::database(kind).await, harness::database(kind).await);
         contract::run_all(|which| {
             let mut config = StoreConfig::default();
@@ -156,6 +156,23 @@ on_both! {
         })
         .await;
     }
+
+    /// What of it holds for locks that rest on a session.
+    async fn locks_of_a_session_keep_what_applies_to_them(kind: Kind) {
+        let url = harness::database(kind).await;
+        let (one, other) = (open(&url).await, open(&url).await);
+        let advisory = |store| std::sync::Arc::new(Advisory::new(store, 512, 10_000));
+        contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
+        let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
+        contract::run_pinned(row(&one), row(&other), Space::Row).await;
+    }
+}
+
+async fn open(url: &str) -> MysqlStore {
+    let store = MysqlStore::open(&StoreConfig::default(), url, 3_600_000, Metrics::default());
+    let store = store.expect("the URL is good");
+    store.ready(Duration::from_secs(30)).await;
+    store
 }
 
 /// While a server comes back, a call is either answered in time or granted.

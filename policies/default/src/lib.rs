@@ -13,8 +13,11 @@ pub struct Default;
 #[serde(rename_all = "lowercase")]
 pub enum Guard {
     Lease,
+    Row,
+    Advisory,
     Version,
     Once,
+    Quorum,
 }
 
 /// README.md documents each.
@@ -22,6 +25,7 @@ pub enum Guard {
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     pub primitive: Guard,
+    pub second_primitive: Option<Guard>,
     pub keep_ms: u32,
     pub stripes: u32,
     pub ttl_ms: u32,
@@ -39,6 +43,7 @@ impl core::default::Default for Settings {
     fn default() -> Settings {
         Settings {
             primitive: Guard::Lease,
+            second_primitive: None,
             keep_ms: 86_400_000,
             stripes: 0,
             ttl_ms: Plan::TTL,
@@ -90,6 +95,10 @@ impl Policy for Default {
             0 => plan,
             stripes => plan.with_key(stripe(&request.name, stripes)),
         };
+        let plan = match settings.second_primitive {
+            Some(second) => plan.with_second_primitive(second.into()),
+            None => plan,
+        };
         plan.with_permits(settings.permits)
     }
 }
@@ -100,6 +109,9 @@ impl From<Guard> for Primitive {
     fn from(guard: Guard) -> Primitive {
         match guard {
             Guard::Lease => Primitive::Lease,
+            Guard::Row => Primitive::Row,
+            Guard::Advisory => Primitive::Advisory,
+            Guard::Quorum => Primitive::Quorum,
             Guard::Version => Primitive::Version,
             Guard::Once => Primitive::Once,
         }

@@ -4,7 +4,7 @@ use super::{
     Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept, Level,
     MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records, Release, Version,
 };
-use crate::lock::{Key, LeaseRef, Mode, ServerTime};
+use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
 /// While the store's clock is in doubt, nobody knows when an expired holder is out of the way: ask
 /// again after this long.
@@ -19,6 +19,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
         Op::Acquire(claim) => acquire(records, claim, env),
         Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
+        Op::Raise { lease, tokens } => raise(records, lease, tokens, env),
         Op::Release(asked) => release(records, asked, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
         Op::Force { key } => force(records, key, env),
@@ -227,7 +228,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         for gone in record.holders.extract_if(.., |holder| env.takeover && free_at(holder) <= env.now) {
             remember(&mut record.ended, &gone);
         }
-        record.token = record.token.max(env.floor).next();
+        record.token = env.token_after(record.token);
         record.holders.push(Holder {
             nonce: claim.attempt,
             owner: claim.owner.clone(),
@@ -286,9 +287,12 @@ fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
 /// Whether the lease is whole and running: in every key, with the token it was given.
 fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
     lease.keys.iter().enumerate().all(|(n, key)| {
-        records.read(key).holders.iter().any(|holder| {
-            holder.nonce == lease.nonce && holder.until > env.now && (n > 0 || holder.token == lease.token)
-        })
+        let named = |holder: &Holder| n > 0 || lease.token == Token::ANY || holder.token == lease.token;
+        records
+            .read(key)
+            .holders
+            .iter()
+            .any(|holder| holder.nonce == lease.nonce && holder.until > env.now && named(holder))
     })
 }
 
@@ -301,6 +305,22 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
         let holders = &mut records.write(key).holders;
         for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
             holder.until = holder.until.max(env.now.plus_ms(ttl_ms.unwrap_or(holder.ttl_ms)));
+            left_us = left_us.min(holder.until.us_since(env.now));
+        }
+    }
+    Outcome::Renewed { left_us }
+}
+
+fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -> Outcome {
+    if !is_live(records, lease, env) {
+        return Outcome::Lost;
+    }
+    let mut left_us = u64::MAX;
+    for (key, token) in lease.keys.iter().zip(tokens) {
+        let record = records.write(key);
+        record.token = record.token.max(*token);
+        for holder in record.holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
+            holder.token = holder.token.max(*token);
             left_us = left_us.min(holder.until.us_since(env.now));
         }
     }
@@ -383,7 +403,7 @@ fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
         return Outcome::Forced { holders: 0 };
     }
     let record = records.write(key);
-    record.token = record.token.max(env.floor).next();
+    record.token = env.token_after(record.token);
     record.not_before = ServerTime(0);
     for gone in std::mem::take(&mut record.holders) {
         remember(&mut record.ended, &gone);
@@ -427,7 +447,7 @@ fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
         return Outcome::Conflict(current);
     }
     let record = records.write(key);
-    let version = record.token.max(env.floor).next();
+    let version = env.token_after(record.token);
     record.token = version;
     record.kept = value.as_ref().map(|value| Kept {
         value: value.clone(),

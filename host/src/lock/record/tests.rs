@@ -39,8 +39,8 @@ impl World {
         for key in &*keys(&["a", "b", "c", "d"]) {
             records.insert(key.clone(), None);
         }
-        let (floor, grants_from) = (Token(0), ServerTime(0));
-        World { records, env: Env { now: ServerTime(1_000_000), floor, grants_from, takeover: true } }
+        let (floor, others, grants_from) = (Token(0), Token(0), ServerTime(0));
+        World { records, env: Env { now: ServerTime(1_000_000), floor, others, grants_from, takeover: true } }
     }
 
     fn apply(&mut self, op: &Op) -> Outcome {

@@ -68,6 +68,10 @@ pub enum Event {
     Gone {
         nonce: u64,
     },
+    /// The session that a lease rested on is gone.
+    Lost {
+        nonce: u64,
+    },
     /// A grant whose caller was gone before it could be told.
     Undelivered {
         nonce: u64,
@@ -134,6 +138,10 @@ pub enum Action {
     Released {
         id: ReleaseId,
         result: Result<Outcome, String>,
+    },
+    /// Whoever keeps this lease alive need not try any more.
+    Gone {
+        nonce: u64,
     },
     /// Something that watchers and metrics want to know.
     Note(Note),
@@ -214,6 +222,13 @@ pub enum Note {
         handed_off: bool,
     },
     Expired {
+        key: Key,
+        owner: Box<str>,
+        token: Token,
+        held_ms: u32,
+    },
+    /// With the session that it rested on.
+    Lost {
         key: Key,
         owner: Box<str>,
         token: Token,

@@ -83,8 +83,20 @@ impl Table {
 
     pub(super) fn lease_over(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
         if let Some(lease) = self.lease_ended(nonce) {
+            out.push(Action::Gone { nonce });
             self.advance_all(&lease.claim.keys, now, out);
         }
+    }
+
+    pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+        if let Some(lease) = self.leases.by_nonce.get(&nonce) {
+            let held_ms = now.ms_since(lease.since);
+            for (key, token) in lease.keyed_tokens() {
+                let owner = lease.claim.owner.clone();
+                out.push(Action::Note(Note::Lost { key, owner, token, held_ms }));
+            }
+        }
+        self.lease_over(nonce, now, out);
     }
 
     pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {

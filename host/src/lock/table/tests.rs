@@ -339,6 +339,7 @@ impl Sim {
         let env = Env {
             now: ServerTime(self.now.0 + SERVER_AHEAD_US),
             floor: Token(0),
+            others: Token(0),
             grants_from: ServerTime(0),
             takeover: true,
         };
@@ -416,7 +417,7 @@ impl Sim {
                         self.released.insert(nonce);
                     }
                 }
-                Action::Note(_) => {}
+                Action::Gone { .. } | Action::Note(_) => {}
             }
         }
     }

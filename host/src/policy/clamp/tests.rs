@@ -1,4 +1,5 @@
 use super::*;
+use crate::lock::Space;
 
 fn sound() -> naming::LockPlan {
     naming::LockPlan {
@@ -80,9 +81,11 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
     assert!(refused(|plan| plan.keys.push("x".repeat(1025))).contains("1025 bytes"));
     assert!(refused(|plan| plan.keys = (0..17).map(|n| n.to_string()).collect()).contains("more than 16"));
     assert!(refused(|plan| plan.group = "x".repeat(257)).contains("group"));
-    assert!(
-        refused(|plan| plan.primitive = types::Primitive::Quorum).contains("`quorum` is not available yet")
-    );
+    let shared = types::Mode::Shared;
+    let advisory = |plan: &mut naming::LockPlan| {
+        (plan.primitive, plan.mode) = (types::Primitive::Advisory, shared);
+    };
+    assert!(refused(advisory).contains("`advisory` is exclusive"));
     for primitive in [types::Primitive::Once, types::Primitive::Version] {
         assert!(refused(|plan| plan.primitive = primitive).contains("2 keys"));
         let shared = |plan: &mut naming::LockPlan| {
@@ -97,6 +100,34 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
     }
     let label = types::Label { name: "n".into(), value: "x".repeat(257) };
     assert!(refused(|plan| plan.labels.push(label)).contains("label"));
+}
+
+#[test]
+fn a_second_choice_fits_the_plan_as_the_first_one_does() {
+    let second = |name: &str| types::Label {
+        name: "lockkeeper.second-primitive".into(),
+        value: name.into(),
+    };
+    let with = |name: &str| naming::LockPlan {
+        primitive: types::Primitive::Advisory,
+        labels: vec![second(name)],
+        ..sound()
+    };
+    let plan = plan(with("lease"), &Limits::default()).unwrap();
+    assert_eq!((plan.primitive, plan.second), (Primitive::Advisory, Some(Primitive::Lease)));
+    assert!(plan.labels.is_empty() && plan.keys.iter().all(|key| key.space() == Space::Advisory));
+    let plan = plan.with_primitive(Primitive::Lease);
+    assert!(plan.keys.iter().all(|key| key.space() == Space::Table));
+    for (name, why) in [("once", "guards one"), ("mutex", "not a primitive")] {
+        assert!(refused(|plan| *plan = with(name)).contains(why), "{name}");
+    }
+    let unknown = types::Label { name: "lockkeeper.other".into(), value: "x".into() };
+    assert!(refused(|plan| plan.labels.push(unknown)).contains("means nothing"));
+    let once = |plan: &mut naming::LockPlan| {
+        *plan = with("once");
+        plan.keys.truncate(1);
+    };
+    assert!(refused(once).contains("cannot stand in"));
 }
 
 #[test]

@@ -10,8 +10,12 @@ const RACERS: usize = 4;
 pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
     what_one_grants_the_other_knows(&*one, &*other).await;
     a_memory_of_a_row_is_not_believed(&*one, &*other).await;
-    nobody_holds_a_key_beside_another(&one, &other).await;
-    racing_for_several_keys_ends(&one, &other).await;
+    exclusion(&one, &other).await;
+}
+
+pub async fn exclusion(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+    nobody_holds_a_key_beside_another(one, other).await;
+    racing_for_several_keys_ends(one, other).await;
 }
 
 pub async fn what_one_grants_the_other_knows(one: &dyn Store, other: &dyn Store) {

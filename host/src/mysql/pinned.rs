@@ -1,0 +1,344 @@
+//! Keys that are guarded by something that a session holds, and is free when the session ends.
+//!
+//! What MySQL excludes is proxies from each other: one session has the key's named lock ([`advisory`]) or
+//! its row lock ([`row`]). Among the clients of one proxy the same [`record::apply`] decides as everywhere,
+//! on records in memory that live as long as the guard. Tokens come from a counter in the database
+//! that is raised after the guard was had: so they rise over all proxies, and over restarts.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::sql::{COUNTER, LEASES, META};
+use super::{link, sql};
+use crate::clock;
+use crate::lock::record::{self, Claim, Denial, Env, Op, Outcome, Record, Records};
+use crate::lock::{Instant, Key, ServerTime, Token};
+use crate::store::{Loss, Page, Stored};
+
+pub mod advisory;
+pub mod row;
+mod slot;
+
+/// How long the server keeps a session that says nothing, in seconds: a proxy that was cut off keeps
+/// others out for so long.
+pub const SESSION_S: u32 = 30;
+/// Less for the way to the server: nobody is told to be certain for longer than this after the session
+/// was last heard of.
+const CERTAIN_US: u64 = (SESSION_S as u64 - 1) * 1_000_000;
+/// A guard goes back to the server after so many grants in a row, so that other proxies have a chance.
+const PASSES: u32 = 64;
+/// Keys that are remembered when their guard was given back.
+const PAST: usize = 4_096;
+/// When to ask again for a key that another session has, at the latest: nobody says when it is free.
+const ELSEWHERE_US: u64 = 30_000_000;
+
+/// The keys that are guarded now, and what is remembered of those that were of late. `G` says what guards
+/// a key.
+pub struct Guarded<G> {
+    entries: HashMap<Key, Entry<G>>,
+    /// To know a call that is repeated. What another proxy has done to the key since is not in it.
+    past: HashMap<Key, Record>,
+    forgetting: VecDeque<Key>,
+}
+
+struct Entry<G> {
+    record: Record,
+    guard: G,
+    passes: u32,
+}
+
+/// The clock of the records: the server's at the first look at it, then the proxy's own, which nobody sets.
+#[derive(Default)]
+pub struct Time(OnceLock<u64>);
+
+impl Time {
+    pub fn calibrate(&self, server: ServerTime, own: Instant) {
+        let _ = self.0.set(server.0.saturating_sub(own.0));
+    }
+
+    pub fn at(&self, own: Instant) -> ServerTime {
+        ServerTime(own.0 + self.0.get().copied().unwrap_or_default())
+    }
+}
+
+/// What one batch may use for its decisions.
+#[derive(Clone, Copy)]
+pub struct Terms {
+    pub own: Instant,
+    pub now: ServerTime,
+    /// New tokens are above this; the counter was raised by enough for all of the batch.
+    pub above: Token,
+    pub grants_from: ServerTime,
+    /// When the session was last heard of.
+    pub heard: Instant,
+}
+
+impl Terms {
+    fn env(&self) -> Env {
+        Env {
+            now: self.now,
+            floor: Token::default(),
+            others: self.above,
+            grants_from: self.grants_from,
+            takeover: true,
+        }
+    }
+
+    /// Nobody is certain for longer than the server is sure to keep the session.
+    fn capped(&self, outcome: Outcome) -> Outcome {
+        let certain = CERTAIN_US.saturating_sub(self.own.us_since(self.heard));
+        match outcome {
+            Outcome::Granted(mut grant) => {
+                grant.left_us = grant.left_us.min(certain);
+                Outcome::Granted(grant)
+            }
+            Outcome::Renewed { left_us } => Outcome::Renewed { left_us: left_us.min(certain) },
+            outcome => outcome,
+        }
+    }
+}
+
+impl<G> Default for Guarded<G> {
+    fn default() -> Guarded<G> {
+        Guarded { entries: HashMap::new(), past: HashMap::new(), forgetting: VecDeque::new() }
+    }
+}
+
+impl<G: Clone> Guarded<G> {
+    pub fn has(&self, key: &Key) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    pub fn guard(&self, key: &Key) -> Option<&G> {
+        self.entries.get(key).map(|entry| &entry.guard)
+    }
+
+    /// Whether nobody holds the key.
+    pub fn is_idle(&self, key: &Key, now: ServerTime) -> bool {
+        self.entries.get(key).is_none_or(|entry| entry.record.until() <= now)
+    }
+
+    /// The key's guard is had.
+    pub fn insert(&mut self, key: Key, guard: G) {
+        let record = self.past.remove(&key).unwrap_or_default();
+        self.entries.insert(key, Entry { record, guard, passes: 0 });
+    }
+
+    fn record(&self, key: &Key) -> Option<&Record> {
+        self.entries.get(key).map(|entry| &entry.record).or_else(|| self.past.get(key))
+    }
+
+    /// Of what was put out nothing must be left but its end.
+    fn remember(&mut self, key: &Key, entry: Entry<G>) {
+        if self.past.insert(key.clone(), entry.record).is_none() {
+            self.forgetting.push_back(key.clone());
+        }
+        // A key that was guarded again since is in the line twice, and goes early: it is no more than a help.
+        while self.forgetting.len() > PAST {
+            if let Some(oldest) = self.forgetting.pop_front() {
+                self.past.remove(&oldest);
+            }
+        }
+    }
+
+
+    /// Decides one operation, unless it would make a new grant: that takes a guard for all of its keys and
+    /// a token. So what is entered again, repeated or held costs no statement.
+    ///
+    /// A free key whose guard is not `fit` for the operation is held until that is given back.
+    pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
+        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms)) };
+        let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
+        if rejoined != Outcome::Absent {
+            return Some(rejoined);
+        }
+        let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
+        if guarded.is_empty() {
+            return None;
+        }
+        let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
+        match self.decide(&probe, terms).0 {
+            Outcome::Granted(_) => {
+                let unfit = |key: &&Key| self.guard(key).is_some_and(|guard| !fit(guard));
+                let unfit = claim.keys.iter().find(unfit).or_else(|| self.worn(claim, terms.now));
+                unfit.map(|key| elsewhere(key, 0))
+            }
+            outcome => Some(terms.capped(outcome)),
+        }
+    }
+
+    /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted.
+    pub fn apply(&mut self, op: &Op, terms: &Terms) -> Outcome {
+        if let Op::Acquire(claim) = op {
+            if let Some(key) = claim.keys.iter().find(|key| !self.has(key)) {
+                return elsewhere(key, ELSEWHERE_US);
+            }
+            if let Some(key) = self.worn(claim, terms.now) {
+                return elsewhere(key, 0);
+            }
+        }
+        let (outcome, records) = self.decide(op, terms);
+        let granted = matches!(&outcome, Outcome::Granted(grant) if !grant.repeated);
+        for (key, record, _) in records.changed() {
+            if let Some(entry) = self.entries.get_mut(key) {
+                entry.record = record.clone();
+                entry.passes += u32::from(granted);
+            }
+        }
+        terms.capped(outcome)
+    }
+
+    /// Takes out the keys that nobody holds: their guards are to be given back.
+    pub fn take_idle(&mut self, now: ServerTime) -> Vec<Key> {
+        let idle = self.entries.iter().filter(|(_, entry)| entry.record.until() <= now);
+        let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
+        self.take_if_idle(idle.iter(), now)
+    }
+
+    /// As [`Guarded::take_idle`], of these keys alone.
+    pub fn take_if_idle<'a>(&mut self, keys: impl Iterator<Item = &'a Key>, now: ServerTime) -> Vec<Key> {
+        let mut taken = Vec::new();
+        for key in keys {
+            if self.entries.get(key).is_some_and(|entry| entry.record.until() <= now)
+                && let Some(entry) = self.entries.remove(key)
+            {
+                self.remember(key, entry);
+                taken.push(key.clone());
+            }
+        }
+        taken
+    }
+
+    fn decide(&self, op: &Op, terms: &Terms) -> (Outcome, Records) {
+        let mut records = Records::default();
+        for key in op.keys() {
+            records.insert(key.clone(), self.record(key).cloned());
+        }
+        let outcome = record::apply(&mut records, op, &terms.env());
+        (outcome, records)
+    }
+
+    /// A key that is free and has been handed on here for long enough.
+    fn worn<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
+        let worn = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
+        claim.keys.iter().find(|key| self.entries.get(key).is_some_and(worn))
+    }
+
+    /// Forgets all: the nonces of the leases that were running.
+    pub fn clear(&mut self, now: ServerTime) -> Vec<u64> {
+        self.lose(now, |_| true)
+    }
+
+    /// Forgets the keys with such guards: the nonces of the leases that were running.
+    pub fn lose(&mut self, now: ServerTime, lost: impl Fn(&G) -> bool) -> Vec<u64> {
+        let gone: Vec<(Key, Entry<G>)> = self.entries.extract_if(|_, entry| lost(&entry.guard)).collect();
+        let holders = gone.into_iter().flat_map(|(_, entry)| entry.record.holders);
+        let mut nonces: Vec<u64> =
+            holders.filter(|holder| holder.until > now).map(|holder| holder.nonce).collect();
+        nonces.sort_unstable();
+        nonces.dedup();
+        nonces
+    }
+
+    pub fn read(&self, key: &Key, now: ServerTime) -> Option<Stored> {
+        let record = self.record(key)?.clone();
+        Some(Stored { key: key.clone(), record, now })
+    }
+
+    /// Held keys with this prefix from after `after`, in no order.
+    pub fn list(&self, prefix: &str, after: Option<&Key>, now: ServerTime) -> Vec<Stored> {
+        let wanted = |key: &Key| {
+            key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after.as_str())
+        };
+        let held = self.entries.iter().filter(|(key, entry)| wanted(key) && entry.record.until() > now);
+        held.map(|(key, entry)| Stored { key: key.clone(), record: entry.record.clone(), now }).collect()
+    }
+}
+
+/// One page of what [`Guarded::list`] found.
+pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
+    items.sort_by(|a, b| a.key.cmp(&b.key));
+    let more = items.len() > limit;
+    items.truncate(limit);
+    Page { items, more }
+}
+
+/// Another session has the key, or is to have its turn.
+fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
+    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us })
+}
+
+/// Who is told of leases that are lost with their session.
+#[derive(Default)]
+pub struct Losses(Mutex<Option<Loss>>);
+
+impl Losses {
+    pub fn set(&self, tell: Loss) {
+        *self.lock() = Some(tell);
+    }
+
+    pub fn tell(&self, nonces: Vec<u64>) {
+        if !nonces.is_empty()
+            && let Some(tell) = &*self.lock()
+        {
+            tell(nonces);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Loss>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many tokens of one key the operations may need.
+pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
+    let mut counts: HashMap<&Key, u64> = HashMap::new();
+    for op in ops.filter(|op| matches!(op, Op::Acquire(_))) {
+        for key in op.keys() {
+            *counts.entry(key).or_default() += 1;
+        }
+    }
+    counts.into_values().max().unwrap_or(0)
+}
+
+/// Raises the counter by `count`, above all that these keys were ever given as rows of the lease table;
+/// answers with one row: the counter's new value, and `grants_from`. To be run when the keys are
+/// guarded, in a transaction of its own.
+pub fn raise<'a>(count: u64, epoch: u64, keys: impl Iterator<Item = &'a Key>) -> String {
+    let mut list = String::new();
+    for key in keys {
+        if !list.is_empty() {
+            list.push(',');
+        }
+        sql::hex(&mut list, key.as_str().as_bytes());
+    }
+    let of_rows = match list.is_empty() {
+        true => String::new(),
+        false => format!(
+            ",(SELECT COALESCE(MAX(token),0) FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({list}))"
+        ),
+    };
+    let epoch = Token::floor_of_epoch(epoch).0;
+    format!(
+        "UPDATE {COUNTER} SET token=LAST_INSERT_ID(GREATEST(token,{epoch},\
+         (SELECT floor FROM {META} WHERE id=1){of_rows})+{count}) WHERE id=1;\
+         SELECT LAST_INSERT_ID(),grants_from FROM {META} WHERE id=1"
+    )
+}
+
+/// What [`raise`] answered: the highest token that may be given out, and when grants may begin.
+pub fn raised(set: Option<Vec<mysql_async::Row>>) -> Result<(Token, ServerTime), link::Fault> {
+    let row = set.and_then(|mut rows| rows.pop());
+    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64)>(row).ok());
+    let missing = || link::Fault::Broken {
+        why: format!("the row in {COUNTER} is missing: were its tables dropped?"),
+        slug: "schema",
+    };
+    read.map(|(token, from)| (Token(token), ServerTime(from))).ok_or_else(missing)
+}
+
+/// The moment for decisions, on both clocks.
+pub fn moment(time: &Time) -> (Instant, ServerTime) {
+    let own = clock::now();
+    (own, time.at(own))
+}

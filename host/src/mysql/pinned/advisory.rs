@@ -1,0 +1,407 @@
+//! The primitive `advisory`: `GET_LOCK`, thousands of named locks on one pinned session.
+//!
+//! The session is a connection of its own, opened when the first lock is asked for. Nothing else is run on
+//! it, so that no reset and no pool can free its locks. A batch takes one round trip: names that are not
+//! needed any more are given back, names that are wanted are asked for without waiting, and the token
+//! counter is raised. When the connection is lost, so are its locks: whoever holds one is told at once.
+//!
+//! One session, not several: a batch carries hundreds of locks, and what a group of operations does to
+//! several keys needs no agreement between sessions.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mysql_async::Row;
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use super::{Guarded, Losses, SESSION_S, Terms, Time, moment, page, raise, raised, tokens_for};
+use crate::clock;
+use crate::lock::record::{Op, Outcome};
+use crate::lock::{Instant, Key, ServerTime, Space, Token};
+use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT, LATE};
+use crate::mysql::link::{Fault, Link};
+use crate::mysql::queue::{Batch, Job, Places, Queue};
+use crate::mysql::store::{MysqlStore, Shared};
+use crate::store::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+
+/// Names that one statement asks for.
+const STATEMENT_NAMES: usize = 512;
+/// How often the session looks for locks that have ended.
+const SWEEP: Duration = Duration::from_millis(100);
+/// How long the session says nothing, in microseconds: it notices its own end that late.
+const SILENCE_US: u64 = 1_000_000;
+
+/// Named locks on the server of a [`MysqlStore`].
+pub struct Advisory {
+    jobs: UnboundedSender<Job>,
+    places: Places,
+    shared: Arc<Shared>,
+    common: Arc<Common>,
+}
+
+/// What the session and its users share.
+#[derive(Default)]
+struct Common {
+    held: Mutex<Guarded<()>>,
+    time: Time,
+    losses: Losses,
+}
+
+impl Advisory {
+    /// Starts the session's task; it ends with the store's own. `batch` and `max_queued` as in
+    /// [`StoreConfig`](crate::config::StoreConfig).
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
+        let common = Arc::new(Common::default());
+        let (jobs, incoming) = unbounded_channel();
+        let session = Session {
+            shared: store.shared.clone(),
+            common: common.clone(),
+            heard: Instant::default(),
+            left_over: false,
+        };
+        store.spawn(session.run(Queue::new(incoming, batch)));
+        Advisory { jobs, places: Places::new(max_queued), shared: store.shared.clone(), common }
+    }
+}
+
+impl Store for Advisory {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        if let Some(job) = self.places.admit(group, deadline, done) {
+            // Where the session's task is gone, the job's ticket answers as it is dropped.
+            let _ = self.jobs.send(job);
+        }
+    }
+
+    /// Renewals need no statement: nothing can starve them.
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        let (_, now) = moment(&self.common.time);
+        let page = page(self.common.held().list(&prefix, after.as_ref(), now), limit);
+        Box::pin(std::future::ready(Ok(page)))
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        let (_, now) = moment(&self.common.time);
+        let stored = self.common.held().read(&key, now);
+        Box::pin(std::future::ready(Ok(stored)))
+    }
+
+    fn health(&self) -> Health {
+        self.shared.health.now()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        if space != Space::Advisory {
+            return Some(format!("{space:?} is not a named lock"));
+        }
+        let galera = self.shared.galera.load(Ordering::Relaxed);
+        galera.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
+    }
+
+    fn on_loss(&self, tell: Loss) {
+        self.common.losses.set(tell);
+    }
+}
+
+impl Common {
+    fn held(&self) -> MutexGuard<'_, Guarded<()>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task that has the connection.
+struct Session {
+    shared: Arc<Shared>,
+    common: Arc<Common>,
+    /// Before the last exchange that succeeded: the server keeps the session from then on.
+    heard: Instant,
+    /// Some keys of the last batch may be free, and their names not yet given back.
+    left_over: bool,
+}
+
+/// What one exchange with the server is to do.
+#[derive(Default)]
+struct Errand {
+    /// Names that were given up already: whatever becomes of the exchange, they count as free.
+    free: Vec<Key>,
+    want: Vec<Key>,
+    tokens: u64,
+}
+
+/// What it came to.
+struct Errands {
+    above: Token,
+    grants_from: ServerTime,
+}
+
+impl Session {
+    async fn run(mut self, mut queue: Queue) {
+        while self.is_wanted(&mut queue).await {
+            let Some(mut link) = lanes::open(&self.shared, &mut queue, None).await else { break };
+            self.common.time.calibrate(link.sample.now, link.sample.after);
+            let served = self.serve(&mut link, &mut queue).await;
+            let (_, now) = moment(&self.common.time);
+            let lost = self.common.held().clear(now);
+            if let Err(fault) = &served {
+                self.shared.metrics.store_error(fault.slug());
+                tracing::warn!(leases = lost.len(), "lost the session of the advisory locks: {fault}");
+            }
+            self.common.losses.tell(lost);
+            if served.is_ok() {
+                link.close().await;
+                break;
+            }
+        }
+        queue.refuse("the store was closed");
+    }
+
+    /// No connection is opened before somebody asks for a lock.
+    async fn is_wanted(&self, queue: &mut Queue) -> bool {
+        tokio::select! {
+            wanted = queue.wait() => wanted,
+            () = self.shared.stop.cancelled() => false,
+        }
+    }
+
+    /// `Ok` once the store is closed and everything is answered.
+    async fn serve(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+        self.heard = clock::now();
+        link.exchange(format!("SET SESSION wait_timeout={SESSION_S}")).await?;
+        let mut sweep = tokio::time::interval(SWEEP);
+        loop {
+            if self.shared.stop.is_cancelled() {
+                queue.close();
+                if !queue.has_work() {
+                    return Ok(());
+                }
+            }
+            tokio::select! {
+                biased;
+                open = queue.wait() => {
+                    if !open {
+                        return Ok(());
+                    }
+                    self.run_batch(link, queue).await?;
+                }
+                () = self.shared.stop.cancelled() => {}
+                _ = sweep.tick() => self.sweep(link).await?,
+            }
+        }
+    }
+
+    /// Gives back what has ended by itself, and sees whether the session is still there.
+    async fn sweep(&mut self, link: &mut Link) -> Result<(), Fault> {
+        let (_, now) = moment(&self.common.time);
+        let free = self.common.held().take_idle(now);
+        let errand = Errand { free, ..Errand::default() };
+        let exchange = tokio::time::timeout(EXCHANGE_LIMIT, self.exchange(link, &errand)).await;
+        exchange.unwrap_or_else(|_| Err(Fault::timeout("an idle session"))).map(drop)
+    }
+
+    /// After a statement that failed on a connection that did not: the names that the errand may have got
+    /// are given back. For the counter's row others may wait longer than is allowed.
+    async fn recover(&self, link: &mut Link, errand: &Errand, fault: &Fault) -> Result<(), Fault> {
+        self.shared.metrics.store_error(fault.slug());
+        let names = errand.free.iter().chain(&errand.want).cloned().collect::<Vec<_>>();
+        let sql = statements(link.database(), &names, &[], 0, 0);
+        let freed = tokio::time::timeout(EXCHANGE_LIMIT, link.exchange(sql)).await;
+        freed.unwrap_or_else(|_| Err(Fault::timeout("freeing names")))?;
+        tokio::time::sleep(Backoff::new().next()).await;
+        Ok(())
+    }
+
+    /// Runs one batch; where the session is lost meanwhile, it goes back to the queue.
+    async fn run_batch(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+        let mut batch = queue.batch();
+        lanes::expire(&mut batch.tickets, LATE);
+        batch.retain_open();
+        let (ops, began) = (batch.ops(), clock::now());
+        let mut outcomes = vec![Vec::new(); batch.groups.len()];
+        let errand = self.before(&batch, &mut outcomes);
+        let result = {
+            let work = std::pin::pin!(self.exchange(link, &errand));
+            lanes::watched(work, &mut batch.tickets, queue).await
+        };
+        match result {
+            Ok(errands) => drop(self.after(batch, outcomes, Some(&errands))),
+            Err(fault @ Fault::Broken { .. }) => {
+                queue.put_back(batch);
+                return Err(fault);
+            }
+            Err(fault) => {
+                if let Some(left) = self.after(batch, outcomes, None) {
+                    queue.put_back(left);
+                }
+                self.recover(link, &errand, &fault).await?;
+            }
+        }
+        self.shared.metrics.batch(ops, Duration::from_micros(clock::now().us_since(began)));
+        if self.left_over && !queue.has_work() {
+            self.sweep(link).await?;
+        }
+        Ok(())
+    }
+
+    fn terms(&self, above: Token, grants_from: ServerTime) -> Terms {
+        let (own, now) = moment(&self.common.time);
+        Terms { own, now, above, grants_from, heard: self.heard }
+    }
+
+    /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
+    /// on one of its keys.
+    fn before(&self, batch: &Batch, decided: &mut [Vec<Outcome>]) -> Errand {
+        let terms = self.terms(Token::default(), ServerTime::default());
+        let mut held = self.common.held();
+        let mut late: HashSet<&Key> = HashSet::new();
+        let mut done: Vec<&Key> = Vec::new();
+        let mut grants: Vec<&Op> = Vec::new();
+        for (group, outcomes) in batch.groups.iter().zip(decided) {
+            for op in group.iter().take_while(|op| !op.keys().iter().any(|key| late.contains(key))) {
+                let Some(outcome) = held.try_apply(op, &terms, |()| true) else { break };
+                outcomes.push(outcome);
+                done.extend(op.keys());
+            }
+            let rest = &group[outcomes.len()..];
+            late.extend(rest.iter().flat_map(Op::keys));
+            grants.extend(rest);
+        }
+        let wanted = late.iter().filter(|key| !held.has(key)).map(|key| (*key).clone());
+        Errand {
+            want: wanted.collect(),
+            free: held.take_if_idle(done.into_iter().filter(|key| !late.contains(key)), terms.now),
+            tokens: tokens_for(grants.into_iter()),
+        }
+    }
+
+    /// Decides the rest, where the errand was run, and answers. What is not decided stays.
+    fn after(
+        &mut self,
+        batch: Batch,
+        decided: Vec<Vec<Outcome>>,
+        errands: Option<&Errands>,
+    ) -> Option<Batch> {
+        let terms = errands.map(|errands| self.terms(errands.above, errands.grants_from));
+        let answered = terms.unwrap_or_else(|| self.terms(Token::default(), ServerTime::default()));
+        let mut held = self.common.held();
+        let mut answers = Vec::new();
+        let mut left = Batch { groups: Vec::new(), tickets: Vec::new() };
+        self.left_over = false;
+        // Nobody waits any more for what expired meanwhile: what it asked for is not done.
+        let parts = batch.groups.into_iter().zip(batch.tickets).zip(decided);
+        for ((group, ticket), mut outcomes) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
+            match &terms {
+                Some(terms) => {
+                    let rest = group[outcomes.len()..].iter().map(|op| held.apply(op, terms));
+                    outcomes.extend(rest.collect::<Vec<_>>());
+                    self.left_over |= !matches!(outcomes.last(), Some(Outcome::Granted(_)));
+                }
+                None if outcomes.len() < group.len() => {
+                    left.groups.push(group);
+                    left.tickets.push(ticket);
+                    continue;
+                }
+                None => {}
+            }
+            answers.push((ticket, Reply { outcomes, asked_at: answered.own, now: answered.now }));
+        }
+        drop(held);
+        for (ticket, reply) in answers {
+            ticket.answer(Ok(reply));
+        }
+        (!left.groups.is_empty()).then_some(left)
+    }
+
+    async fn exchange(&mut self, link: &mut Link, errand: &Errand) -> Result<Errands, Fault> {
+        let Errand { free, want, tokens } = errand;
+        let tokens = *tokens;
+        let own = clock::now();
+        let mut errands = Errands { above: Token::default(), grants_from: ServerTime::default() };
+        let nothing = free.is_empty() && want.is_empty() && tokens == 0;
+        if nothing && own.us_since(self.heard) < SILENCE_US {
+            return Ok(errands);
+        }
+        let sql = statements(link.database(), free, want, tokens, link.sample.epoch);
+        let mut sets = link.exchange(sql).await?;
+        self.heard = own;
+        if tokens > 0 {
+            let (token, grants_from) = raised(sets.pop())?;
+            errands.above = Token(token.0 - tokens);
+            errands.grants_from = grants_from;
+        }
+        let answers = sets.into_iter().flatten().flat_map(Row::unwrap);
+        let had = answers.map(|value| mysql_async::from_value_opt::<i64>(value).is_ok_and(|had| had == 1));
+        let mut held = self.common.held();
+        for (key, _) in want.iter().zip(had).filter(|(_, had)| *had) {
+            held.insert(key.clone(), ());
+        }
+        Ok(errands)
+    }
+}
+
+/// Frees first: what is freed may be wanted by others. The counter comes last, when the names are had.
+fn statements(database: &str, free: &[Key], want: &[Key], tokens: u64, epoch: u64) -> String {
+    let mut sql = String::from("DO 0");
+    for key in free {
+        sql.push_str(&format!(",RELEASE_LOCK('{}')", name(database, key)));
+    }
+    for keys in want.chunks(STATEMENT_NAMES) {
+        let asked: Vec<String> =
+            keys.iter().map(|key| format!("GET_LOCK('{}',0)", name(database, key))).collect();
+        sql.push_str(&format!(";SELECT {}", asked.join(",")));
+    }
+    if tokens > 0 {
+        sql.push(';');
+        sql.push_str(&raise(tokens, epoch, want.iter()));
+    }
+    sql
+}
+
+/// Names are the server's, not the database's; MySQL takes 64 characters and ignores case.
+fn name(database: &str, key: &Key) -> String {
+    let mut hash = Sha256::new();
+    hash.update((database.len() as u64).to_le_bytes());
+    hash.update(database.as_bytes());
+    hash.update(key.as_str().as_bytes());
+    let digest: [u8; 32] = hash.finalize().into();
+    let mut name = String::from("lk-");
+    for byte in &digest[..30] {
+        name.push_str(&format!("{byte:02x}"));
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> Key {
+        Key::new(text).expect("it is a key").within(Space::Advisory)
+    }
+
+    #[test]
+    fn names_fit_and_differ() {
+        let names: HashSet<String> = [("a", "bc"), ("ab", "c"), ("a", "BC"), ("a", "bc ")]
+            .into_iter()
+            .map(|(database, text)| name(database, &key(text)))
+            .collect();
+        assert_eq!(names.len(), 4);
+        assert!(names.iter().all(|name| name.len() <= 64 && *name == name.to_lowercase()));
+    }
+
+    #[test]
+    fn one_packet_frees_then_asks_then_counts() {
+        let sql = statements("db", &[key("a")], &[key("b")], 1, 0);
+        let at = |text: &str| sql.find(text).expect(text);
+        assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("LAST_INSERT_ID"));
+        assert_eq!(statements("db", &[], &[], 0, 0), "DO 0");
+    }
+}

@@ -1,0 +1,475 @@
+//! The primitive `row`: the lock of a row, in a transaction that stays open as long as the lease.
+//!
+//! Each lease that MySQL has to know of takes a connection; their number is bounded, and they are no
+//! other's, so that row locks cannot starve the rest. Rows are asked for with NOWAIT: who waits, waits in the
+//! proxy, in order. A row that is missing is made first. Shared holders of one proxy share its lock, which
+//! is FOR SHARE, so that other proxies' readers have theirs beside it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::slot::{Beat, Counter, Freed, Locked, Slot, Strength};
+use super::{Guarded, Losses, Terms, Time, moment, page, tokens_for};
+use crate::clock;
+use crate::lock::record::{Op, Outcome};
+use crate::lock::{Instant, Key, Mode, ServerTime, Space, Token};
+use crate::mysql::link::{Fault, Link};
+use crate::mysql::lanes::LATE;
+use crate::mysql::queue::{Job, Places};
+use crate::mysql::store::{MysqlStore, Shared};
+use crate::store::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+
+/// How often it is looked for locks that have ended, and for sessions that have said nothing.
+const SWEEP: Duration = Duration::from_millis(100);
+/// How long a session says nothing, in microseconds: its end is noticed that late.
+const SILENCE_US: u64 = 1_000_000;
+/// How long a claim waits for a connection, in microseconds.
+const PATIENCE_US: u64 = 500_000;
+/// Connections that are kept for the next lock.
+const SPARE: usize = 4;
+
+/// Row locks on the server of a [`MysqlStore`].
+pub struct Row {
+    jobs: UnboundedSender<Job>,
+    places: Places,
+    shared: Arc<Shared>,
+    common: Arc<Common>,
+}
+
+/// What guards a key: the transaction of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Guard {
+    slot: u64,
+    strength: Strength,
+}
+
+#[derive(Default)]
+struct Common {
+    held: Mutex<Guarded<Guard>>,
+    time: Time,
+    losses: Losses,
+}
+
+impl Row {
+    /// Starts the task; it ends with the store's own. `connections`: the most that hold locks at a time.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn new(store: &MysqlStore, connections: usize, max_queued: usize) -> Row {
+        let common = Arc::new(Common::default());
+        let (jobs, incoming) = unbounded_channel();
+        let (events, happened) = unbounded_channel();
+        let desk = Desk {
+            shared: store.shared.clone(),
+            common: common.clone(),
+            counter: Arc::default(),
+            events,
+            connections,
+            waiting: VecDeque::new(),
+            resting: Vec::new(),
+            busy: HashSet::new(),
+            slots: HashMap::new(),
+            spare: Vec::new(),
+            opening: 0,
+            serial: 0,
+        };
+        store.spawn(desk.run(incoming, happened));
+        Row { jobs, places: Places::new(max_queued), shared: store.shared.clone(), common }
+    }
+}
+
+impl Store for Row {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        if let Some(job) = self.places.admit(group, deadline, done) {
+            // Where the task is gone, the job's ticket answers as it is dropped.
+            let _ = self.jobs.send(job);
+        }
+    }
+
+    /// Renewals need no statement: nothing can starve them.
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        let (_, now) = moment(&self.common.time);
+        let page = page(self.common.held().list(&prefix, after.as_ref(), now), limit);
+        Box::pin(std::future::ready(Ok(page)))
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        let (_, now) = moment(&self.common.time);
+        let stored = self.common.held().read(&key, now);
+        Box::pin(std::future::ready(Ok(stored)))
+    }
+
+    fn health(&self) -> Health {
+        self.shared.health.now()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        (space != Space::Row).then(|| format!("{space:?} is not a row lock"))
+    }
+
+    fn on_loss(&self, tell: Loss) {
+        self.common.losses.set(tell);
+    }
+}
+
+impl Common {
+    fn held(&self) -> MutexGuard<'_, Guarded<Guard>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the connections' tasks report.
+enum Event {
+    Locked { slot: u64, errand: Errand, result: Result<Locked, Fault> },
+    Raised { errand: Errand, result: Result<(Token, ServerTime), Fault> },
+    Freed { slot: u64, result: Result<Freed, Fault> },
+    Beat { slot: u64, result: Result<Beat, Fault> },
+}
+
+/// A group that the server has to be asked for, with what is decided of it already.
+struct Errand {
+    job: Job,
+    decided: Vec<Outcome>,
+}
+
+/// A group that has not been begun.
+struct Waiting {
+    job: Job,
+    /// Since when it has waited for a connection.
+    no_room: Option<Instant>,
+}
+
+/// The task that decides, and has others talk to the server.
+struct Desk {
+    shared: Arc<Shared>,
+    common: Arc<Common>,
+    counter: Arc<Counter>,
+    events: UnboundedSender<Event>,
+    connections: usize,
+    waiting: VecDeque<Waiting>,
+    /// What failed, until the next look.
+    resting: Vec<Job>,
+    /// Keys that an errand is under way for: what else is asked of them waits.
+    busy: HashSet<Key>,
+    slots: HashMap<u64, Slot>,
+    spare: Vec<Link>,
+    /// Connections that an errand is trying to lock something on.
+    opening: usize,
+    serial: u64,
+}
+
+impl Desk {
+    async fn run(mut self, mut incoming: UnboundedReceiver<Job>, mut happened: UnboundedReceiver<Event>) {
+        let mut sweep = tokio::time::interval(SWEEP);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.shared.stop.cancelled() => break,
+                Some(event) = happened.recv() => self.happened(event),
+                job = incoming.recv() => match job {
+                    Some(job) => self.waiting.push_back(Waiting { job, no_room: None }),
+                    None => break,
+                },
+                _ = sweep.tick() => self.sweep(),
+            }
+            self.pump();
+        }
+        let (_, now) = moment(&self.common.time);
+        let lost = self.common.held().clear(now);
+        self.common.losses.tell(lost);
+    }
+
+    /// Starts on whatever waits and is not in the way of what came before it.
+    fn pump(&mut self) {
+        let mut blocked = self.busy.clone();
+        for waiting in std::mem::take(&mut self.waiting) {
+            let keys = || waiting.job.ops.iter().flat_map(Op::keys);
+            let is_free = !keys().any(|key| blocked.contains(key));
+            if !waiting.job.ticket.is_open() {
+                continue;
+            }
+            blocked.extend(keys().cloned());
+            if is_free {
+                self.start(waiting);
+            } else {
+                self.waiting.push_back(waiting);
+            }
+        }
+    }
+
+    fn terms(&self, above: Token, grants_from: ServerTime) -> Terms {
+        let (own, now) = moment(&self.common.time);
+        Terms { own, now, above, grants_from, heard: own }
+    }
+
+    /// Decides what needs nothing of the server, and sends somebody there for the rest.
+    fn start(&mut self, waiting: Waiting) {
+        let Waiting { job, no_room } = waiting;
+        let terms = self.terms(Token::default(), ServerTime::default());
+        let mut decided = Vec::new();
+        let mut wanted: Vec<Key> = Vec::new();
+        let mut strength = Strength::Shared;
+        {
+            let mut held = self.common.held();
+            for op in &job.ops {
+                let reads = matches!(op, Op::Acquire(claim) if claim.mode == Mode::Shared);
+                let fit = |guard: &Guard| reads || guard.strength == Strength::Exclusive;
+                match held.try_apply(op, &terms, fit) {
+                    Some(outcome) => decided.push(outcome),
+                    None => break,
+                }
+            }
+            for op in &job.ops[decided.len()..] {
+                let Op::Acquire(claim) = op else { continue };
+                if claim.mode != Mode::Shared {
+                    strength = Strength::Exclusive;
+                }
+                wanted.extend(claim.keys.iter().filter(|key| !held.has(key)).cloned());
+            }
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        let all_decided = decided.len() == job.ops.len();
+        let errand = Errand { job, decided };
+        if all_decided {
+            return self.finish(errand, Token::default(), ServerTime::default());
+        }
+        let tokens = tokens_for(errand.job.ops[errand.decided.len()..].iter());
+        if wanted.is_empty() {
+            self.raise(errand, tokens);
+        } else if self.slots.len() + self.opening < self.connections {
+            self.lock(errand, wanted, strength, tokens);
+        } else {
+            self.wait_for_room(errand.job, no_room);
+        }
+    }
+
+    /// A connection may be free in a moment; if none is, whoever asks is to know what is short.
+    fn wait_for_room(&mut self, job: Job, since: Option<Instant>) {
+        let now = clock::now();
+        let since = since.unwrap_or(now);
+        if now.us_since(since) < PATIENCE_US {
+            return self.waiting.push_back(Waiting { job, no_room: Some(since) });
+        }
+        let most = self.connections;
+        let why = format!("all {most} connections for row locks have one (store.row_connections)");
+        refuse(job, why);
+    }
+
+    fn raise(&mut self, errand: Errand, tokens: u64) {
+        self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
+        let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
+        tokio::spawn(async move {
+            let result = counter.raise(&shared, tokens, &[]).await;
+            let _ = events.send(Event::Raised { errand, result });
+        });
+    }
+
+    fn lock(&mut self, errand: Errand, keys: Vec<Key>, strength: Strength, tokens: u64) {
+        self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
+        self.opening += 1;
+        self.serial += 1;
+        let slot = self.serial;
+        let link = self.spare.pop();
+        let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
+        let limit = Duration::from_micros(errand.job.ticket.deadline.us_since(clock::now()));
+        tokio::spawn(async move {
+            let locking = Slot::lock(&shared, &counter, link, keys, strength, tokens);
+            let result = tokio::time::timeout(limit, locking).await;
+            let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
+            let _ = events.send(Event::Locked { slot, errand, result });
+        });
+    }
+
+    fn happened(&mut self, event: Event) {
+        match event {
+            Event::Locked { slot, errand, result } => {
+                self.opening -= 1;
+                self.unbusy(&errand);
+                match result {
+                    Ok(locked) => self.locked(slot, errand, locked),
+                    Err(fault) => self.failed(errand, &fault),
+                }
+            }
+            Event::Raised { errand, result } => {
+                self.unbusy(&errand);
+                match result {
+                    Ok((above, from)) => self.finish(errand, above, from),
+                    Err(fault) => self.failed(errand, &fault),
+                }
+            }
+            Event::Freed { slot, result } => {
+                let slot = self.slots.remove(&slot);
+                for key in slot.iter().flat_map(|slot| &slot.keys) {
+                    self.busy.remove(key);
+                }
+                // Where it failed, the session is gone, and its locks with it.
+                if let Ok(Freed { link }) = result {
+                    self.keep(link);
+                }
+                for (ticket, reply) in slot.into_iter().flat_map(|slot| slot.told_when_free) {
+                    ticket.answer(Ok(reply));
+                }
+            }
+            Event::Beat { slot, result } => match result {
+                Ok(Beat { link, heard }) => {
+                    if let Some(slot) = self.slots.get_mut(&slot) {
+                        slot.link = Some(link);
+                        slot.heard = heard;
+                    }
+                    self.free_if_idle(slot);
+                }
+                Err(fault) => self.lost(slot, &fault),
+            },
+        }
+    }
+
+    fn unbusy(&mut self, errand: &Errand) {
+        for key in errand.job.ops.iter().flat_map(Op::keys) {
+            self.busy.remove(key);
+        }
+    }
+
+    fn locked(&mut self, slot: u64, errand: Errand, locked: Locked) {
+        let Locked { link, keys, strength, heard, raised } = locked;
+        self.common.time.calibrate(link.sample.now, link.sample.after);
+        let Some((above, from)) = raised else {
+            // Another session has one of them.
+            self.keep(link);
+            return self.finish(errand, Token::default(), ServerTime::default());
+        };
+        for key in &keys {
+            self.common.held().insert(key.clone(), Guard { slot, strength });
+        }
+        self.slots.insert(slot, Slot::new(link, keys, heard));
+        self.finish(errand, above, from);
+        self.free_if_idle(slot);
+    }
+
+    fn keep(&mut self, link: Link) {
+        if self.spare.len() < SPARE {
+            self.spare.push(link);
+        } else {
+            tokio::spawn(link.close());
+        }
+    }
+
+    /// The connection failed before anything was locked: it is tried again, as long as anybody waits.
+    fn failed(&mut self, errand: Errand, fault: &Fault) {
+        self.shared.metrics.store_error(fault.slug());
+        tracing::debug!("a row lock could not be asked for: {fault}");
+        match fault {
+            Fault::Rejected { why } => refuse(errand.job, why.clone()),
+            // A server that is gone is not asked more often than that.
+            _ => self.resting.push(errand.job),
+        }
+    }
+
+    /// Decides the rest of the group and answers, once what it freed is free.
+    fn finish(&mut self, errand: Errand, above: Token, grants_from: ServerTime) {
+        let Errand { job: Job { ops, ticket }, mut decided } = errand;
+        let terms = self.terms(above, grants_from);
+        // Nobody waits for it any more: what it asked for is not done.
+        if ticket.is_open() {
+            let mut held = self.common.held();
+            for op in &ops[decided.len()..] {
+                let mut terms = terms;
+                terms.heard = heard(&self.slots, &held, op, terms.own);
+                decided.push(held.apply(op, &terms));
+            }
+        }
+        let reply = Reply { outcomes: decided, asked_at: terms.own, now: terms.now };
+        let slots = self.slots_of(ops.iter().flat_map(Op::keys));
+        let freeing: Vec<u64> = slots.into_iter().filter(|slot| self.free_if_idle(*slot)).collect();
+        match freeing.first().and_then(|slot| self.slots.get_mut(slot)) {
+            Some(slot) => slot.told_when_free.push((ticket, reply)),
+            None => ticket.answer(Ok(reply)),
+        }
+    }
+
+    fn slots_of<'a>(&self, keys: impl Iterator<Item = &'a Key>) -> Vec<u64> {
+        let held = self.common.held();
+        let mut slots: Vec<u64> = keys.filter_map(|key| held.guard(key)).map(|guard| guard.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
+    /// Ends the slot's transaction if nobody holds any of its keys. Whether it is ended, now or as soon as
+    /// nobody talks on its connection.
+    fn free_if_idle(&mut self, id: u64) -> bool {
+        let (_, now) = moment(&self.common.time);
+        let Some(slot) = self.slots.get_mut(&id) else { return false };
+        let mut held = self.common.held();
+        if slot.keys.iter().any(|key| !held.is_idle(key, now)) {
+            return false;
+        }
+        // An errand counts on the guard.
+        if slot.link.is_some() && slot.keys.iter().any(|key| self.busy.contains(key)) {
+            return false;
+        }
+        let Some(link) = slot.link.take() else { return true };
+        held.take_if_idle(slot.keys.iter(), now);
+        self.busy.extend(slot.keys.iter().cloned());
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let result = Slot::free(link).await;
+            let _ = events.send(Event::Freed { slot: id, result });
+        });
+        true
+    }
+
+    fn lost(&mut self, id: u64, fault: &Fault) {
+        let (_, now) = moment(&self.common.time);
+        for (ticket, reply) in self.slots.remove(&id).into_iter().flat_map(|slot| slot.told_when_free) {
+            ticket.answer(Ok(reply));
+        }
+        let lost = self.common.held().lose(now, |guard| guard.slot == id);
+        self.shared.metrics.store_error(fault.slug());
+        tracing::warn!(leases = lost.len(), "lost the session of a row lock: {fault}");
+        self.common.losses.tell(lost);
+    }
+
+    /// Ends what has ended by itself, answers what nobody will, and sees whether the sessions are there.
+    fn sweep(&mut self) {
+        let own = clock::now();
+        let rested = std::mem::take(&mut self.resting).into_iter();
+        self.waiting.extend(rested.map(|job| Waiting { job, no_room: None }));
+        for waiting in &mut self.waiting {
+            waiting.job.ticket.expire(own, LATE);
+        }
+        let ids: Vec<u64> = self.slots.keys().copied().collect();
+        for id in ids {
+            if self.free_if_idle(id) {
+                continue;
+            }
+            let Some(slot) = self.slots.get_mut(&id) else { continue };
+            if own.us_since(slot.heard) < SILENCE_US {
+                continue;
+            }
+            let Some(link) = slot.link.take() else { continue };
+            let events = self.events.clone();
+            tokio::spawn(async move {
+                let result = Slot::beat(link).await;
+                let _ = events.send(Event::Beat { slot: id, result });
+            });
+        }
+    }
+}
+
+fn refuse(job: Job, why: String) {
+    job.ticket.answer(Err(StoreError::Unavailable { why }));
+}
+
+/// When the sessions that guard the operation's keys were last heard of, the earliest of them.
+fn heard(slots: &HashMap<u64, Slot>, held: &Guarded<Guard>, op: &Op, now: Instant) -> Instant {
+    let guards = op.keys().iter().filter_map(|key| held.guard(key));
+    guards.filter_map(|guard| slots.get(&guard.slot)).map(|slot| slot.heard).min().unwrap_or(now)
+}

@@ -1,0 +1,220 @@
+//! When the answers of some members decide what all of them together say. Pure.
+
+use crate::lock::record::{Grant, Op, Outcome};
+use crate::lock::Token;
+
+/// How many members there are.
+#[derive(Clone, Copy, Debug)]
+pub struct Count {
+    pub members: usize,
+}
+
+impl Count {
+    pub fn is_majority(self, some: usize) -> bool {
+        some * 2 > self.members
+    }
+}
+
+/// What is known of one operation.
+#[derive(Debug)]
+pub struct Ballot {
+    count: Count,
+    asks: Asks,
+    votes: Vec<Vote>,
+    failures: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asks {
+    /// A majority with one nonce, or it is not had.
+    Grant,
+    /// As above; not to have it is an answer as good.
+    Rejoin,
+    Lease,
+    Release,
+    Other,
+}
+
+#[derive(Debug)]
+struct Vote {
+    member: usize,
+    outcome: Outcome,
+}
+
+impl Ballot {
+    pub fn new(op: &Op, count: Count) -> Ballot {
+        let asks = match op {
+            Op::Acquire(_) => Asks::Grant,
+            Op::Rejoin(_) => Asks::Rejoin,
+            Op::Renew { .. } | Op::Raise { .. } => Asks::Lease,
+            Op::Release(_) => Asks::Release,
+            Op::Abandon { .. } | Op::Force { .. } | Op::Read { .. } | Op::Commit(_) => Asks::Other,
+        };
+        Ballot { count, asks, votes: Vec::new(), failures: 0 }
+    }
+
+    pub fn count(&mut self, member: usize, outcome: Outcome) {
+        self.votes.push(Vote { member, outcome });
+    }
+
+    pub fn count_failure(&mut self) {
+        self.failures += 1;
+    }
+
+    pub fn is_majority(&self, some: usize) -> bool {
+        self.count.is_majority(some)
+    }
+
+    /// Whether no answer that lacks can change the outcome. For a no, a majority has to have been heard where
+    /// that is possible: one that failed has said nothing.
+    pub fn is_decided(&self) -> bool {
+        let open = self.count.members - self.votes.len() - self.failures;
+        let (yes, heard) = (self.yes(), self.votes.len());
+        let is_hopeless = !self.is_majority(yes + open);
+        let is_heard = self.is_majority(heard) || !self.is_majority(heard + open);
+        open == 0 || self.is_majority(yes) || (is_hopeless && is_heard)
+    }
+
+    /// The most members that said the same yes.
+    fn yes(&self) -> usize {
+        match self.asks {
+            Asks::Grant | Asks::Rejoin => self.grants().len(),
+            Asks::Lease => self.number(|outcome| matches!(outcome, Outcome::Renewed { .. })),
+            Asks::Release => self.number(|outcome| matches!(outcome, Outcome::Released { .. })),
+            Asks::Other => self.votes.len(),
+        }
+    }
+
+    fn number(&self, says: impl Fn(&Outcome) -> bool) -> usize {
+        self.votes.iter().filter(|vote| says(&vote.outcome)).count()
+    }
+
+    /// The grants of the lease that most members know.
+    fn grants(&self) -> Vec<(&Vote, &Grant)> {
+        let grants = self.votes.iter().filter_map(|vote| match &vote.outcome {
+            Outcome::Granted(grant) => Some((vote, grant)),
+            _ => None,
+        });
+        let grants: Vec<(&Vote, &Grant)> = grants.collect();
+        let of = |nonce: u64| grants.iter().filter(move |(_, grant)| grant.nonce == nonce);
+        let best = grants.iter().map(|(_, grant)| grant.nonce).max_by_key(|nonce| of(*nonce).count());
+        best.map(|nonce| of(nonce).copied().collect()).unwrap_or_default()
+    }
+
+    /// `None` where too few answers are there to say.
+    pub fn outcome(&self, op: &Op) -> Option<Outcome> {
+        match self.asks {
+            Asks::Grant | Asks::Rejoin => self.granted(op),
+            Asks::Lease => self.renewed(),
+            Asks::Release => self.released(),
+            Asks::Other => {
+                let answered = self.is_majority(self.votes.len());
+                let most = |vote: &&Vote| match vote.outcome {
+                    Outcome::Forced { holders } => holders,
+                    _ => 0,
+                };
+                answered.then(|| self.votes.iter().max_by_key(most).map(|vote| vote.outcome.clone()))?
+            }
+        }
+    }
+
+    fn granted(&self, op: &Op) -> Option<Outcome> {
+        let grants = self.grants();
+        if self.is_majority(grants.len()) {
+            let left = grants.iter().map(|(_, grant)| grant.left_us);
+            let highest = |n: usize| grants.iter().map(|(_, grant)| grant.tokens[n]).max();
+            let (_, first) = grants[0];
+            return Some(Outcome::Granted(Grant {
+                nonce: first.nonce,
+                tokens: (0..op.keys().len()).filter_map(highest).collect(),
+                left_us: self.of_majority(left),
+                levels: grants.iter().map(|(_, grant)| grant.levels).max()?,
+                repeated: first.repeated,
+            }));
+        }
+        let said = |says: fn(&Outcome) -> bool| self.votes.iter().map(|vote| &vote.outcome).find(|o| says(o));
+        let refused =
+            said(|outcome| matches!(outcome, Outcome::RequestReused { .. } | Outcome::Full | Outcome::Done(_)));
+        if let Some(outcome) = refused {
+            return Some(outcome.clone());
+        }
+        if !self.is_majority(self.votes.len()) {
+            return None;
+        }
+        if self.asks == Asks::Rejoin {
+            return Some(Outcome::Absent);
+        }
+        // Where two claims share the members between them neither is told of a holder: both try again soon.
+        let held = self.votes.iter().filter_map(|vote| match &vote.outcome {
+            Outcome::Held(denial) => Some(denial),
+            _ => None,
+        });
+        let sooner = held.clone().min_by_key(|denial| denial.free_in_us);
+        match self.is_majority(held.count()) {
+            true => sooner.cloned().map(Outcome::Held),
+            false => sooner.map(|denial| {
+                let mut denial = denial.clone();
+                denial.free_in_us = denial.free_in_us.min(SPLIT_US);
+                Outcome::Held(denial)
+            }),
+        }
+    }
+
+    fn renewed(&self) -> Option<Outcome> {
+        let left = self.votes.iter().filter_map(|vote| match vote.outcome {
+            Outcome::Renewed { left_us } => Some(left_us),
+            _ => None,
+        });
+        if self.is_majority(left.clone().count()) {
+            return Some(Outcome::Renewed { left_us: self.of_majority(left) });
+        }
+        let lost = self.number(|outcome| *outcome == Outcome::Lost);
+        (!self.is_majority(self.count.members - lost)).then_some(Outcome::Lost)
+    }
+
+    /// Released where the members that may still hold the lease are no majority.
+    fn released(&self) -> Option<Outcome> {
+        let levels = self.votes.iter().filter_map(|vote| match vote.outcome {
+            Outcome::Released { levels_left } => Some(levels_left),
+            _ => None,
+        });
+        let lost = self.number(|outcome| *outcome == Outcome::Lost);
+        let may_hold = self.count.members - lost - levels.clone().count();
+        match levels.max() {
+            Some(levels_left) if !self.is_majority(may_hold) => Some(Outcome::Released { levels_left }),
+            None if !self.is_majority(self.count.members - lost) => Some(Outcome::Lost),
+            _ => None,
+        }
+    }
+
+    /// How long a majority still holds. Counted from before the first member was asked: what asking took is
+    /// not the holder's.
+    fn of_majority(&self, left_us: impl Iterator<Item = u64>) -> u64 {
+        let mut left_us: Vec<u64> = left_us.collect();
+        left_us.sort_unstable_by(|a, b| b.cmp(a));
+        left_us[self.count.members / 2]
+    }
+
+    /// Whether any member has granted the claim, or has and was not heard.
+    pub fn may_be_granted(&self) -> bool {
+        let granted = self.number(|outcome| matches!(outcome, Outcome::Granted(_)));
+        granted > 0 || self.votes.len() < self.count.members
+    }
+
+    /// How many members gave the lease these tokens, and which gave it lower ones.
+    pub fn at_token(&self, nonce: u64, tokens: &[Token]) -> (usize, Vec<usize>) {
+        let mut there = 0;
+        let mut behind = Vec::new();
+        for vote in &self.votes {
+            match &vote.outcome {
+                Outcome::Granted(grant) if grant.nonce == nonce && grant.tokens == tokens => there += 1,
+                Outcome::Granted(grant) if grant.nonce == nonce => behind.push(vote.member),
+                _ => {}
+            }
+        }
+        (there, behind)
+    }
+}
+
+/// When to ask again where no claim has a majority, in microseconds.
+const SPLIT_US: u64 = 20_000;

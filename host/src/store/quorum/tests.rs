@@ -1,0 +1,155 @@
+use super::super::contract::{self, claim, fresh};
+use super::super::memory::Memory;
+use super::*;
+use crate::lock::record::{Claim, Release};
+
+/// Five stores, and as many proxies on them as are asked for.
+struct World {
+    memories: Vec<Memory>,
+}
+
+impl World {
+    fn new(members: usize) -> World {
+        World { memories: (0..members).map(|_| Memory::new(Duration::from_secs(3_600))).collect() }
+    }
+
+    fn proxy(&self) -> Quorum {
+        let member = |(n, memory): (usize, &Memory)| Member {
+            name: n.to_string(),
+            store: Arc::new(memory.store()),
+        };
+        let members = self.memories.iter().enumerate().map(member).collect();
+        Quorum::new(members, Duration::from_millis(200))
+    }
+
+    fn stop(&self, members: std::ops::Range<usize>) {
+        self.memories[members].iter().for_each(|memory| memory.set_outage(Some("it is stopped")));
+    }
+
+    async fn holders(&self) -> usize {
+        let mut holders = 0;
+        for memory in &self.memories {
+            memory.set_outage(None);
+            let page = memory.store().list(String::new(), None, 99).await.expect("it lists");
+            holders += page.items.iter().map(|stored| stored.record.holders.len()).sum::<usize>();
+        }
+        holders
+    }
+}
+
+async fn submit(store: &Quorum, op: Op) -> Result<Outcome, StoreError> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let deadline = clock::now().plus_ms(10_000);
+    store.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
+    told.await.expect("it is answered").map(|mut reply: Reply| reply.outcomes.remove(0))
+}
+
+fn quorum_claim(name: &str, owner: &str) -> Claim {
+    let claim = claim(&[name], owner);
+    Claim { keys: claim.keys.iter().map(|key| key.clone().within(Space::Quorum)).collect(), ..claim }
+}
+
+async fn token(store: &Quorum, claim: &Claim) -> (Token, LeaseRef) {
+    match submit(store, Op::Acquire(claim.clone())).await {
+        Ok(Outcome::Granted(grant)) => {
+            let lease = LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] };
+            (grant.tokens[0], lease)
+        }
+        other => panic!("it should be granted, and is {other:?}"),
+    }
+}
+
+fn release(lease: LeaseRef) -> Op {
+    Op::Release(Release { lease, attempt: fresh(), outcome: None })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_keeps_what_applies_of_the_contract() {
+    let world = World::new(3);
+    contract::run_pinned(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
+    contract::run_fleet(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
+}
+
+#[tokio::test]
+async fn a_minority_may_be_gone_and_a_majority_may_not() {
+    let world = World::new(5);
+    let proxy = world.proxy();
+    world.stop(0..2);
+    let (_, lease) = token(&proxy, &quorum_claim("k", "me")).await;
+    assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
+    assert_eq!(submit(&proxy, release(lease)).await.expect("it answers"), Outcome::Released { levels_left: 0 });
+    world.stop(0..3);
+    let error = submit(&proxy, Op::Acquire(quorum_claim("k", "me"))).await.expect_err("there is no majority");
+    assert!(error.to_string().contains("stores.0"), "{error}");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(world.holders().await, 0, "nothing is left behind");
+}
+
+/// Whoever has the majority next is above all majorities before, though each member has its own count.
+#[tokio::test]
+async fn tokens_rise_over_changing_majorities() {
+    let world = World::new(5);
+    let proxy = world.proxy();
+    let mut last = Token::default();
+    for round in 0..30 {
+        let away = [0..2, 1..3, 2..4, 3..5][round % 4].clone();
+        world.stop(away);
+        let (token, lease) = token(&proxy, &quorum_claim("k", "me")).await;
+        assert!(token > last, "{token} comes after {last} in round {round}");
+        last = token;
+        submit(&proxy, release(lease)).await.expect("it is released");
+        world.memories.iter().for_each(|memory| memory.set_outage(None));
+        // What a member that was away still holds ends by itself.
+        world.memories.iter().for_each(|memory| memory.advance_ms(11_000));
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_is_slow_is_not_waited_for() {
+    let world = World::new(5);
+    let proxy = world.proxy();
+    // It never answers at all.
+    let members: Vec<Member> = world
+        .memories
+        .iter()
+        .enumerate()
+        .map(|(n, memory)| {
+            let store: Arc<dyn Store> = if n == 0 { Arc::new(Silent) } else { Arc::new(memory.store()) };
+            Member { name: n.to_string(), store }
+        })
+        .collect();
+    let slow = Quorum::new(members, Duration::from_secs(60));
+    let begun = clock::now();
+    token(&slow, &quorum_claim("k", "me")).await;
+    assert!(matches!(submit(&slow, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
+    assert!(clock::now().ms_since(begun) < 5_000, "the majority was there at once");
+    assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
+}
+
+struct Silent;
+
+impl Store for Silent {
+    fn submit(&self, _group: Vec<Op>, _deadline: Instant, done: Done) {
+        std::mem::forget(done);
+    }
+
+    fn submit_renewal(&self, _op: Op, _deadline: Instant, done: Done) {
+        std::mem::forget(done);
+    }
+
+    fn list(&self, _prefix: String, _after: Option<Key>, _limit: usize) -> Answer<Result<Page, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn read(&self, _key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn health(&self) -> Health {
+        Health::Ready { server: "silent".into(), warnings: Vec::new() }
+    }
+
+    fn lacks(&self, _space: Space) -> Option<String> {
+        None
+    }
+}

@@ -1,0 +1,287 @@
+//! Several stores as one: each space of keys has its own.
+//!
+//! While a policy's change of primitive is under way, a claim has keys of two spaces. It is then made in
+//! one after the other and undone where the second one is taken; a renewal or a release goes to both.
+//! Groups that touch one space, which is all others, are passed on as they are.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+use crate::clock;
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
+use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
+
+/// When to ask again where one's own lease of a single space is in the way, in microseconds.
+const OWN_LEASE_US: u64 = 250_000;
+
+/// The stores of the spaces that there are.
+pub struct Router {
+    stores: Arc<Stores>,
+}
+
+struct Stores {
+    table: Arc<dyn Store>,
+    others: Vec<(Space, Arc<dyn Store>)>,
+}
+
+impl Router {
+    /// `table` has [`Space::Table`] and says whether the whole is healthy.
+    pub fn new(table: Arc<dyn Store>, others: Vec<(Space, Arc<dyn Store>)>) -> Router {
+        Router { stores: Arc::new(Stores { table, others }) }
+    }
+}
+
+impl Store for Router {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        let mut keys = group.iter().flat_map(Op::keys).map(Key::space);
+        let first = keys.next().unwrap_or_default();
+        if keys.all(|space| space == first) {
+            return match self.stores.of(first) {
+                Some(store) => store.submit(group, deadline, done),
+                None => done(Err(missing(first))),
+            };
+        }
+        let stores = self.stores.clone();
+        tokio::spawn(async move { done(stores.run_apart(group, deadline).await) });
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        let first = op.keys()[0].space();
+        match self.stores.of(first).filter(|_| op.keys().iter().all(|key| key.space() == first)) {
+            Some(store) => store.submit_renewal(op, deadline, done),
+            None => self.submit(vec![op], deadline, done),
+        }
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        let stores = self.stores.clone();
+        Box::pin(async move { stores.list(&prefix, after.as_ref(), limit).await })
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        match self.stores.of(key.space()) {
+            Some(store) => store.read(key),
+            None => Box::pin(std::future::ready(Ok(None))),
+        }
+    }
+
+    fn health(&self) -> Health {
+        self.stores.table.health()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        match self.stores.of(space) {
+            Some(store) => store.lacks(space),
+            None => Some(missing(space).to_string()),
+        }
+    }
+
+    fn on_loss(&self, tell: Loss) {
+        for store in self.stores.all() {
+            store.on_loss(tell.clone());
+        }
+    }
+
+    fn forget(&self) {
+        for store in self.stores.all() {
+            store.forget();
+        }
+    }
+}
+
+fn missing(space: Space) -> StoreError {
+    let what = match space {
+        Space::Quorum => "a quorum needs three or more [stores.…] in config.toml".to_owned(),
+        space => format!("this proxy has no store for the space {space:?}"),
+    };
+    StoreError::Unavailable { why: what }
+}
+
+impl Stores {
+    fn of(&self, space: Space) -> Option<&Arc<dyn Store>> {
+        match space {
+            Space::Table => Some(&self.table),
+            space => self.others.iter().find(|(other, _)| *other == space).map(|(_, store)| store),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<dyn Store>> {
+        std::iter::once(&self.table).chain(self.others.iter().map(|(_, store)| store))
+    }
+
+    /// Pages of all spaces, merged. Keys of one text stay on one page, so that a page may be longer than
+    /// asked for by those of the other spaces: whoever goes on after a key goes on after its text.
+    async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Page, StoreError> {
+        let mut items: Vec<Stored> = Vec::new();
+        let mut more = false;
+        for store in self.all() {
+            let page = store.list(prefix.to_owned(), after.cloned(), limit).await?;
+            more |= page.more;
+            items.extend(page.items);
+        }
+        items.sort_by(|a, b| a.key.cmp(&b.key));
+        let mut keep = items.len().min(limit);
+        while keep > 0 && keep < items.len() && items[keep].key.as_str() == items[keep - 1].key.as_str() {
+            keep += 1;
+        }
+        more |= keep < items.len();
+        items.truncate(keep);
+        Ok(Page { items, more })
+    }
+
+    /// One operation after the other. What follows a failure is not tried: the caller hears of the
+    /// failure, and repeats or undoes the whole group.
+    async fn run_apart(&self, group: Vec<Op>, deadline: Instant) -> Result<Reply, StoreError> {
+        let mut whole = Reply { outcomes: Vec::new(), asked_at: clock::now(), now: ServerTime::default() };
+        for op in group {
+            let (outcome, now) = self.run_one(op, deadline).await?;
+            whole.outcomes.push(outcome);
+            whole.now = whole.now.max(now);
+        }
+        Ok(whole)
+    }
+
+    async fn run_one(&self, op: Op, deadline: Instant) -> Result<(Outcome, ServerTime), StoreError> {
+        let mut parts = split(&op);
+        if parts.len() == 1 {
+            let (_, op) = parts.remove(0);
+            return self.ask(op, deadline).await;
+        }
+        match op {
+            Op::Acquire(claim) | Op::Rejoin(claim) => self.claim(parts, &claim, deadline).await,
+            op => {
+                let mut worst: Option<(Outcome, ServerTime)> = None;
+                for (_, part) in parts {
+                    let (outcome, now) = self.ask(part, deadline).await?;
+                    worst = Some(match worst {
+                        None => (outcome, now),
+                        Some((seen, at)) => (worse(seen, outcome), at.max(now)),
+                    });
+                }
+                Ok(worst.unwrap_or_else(|| unreachable!("{op:?} has keys")))
+            }
+        }
+    }
+
+    /// Grants all parts or none.
+    async fn claim(
+        &self,
+        parts: Vec<(Vec<usize>, Op)>,
+        claim: &Claim,
+        deadline: Instant,
+    ) -> Result<(Outcome, ServerTime), StoreError> {
+        let mut grants: Vec<(Vec<usize>, Grant)> = Vec::new();
+        let mut at = ServerTime::default();
+        for (places, part) in parts {
+            match self.ask(part, deadline).await {
+                Ok((Outcome::Granted(grant), now))
+                    if grants.iter().all(|(_, before)| before.nonce == grant.nonce) =>
+                {
+                    at = at.max(now);
+                    grants.push((places, grant));
+                }
+                // The owner's own lease of one space, entered again, cannot stand for both.
+                Ok((Outcome::Granted(_), now)) => {
+                    self.undo(claim, deadline).await;
+                    let key = claim.keys[places[0]].clone();
+                    return Ok((Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US }), now));
+                }
+                other => {
+                    self.undo(claim, deadline).await;
+                    return other;
+                }
+            }
+        }
+        Ok((Outcome::Granted(joined(claim.keys.len(), &grants)), at))
+    }
+
+    async fn undo(&self, claim: &Claim, deadline: Instant) {
+        let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
+        for (_, part) in split(&abandon) {
+            // Where it is not heard of, the caller undoes the whole claim later, as after any failure.
+            let _ = self.ask(part, deadline).await;
+        }
+    }
+
+    async fn ask(&self, op: Op, deadline: Instant) -> Result<(Outcome, ServerTime), StoreError> {
+        let space = op.keys()[0].space();
+        let store = self.of(space).ok_or_else(|| missing(space))?;
+        let (tell, told) = oneshot::channel();
+        store.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
+        let reply = told.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
+        let outcome = reply.outcomes.into_iter().next().ok_or_else(StoreError::stopped)?;
+        Ok((outcome, reply.now))
+    }
+}
+
+/// The operation for the keys of each space, with the places that these keys have among all.
+fn split(op: &Op) -> Vec<(Vec<usize>, Op)> {
+    let keys = op.keys();
+    let of = |space: Space| -> Vec<usize> {
+        (0..keys.len()).filter(|place| keys[*place].space() == space).collect()
+    };
+    let places = Space::ALL.into_iter().map(of).filter(|places| !places.is_empty());
+    places
+        .map(|places| {
+            let keys: Arc<[Key]> = places.iter().map(|place| keys[*place].clone()).collect();
+            let part = part(op, keys, places[0] == 0);
+            (places, part)
+        })
+        .collect()
+}
+
+/// `first`: the part has the first key, whose token names the lease.
+fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
+    // The parts without the first key are known by their nonce alone.
+    let lease = |lease: &LeaseRef| LeaseRef {
+        keys: keys.clone(),
+        nonce: lease.nonce,
+        token: if first { lease.token } else { Token::ANY },
+    };
+    match op {
+        Op::Acquire(claim) => Op::Acquire(Claim { keys, ..claim.clone() }),
+        Op::Rejoin(claim) => Op::Rejoin(Claim { keys, ..claim.clone() }),
+        Op::Renew { lease: of, ttl_ms } => Op::Renew { lease: lease(of), ttl_ms: *ttl_ms },
+        Op::Raise { lease: of, tokens } => Op::Raise { lease: lease(of), tokens: tokens.clone() },
+        Op::Release(release) => Op::Release(Release { lease: lease(&release.lease), ..release.clone() }),
+        Op::Abandon { attempt, .. } => Op::Abandon { keys, attempt: *attempt },
+        Op::Force { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),
+    }
+}
+
+fn joined(keys: usize, grants: &[(Vec<usize>, Grant)]) -> Grant {
+    let mut tokens = vec![Token::default(); keys];
+    for (places, grant) in grants {
+        for (place, token) in places.iter().zip(&grant.tokens) {
+            tokens[*place] = *token;
+        }
+    }
+    let all = || grants.iter().map(|(_, grant)| grant);
+    Grant {
+        nonce: all().map(|grant| grant.nonce).next().unwrap_or_default(),
+        tokens,
+        left_us: all().map(|grant| grant.left_us).min().unwrap_or_default(),
+        levels: all().map(|grant| grant.levels).max().unwrap_or_default(),
+        repeated: all().any(|grant| grant.repeated),
+    }
+}
+
+/// What both parts together come to.
+fn worse(one: Outcome, other: Outcome) -> Outcome {
+    match (one, other) {
+        (Outcome::Renewed { left_us: a }, Outcome::Renewed { left_us: b }) => {
+            Outcome::Renewed { left_us: a.min(b) }
+        }
+        (Outcome::Released { levels_left: a }, Outcome::Released { levels_left: b }) => {
+            Outcome::Released { levels_left: a.max(b) }
+        }
+        (Outcome::Abandoned, Outcome::Abandoned) => Outcome::Abandoned,
+        (lost @ Outcome::Lost, _) | (_, lost @ Outcome::Lost) => lost,
+        (_, other) => other,
+    }
+}
+
+#[cfg(test)]
+mod tests;

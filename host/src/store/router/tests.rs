@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use super::super::contract::{claim, fresh};
+use super::super::memory::{Memory, MemoryStore};
+use super::*;
+
+struct World {
+    router: Router,
+    advisory: MemoryStore,
+}
+
+fn world() -> World {
+    let memory = || Memory::new(Duration::from_secs(3_600));
+    let (table, advisory) = (memory(), memory());
+    let others: Vec<(Space, Arc<dyn Store>)> = vec![(Space::Advisory, Arc::new(advisory.store()))];
+    World { router: Router::new(Arc::new(table.store()), others), advisory: advisory.store() }
+}
+
+fn key(name: &str, space: Space) -> Key {
+    Key::new(name).expect("it is a key").within(space)
+}
+
+/// A claim of the same text in both spaces.
+fn both(name: &str) -> Claim {
+    let keys = [key(name, Space::Table), key(name, Space::Advisory)];
+    Claim { keys: keys.into(), ..claim(&[name], "me") }
+}
+
+async fn one(store: &dyn Store, op: Op) -> Outcome {
+    let (tell, told) = oneshot::channel();
+    let deadline = clock::now().plus_ms(10_000);
+    store.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
+    let reply: Result<Reply, StoreError> = told.await.expect("it is answered");
+    reply.expect("the stores are there").outcomes.remove(0)
+}
+
+#[tokio::test]
+async fn a_claim_over_two_spaces_is_granted_whole_and_ends_whole() {
+    let world = world();
+    let claim = both("k");
+    let Outcome::Granted(grant) = one(&world.router, Op::Acquire(claim.clone())).await else {
+        panic!("both keys are free")
+    };
+    assert_eq!(grant.tokens.len(), 2);
+    let lease = LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] };
+    for space in [Space::Table, Space::Advisory] {
+        let other = Claim { keys: [key("k", space)].into(), attempt: fresh(), ..claim.clone() };
+        assert!(matches!(one(&world.router, Op::Acquire(other)).await, Outcome::Held(_)), "{space:?}");
+    }
+    let renewed = one(&world.router, Op::Renew { lease: lease.clone(), ttl_ms: None }).await;
+    assert!(matches!(renewed, Outcome::Renewed { .. }), "{renewed:?}");
+    let page = world.router.list(String::new(), None, 1).await.expect("it lists");
+    assert_eq!(page.items.len(), 2, "keys of one text are not parted");
+    let release = Op::Release(Release { lease, attempt: fresh(), outcome: None });
+    assert_eq!(one(&world.router, release).await, Outcome::Released { levels_left: 0 });
+    assert!(world.router.list(String::new(), None, 9).await.expect("it lists").items.is_empty());
+}
+
+#[tokio::test]
+async fn where_one_space_is_taken_nothing_stays_in_the_other() {
+    let world = world();
+    let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
+    assert!(matches!(one(&world.advisory, Op::Acquire(taken)).await, Outcome::Granted(_)));
+    let Outcome::Held(denial) = one(&world.router, Op::Acquire(both("k"))).await else {
+        panic!("one of the keys is taken")
+    };
+    assert_eq!(denial.key, key("k", Space::Advisory));
+    let free = claim(&["k"], "third");
+    assert!(matches!(one(&world.router, Op::Acquire(free)).await, Outcome::Granted(_)));
+}
+
+/// The owner's lease of one space is not the lease of both.
+#[tokio::test]
+async fn a_lease_of_one_space_is_not_entered_again_for_two() {
+    let world = world();
+    let old = Claim { reentrant: true, ..claim(&["k"], "me") };
+    assert!(matches!(one(&world.router, Op::Acquire(old)).await, Outcome::Granted(_)));
+    let wider = Claim { reentrant: true, ..both("k") };
+    assert!(matches!(one(&world.router, Op::Acquire(wider)).await, Outcome::Held(_)));
+    let stored = world.router.read(key("k", Space::Table)).await.expect("it reads").expect("it is held");
+    assert_eq!(stored.record.holders[0].levels.len(), 1, "nothing is left of the attempt");
+    let stored = world.router.read(key("k", Space::Advisory)).await.expect("it reads");
+    assert!(stored.is_none_or(|stored| stored.record.holders.is_empty()));
+}
+
+#[tokio::test]
+async fn a_space_without_a_store_is_refused_with_a_reason() {
+    let world = world();
+    assert!(world.router.lacks(Space::Quorum).expect("there is none").contains("[stores."));
+    assert_eq!(world.router.lacks(Space::Advisory), None);
+}
