@@ -152,9 +152,11 @@ on_both! {
             !b.root(&row).await.is_empty()
         })
         .await;
+        let killed = Instant::now();
         a.kill();
         b.promote().await;
         eventually("the lease is renewed", async || client.renew(&lease).await.status == 200).await;
+        eprintln!("renewed {} ms after the kill", killed.elapsed().as_millis());
         let early = client.acquire(json!({"resource": fresh("new")})).await;
         assert_eq!((early.status, early.slug()), (409, "contended"), "{}", early.text);
         assert!(early.number("retry_after_ms") > 1_000, "{}", early.text);
