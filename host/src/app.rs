@@ -81,15 +81,15 @@ impl App {
         let bell = listen("fleet.listen", config.fleet.listen)?;
         let metrics = Metrics::default();
         let policies = load_policies(&config, &metrics).await?;
-        let (managed, url) = match &config.store.server {
-            ServerChoice::Url(url) => (None, url.clone()),
+        let (managed, urls) = match &config.store.server {
+            ServerChoice::Urls(urls) => (None, urls.clone()),
             ServerChoice::Managed(managed) => {
                 let server = ManagedServer::start(managed).await?;
-                let url = server.url().to_owned();
-                (Some(server), url)
+                let urls = vec![server.url().to_owned()];
+                (Some(server), urls)
             }
         };
-        let store = MysqlStore::open(&config.store, &url, config.limits.max_ttl_ms, metrics.clone())?;
+        let store = MysqlStore::open_any(&config.store, &urls, config.limits.max_ttl_ms, metrics.clone())?;
         let store = Arc::new(store);
         greet(&store.ready(STORE_PATIENCE).await);
         let members = members(&config, &metrics)?;

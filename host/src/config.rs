@@ -98,15 +98,16 @@ pub struct StoreConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberConfig {
     pub name: String,
-    /// As [`ServerChoice::Url`].
+    /// As one of [`ServerChoice::Urls`].
     pub url: String,
 }
 
 #[derive(Clone, Debug)]
 pub enum ServerChoice {
-    /// A server that somebody else runs: `mysql://user:pass@host:3306/database`, or with
-    /// `?socket=/path`.
-    Url(String),
+    /// Servers that somebody else runs, the one that is liked best first:
+    /// `mysql://user:pass@host:3306/database`, or with `?socket=/path`. 1 to 16. With several, the one
+    /// that is the primary is found.
+    Urls(Vec<String>),
     /// A private server that lives and dies with the proxy.
     Managed(ManagedConfig),
 }

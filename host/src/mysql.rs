@@ -13,6 +13,7 @@
 //! | [`fast`], [`cache`] | one statement for one key, on a remembered row |
 //! | [`link`] | a connection that was checked and may be used; errors; one exchange with the server |
 //! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
+//! | [`servers`], [`scout`] | which of several servers is used, and what is seen of the others |
 //! | [`steps`] | whether the server's clock has been set |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
@@ -34,6 +35,8 @@ mod preflight;
 mod queue;
 mod read;
 mod schema;
+mod scout;
+mod servers;
 mod sql;
 mod steps;
 mod store;

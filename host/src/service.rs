@@ -105,7 +105,10 @@ pub struct Lease {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    #[error("`{resource}` is held")]
+    #[error("`{resource}` is {}", match holder {
+        Some(_) => "held",
+        None => "waited for by others, or kept back for a while, as after a change of the store's server",
+    })]
     Contended {
         resource: String,
         holder: Option<HeldBy>,

@@ -22,6 +22,7 @@ const MAX_NAME: usize = 64;
 const NAME_RULE: &str = "a name must have 1 to 64 characters, each one of a-z, 0-9, - and _";
 /// How many stores a quorum may have.
 const QUORUM: std::ops::RangeInclusive<usize> = 3..=9;
+const MAX_SERVERS: usize = 16;
 const MAX_DURATION_MS: u64 = 3_600_000;
 
 /// Checks the text of a configuration. `file` is what faults name and what paths are relative to.
@@ -92,8 +93,9 @@ fn store(section: &Section<'_>) -> StoreConfig {
     managed.finish();
     let config = StoreConfig {
         server: section
-            .parsed("url", None, |text, _| server_url(text))
-            .map_or(ServerChoice::Managed(managed_config), ServerChoice::Url),
+            .texts("url", server_urls)
+            .flatten()
+            .map_or(ServerChoice::Managed(managed_config), ServerChoice::Urls),
         lanes: section.integer("lanes", 1..=64, defaults.lanes),
         renewal_lanes: section.integer("renewal_lanes", 1..=16, defaults.renewal_lanes),
         batch: section.integer("batch", 1..=2_048, defaults.batch),
@@ -123,12 +125,9 @@ fn stores(top: &Section<'_>, main: &ServerChoice) -> Vec<MemberConfig> {
         if !QUORUM.contains(&count) {
             section.complain_of_it(format!("is one of {count} stores; a quorum has {QUORUM:?}"));
         }
-        let url = section.required("url", |text, _| match server_url(text)? {
-            None => Err("a store of a quorum is a server that somebody runs: mysql://…".to_owned()),
-            Some(url) => Ok(url),
-        });
+        let url = section.required("url", |text, _| check_url(text).map(|()| text.to_owned()));
         if let Some(url) = url {
-            let main = matches!(main, ServerChoice::Url(main) if *main == url);
+            let main = matches!(main, ServerChoice::Urls(main) if main.contains(&url));
             if main || stores.iter().any(|store| store.url == url) {
                 section.complain("url", "is given twice; each store of a quorum is a server of its own");
             }
@@ -332,17 +331,47 @@ fn address(text: &str, _place: &Place) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is not an address; must be like 127.0.0.1:7070 or [::1]:7070"))
 }
 
-/// `None` for the private server.
-fn server_url(text: &str) -> Result<Option<String>, String> {
-    if text == "managed" {
+/// `None` for the private server. One text may name several servers, as an environment variable must.
+fn server_urls(texts: &[&str]) -> Result<Option<Vec<String>>, String> {
+    if texts == ["managed"] {
         return Ok(None);
     }
-    // The text may hold a password, so no message repeats it.
+    let urls: Vec<String> = texts.iter().flat_map(|text| split_urls(text)).collect();
+    if !(1..=MAX_SERVERS).contains(&urls.len()) {
+        return Err(format!("names {} servers; must name 1 to {MAX_SERVERS}", urls.len()));
+    }
+    for (n, url) in urls.iter().enumerate() {
+        let of_several = if urls.len() > 1 { format!("server {}: ", n + 1) } else { String::new() };
+        check_url(url).map_err(|what| format!("{of_several}{what}"))?;
+        if urls[..n].contains(url) {
+            return Err(format!("server {} is in the list twice", n + 1));
+        }
+    }
+    Ok(Some(urls))
+}
+
+/// At the commas that another URL follows: a password may have others.
+fn split_urls(text: &str) -> Vec<String> {
+    let mut urls: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        match urls.last_mut() {
+            Some(last) if !part.trim_start().starts_with("mysql://") => *last = format!("{last},{part}"),
+            _ => urls.push(part.trim_start().to_owned()),
+        }
+    }
+    urls.into_iter().map(|url| url.trim_end().to_owned()).collect()
+}
+
+/// The text may hold a password, so no message repeats it.
+fn check_url(text: &str) -> Result<(), String> {
+    if text == "managed" {
+        return Err("\"managed\" cannot be one of several servers".to_owned());
+    }
     let opts = mysql_async::Opts::from_url(text).map_err(|error| {
         format!("must be \"managed\" or like mysql://user:pass@host:3306/lockkeeper: {error}")
     })?;
     match opts.db_name() {
-        Some(name) if !name.is_empty() => Ok(Some(text.to_owned())),
+        Some(name) if !name.is_empty() => Ok(()),
         _ => Err("names no database; must be like mysql://user:pass@host:3306/lockkeeper".to_owned()),
     }
 }

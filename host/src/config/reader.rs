@@ -163,6 +163,25 @@ impl<'a> Section<'a> {
         self.text(key, parse)
     }
 
+    /// Text or a list of texts, that `parse` makes something of, or says what they must be.
+    pub fn texts<T>(&self, key: &'static str, parse: impl FnOnce(&[&str]) -> Result<T, String>) -> Option<T> {
+        let (given, place) = self.scalar(key)?;
+        let wrong = |other: &DeValue<'_>| format!("is {}; must be text, or a list of texts", kind_of(other));
+        let texts = match given {
+            Given::Env(text) => Ok(vec![text]),
+            Given::File(DeValue::String(text)) => Ok(vec![&**text]),
+            Given::File(DeValue::Array(items)) => {
+                let text = |item: &'a Spanned<DeValue<'a>>| match item.get_ref() {
+                    DeValue::String(text) => Ok(&**text),
+                    other => Err(format!("holds {}; must be text, or a list of texts", kind_of(other))),
+                };
+                items.iter().map(text).collect()
+            }
+            Given::File(other) => Err(wrong(other)),
+        };
+        texts.and_then(|texts| parse(&texts)).map_err(|what| self.fault(place, key, what)).ok()
+    }
+
     /// A table inside this one.
     pub fn section(&self, key: &'static str) -> Section<'a> {
         self.known.borrow_mut().push(key);

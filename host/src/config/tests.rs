@@ -109,7 +109,31 @@ fn urls_are_checked_and_not_repeated() {
         assert!(!fault.contains("secret"), "{fault}");
     }
     let config = parse("[store]\nurl = \"mysql://u:p@h:3306/db?socket=/tmp/s\"").unwrap();
-    assert!(matches!(config.store.server, ServerChoice::Url(url) if url.contains("socket")));
+    assert!(matches!(config.store.server, ServerChoice::Urls(urls) if urls[0].contains("socket")));
+}
+
+#[test]
+fn several_servers_are_a_list_or_separated_by_commas() {
+    let (one, two) = ("mysql://u:p,q@a:1/d", "mysql://u:p@b/d?socket=/x,y");
+    let env = format!("{one}, {two}");
+    for config in [
+        parse(&format!("[store]\nurl = [\"{one}\", \"{two}\"]")).unwrap(),
+        parse_with("", &[("LOCKKEEPER_STORE_URL", &env)]).unwrap(),
+    ] {
+        let ServerChoice::Urls(urls) = config.store.server else { panic!("urls") };
+        assert_eq!(urls, [one, two]);
+    }
+    for (list, expected) in [
+        ("[]", "names 0 servers; must name 1 to 16"),
+        ("[\"mysql://u:secret@a/d\", \"managed\"]", "server 2: \"managed\" cannot be one of several servers"),
+        ("[\"mysql://u:secret@a/d\", \"mysql://u:secret@a\"]", "server 2: names no database"),
+        ("[\"mysql://u:secret@a/d\", \"mysql://u:secret@a/d\"]", "server 2 is in the list twice"),
+        ("[\"mysql://u:secret@a/d\", 3]", "holds a whole number; must be text, or a list of texts"),
+    ] {
+        let fault = fault(&format!("[store]\nurl = {list}"));
+        assert!(fault.starts_with(&format!("config.toml:2: store.url: {expected}")), "{fault}");
+        assert!(!fault.contains("secret"), "{fault}");
+    }
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn statements(mut rows: &[RowWrite]) -> impl Iterator<Item = &[RowWrite]> {
 fn remember(shared: &Shared, link: &Link, records: &Records, revisions: &HashMap<Key, u64>, now: ServerTime) {
     for (key, record, _) in records.changed() {
         let revision = next_revision(revisions.get(key), now);
-        let row = cache::Row { record: record.clone(), revision, epoch: link.sample.epoch };
+        let row = cache::Row { record: record.clone(), revision, era: link.era() };
         shared.cache.put(key.clone(), row);
     }
 }

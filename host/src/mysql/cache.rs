@@ -16,12 +16,12 @@ const HALF: usize = 1024;
 /// Rows with more holders are read each time: writing them costs more than asking.
 const MAX_HOLDERS: usize = 16;
 
-/// A row, and the epoch of the server that it was seen on.
+/// A row, and the choice and the epoch of the server that it was seen on.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub record: Record,
     pub revision: u64,
-    pub epoch: u64,
+    pub era: (u64, u64),
 }
 
 /// At most `2 * SHARDS * HALF` rows; those that were not used for the longest time go first.
@@ -42,11 +42,11 @@ impl Cache {
     }
 
     /// Takes the row out: whoever changes it puts the new one back.
-    pub fn take(&self, key: &Key, epoch: u64) -> Option<Row> {
+    pub fn take(&self, key: &Key, era: (u64, u64)) -> Option<Row> {
         let mut shard = self.shard(key);
         let young = shard.young.remove(key);
         let old = shard.old.remove(key);
-        young.or(old).filter(|row| row.epoch == epoch)
+        young.or(old).filter(|row| row.era == era)
     }
 
     pub fn put(&self, key: Key, row: Row) {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     fn row(revision: u64) -> Row {
-        Row { record: Record::default(), revision, epoch: 1 }
+        Row { record: Record::default(), revision, era: (1, 1) }
     }
 
     #[test]
@@ -103,15 +103,17 @@ mod tests {
             shard.young.len() + shard.old.len()
         });
         assert!(kept.sum::<usize>() <= 2 * SHARDS * HALF);
-        assert_eq!(cache.take(&key(99_999), 1).map(|row| row.revision), Some(99_999));
-        assert!(cache.take(&key(0), 1).is_none());
+        assert_eq!(cache.take(&key(99_999), (1, 1)).map(|row| row.revision), Some(99_999));
+        assert!(cache.take(&key(0), (1, 1)).is_none());
     }
 
     #[test]
     fn another_epoch_forgets() {
         let cache = Cache::new();
         cache.put(key(1), row(5));
-        assert!(cache.take(&key(1), 2).is_none());
-        assert!(cache.take(&key(1), 1).is_none());
+        assert!(cache.take(&key(1), (1, 2)).is_none());
+        assert!(cache.take(&key(1), (1, 1)).is_none());
+        cache.put(key(1), row(5));
+        assert!(cache.take(&key(1), (2, 1)).is_none(), "another server");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mysql_async::Row;
 
-use super::lanes::{Backoff, OPEN_LIMIT};
+use super::lanes::Backoff;
 use super::link::{Fault, Link};
 use super::sql::{self, LEASES, META, NOW_US};
 use super::store::Shared;
@@ -47,8 +47,7 @@ pub async fn run(shared: Arc<Shared>) {
 
 /// How many rows were deleted.
 async fn sweep(shared: &Shared) -> Result<usize, Fault> {
-    let opened = tokio::time::timeout(OPEN_LIMIT, Link::open(shared)).await;
-    let mut link = opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection")))?;
+    let mut link = Link::open(shared).await?;
     let mut deleted = 0;
     let mut after = Vec::new();
     loop {

@@ -97,7 +97,7 @@ impl Plan {
         let mut records = Records::default();
         let mut known = BTreeMap::new();
         for &key in &keys {
-            let Some(row) = shared.cache.take(key, link.sample.epoch) else {
+            let Some(row) = shared.cache.take(key, link.era()) else {
                 if !ops().filter(|op| op.keys().contains(key)).all(is_likely_new) {
                     return None;
                 }
@@ -167,11 +167,11 @@ impl Plan {
     }
 
     fn finish(self, shared: &Shared, link: &Link) -> Vec<Reply> {
-        let epoch = link.sample.epoch;
+        let era = link.era();
         let written = self.updates.into_iter().chain(self.inserts).map(|write| (write.key, write.revision));
         for (key, revision) in written.chain(self.unchanged) {
             if let Some(record) = self.records.get(&key) {
-                shared.cache.put(key, cache::Row { record: record.clone(), revision, epoch });
+                shared.cache.put(key, cache::Row { record: record.clone(), revision, era });
             }
         }
         self.replies

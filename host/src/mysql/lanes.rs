@@ -19,8 +19,6 @@ use crate::store::Reply;
 
 /// The longest that one transaction may take before its connection is given up.
 pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
-/// The longest that opening and checking a connection may take.
-pub const OPEN_LIMIT: Duration = Duration::from_secs(3);
 
 pub const LATE: &str = "the MySQL server did not answer in time";
 
@@ -62,13 +60,12 @@ pub async fn open(shared: &Shared, queue: &mut Queue, seat: Option<usize>) -> Op
     let mut backoff = Backoff::new();
     let mut why = LATE.to_owned();
     loop {
-        let attempt = tokio::time::timeout(OPEN_LIMIT, Link::open(shared));
         let opened = tokio::select! {
-            opened = attempt => opened,
+            opened = Link::open(shared) => opened,
             () = shared.stop.cancelled() => return None,
             never = queue.expire(&why) => match never {},
         };
-        let fault = match opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection"))) {
+        let fault = match opened {
             Ok(link) => {
                 if let Some(seat) = seat {
                     shared.health.up(seat, &link.server.name, &link.server.warnings);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use mysql_async::prelude::{AsQuery, Queryable};
 use mysql_async::{Conn, DriverError, Error, OptsBuilder, Params, Row, Statement};
@@ -9,6 +10,7 @@ use mysql_async::{Conn, DriverError, Error, OptsBuilder, Params, Row, Statement}
 use super::fast::Luck;
 use super::preflight::{self, Server};
 use super::schema;
+use super::servers::{Place, Site};
 use super::sql;
 use super::steps::{DRIFT_PER_MILLION, Step};
 use super::store::Shared;
@@ -21,6 +23,11 @@ pub const LOCK_WAIT_S: u32 = 1;
 /// transaction whose proxy was cut off half-way. Idle lanes say something more often than that.
 pub const SESSION_TIMEOUT_S: u32 = 15;
 pub const IDLE_S: u64 = 4;
+
+/// The longest that opening and checking a connection may take.
+const OPEN_LIMIT: Duration = Duration::from_secs(3);
+/// And connecting alone, where there are other servers.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why an exchange failed, by what is to be done next.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -95,6 +102,7 @@ impl Sample {
 
 pub struct Link {
     conn: Conn,
+    place: Place,
     pub server: Server,
     pub sample: Sample,
     pub luck: Luck,
@@ -103,12 +111,26 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens a connection, checks the server, makes the tables where they are missing, and takes
-    /// notice of a server that is another than last time.
+    /// Opens a connection to the server in use, which is looked for first where none is. Takes some
+    /// seconds at most.
     pub async fn open(shared: &Shared) -> Result<Link, Fault> {
-        let mut conn = connect(shared).await?;
+        let place = shared.servers.place(shared).await?;
+        let opened = tokio::time::timeout(OPEN_LIMIT, Link::open_at(shared, place.clone())).await;
+        let opened = opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection")));
+        if opened.is_err() {
+            place.leave();
+        }
+        opened
+    }
+
+    /// Checks the server, makes the tables where they are missing, and takes notice of a server that
+    /// is another than last time.
+    async fn open_at(shared: &Shared, place: Place) -> Result<Link, Fault> {
+        let limit = if shared.servers.is_single() { OPEN_LIMIT } else { CONNECT_LIMIT };
+        let connected = tokio::time::timeout(limit, connect(place.site())).await;
+        let mut conn = connected.unwrap_or_else(|_| Err(Fault::timeout("connecting")))?;
         let variables = variables(&mut conn).await?;
-        let server = preflight::check(&variables, shared.require_durable)
+        let mut server = preflight::check(&variables, shared.require_durable)
             .map_err(|why| Fault::Broken { why, slug: "preflight" })?;
         let setup = format!(
             "SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',time_zone='+00:00',\
@@ -116,19 +138,33 @@ impl Link {
              SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
         );
         exchange(&mut conn, setup).await?;
-        let identity = schema::prepare(&mut conn, &server, shared).await?;
+        let identity = schema::prepare(&mut conn, &server, shared, &place).await?;
+        place.check()?;
         shared.meet(&identity);
+        if !shared.servers.is_single() {
+            server.name = format!("{} at {}", server.name, place.site().address);
+        }
         shared.galera.store(server.galera, Ordering::Relaxed);
         let before = clock::now();
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
-        Ok(Link { conn, server, sample, luck: Luck::default(), write_if_same: None })
+        Ok(Link { conn, place, server, sample, luck: Luck::default(), write_if_same: None })
+    }
+
+    pub fn database(&self) -> &str {
+        &self.place.site().database
+    }
+
+    /// What rows are remembered under: another epoch's, or another server's, are not the same.
+    pub fn era(&self) -> (u64, u64) {
+        (self.place.turn, self.sample.epoch)
     }
 
     /// Sends statements in one packet and waits for all their answers: one set of rows for each
     /// statement that returns rows.
     pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
+        self.place.check()?;
         exchange(&mut self.conn, sql).await
     }
 
@@ -138,6 +174,7 @@ impl Link {
             Some(statement) => statement.clone(),
             None => self.write_if_same.insert(self.conn.prep(sql::write_if_same()).await?).clone(),
         };
+        self.place.check()?;
         self.conn.exec_drop(statement, params).await?;
         Ok(self.conn.affected_rows() == 1)
     }
@@ -150,6 +187,8 @@ impl Link {
     /// Takes the sample that an exchange ended with.
     pub fn learn(&mut self, shared: &Shared, set: Option<Vec<Row>>, before: Instant) -> Result<(), Fault> {
         self.sample = read_sample(set, before, clock::now())?;
+        // What another server's clock says is none of this one's.
+        self.place.check()?;
         shared.note_clock(&self.sample);
         Ok(())
     }
@@ -163,12 +202,13 @@ impl Link {
 
     pub async fn close(self) {
         let goodbye = self.conn.disconnect();
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(1), goodbye).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), goodbye).await;
     }
 }
 
 impl Shared {
     fn note_clock(&self, sample: &Sample) {
+        self.note_wait(sample.before.plus_us(sample.grants_from.us_since(sample.now)));
         let step = self.steps().observe(sample.now, sample.before, sample.after);
         match step {
             Step::None => {}
@@ -190,7 +230,7 @@ impl Shared {
     }
 }
 
-async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
+pub async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
     let mut result = conn.query_iter(sql).await?;
     let mut sets = Vec::new();
     while !result.is_empty() {
@@ -206,21 +246,21 @@ async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Ve
 }
 
 /// Opens the connection; makes the database where it is missing and the account may.
-async fn connect(shared: &Shared) -> Result<Conn, Fault> {
-    match Conn::new(shared.opts.clone()).await {
+async fn connect(site: &Site) -> Result<Conn, Fault> {
+    match Conn::new(site.opts.clone()).await {
         Err(Error::Server(error)) if error.code == 1049 => {
-            let plain = OptsBuilder::from_opts(shared.opts.clone()).db_name(None::<String>);
+            let plain = OptsBuilder::from_opts(site.opts.clone()).db_name(None::<String>);
             let mut conn = Conn::new(plain).await?;
-            let name = shared.database.replace('`', "``");
+            let name = site.database.replace('`', "``");
             exchange(&mut conn, format!("CREATE DATABASE IF NOT EXISTS `{name}`")).await?;
             conn.disconnect().await?;
-            Ok(Conn::new(shared.opts.clone()).await?)
+            Ok(Conn::new(site.opts.clone()).await?)
         }
         conn => Ok(conn?),
     }
 }
 
-async fn variables(conn: &mut Conn) -> Result<HashMap<String, String>, Fault> {
+pub async fn variables(conn: &mut Conn) -> Result<HashMap<String, String>, Fault> {
     let sets = exchange(conn, preflight::VARIABLES).await?;
     let pairs = sets.into_iter().flatten().filter_map(|row| mysql_async::from_row_opt(row).ok());
     Ok(pairs.map(|(name, value): (String, String)| (name.to_ascii_lowercase(), value)).collect())

@@ -56,10 +56,24 @@ impl ManagedServer {
     /// # Errors
     /// Nothing is left running. The sentence says what to do.
     pub async fn start(config: &ManagedConfig) -> Result<ManagedServer, ManagedError> {
+        ManagedServer::start_with(config, &[]).await
+    }
+
+    /// As [`ManagedServer::start`], with options of the server's own behind ours. For tests that need more
+    /// of a server than a socket.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn start_with(
+        config: &ManagedConfig,
+        options: &[String],
+    ) -> Result<ManagedServer, ManagedError> {
         let config = config.clone();
         let prepared = tokio::task::spawn_blocking(move || prepare(&config)).await;
         let (binary, folder) = prepared.map_err(|error| ManagedError::Start { why: error.to_string() })??;
-        let supervisor = Supervisor::start(options::serve(&binary, &folder), folder.clone());
+        let mut command = options::serve(&binary, &folder);
+        command.args.extend(options.iter().map(Into::into));
+        let supervisor = Supervisor::start(command, folder.clone());
         let url = url(folder.socket(), DATABASE);
         let server = ManagedServer { url, binary, folder, supervisor };
         server.wait_until_ready().await?;

@@ -1,32 +1,66 @@
 //! The tables, and the row that all proxies share: schema version, server identity, epoch, floor.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error};
 
-use super::link::Fault;
+use super::link::{self, Fault};
 use super::preflight::Server;
-use super::sql::{self, COUNTER, LEASES, META, NOW_US, ROWS};
+use super::servers::{FRESH, Place};
+use super::sql::{self, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
 use super::store::Shared;
+use crate::clock;
 use crate::lock::Token;
 
 /// What this program knows. A higher one is refused, a lower one is migrated.
 const VERSION: u32 = 2;
 
-/// Added to the longest lease after a fail-over, in microseconds, for clocks that differ.
+/// Added to the longest lease after a change of the server, in microseconds, for clocks that differ.
 const QUARANTINE_MARGIN_US: u64 = 1_000_000;
+/// The same where there are several servers: by then every proxy that can see the new one has left the
+/// old one, which may still take writes. A round of looks, the look, a transaction, and the clocks.
+const FAILOVER_MARGIN_US: u64 = 6_000_000;
 
-/// Who the server is, and the epoch of its tokens.
+/// What lies between the tokens of two epochs where the clock does not tell them apart.
+const EPOCH_TOKENS: u64 = 1 << 40;
+/// No floor is taken from a clock that says more than that: tokens end at 2^53.
+const LATEST_FLOOR: u64 = 1 << 52;
+
+/// Whose tokens the tables hold: the last server that they were used on, by their own record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub server: String,
     pub epoch: u64,
+    /// New tokens are above this. Of two servers, the one that was used later has the higher floor.
+    pub floor: u64,
 }
 
-/// Makes what is missing, and raises the epoch where the server is not the one that the tables were
-/// last used on. Safe to be run by several proxies at once.
-pub async fn prepare(conn: &mut Conn, server: &Server, shared: &Shared) -> Result<Identity, Fault> {
+/// When a proxy last had the server in use. Kept where there are several servers.
+pub struct Mark {
+    used_us: u64,
+    now_us: u64,
+}
+
+/// What must be done before a server may grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    None,
+    /// Another server may have given out tokens, but no leases yet.
+    Tokens,
+    /// Another server may have given out leases that are missing here.
+    Leases,
+}
+
+/// Makes what is missing, and raises the epoch where another server may have been in use since the
+/// tables were last used here. Safe to be run by several proxies at once.
+pub async fn prepare(
+    conn: &mut Conn,
+    server: &Server,
+    shared: &Shared,
+    place: &Place,
+) -> Result<Identity, Fault> {
     let recorded = match read(conn, "").await? {
         Some((VERSION, recorded)) => recorded,
         _ => {
@@ -35,32 +69,47 @@ pub async fn prepare(conn: &mut Conn, server: &Server, shared: &Shared) -> Resul
             read(conn, "").await?.ok_or_else(missing)?.1
         }
     };
-    if !shared.probed.load(Ordering::Relaxed) {
+    if shared.probed.load(Ordering::Relaxed) != place.turn {
         probe(conn).await?;
-        shared.probed.store(true, Ordering::Relaxed);
+        shared.probed.store(place.turn, Ordering::Relaxed);
     }
-    if is_current(&recorded, server, shared) {
-        return Ok(recorded);
+    let mut mark = None;
+    if !shared.servers.is_single() {
+        mark = Some(match read_mark(conn).await? {
+            Some(mark) => mark,
+            None => create_mark(conn).await?,
+        });
     }
-    raise_epoch(conn, server, shared).await
+    let identity = match doubt(&recorded, server, shared, mark.as_ref()) {
+        Doubt::None => recorded,
+        _ => settle(conn, server, shared, place).await?,
+    };
+    if mark.is_some() {
+        let asked_at = clock::now();
+        let age = read_mark(conn).await?.and_then(|mark| mark.age());
+        let left = age.map_or(Duration::ZERO, |age| FRESH.saturating_sub(age));
+        shared.servers.extend(place.turn, asked_at.plus_us(left.as_micros() as u64));
+    }
+    Ok(identity)
 }
 
 /// The version of the tables and the recorded identity; `None` where the tables or the row are missing.
-async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
-    let sql = format!("SELECT version,identity,epoch FROM {META} WHERE id=1 {lock}");
-    let row: Option<(u32, Vec<u8>, u64)> = match conn.query_first(sql).await {
+pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
+    let sql = format!("SELECT version,identity,epoch,floor FROM {META} WHERE id=1 {lock}");
+    let row: Option<(u32, Vec<u8>, u64, u64)> = match conn.query_first(sql).await {
         Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
         row => row?,
     };
-    let Some((version, identity, epoch)) = row else { return Ok(None) };
+    let Some((version, identity, epoch, floor)) = row else { return Ok(None) };
     if version > VERSION {
         let why = format!(
             "the tables are of schema version {version}, this program knows {VERSION}: upgrade Lockkeeper"
         );
         return Err(Fault::Broken { why, slug: "schema" });
     }
+    let floor = floor.max(Token::floor_of_epoch(epoch.min(Token::MAX_EPOCH)).0);
     let server = String::from_utf8_lossy(&identity).into_owned();
-    Ok(Some((version, Identity { server, epoch })))
+    Ok(Some((version, Identity { server, epoch, floor })))
 }
 
 /// Makes the tables that are missing. The row comes last: where it has this version, the tables are there.
@@ -82,7 +131,7 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
          version INT UNSIGNED NOT NULL COMMENT 'of these tables',\
          identity VARBINARY(255) NOT NULL COMMENT 'the server that tokens were last given out by',\
          epoch BIGINT UNSIGNED NOT NULL COMMENT 'the upper bits of new tokens',\
-         floor BIGINT UNSIGNED NOT NULL COMMENT 'the highest token of a deleted row',\
+         floor BIGINT UNSIGNED NOT NULL COMMENT 'new tokens are above: deleted rows, other servers',\
          grants_from BIGINT UNSIGNED NOT NULL COMMENT 'no lease is granted before: microseconds since 1970'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
@@ -120,54 +169,199 @@ async fn probe(conn: &mut Conn) -> Result<(), Fault> {
 }
 
 /// Whether the tables belong to this server, as far as they and this process know.
-fn is_current(recorded: &Identity, server: &Server, shared: &Shared) -> bool {
+fn is_current(recorded: &Identity, server: &Server, known: Option<&Identity>) -> bool {
     if recorded.server != server.identity {
         return false;
     }
-    match shared.identity() {
+    match known {
         None => true,
         // What this process has seen is gone: the server has lost writes, or is one that was left
         // behind at a fail-over. Unless another proxy has taken notice of that before us.
-        Some(known) if known.server != recorded.server => recorded.epoch > known.epoch,
-        Some(known) => recorded.epoch >= known.epoch,
+        Some(known) if known.server != recorded.server => recorded.floor > known.floor,
+        Some(known) => recorded.epoch >= known.epoch && recorded.floor >= known.floor,
     }
 }
 
-/// The tables were last used on another server: what that one granted may be missing here. New
-/// tokens are above all it can have given out, and nothing is granted while its leases may run.
-async fn raise_epoch(conn: &mut Conn, server: &Server, shared: &Shared) -> Result<Identity, Fault> {
+/// `mark` is there where another server may have been in use meanwhile.
+fn doubt(recorded: &Identity, server: &Server, shared: &Shared, mark: Option<&Mark>) -> Doubt {
+    if !is_current(recorded, server, shared.identity().as_ref()) {
+        return Doubt::Leases;
+    }
+    let Some(mark) = mark else { return Doubt::None };
+    // Whoever took another server into use waited at least this long before it granted a lease.
+    let first_lease = Duration::from_micros(u64::from(shared.max_ttl_ms) * 1_000 + QUARANTINE_MARGIN_US);
+    match mark.age() {
+        Some(age) if age < FRESH => Doubt::None,
+        Some(age) if age < first_lease => Doubt::Tokens,
+        _ => Doubt::Leases,
+    }
+}
+
+/// Clears a doubt: where all other servers are seen to be behind, there is none after all; else the
+/// epoch is raised.
+async fn settle(conn: &mut Conn, server: &Server, shared: &Shared, place: &Place) -> Result<Identity, Fault> {
+    if !shared.servers.is_single() {
+        shared.servers.scout.look(shared, clock::now()).await;
+    }
     conn.query_drop("BEGIN").await?;
     let gone = || Fault::Broken { why: format!("{META} is empty"), slug: "schema" };
     let (_, recorded) = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
-    if is_current(&recorded, server, shared) {
-        conn.query_drop("ROLLBACK").await?;
+    let mark = if shared.servers.is_single() { None } else { read_mark(conn).await? };
+    let mut doubt = doubt(&recorded, server, shared, mark.as_ref());
+    let mut why = match shared.identity() {
+        Some(known) if recorded.server == server.identity => {
+            format!("it lacks what {} has granted", known.server)
+        }
+        _ => format!("its tables were last used on {}", recorded.server),
+    };
+    if doubt != Doubt::None && is_current(&recorded, server, shared.identity().as_ref()) {
+        match shared.servers.others_are_behind(place.index, &recorded) {
+            Ok(()) => doubt = Doubt::None,
+            Err(others) => {
+                why = format!(
+                    "it was out of use, and meanwhile locks may have been granted on {others}, which cannot be \
+                     asked; a server that is gone for good should be taken off store.url"
+                );
+            }
+        }
+    }
+    if doubt == Doubt::None {
+        if mark.is_some() {
+            conn.query_drop(Mark::set()).await?;
+        }
+        conn.query_drop("COMMIT").await?;
         return Ok(recorded);
     }
-    let epoch = shared.identity().map_or(0, |known| known.epoch).max(recorded.epoch) + 1;
-    if epoch > Token::MAX_EPOCH {
+    raise_epoch(conn, server, shared, &recorded, doubt, &why).await
+}
+
+/// New tokens are above all that another server can have given out, and nothing is granted while leases
+/// of it may run: that is a new epoch. The transaction that is open has locked the record.
+async fn raise_epoch(
+    conn: &mut Conn,
+    server: &Server,
+    shared: &Shared,
+    recorded: &Identity,
+    doubt: Doubt,
+    why: &str,
+) -> Result<Identity, Fault> {
+    let (mut floor, mut epoch) = shared.servers.highest();
+    for known in [shared.identity().as_ref(), Some(recorded)].into_iter().flatten() {
+        floor = floor.max(known.floor);
+        epoch = epoch.max(known.epoch);
+    }
+    let now: Option<u64> = conn.query_first(format!("SELECT {NOW_US}")).await?;
+    let floor = next_floor(floor, now.unwrap_or_default());
+    let (epoch, wait_us) = match doubt {
+        Doubt::Leases => (epoch + 1, u64::from(shared.max_ttl_ms) * 1_000 + margin_us(shared)),
+        Doubt::None | Doubt::Tokens => (recorded.epoch, 0),
+    };
+    if epoch > Token::MAX_EPOCH || floor > Token::floor_of_epoch(Token::MAX_EPOCH).0 {
         let why = format!("the server has changed {epoch} times: fencing tokens are used up");
         return Err(Fault::Broken { why, slug: "schema" });
     }
-    let wait_us = u64::from(shared.max_ttl_ms) * 1_000 + QUARANTINE_MARGIN_US;
     let identity = quoted(&server.identity);
+    let mark = if shared.servers.is_single() { String::new() } else { Mark::set() + ";" };
     let update = format!(
-        "UPDATE {META} SET identity={identity},epoch={epoch},\
-         grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;COMMIT"
+        "UPDATE {META} SET identity={identity},epoch={epoch},floor=GREATEST(floor,{floor}),\
+         grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;{mark}COMMIT"
     );
-    conn.query_drop(update).await?;
-    shared.metrics.store_error("identity_changed");
-    tracing::warn!(
-        from = recorded.server,
-        to = server.identity,
-        epoch,
-        wait_ms = wait_us / 1_000,
-        "the MySQL server is another one than before: no lease is granted until those of the last one have ended"
+    link::exchange(conn, update).await?;
+    if doubt == Doubt::Leases {
+        shared.metrics.store_error("identity_changed");
+        tracing::warn!(
+            from = recorded.server,
+            to = server.identity,
+            epoch,
+            wait_ms = wait_us / 1_000,
+            "the MySQL server has changed, or may have: {why}; no lease is granted until those of the other one \
+             have ended"
+        );
+    } else {
+        tracing::info!("tokens go on at {floor}: {why}");
+    }
+    Ok(Identity { server: server.identity.clone(), epoch, floor })
+}
+
+/// A floor above every token that was given out over `highest`. The time is: a key has less than a grant
+/// a microsecond. So it is above the tokens of servers, too, that nobody can be asked about. Where the
+/// clock may have been set back, an epoch's worth of tokens is left out.
+fn next_floor(highest: u64, now_us: u64) -> u64 {
+    if highest + 1_000_000 < now_us && now_us < LATEST_FLOOR { now_us } else { highest + EPOCH_TOKENS }
+}
+
+fn margin_us(shared: &Shared) -> u64 {
+    if shared.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US }
+}
+
+/// `None` where there is no mark yet.
+pub async fn read_mark(conn: &mut Conn) -> Result<Option<Mark>, Fault> {
+    let row: Option<(u64, u64)> =
+        match conn.query_first(format!("SELECT used_us,{NOW_US} FROM {MARK} WHERE id=1")).await {
+            Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
+            row => row?,
+        };
+    Ok(row.map(|(used_us, now_us)| Mark { used_us, now_us }))
+}
+
+async fn create_mark(conn: &mut Conn) -> Result<Mark, Fault> {
+    let table = format!(
+        "CREATE TABLE IF NOT EXISTS {MARK} (\
+         id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
+         used_us BIGINT UNSIGNED NOT NULL COMMENT 'a proxy had this server in use: microseconds since 1970'\
+         ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
-    Ok(Identity { server: server.identity.clone(), epoch })
+    conn.query_drop(table).await?;
+    conn.query_drop(format!("INSERT IGNORE INTO {MARK} VALUES (1,0)")).await?;
+    let missing = || Fault::Broken { why: format!("{MARK} stays empty"), slug: "schema" };
+    read_mark(conn).await?.ok_or_else(missing)
+}
+
+impl Mark {
+    /// `None` where it is from the future: the clock was set back.
+    pub fn age(&self) -> Option<Duration> {
+        let ahead = self.used_us > self.now_us + FRESH.as_micros() as u64;
+        (!ahead).then(|| Duration::from_micros(self.now_us.saturating_sub(self.used_us)))
+    }
+
+    /// Renews the mark only while it holds.
+    pub fn renew() -> String {
+        let fresh_us = FRESH.as_micros();
+        format!("{} AND used_us+{fresh_us}>{NOW_US} AND used_us<{NOW_US}+{fresh_us}", Mark::set())
+    }
+
+    fn set() -> String {
+        format!("UPDATE {MARK} SET used_us={NOW_US} WHERE id=1")
+    }
 }
 
 fn quoted(identity: &str) -> String {
     let mut text = String::new();
     sql::hex(&mut text, identity.as_bytes());
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_floor_is_above_what_can_have_been_given_out() {
+        let day_us = 86_400_000_000;
+        let now = 20_000 * day_us;
+        assert_eq!(next_floor(0, now), now);
+        assert_eq!(next_floor(now - day_us, now), now);
+        assert_eq!(next_floor(now, now), now + EPOCH_TOKENS, "at the same time as before");
+        assert_eq!(next_floor(now + day_us, now), now + day_us + EPOCH_TOKENS, "the clock was set back");
+        assert_eq!(next_floor(7, u64::MAX), 7 + EPOCH_TOKENS, "the clock is out of its mind");
+    }
+
+    #[test]
+    fn a_mark_from_the_future_is_none() {
+        let age = |used_us, now_us| Mark { used_us, now_us }.age().map(|age| age.as_micros());
+        assert_eq!(age(10_000_000, 12_000_000), Some(2_000_000));
+        assert_eq!(age(13_000_000, 12_000_000), Some(0));
+        assert_eq!(age(90_000_000, 12_000_000), None);
+        assert_eq!(age(0, 12_000_000), Some(12_000_000));
+    }
 }

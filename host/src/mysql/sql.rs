@@ -11,6 +11,7 @@ use crate::lock::{Key, ServerTime};
 
 pub const LEASES: &str = "lockkeeper_lease";
 pub const META: &str = "lockkeeper_meta";
+pub const MARK: &str = "lockkeeper_mark";
 pub const COUNTER: &str = "lockkeeper_token";
 pub const ROWS: &str = "lockkeeper_row";
 

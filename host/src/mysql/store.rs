@@ -14,8 +14,9 @@ use super::health::Board;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
 use super::schema::Identity;
+use super::servers::{Servers, Site};
 use super::steps::ClockSteps;
-use super::{clean, lanes};
+use super::{clean, lanes, scout};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space};
@@ -34,7 +35,7 @@ pub struct OpenError {
     why: String,
 }
 
-/// The `lease` primitive on one MySQL or MariaDB server.
+/// The primitives on a MySQL or MariaDB server, or on the primary of several.
 pub struct MysqlStore {
     pub(super) shared: Arc<Shared>,
     places: Places,
@@ -46,8 +47,7 @@ pub struct MysqlStore {
 
 /// What all tasks of one store share.
 pub struct Shared {
-    pub opts: Opts,
-    pub database: String,
+    pub servers: Arc<Servers>,
     pub require_durable: bool,
     pub clean_after: Duration,
     pub timeout: Duration,
@@ -56,12 +56,14 @@ pub struct Shared {
     pub health: Board,
     pub metrics: Metrics,
     pub stop: CancellationToken,
-    /// Whether the account was seen to have the privileges that are needed.
-    pub probed: AtomicBool,
+    /// The choice of a server on which the account was seen to have the privileges that are needed.
+    pub probed: AtomicU64,
     /// A Galera node: it has no GET_LOCK.
     pub galera: AtomicBool,
     /// What was read before this moment of the own clock is out of date.
     pub sampled_after: AtomicU64,
+    /// No lease is granted before, on our own clock.
+    grants_from: AtomicU64,
     steps: Mutex<ClockSteps>,
     identity: Mutex<Option<Identity>>,
 }
@@ -81,22 +83,42 @@ impl MysqlStore {
         max_ttl_ms: u32,
         metrics: Metrics,
     ) -> Result<MysqlStore, OpenError> {
-        let (opts, database, address) = read_url(url)?;
+        MysqlStore::open_any(config, &[url.to_owned()], max_ttl_ms, metrics)
+    }
+
+    /// As [`MysqlStore::open`], on whichever of several servers is the primary. The first is liked best.
+    ///
+    /// # Errors
+    /// Where one of `urls` cannot be read, or there is none.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn open_any(
+        config: &StoreConfig,
+        urls: &[String],
+        max_ttl_ms: u32,
+        metrics: Metrics,
+    ) -> Result<MysqlStore, OpenError> {
+        if urls.is_empty() {
+            return Err(OpenError { why: "it names no server".to_owned() });
+        }
+        let sites = urls.iter().map(|url| read_url(url)).collect::<Result<_, _>>()?;
+        let servers = Arc::new(Servers::new(sites));
         let seats = config.lanes + config.renewal_lanes;
         let shared = Arc::new(Shared {
-            opts,
-            database,
             require_durable: config.require_durable,
             clean_after: config.clean_after,
             timeout: config.timeout,
             max_ttl_ms,
             cache: Cache::new(),
-            health: Board::new(seats, &address),
+            health: Board::new(seats, &servers.addresses()),
+            servers,
             metrics,
             stop: CancellationToken::new(),
-            probed: AtomicBool::new(false),
+            probed: AtomicU64::new(0),
             galera: AtomicBool::new(false),
             sampled_after: AtomicU64::new(0),
+            grants_from: AtomicU64::new(0),
             steps: Mutex::default(),
             identity: Mutex::default(),
         });
@@ -110,6 +132,9 @@ impl MysqlStore {
         let lanes = senders.by_ref().take(config.lanes).collect();
         let renewal_lanes = senders.collect();
         tasks.spawn(clean::run(shared.clone()));
+        if !shared.servers.is_single() {
+            tasks.spawn(scout::run(shared.clone()));
+        }
         let reader = Arc::new(Reader::new(shared.clone()));
         let places = Places::new(config.max_queued);
         Ok(MysqlStore { shared, places, lanes, renewal_lanes, reader, tasks })
@@ -175,7 +200,15 @@ impl Store for MysqlStore {
     }
 
     fn health(&self) -> Health {
-        self.shared.health.now()
+        let mut health = self.shared.health.now();
+        if let (Health::Ready { warnings, .. }, Some(wait_ms)) = (&mut health, self.shared.wait_ms()) {
+            warnings.push(format!(
+                "the server has changed: no lease is granted for another {} s, until those of the server before \
+                 have ended (limits.max_ttl_ms); renewals and releases go on",
+                wait_ms.div_ceil(1_000)
+            ));
+        }
+        health
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
@@ -192,6 +225,17 @@ impl Shared {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// For how long no lease is granted, in milliseconds; `None` where leases are.
+    fn wait_ms(&self) -> Option<u32> {
+        let from = Instant(self.grants_from.load(Ordering::Relaxed));
+        Some(from.ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
+    }
+
+    /// The server grants from then on.
+    pub fn note_wait(&self, from: Instant) {
+        self.grants_from.store(from.0, Ordering::Relaxed);
+    }
+
     /// The server that was last connected to.
     pub fn identity(&self) -> Option<Identity> {
         self.lock_identity().clone()
@@ -206,7 +250,7 @@ impl Shared {
         if known.as_ref().is_some_and(|known| known.server != identity.server) {
             self.steps().forget();
         }
-        if known.as_ref().is_none_or(|known| known.epoch <= identity.epoch) {
+        if known.as_ref().is_none_or(|known| known.floor <= identity.floor) {
             *known = Some(identity.clone());
         }
     }
@@ -216,8 +260,7 @@ impl Shared {
     }
 }
 
-/// The options, the database, and what the operator knows the server by.
-fn read_url(url: &str) -> Result<(Opts, String, String), OpenError> {
+fn read_url(url: &str) -> Result<Site, OpenError> {
     let opts = Opts::from_url(url).map_err(|error| OpenError { why: error.to_string() })?;
     let database = opts.db_name().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_DATABASE).to_owned();
     let address = match opts.socket() {
@@ -231,7 +274,7 @@ fn read_url(url: &str) -> Result<(Opts, String, String), OpenError> {
         .prefer_socket(false)
         .stmt_cache_size(0)
         .into();
-    Ok((opts, database, address))
+    Ok(Site { opts, database, address })
 }
 
 #[cfg(test)]
@@ -240,10 +283,11 @@ mod tests {
 
     #[test]
     fn urls_are_read() {
-        let (opts, database, address) = read_url("mysql://u:p@db.example:3307/locks").expect("it is valid");
+        let Site { opts, database, address } =
+            read_url("mysql://u:p@db.example:3307/locks").expect("it is valid");
         assert_eq!((opts.db_name(), database.as_str()), (Some("locks"), "locks"));
         assert_eq!(address, "db.example:3307");
-        let (opts, database, address) =
+        let Site { opts, database, address } =
             read_url("mysql://root@localhost?socket=/tmp/s").expect("it is valid");
         assert_eq!((opts.socket(), database.as_str()), (Some("/tmp/s"), DEFAULT_DATABASE));
         assert_eq!(address, "/tmp/s");

@@ -13,10 +13,14 @@ use rustix::process::{Pid, Signal, kill_process};
 mod client;
 mod proxy;
 mod raw;
+mod replicas;
+mod world;
 
 pub use client::{Client, Lines, Response};
 pub use proxy::{Proxy, Settings, lockkeeper};
 pub use raw::{Raw, parsed};
+pub use replicas::Node;
+pub use world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -107,12 +111,16 @@ pub async fn own_server(kind: Kind, dir: &Path) -> ManagedServer {
 }
 
 async fn start(kind: Kind, data_dir: &Path) -> ManagedServer {
+    start_with(kind, data_dir, &[]).await
+}
+
+async fn start_with(kind: Kind, data_dir: &Path, options: &[String]) -> ManagedServer {
     let binary = match kind {
         Kind::Mysql => ServerBinary::Mysql,
         Kind::Mariadb => ServerBinary::Mariadb,
     };
     let config = ManagedConfig { binary, data_dir: data_dir.to_owned() };
-    ManagedServer::start(&config).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+    ManagedServer::start_with(&config, options).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"))
 }
 
 /// Runs statements on a server, past the proxy.

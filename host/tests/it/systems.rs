@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::harness::{Client, Proxy, Settings, database, eventually, folder, own_server, sql};
 
 mod examples;
+mod failover;
 mod fleets;
 mod leases;
 mod operations;

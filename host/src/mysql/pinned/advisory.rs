@@ -212,7 +212,7 @@ impl Session {
     async fn recover(&self, link: &mut Link, errand: &Errand, fault: &Fault) -> Result<(), Fault> {
         self.shared.metrics.store_error(fault.slug());
         let names = errand.free.iter().chain(&errand.want).cloned().collect::<Vec<_>>();
-        let sql = statements(&self.shared.database, &names, &[], 0, 0);
+        let sql = statements(link.database(), &names, &[], 0, 0);
         let freed = tokio::time::timeout(EXCHANGE_LIMIT, link.exchange(sql)).await;
         freed.unwrap_or_else(|_| Err(Fault::timeout("freeing names")))?;
         tokio::time::sleep(Backoff::new().next()).await;
@@ -329,7 +329,7 @@ impl Session {
         if nothing && own.us_since(self.heard) < SILENCE_US {
             return Ok(errands);
         }
-        let sql = statements(&self.shared.database, free, want, tokens, link.sample.epoch);
+        let sql = statements(link.database(), free, want, tokens, link.sample.epoch);
         let mut sets = link.exchange(sql).await?;
         self.heard = own;
         if tokens > 0 {

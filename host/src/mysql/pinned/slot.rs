@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use super::{SESSION_S, raise, raised};
 use crate::clock;
 use crate::lock::{Instant, Key, ServerTime, Token};
-use crate::mysql::lanes::{EXCHANGE_LIMIT, OPEN_LIMIT};
+use crate::mysql::lanes::EXCHANGE_LIMIT;
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::Ticket;
 use crate::mysql::sql::{self, ROWS};
@@ -159,8 +159,7 @@ impl Counter {
 }
 
 async fn open(shared: &Shared) -> Result<Link, Fault> {
-    let opened = tokio::time::timeout(OPEN_LIMIT, Link::open(shared)).await;
-    let mut link = opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection")))?;
+    let mut link = Link::open(shared).await?;
     within(link.exchange(format!("SET SESSION wait_timeout={SESSION_S}"))).await?;
     Ok(link)
 }

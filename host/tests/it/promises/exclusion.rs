@@ -1,19 +1,6 @@
 //! Promise 1, under everything that can go wrong at once.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
-
-use crate::harness::{Client, Proxy, crash, eventually, folder, fresh, own_server};
-
-const CLIENTS: usize = 16;
-const KEYS: usize = 3;
-/// Grants between two faults.
-const ROUND: usize = 60;
+use crate::harness::{Proxy, World, crash, folder, own_server};
 
 on_both! {
     /// Promise 1: while proxies and the server are killed and started again, the times in which
@@ -22,8 +9,7 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let (mut one, other) = (Proxy::start(server.url()).await, Proxy::start(server.url()).await);
-        let world = Arc::new(World::new(&[one.api_address(), other.api_address()]));
-        let clients: Vec<_> = (0..CLIENTS).map(|n| tokio::spawn(client(world.clone(), n))).collect();
+        let world = World::start(&[one.api_address(), other.api_address()]);
         world.another_round().await;
         crash(&server).await;
         world.another_round().await;
@@ -33,139 +19,7 @@ on_both! {
         world.set_address(0, one.api_address());
         crash(&server).await;
         world.another_round().await;
-        world.stop.cancel();
-        for client in clients {
-            client.await.expect("a client of the test");
-        }
-        world.check();
+        world.finish().await;
         server.stop().await;
-    }
-}
-
-/// What a client was told of a lease, and what it did with it.
-struct Held {
-    token: u64,
-    asked: Instant,
-    /// When the client began to be certain, and when that ended.
-    from: Instant,
-    until: Instant,
-}
-
-struct World {
-    keys: Vec<String>,
-    proxies: Mutex<Vec<SocketAddr>>,
-    held: Mutex<HashMap<String, Vec<Held>>>,
-    stop: CancellationToken,
-}
-
-impl World {
-    fn new(proxies: &[SocketAddr]) -> World {
-        World {
-            keys: (0..KEYS).map(|_| fresh("excluded")).collect(),
-            proxies: Mutex::new(proxies.to_owned()),
-            held: Mutex::default(),
-            stop: CancellationToken::new(),
-        }
-    }
-
-    fn set_address(&self, n: usize, address: SocketAddr) {
-        self.proxies.lock().unwrap()[n] = address;
-    }
-
-    fn grants(&self) -> usize {
-        self.held.lock().unwrap().values().map(Vec::len).sum()
-    }
-
-    async fn another_round(&self) {
-        let goal = self.grants() + ROUND;
-        eventually("leases are granted again", async || self.grants() >= goal).await;
-    }
-
-    fn note(&self, key: &str, held: Held) {
-        self.held.lock().unwrap().entry(key.to_owned()).or_default().push(held);
-    }
-
-    fn check(&self) {
-        for (key, mut held) in self.held.lock().unwrap().drain() {
-            held.sort_by_key(|held| held.from);
-            for pair in held.windows(2) {
-                let (before, after) = (&pair[0], &pair[1]);
-                let over = before.until.saturating_duration_since(after.from);
-                assert!(over.is_zero(), "{key}: {} overlaps {} by {over:?}", before.token, after.token);
-            }
-            check_tokens(&key, &held);
-        }
-    }
-}
-
-/// A grant that was asked for after another one had arrived has the higher token.
-fn check_tokens(key: &str, held: &[Held]) {
-    let mut arrived: Vec<(Instant, u64)> = held.iter().map(|held| (held.from, held.token)).collect();
-    arrived.sort_unstable();
-    let mut asked: Vec<(Instant, u64)> = held.iter().map(|held| (held.asked, held.token)).collect();
-    asked.sort_unstable();
-    let (mut highest, mut next) = (0, 0);
-    for (at, token) in asked {
-        while arrived[next].0 < at {
-            highest = highest.max(arrived[next].1);
-            next += 1;
-        }
-        assert!(token > highest, "{key}: {token} was granted after {highest}");
-    }
-    let mut tokens: Vec<u64> = held.iter().map(|held| held.token).collect();
-    tokens.sort_unstable();
-    assert!(tokens.is_sorted_by(|a, b| a < b), "{key}: a token was given out twice");
-}
-
-/// Acquires, works, stalls, renews and releases until it is told to stop.
-async fn client(world: Arc<World>, n: usize) {
-    while !world.stop.is_cancelled() {
-        let address = world.proxies.lock().unwrap()[rand::random_range(0..2)];
-        let key = &world.keys[rand::random_range(0..KEYS)];
-        let turn = tokio::time::timeout(Duration::from_secs(4), turn(&world, Client::new(address), key, n));
-        if !matches!(turn.await, Ok(true)) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-}
-
-/// Whether a lease was had.
-async fn turn(world: &World, client: Client, key: &str, n: usize) -> bool {
-    let ttl_ms = rand::random_range(150..500);
-    let wait_ms = if rand::random_bool(0.7) { 1_000 } else { 0 };
-    let body = json!({"resource": key, "owner": format!("client-{n}"), "ttl_ms": ttl_ms, "wait_ms": wait_ms});
-    let asked = Instant::now();
-    let Some(granted) = client.try_send("POST", "/v1/acquire", body.to_string()).await else { return false };
-    let from = Instant::now();
-    if granted.status != 200 {
-        return false;
-    }
-    // The proxy began to wait after it was asked, and counted the rest of the lease after it had waited.
-    let told = Duration::from_millis(granted.number("waited_ms") + granted.number("expires_in_ms"));
-    let mut held = Held { token: granted.number("token"), asked, from, until: asked + told };
-    tokio::time::sleep(Duration::from_millis(rand::random_range(0..30))).await;
-    if rand::random_bool(0.3) {
-        renew(&client, &granted.json, &mut held).await;
-    }
-    if rand::random_bool(0.1) {
-        // Stalled past its end: what it does then must do nothing to the next holder.
-        tokio::time::sleep(held.until.saturating_duration_since(Instant::now())).await;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    held.until = held.until.min(Instant::now());
-    world.note(key, held);
-    let id = json!({"lease_id": granted.json["lease_id"]});
-    client.try_send("POST", "/v1/release", id.to_string()).await;
-    true
-}
-
-async fn renew(client: &Client, lease: &Value, held: &mut Held) {
-    let asked = Instant::now();
-    let id = json!({"lease_id": lease["lease_id"]});
-    let Some(renewed) = client.try_send("POST", "/v1/renew", id.to_string()).await else { return };
-    match renewed.status {
-        200 => held.until = held.until.max(asked + Duration::from_millis(renewed.number("expires_in_ms"))),
-        410 => assert!(Instant::now() >= held.until, "lost {} before its end", held.token),
-        _ => {}
     }
 }

@@ -1,0 +1,137 @@
+//! Looks at all servers of `store.url`, at the same time, on connections of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mysql_async::{Conn, Error, Opts, OptsBuilder};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+use super::link::{self, Fault, LOCK_WAIT_S, SESSION_TIMEOUT_S};
+use super::preflight;
+use super::schema::{self, Mark};
+use super::servers::{FRESH, Look, ROUND, Seen};
+use super::store::Shared;
+use crate::clock;
+use crate::lock::Instant;
+
+/// The longest that one server is waited for.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+
+/// One look at a time: whoever comes meanwhile takes its result.
+pub struct Scout(Mutex<Round>);
+
+struct Round {
+    /// Kept from one round to the next.
+    conns: Vec<Option<Conn>>,
+    began: Instant,
+}
+
+impl Scout {
+    pub fn new(servers: usize) -> Scout {
+        Scout(Mutex::new(Round { conns: (0..servers).map(|_| None).collect(), began: Instant(0) }))
+    }
+
+    /// Looks at every server, unless that was done since `after`. Takes [`LOOK_LIMIT`] at most.
+    pub async fn look(&self, shared: &Shared, after: Instant) {
+        let mut round = self.0.lock().await;
+        if round.began > after {
+            return;
+        }
+        let began = clock::now();
+        let in_use = shared.servers.in_use();
+        let mut looks = JoinSet::new();
+        for (index, conn) in round.conns.iter_mut().enumerate() {
+            let opts = shared.servers.sites()[index].opts.clone();
+            let is_in_use = in_use.is_some_and(|(used, _)| used == index);
+            let look = look_at(opts, conn.take(), shared.require_durable, is_in_use);
+            looks.spawn(async move {
+                let looked = tokio::time::timeout(LOOK_LIMIT, look).await;
+                (index, looked.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
+            });
+        }
+        let mut found: Vec<Look> = round.conns.iter().map(|_| Err("the look failed".to_owned())).collect();
+        while let Some(looked) = looks.join_next().await {
+            let Ok((index, looked)) = looked else { continue };
+            found[index] = looked.map_err(|fault| fault.to_string()).map(|(conn, seen, marked)| {
+                round.conns[index] = conn;
+                if let (Some(left), Some((_, turn))) = (marked, in_use) {
+                    shared.servers.extend(turn, began.plus_us(left.as_micros() as u64));
+                }
+                seen
+            });
+        }
+        shared.servers.note(found);
+        round.began = began;
+    }
+
+    pub async fn close(&self) {
+        for conn in self.0.lock().await.conns.iter_mut().filter_map(Option::take) {
+            let _ = tokio::time::timeout(LOOK_LIMIT, conn.disconnect()).await;
+        }
+    }
+}
+
+/// Looks again and again until the store is closed.
+pub async fn run(shared: Arc<Shared>) {
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => break,
+            () = tokio::time::sleep(ROUND) => {}
+        }
+        shared.servers.scout.look(&shared, clock::now()).await;
+        shared.servers.reconsider();
+    }
+    shared.servers.scout.close().await;
+}
+
+/// What is to be seen of a server, and, where it is in use and its mark holds, for how long it does.
+async fn look_at(
+    opts: Opts,
+    conn: Option<Conn>,
+    require_durable: bool,
+    is_in_use: bool,
+) -> Result<(Option<Conn>, Seen, Option<Duration>), Fault> {
+    let (mut conn, has_database) = match conn {
+        Some(conn) => (conn, true),
+        None => connect(opts).await?,
+    };
+    let variables = link::variables(&mut conn).await?;
+    let identity = preflight::check(&variables, require_durable).map(|server| server.identity);
+    let record = if has_database { schema::read(&mut conn, "").await? } else { None };
+    let record = record.map(|(_, identity)| identity);
+    let named = matches!((&identity, &record), (Ok(identity), Some(record)) if record.server == *identity);
+    let mut left = None;
+    if is_in_use && named {
+        left = keep_marked(&mut conn).await?;
+    }
+    Ok((Some(conn).filter(|_| has_database), Seen { identity, record }, left))
+}
+
+/// Renews the mark while it holds, and never one that does not.
+async fn keep_marked(conn: &mut Conn) -> Result<Option<Duration>, Fault> {
+    let Some(mark) = schema::read_mark(conn).await? else { return Ok(None) };
+    match mark.age() {
+        Some(age) if age < ROUND / 2 => Ok(Some(FRESH - age)),
+        Some(age) if age < FRESH => {
+            link::exchange(conn, Mark::renew()).await?;
+            Ok(schema::read_mark(conn).await?.and_then(|mark| Some(FRESH.saturating_sub(mark.age()?))))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether the database is there, too: a server that nobody has used yet has none.
+async fn connect(opts: Opts) -> Result<(Conn, bool), Fault> {
+    let plain = OptsBuilder::from_opts(opts.clone()).db_name(None::<String>);
+    let (mut conn, has_database) = match Conn::new(opts).await {
+        Err(Error::Server(error)) if error.code == 1049 => (Conn::new(plain).await?, false),
+        conn => (conn?, true),
+    };
+    let setup = format!(
+        "SET SESSION innodb_lock_wait_timeout={LOCK_WAIT_S},wait_timeout={SESSION_TIMEOUT_S},autocommit=1;\
+         SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+    );
+    link::exchange(&mut conn, setup).await?;
+    Ok((conn, has_database))
+}

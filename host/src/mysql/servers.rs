@@ -1,0 +1,355 @@
+//! The servers of `store.url`, and which of them is used: one, by all connections of this process.
+//!
+//! With one server there is nothing to choose. With several, at most one is to be writable at a time,
+//! and that is the operator's to see to. What is done here:
+//!
+//! - The server with the highest record is chosen: the one that leases were last granted on. A replica
+//!   that was promoted has the record of the server that it replicated from.
+//! - A connection belongs to one choice. When another server is chosen, all of them are given up.
+//! - All servers are looked at every [`ROUND`] (see [`scout`](super::scout)). The one in use is marked as
+//!   in use by that, and left for one that was chosen later.
+//! - A server whose mark is older than [`FRESH`] may have been out of use while another one granted
+//!   leases: `schema` finds out before a connection to it may be used.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mysql_async::Opts;
+
+use super::link::Fault;
+use super::schema::Identity;
+use super::scout::Scout;
+use super::store::Shared;
+use crate::clock;
+use crate::lock::Instant;
+
+/// Between two looks at all servers.
+pub const ROUND: Duration = Duration::from_secs(1);
+/// How long a mark holds. No server can be promoted and grant a lease within this time.
+pub const FRESH: Duration = Duration::from_secs(4);
+/// How long a server may be away before one is taken that lacks its last epoch: it was not promoted,
+/// but left behind, or never replicated.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One server of `store.url`.
+pub struct Site {
+    pub opts: Opts,
+    pub database: String,
+    /// What the operator knows it by; without the password.
+    pub address: String,
+}
+
+/// What a look at a server has shown.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Why it cannot be used, and what to do about it; else its own identity.
+    pub identity: Result<String, String>,
+    /// `None` where it has no tables.
+    pub record: Option<Identity>,
+}
+
+/// What is known of a server: the last look, or why there was none.
+pub type Look = Result<Seen, String>;
+
+pub struct Servers {
+    sites: Vec<Site>,
+    pub scout: Scout,
+    /// Rises whenever another server is chosen.
+    turn: AtomicU64,
+    /// Until when the mark of the server in use holds, on our own clock; 0 before it was looked at.
+    fresh_until: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The server in use; `None` while one is looked for.
+    current: Option<usize>,
+    /// The one that the turn belongs to.
+    last: usize,
+    looks: Vec<Look>,
+}
+
+/// The choice that a connection belongs to.
+#[derive(Clone)]
+pub struct Place {
+    servers: Arc<Servers>,
+    pub index: usize,
+    pub turn: u64,
+}
+
+impl Servers {
+    pub fn new(sites: Vec<Site>) -> Servers {
+        let looks = sites.iter().map(|_| Err("not looked at yet".to_owned())).collect();
+        let current = (sites.len() == 1).then_some(0);
+        Servers {
+            scout: Scout::new(sites.len()),
+            sites,
+            turn: AtomicU64::new(1),
+            fresh_until: AtomicU64::new(0),
+            state: Mutex::new(State { current, last: 0, looks }),
+        }
+    }
+
+    pub fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    /// Whether there is nothing to choose.
+    pub fn is_single(&self) -> bool {
+        self.sites.len() == 1
+    }
+
+    /// For operators: all addresses.
+    pub fn addresses(&self) -> String {
+        self.sites.iter().map(|site| &*site.address).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The server to connect to, which is looked for where none is known.
+    pub async fn place(self: &Arc<Servers>, shared: &Shared) -> Result<Place, Fault> {
+        if let Some(place) = self.current() {
+            return Ok(place);
+        }
+        self.scout.look(shared, clock::now()).await;
+        self.elect(shared.identity().as_ref())?;
+        self.current().ok_or_else(|| Fault::timeout("looking for the primary"))
+    }
+
+    /// The server in use, and whether a connection has found that it may be.
+    pub fn in_use(&self) -> Option<(usize, u64)> {
+        let state = self.lock();
+        let marked = self.fresh_until.load(Ordering::Relaxed) > 0;
+        state.current.filter(|_| marked).map(|index| (index, self.turn.load(Ordering::Relaxed)))
+    }
+
+    /// Takes in what a round has shown.
+    pub fn note(&self, looks: Vec<Look>) {
+        self.lock().looks = looks;
+    }
+
+    /// Leaves the server in use for one that was chosen after it: elsewhere, while we did not see it.
+    pub fn reconsider(&self) {
+        let mut state = self.lock();
+        let Some(current) = state.current else { return };
+        let record = |look: &Look| look.as_ref().ok().and_then(|seen| seen.record.clone());
+        let Some(ours) = record(&state.looks[current]) else { return };
+        let later = |index: &usize| {
+            let theirs = record(&state.looks[*index]);
+            let identity = state.looks[*index].as_ref().ok().and_then(|seen| seen.identity.as_ref().ok());
+            theirs.is_some_and(|theirs| {
+                let is_own = identity == Some(&theirs.server);
+                is_own && theirs.server != ours.server && theirs.floor > ours.floor
+            })
+        };
+        let found = (0..self.sites.len()).find(later);
+        if let Some(index) = found {
+            self.take(&mut state, index);
+        }
+    }
+
+    /// The highest floor and epoch of the records that were seen.
+    pub fn highest(&self) -> (u64, u64) {
+        let state = self.lock();
+        let records = state.looks.iter().flatten().filter_map(|seen| seen.record.as_ref());
+        records.fold((0, 0), |(floor, epoch), it| (floor.max(it.floor), epoch.max(it.epoch)))
+    }
+
+    /// Whether each other server was seen, and has not been in use since this record was made; else,
+    /// the addresses of those that may have been.
+    pub fn others_are_behind(&self, index: usize, record: &Identity) -> Result<(), String> {
+        let state = self.lock();
+        let behind = |look: &Look| match look {
+            Ok(Seen { record: None, .. }) => true,
+            // It has this record from here, unless this server has lost it since.
+            Ok(Seen { record: Some(theirs), .. }) if theirs.server == record.server => {
+                theirs.floor <= record.floor
+            }
+            Ok(Seen { record: Some(theirs), .. }) => record.epoch > 0 && theirs.floor < record.floor,
+            Err(_) => false,
+        };
+        let others = (0..self.sites.len()).filter(|other| *other != index);
+        let ahead = others.filter(|other| !behind(&state.looks[*other]));
+        let ahead: Vec<&str> = ahead.map(|other| &*self.sites[other].address).collect();
+        if ahead.is_empty() { Ok(()) } else { Err(ahead.join(", ")) }
+    }
+
+    /// The mark of the server in use is known to hold until then.
+    pub fn extend(&self, turn: u64, until: Instant) {
+        let _state = self.lock();
+        if self.turn.load(Ordering::Relaxed) == turn {
+            self.fresh_until.fetch_max(until.0, Ordering::Relaxed);
+        }
+    }
+
+    fn current(self: &Arc<Servers>) -> Option<Place> {
+        let state = self.lock();
+        let turn = self.turn.load(Ordering::Relaxed);
+        state.current.map(|index| Place { servers: self.clone(), index, turn })
+    }
+
+    fn elect(&self, known: Option<&Identity>) -> Result<(), Fault> {
+        let mut state = self.lock();
+        if state.current.is_some() {
+            return Ok(());
+        }
+        let fresh_until = Instant(self.fresh_until.load(Ordering::Relaxed));
+        let patient = clock::now() < fresh_until.plus_us(PATIENCE.as_micros() as u64);
+        match choose(&state.looks, known, state.last, patient) {
+            Some(index) => {
+                self.take(&mut state, index);
+                Ok(())
+            }
+            None => Err(Fault::Broken { why: self.no_primary(&state.looks), slug: "no_primary" }),
+        }
+    }
+
+    fn take(&self, state: &mut State, index: usize) {
+        state.current = Some(index);
+        if state.last != index {
+            let (from, to) = (&self.sites[state.last].address, &self.sites[index].address);
+            tracing::warn!(from, to, "another MySQL server is used");
+            state.last = index;
+            self.fresh_until.store(0, Ordering::Relaxed);
+            self.turn.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn no_primary(&self, looks: &[Look]) -> String {
+        let reasons = self.sites.iter().zip(looks).map(|(site, look)| {
+            let why = match look {
+                Err(why) | Ok(Seen { identity: Err(why), .. }) => why,
+                Ok(_) => "it lacks what the last primary has granted; it is waited for that one",
+            };
+            format!("{}: {why}", site.address)
+        });
+        let reasons = reasons.collect::<Vec<_>>().join("; ");
+        format!("no server of store.url can be used; promote one, or start the primary again ({reasons})")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    pub fn site(&self) -> &Site {
+        &self.servers.sites[self.index]
+    }
+
+    /// Whether what is sent on a connection of this choice may still be answered for.
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.servers.is_single() {
+            return Ok(());
+        }
+        if self.servers.turn.load(Ordering::Acquire) != self.turn {
+            let why = format!("another MySQL server is used than {}", self.site().address);
+            return Err(Fault::Broken { why, slug: "moved" });
+        }
+        if clock::now().0 > self.servers.fresh_until.load(Ordering::Relaxed) {
+            let why = format!("the MySQL server at {} was out of sight; looking again", self.site().address);
+            return Err(Fault::Broken { why, slug: "out_of_sight" });
+        }
+        Ok(())
+    }
+
+    /// The server could not be connected to: another one is looked for.
+    pub fn leave(&self) {
+        let mut state = self.servers.lock();
+        if !self.servers.is_single() && self.servers.turn.load(Ordering::Relaxed) == self.turn {
+            state.current = None;
+        }
+    }
+}
+
+/// The server with the highest record, the one that its record names before those that have it from
+/// that one, then the one that was used last, then the first. While `patient`, none that lacks the
+/// epoch of the one that is known.
+fn choose(looks: &[Look], known: Option<&Identity>, last: usize, patient: bool) -> Option<usize> {
+    let usable = looks.iter().enumerate().filter_map(|(index, look)| {
+        let seen = look.as_ref().ok()?;
+        let identity = seen.identity.as_ref().ok()?;
+        let record = seen.record.as_ref();
+        let lacks = |known: &Identity| {
+            record.is_none_or(|record| record.server != known.server && record.floor <= known.floor)
+        };
+        if patient && known.is_some_and(lacks) {
+            return None;
+        }
+        let is_own = record.is_some_and(|record| record.server == *identity);
+        let floor = record.map_or(0, |record| record.floor);
+        Some((floor, is_own, index == last, std::cmp::Reverse(index)))
+    });
+    usable.max().map(|(_, _, _, std::cmp::Reverse(index))| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(server: &str, floor: u64) -> Identity {
+        Identity { server: server.to_owned(), epoch: u64::from(floor > 0), floor }
+    }
+
+    fn seen(identity: &str, record: Option<Identity>) -> Look {
+        Ok(Seen { identity: Ok(identity.to_owned()), record })
+    }
+
+    fn replica(record: Identity) -> Look {
+        Ok(Seen { identity: Err("read-only".to_owned()), record: Some(record) })
+    }
+
+    fn gone() -> Look {
+        Err("refused".to_owned())
+    }
+
+    #[test]
+    fn the_highest_record_is_chosen() {
+        let zombie = seen("a", Some(record("a", 5)));
+        let primary = seen("b", Some(record("b", 9)));
+        assert_eq!(choose(&[zombie.clone(), primary], None, 0, false), Some(1));
+        assert_eq!(choose(&[zombie, replica(record("b", 9))], None, 1, false), Some(0));
+        assert_eq!(choose(&[gone(), replica(record("b", 9))], None, 0, false), None);
+    }
+
+    #[test]
+    fn among_equals_the_one_that_is_named_then_the_last_then_the_first() {
+        let writable_replica = seen("a", Some(record("b", 5)));
+        let primary = seen("b", Some(record("b", 5)));
+        assert_eq!(choose(&[writable_replica, primary], None, 0, false), Some(1));
+        let empty = [seen("a", None), seen("b", None)];
+        assert_eq!(choose(&empty, None, 1, false), Some(1));
+        assert_eq!(choose(&empty, None, 0, false), Some(0));
+    }
+
+    #[test]
+    fn what_lacks_the_last_epoch_is_waited_with() {
+        let known = record("b", 9);
+        let behind = [seen("a", Some(record("a", 5))), gone()];
+        assert_eq!(choose(&behind, Some(&known), 1, true), None);
+        assert_eq!(choose(&behind, Some(&known), 1, false), Some(0));
+        let promoted = [seen("a", Some(record("b", 8))), gone()];
+        assert_eq!(choose(&promoted, Some(&known), 1, true), Some(0), "it has it, but for the last writes");
+    }
+
+    #[test]
+    fn whoever_is_out_of_sight_may_have_been_in_use() {
+        let site = |address: &str| Site {
+            opts: Opts::default(),
+            database: String::new(),
+            address: address.to_owned(),
+        };
+        let servers = Servers::new(vec![site("a:1"), site("b:1")]);
+        let ours = record("a", 5);
+        for (other, fine) in [
+            (gone(), false),
+            (seen("b", None), true),
+            (replica(record("a", 5)), true),
+            (replica(record("a", 6)), false),
+            (replica(record("b", 4)), true),
+            (replica(record("b", 6)), false),
+        ] {
+            servers.note(vec![gone(), other.clone()]);
+            assert_eq!(servers.others_are_behind(0, &ours).is_ok(), fine, "{other:?}");
+        }
+    }
+}

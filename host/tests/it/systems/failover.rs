@@ -1,0 +1,232 @@
+//! Several servers: the primary is killed, another one takes its place, and back. The servers are
+//! handled as an operator would: they start read-only, and the test promotes them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::harness::{Kind, Node, Proxy, Response, Settings, World, eventually, folder, fresh};
+
+/// Short leases, so that those of a lost server are soon over.
+const MAX_TTL_MS: u64 = 2_000;
+
+async fn proxy_of(nodes: [&Node; 2], max_ttl_ms: u64) -> Proxy {
+    let url = nodes.map(Node::url).join(",");
+    let sections = format!("[limits]\nmax_ttl_ms = {max_ttl_ms}\n");
+    Proxy::with(Settings { url, sections, ..Settings::default() }).await
+}
+
+/// A primary, and a replica of it.
+async fn pair(kind: Kind, dir: &Path) -> (Node, Node) {
+    let (a, b) = tokio::join!(Node::start(kind, dir, 1), Node::start(kind, dir, 2));
+    a.set_read_only(false).await;
+    a.make_accounts().await;
+    b.follow(&a).await;
+    (a, b)
+}
+
+/// A lease that is waited for, also where the store is not there yet.
+async fn waited(proxy: &Proxy, resource: &str, ttl_ms: u64) -> Response {
+    let client = proxy.client();
+    let body = json!({"resource": resource, "ttl_ms": ttl_ms, "wait_ms": 20_000});
+    let began = Instant::now();
+    loop {
+        let answer = client.acquire(body.clone()).await;
+        if answer.status == 200 {
+            return answer;
+        }
+        assert!(began.elapsed() < Duration::from_secs(40), "{}\n{}", answer.text, proxy.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn until_used(proxy: &Proxy, node: &Node) {
+    let (admin, address) = (proxy.admin(), node.address());
+    eventually(&format!("{address} is used"), async || {
+        let ready = admin.get("/ready").await;
+        ready.status == 200 && ready.json["store"].to_string().contains(&address)
+    })
+    .await;
+}
+
+/// How long it took to go on, for whoever reads the test's output.
+fn report(world: &World, killed: Instant, what: &str) {
+    let (after, token) = world.first_grant_since(killed).expect("leases were granted");
+    eprintln!("{what}: first grant {} ms after the kill, token {token}", after.as_millis());
+    assert!(after >= Duration::from_millis(MAX_TTL_MS), "a lease of the lost server may still run");
+}
+
+on_both! {
+    /// The primary is killed under load, in both directions, with a proxy that lives through it and one
+    /// that is started anew in between.
+    async fn S17_locks_go_on_after_the_primary_is_lost(kind: Kind) {
+        let dir = folder();
+        let (mut a, b) = pair(kind, dir.path()).await;
+        let (mut one, other) = tokio::join!(proxy_of([&a, &b], MAX_TTL_MS), proxy_of([&a, &b], MAX_TTL_MS));
+        let world = World::start(&[one.api_address(), other.api_address()]);
+        world.may_forget();
+        world.another_round().await;
+        b.catch_up(&a).await;
+
+        let killed = Instant::now();
+        a.kill();
+        b.promote().await;
+        world.another_round().await;
+        report(&world, killed, "A to B");
+
+        a.rebuild(&b).await;
+        one.kill();
+        one = proxy_of([&a, &b], MAX_TTL_MS).await;
+        world.set_address(0, one.api_address());
+        world.another_round().await;
+
+        let killed = Instant::now();
+        b.kill();
+        a.promote().await;
+        world.another_round().await;
+        report(&world, killed, "B to A");
+        world.finish().await;
+        until_used(&other, &a).await;
+    }
+
+    /// The replica lacks what was last granted when it is promoted: no lease overlaps one that it never
+    /// heard of, and no token comes twice.
+    async fn S17_what_the_replica_missed_is_not_granted_twice(kind: Kind) {
+        let dir = folder();
+        let (a, b) = pair(kind, dir.path()).await;
+        let (one, other) = tokio::join!(proxy_of([&a, &b], MAX_TTL_MS), proxy_of([&a, &b], MAX_TTL_MS));
+        let world = World::start(&[one.api_address(), other.api_address()]);
+        world.may_forget();
+        world.another_round().await;
+        b.catch_up(&a).await;
+        b.stop_following().await;
+        world.another_round().await;
+        let killed = Instant::now();
+        a.kill();
+        b.promote().await;
+        world.another_round().await;
+        report(&world, killed, "A to a B that is behind");
+        world.finish().await;
+    }
+
+    /// A server that never heard of the epoch after its own is promoted again, and the only proxy knows
+    /// of nothing: it grants no lease before those of that epoch have ended, and no token of it again.
+    async fn S17_a_server_that_missed_an_epoch_goes_on_above_it(kind: Kind) {
+        let dir = folder();
+        let (a, mut b) = pair(kind, dir.path()).await;
+        let mut proxy = proxy_of([&a, &b], MAX_TTL_MS).await;
+        let resource = fresh("missed");
+        let before = waited(&proxy, &resource, 100).await.number("token");
+        b.catch_up(&a).await;
+        a.kill();
+        b.promote().await;
+        waited(&proxy, &resource, 100).await;
+        let asked = Instant::now();
+        let lost = waited(&proxy, &resource, MAX_TTL_MS).await;
+        assert!(lost.number("token") > before, "{}", lost.text);
+        proxy.kill();
+        b.kill_for_good().await;
+        a.promote().await;
+        let proxy = proxy_of([&a, &b], MAX_TTL_MS).await;
+        let again = waited(&proxy, &resource, 100).await;
+        assert!(again.number("token") > lost.number("token"), "{} after {}", again.text, lost.text);
+        assert!(asked.elapsed() >= Duration::from_millis(lost.number("expires_in_ms")));
+        assert!(proxy.log().contains(&b.address()), "the log says which server is out of sight");
+        assert!(!proxy.log().contains("secret"), "and no password");
+    }
+
+    /// A lease that was replicated is renewed and released while no new one is granted; everybody is told
+    /// for how long.
+    async fn S17_leases_live_on_while_grants_wait(kind: Kind) {
+        let max_ttl_ms = 6_000;
+        let dir = folder();
+        let (a, b) = pair(kind, dir.path()).await;
+        let proxy = proxy_of([&a, &b], max_ttl_ms).await;
+        let (client, resource) = (proxy.client(), fresh("lives-on"));
+        let lease = waited(&proxy, &resource, max_ttl_ms).await.json;
+        b.catch_up(&a).await;
+        eventually("the lease is replicated", async || {
+            let row = format!("SELECT token FROM lockkeeper.lockkeeper_lease WHERE k='{resource}'");
+            !b.root(&row).await.is_empty()
+        })
+        .await;
+        let killed = Instant::now();
+        a.kill();
+        b.promote().await;
+        eventually("the lease is renewed", async || client.renew(&lease).await.status == 200).await;
+        eprintln!("renewed {} ms after the kill", killed.elapsed().as_millis());
+        let early = client.acquire(json!({"resource": fresh("new")})).await;
+        assert_eq!((early.status, early.slug()), (409, "contended"), "{}", early.text);
+        assert!(early.number("retry_after_ms") > 1_000, "{}", early.text);
+        assert!(early.headers.contains_key("retry-after"));
+        until_used(&proxy, &b).await;
+        let ready = proxy.admin().get("/ready").await;
+        assert!(ready.json["warnings"].to_string().contains("limits.max_ttl_ms"), "{}", ready.text);
+        assert_eq!(client.release(&lease).await.status, 200);
+        waited(&proxy, &resource, 100).await;
+        let ready = proxy.admin().get("/ready").await;
+        assert!(!ready.json["warnings"].to_string().contains("limits.max_ttl_ms"), "{}", ready.text);
+    }
+
+    /// Two writable servers: a proxy leaves the one that another proxy has left before.
+    async fn S17_a_server_that_was_left_elsewhere_is_left(kind: Kind) {
+        let dir = folder();
+        let (a, b) = pair(kind, dir.path()).await;
+        let proxy = proxy_of([&a, &b], MAX_TTL_MS).await;
+        let before = waited(&proxy, &fresh("left"), 100).await;
+        b.catch_up(&a).await;
+        b.promote().await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        until_used(&proxy, &a).await;
+        let elsewhere = Proxy::start(&b.url()).await;
+        elsewhere.until_ready().await;
+        until_used(&proxy, &b).await;
+        assert_eq!(proxy.client().renew(&before.json).await.status, 410);
+    }
+
+    /// Two servers that know nothing of each other, and are both writable. Locks are on one of them at
+    /// a time, also for a proxy that starts while the other one is back, or hangs.
+    async fn S8_a_second_database_to_fail_over_to(kind: Kind) {
+        let dir = folder();
+        let (mut a, mut b) = tokio::join!(Node::start(kind, dir.path(), 1), Node::start(kind, dir.path(), 2));
+        for node in [&a, &b] {
+            node.set_read_only(false).await;
+            node.make_accounts().await;
+        }
+        let (mut one, other) = tokio::join!(proxy_of([&a, &b], MAX_TTL_MS), proxy_of([&a, &b], MAX_TTL_MS));
+        let world = World::start(&[one.api_address(), other.api_address()]);
+        world.may_forget();
+        world.another_round().await;
+        until_used(&one, &a).await;
+
+        let killed = Instant::now();
+        a.kill_for_good().await;
+        world.another_round().await;
+        report(&world, killed, "A to an empty B");
+
+        a.revive().await;
+        a.set_read_only(false).await;
+        for hangs in [false, true] {
+            if hangs {
+                a.signal(Signal::STOP);
+            }
+            one.kill();
+            let began = Instant::now();
+            one = proxy_of([&a, &b], MAX_TTL_MS).await;
+            until_used(&one, &b).await;
+            assert!(began.elapsed() < Duration::from_secs(6), "it took {:?}", began.elapsed());
+            world.set_address(0, one.api_address());
+            world.another_round().await;
+        }
+        a.signal(Signal::CONT);
+
+        let killed = Instant::now();
+        b.kill_for_good().await;
+        world.another_round().await;
+        report(&world, killed, "B to an A that was left behind");
+        world.finish().await;
+        until_used(&one, &a).await;
+    }
+}
