@@ -1,5 +1,6 @@
 //! 64 clients that all want one key: how many are served, how long they wait, and in which order.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -15,6 +16,9 @@ use crate::world::World;
 const CLIENTS: usize = 64;
 const RETRY: Duration = Duration::from_millis(50);
 const WAIT_MS: u32 = 600_000;
+
+/// The other side: clients that retry at a fixed rhythm.
+const DIRECT_KEY: &str = "bench/one";
 
 /// What one side's clients saw, over all rounds.
 #[derive(Default)]
@@ -36,41 +40,180 @@ impl Side {
     }
 }
 
+/// What is measured, by its names in the report.
+struct Names {
+    grants: &'static str,
+    wait: &'static str,
+    order: &'static str,
+}
+
+const ONE: Names = Names {
+    grants: "64 clients, one key: grants",
+    wait: "64 clients, one key: 99th percentile of the wait",
+    order: "64 clients, one key: order of grants",
+};
+const FLEET: Names = Names {
+    grants: "two proxies, 32 clients each, one key, global order: grants",
+    wait: "two proxies, one key, global order: 99th percentile of the wait",
+    order: "two proxies, one key, global order: order of grants",
+};
+
+/// Clients that are spread over proxies, and want resources of this prefix.
+struct Crowd {
+    apis: Vec<SocketAddr>,
+    prefix: &'static str,
+    names: Names,
+}
+
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
-    let (rounds, length) = if quick { (1, 2) } else { (3, 6) };
-    let length = Duration::from_secs(length);
-    direct::prepare(world.url(), &["bench/one".to_owned()]).await?;
-    let (mut direct, mut proxy) = (Side::default(), Side::default());
-    for round in 0..rounds {
-        let (grants, waits) = direct_round(world, length).await?;
-        direct.add(grants, waits, length);
-        let (grants, waits) = proxy_round(world, length, round).await?;
-        proxy.add(grants, waits, length);
+    let crowd = Crowd { apis: vec![world.api()], prefix: "bench", names: ONE };
+    crowd.measure(world, quick, report).await?;
+    crowd.order(world, quick, report).await
+}
+
+/// As [`measure`], over two proxies, in an order that holds over both.
+pub async fn fleet(world: &World, quick: bool, report: &mut Report) -> Result<()> {
+    let other = world.another_proxy().await?;
+    let crowd = Crowd { apis: vec![world.api(), other.api()], prefix: "global", names: FLEET };
+    crowd.measure(world, quick, report).await?;
+    crowd.order(world, quick, report).await
+}
+
+impl Crowd {
+    fn api(&self, client: usize) -> SocketAddr {
+        self.apis[client % self.apis.len()]
     }
-    let (by_proxy, by_sql) = (median_rate(&proxy.rates), median_rate(&direct.rates));
-    report.add(Row {
-        name: "64 clients, one key: grants",
-        target: "≥ direct",
-        figure: format!("{:.2} times", by_proxy / by_sql),
-        note: format!("proxy {by_proxy:.0}/s, direct {by_sql:.0}/s"),
-        met: Some(by_proxy >= by_sql),
-        details: json!({ "proxy_per_s": proxy.rates, "direct_per_s": direct.rates }),
-    });
-    let (proxy_ms, direct_ms) = (millis(proxy.p99()), millis(direct.p99()));
-    report.add(Row {
-        name: "64 clients, one key: 99th percentile of the wait",
-        target: "≤ 1/5 of direct",
-        figure: format!("1/{:.1}", direct_ms / proxy_ms),
-        note: format!("proxy {proxy_ms:.1} ms, direct {direct_ms:.0} ms"),
-        met: Some(proxy_ms * 5.0 <= direct_ms),
-        details: json!({
-            "proxy_p99_ms": proxy_ms,
-            "direct_p99_ms": direct_ms,
-            "proxy_median_ms": millis(median(&proxy.waits)),
-            "direct_median_ms": millis(median(&direct.waits)),
-        }),
-    });
-    Ok(())
+
+    async fn measure(&self, world: &World, quick: bool, report: &mut Report) -> Result<()> {
+        let (rounds, length) = if quick { (1, 2) } else { (3, 6) };
+        let length = Duration::from_secs(length);
+        direct::prepare(world.url(), &[DIRECT_KEY.to_owned()]).await?;
+        let (mut direct, mut proxy) = (Side::default(), Side::default());
+        for round in 0..rounds {
+            let (grants, waits) = direct_round(world, length).await?;
+            direct.add(grants, waits, length);
+            let (grants, waits) = self.round(length, round).await?;
+            proxy.add(grants, waits, length);
+        }
+        self.compare(&direct, &proxy, report);
+        Ok(())
+    }
+
+    fn compare(&self, direct: &Side, proxy: &Side, report: &mut Report) {
+        let (by_proxy, by_sql) = (median_rate(&proxy.rates), median_rate(&direct.rates));
+        report.add(Row {
+            name: self.names.grants,
+            target: "≥ direct",
+            figure: format!("{:.2} times", by_proxy / by_sql),
+            note: format!("proxy {by_proxy:.0}/s, direct {by_sql:.0}/s"),
+            met: Some(by_proxy >= by_sql),
+            details: json!({ "proxy_per_s": proxy.rates, "direct_per_s": direct.rates }),
+        });
+        let (proxy_ms, direct_ms) = (millis(proxy.p99()), millis(direct.p99()));
+        report.add(Row {
+            name: self.names.wait,
+            target: "≤ 1/5 of direct",
+            figure: format!("1/{:.1}", direct_ms / proxy_ms),
+            note: format!("proxy {proxy_ms:.1} ms, direct {direct_ms:.0} ms"),
+            met: Some(proxy_ms * 5.0 <= direct_ms),
+            details: json!({
+                "proxy_p99_ms": proxy_ms,
+                "direct_p99_ms": direct_ms,
+                "proxy_median_ms": millis(median(&proxy.waits)),
+                "direct_median_ms": millis(median(&direct.waits)),
+            }),
+        });
+    }
+
+    async fn round(&self, length: Duration, round: usize) -> Result<Served> {
+        // A key of its own each round: what the last one's clients left waiting is not in the way.
+        let resource = format!("{}/one/{round}", self.prefix);
+        let began = Instant::now();
+        let mut tasks = JoinSet::new();
+        for owner in 0..CLIENTS {
+            let client = Client::connect(self.api(owner)).await?;
+            let request = http::acquire(&resource, &format!("client-{owner}"), WAIT_MS);
+            tasks.spawn(queue_up(client, request, began, length));
+        }
+        served(tasks).await
+    }
+
+    /// Clients arrive one after the other while the key is held; then it is let go, and each lets it go in
+    /// turn. Their tokens say in which order they were served.
+    async fn order(&self, world: &World, quick: bool, report: &mut Report) -> Result<()> {
+        let rounds = if quick { 2 } else { 10 };
+        let mut wrong = 0;
+        let mut wake_ups = Vec::new();
+        for round in 0..rounds {
+            let tokens = self.in_turn(world, &format!("{}/order/{round}", self.prefix)).await?;
+            wrong += tokens.windows(2).filter(|pair| pair[0].0 >= pair[1].0).count();
+            wake_ups.extend(tokens.windows(2).map(|pair| pair[1].1.saturating_duration_since(pair[0].1)));
+        }
+        let grants = rounds * CLIENTS;
+        let wake_up = millis(median(&wake_ups));
+        report.add(Row {
+            name: self.names.order,
+            target: "order of arrival, always",
+            figure: format!("{wrong} out of order"),
+            note: format!("{grants} grants; from one grant to the next {wake_up:.1} ms at the median"),
+            met: Some(wrong == 0),
+            details: json!({ "grants": grants, "out_of_order": wrong, "median_wake_up_ms": wake_up }),
+        });
+        Ok(())
+    }
+
+    /// The token of each client in the order of their arrival, and when it was granted.
+    async fn in_turn(&self, world: &World, resource: &str) -> Result<Vec<(u64, Instant)>> {
+        let mut holder = Client::connect(self.api(0)).await?;
+        let lease = holder.acquire(&http::acquire(resource, "holder", WAIT_MS)).await?;
+        let mut tasks = Vec::new();
+        for arrival in 0..CLIENTS {
+            let mut client = Client::connect(self.api(arrival)).await?;
+            client.send(&http::acquire(resource, &format!("client-{arrival}"), WAIT_MS)).await?;
+            tasks.push(tokio::spawn(async move {
+                let lease = client.granted().await?;
+                let granted = Instant::now();
+                client.release(&lease).await?;
+                anyhow::Ok((lease.token, granted))
+            }));
+            // The next one comes when this one has arrived.
+            while self.arrived(world, resource).await? <= arrival {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        let began = Instant::now();
+        holder.release(&lease).await?;
+        let mut tokens = vec![(lease.token, began)];
+        for task in tasks {
+            tokens.push(task.await??);
+        }
+        Ok(tokens)
+    }
+
+    /// How many wait: in the proxy's queue, or, for an order over several, in the line that the store has.
+    async fn arrived(&self, world: &World, resource: &str) -> Result<usize> {
+        if self.apis.len() > 1 {
+            return direct::in_line(world.url(), resource).await;
+        }
+        let mut watcher = Client::connect(self.api(0)).await?;
+        let shown = watcher.get(&format!("/v1/locks/{}", resource.replace('/', "%2F"))).await?;
+        Ok(shown.matches("\"position\":").count())
+    }
+}
+
+async fn queue_up(mut client: Client, request: Vec<u8>, began: Instant, length: Duration) -> Result<Served> {
+    let (mut grants, mut waits) = (0, Vec::new());
+    while began.elapsed() < length {
+        let asked = Instant::now();
+        let left = length.saturating_sub(began.elapsed());
+        let lease = tokio::time::timeout(left, client.acquire(&request)).await;
+        waits.push(asked.elapsed());
+        // At the end the connection is dropped, and with it the place in the queue.
+        let Ok(lease) = lease else { break };
+        client.release(&lease?).await?;
+        grants += 1;
+    }
+    Ok((grants, waits))
 }
 
 /// Grants, and waits.
@@ -89,7 +232,7 @@ async fn direct_round(world: &World, length: Duration) -> Result<Served> {
             while began.elapsed() < length {
                 let asked = Instant::now();
                 let token = loop {
-                    match client.try_acquire("bench/one").await? {
+                    match client.try_acquire(DIRECT_KEY).await? {
                         Some(token) => break Some(token),
                         None if began.elapsed() >= length => break None,
                         None => tokio::time::sleep(RETRY).await,
@@ -97,35 +240,9 @@ async fn direct_round(world: &World, length: Duration) -> Result<Served> {
                 };
                 waits.push(asked.elapsed());
                 if let Some(token) = token {
-                    client.release("bench/one", token).await?;
+                    client.release(DIRECT_KEY, token).await?;
                     grants += 1;
                 }
-            }
-            anyhow::Ok((grants, waits))
-        });
-    }
-    served(tasks).await
-}
-
-async fn proxy_round(world: &World, length: Duration, round: usize) -> Result<Served> {
-    // A key of its own each round: what the last one's clients left waiting is not in the way.
-    let resource = format!("bench/one/{round}");
-    let began = Instant::now();
-    let mut tasks = JoinSet::new();
-    for owner in 0..CLIENTS {
-        let mut client = Client::connect(world.api()).await?;
-        let request = http::acquire(&resource, &format!("client-{owner}"), WAIT_MS);
-        tasks.spawn(async move {
-            let (mut grants, mut waits) = (0, Vec::new());
-            while began.elapsed() < length {
-                let asked = Instant::now();
-                let left = length.saturating_sub(began.elapsed());
-                let lease = tokio::time::timeout(left, client.acquire(&request)).await;
-                waits.push(asked.elapsed());
-                // At the end the connection is dropped, and with it the place in the queue.
-                let Ok(lease) = lease else { break };
-                client.release(&lease?).await?;
-                grants += 1;
             }
             anyhow::Ok((grants, waits))
         });
@@ -141,47 +258,4 @@ async fn served(mut tasks: JoinSet<Result<Served>>) -> Result<Served> {
         all.1.extend(waits);
     }
     Ok(all)
-}
-
-/// Clients arrive one after the other while the key is held; then it is let go, and each lets it
-/// go in turn. Their tokens say in which order they were served.
-pub async fn order(world: &World, quick: bool, report: &mut Report) -> Result<()> {
-    let rounds = if quick { 2 } else { 10 };
-    let mut wrong = 0;
-    let mut watcher = Client::connect(world.api()).await?;
-    for _ in 0..rounds {
-        let mut holder = Client::connect(world.api()).await?;
-        let lease = holder.acquire(&http::acquire("bench/order", "holder", WAIT_MS)).await?;
-        let mut tasks = Vec::new();
-        for arrival in 0..CLIENTS {
-            let mut client = Client::connect(world.api()).await?;
-            client.send(&http::acquire("bench/order", &format!("client-{arrival}"), WAIT_MS)).await?;
-            tasks.push(tokio::spawn(async move {
-                let lease = client.granted().await?;
-                client.release(&lease).await?;
-                anyhow::Ok(lease.token)
-            }));
-            // The next one comes when this one has arrived.
-            while watcher.get("/v1/locks/bench%2Forder").await?.matches("\"position\":").count() <= arrival {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        }
-        holder.release(&lease).await?;
-        let mut last = lease.token;
-        for task in tasks {
-            let token = task.await??;
-            wrong += usize::from(token <= last);
-            last = token;
-        }
-    }
-    let grants = rounds * CLIENTS;
-    report.add(Row {
-        name: "64 clients, one key: order of grants",
-        target: "order of arrival, always",
-        figure: format!("{wrong} out of order"),
-        note: format!("{grants} grants"),
-        met: Some(wrong == 0),
-        details: json!({ "grants": grants, "out_of_order": wrong }),
-    });
-    Ok(())
 }

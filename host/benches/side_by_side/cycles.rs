@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use crate::direct::{self, Direct};
 use crate::http::{self, Client};
 use crate::report::Report;
-use crate::rounds::{CLIENTS, Rates, finish};
+use crate::rounds::{CLIENTS, Rates, TWICE, finish};
 use crate::world::World;
 
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
@@ -30,12 +30,12 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     let run_direct = async |clients| direct_round(clients, length).await;
     let run_proxy = async |clients| proxy_round(clients, length).await;
     let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
-    rates.report("64 clients, own keys: acquire and release", report);
+    rates.report("64 clients, own keys: acquire and release", TWICE, report);
     Ok(())
 }
 
 type Directs = Vec<(Direct, String)>;
-type Clients = Vec<(Client, String)>;
+pub type Clients = Vec<(Client, String)>;
 
 async fn direct_round(clients: Directs, length: Duration) -> Result<(Directs, f64)> {
     let began = Instant::now();
@@ -55,7 +55,7 @@ async fn direct_round(clients: Directs, length: Duration) -> Result<(Directs, f6
     finish(tasks, began).await
 }
 
-async fn proxy_round(clients: Clients, length: Duration) -> Result<(Clients, f64)> {
+pub async fn proxy_round(clients: Clients, length: Duration) -> Result<(Clients, f64)> {
     let began = Instant::now();
     let mut tasks = JoinSet::new();
     for (mut client, key) in clients {

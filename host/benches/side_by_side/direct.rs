@@ -101,3 +101,51 @@ impl DirectOnce {
         Ok(())
     }
 }
+
+/// A named lock on a connection of its own.
+pub struct DirectNamed {
+    conn: Conn,
+    get: Statement,
+    release: Statement,
+}
+
+impl DirectNamed {
+    pub async fn connect(url: &str) -> Result<DirectNamed> {
+        let mut conn = Conn::new(Opts::from_url(url)?).await?;
+        let get = conn.prep("SELECT GET_LOCK(?, 10)").await?;
+        let release = conn.prep("SELECT RELEASE_LOCK(?)").await?;
+        Ok(DirectNamed { conn, get, release })
+    }
+
+    pub async fn cycle(&mut self, name: &str) -> Result<()> {
+        for statement in [&self.get, &self.release] {
+            let done: Option<Option<i64>> = self.conn.exec_first(statement, (name,)).await?;
+            anyhow::ensure!(done.flatten() == Some(1), "{name} could not be had, or let go");
+        }
+        Ok(())
+    }
+}
+
+/// One number that the server tells.
+async fn number(url: &str, sql: &str) -> Result<u64> {
+    let mut conn = Conn::new(Opts::from_url(url)?).await?;
+    let number: Option<u64> = conn.query_first(sql).await?;
+    conn.disconnect().await?;
+    Ok(number.unwrap_or_default())
+}
+
+/// Connections beside the one that asks.
+pub async fn connections(url: &str) -> Result<u64> {
+    number(url, "SELECT COUNT(*)-1 FROM information_schema.processlist WHERE user<>'event_scheduler'").await
+}
+
+/// Deadlocks since the server was started (error 1213).
+pub async fn deadlocks(url: &str) -> Result<u64> {
+    number(url, "SELECT COUNT FROM information_schema.innodb_metrics WHERE name='lock_deadlocks'").await
+}
+
+/// How many have a place in the line of a key.
+pub async fn in_line(url: &str, key: &str) -> Result<usize> {
+    let places = "SELECT COALESCE(JSON_LENGTH(state,'$.line.places'),0) FROM lockkeeper_lease WHERE k=";
+    Ok(number(url, &format!("{places}'{key}'")).await? as usize)
+}

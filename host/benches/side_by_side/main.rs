@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
+mod advisory;
 mod contended;
 mod crowd;
 mod cycles;
@@ -25,7 +26,8 @@ mod stats;
 mod stripes;
 mod world;
 
-use report::Report;
+use report::{Report, Row};
+use serde_json::json;
 use world::World;
 
 /// Measures the proxy against the same SQL run directly.
@@ -97,7 +99,12 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("contended") {
         contended::measure(world, args.quick, report).await.context("contended")?;
-        contended::order(world, args.quick, report).await.context("order")?;
+    }
+    if wanted("fleet") {
+        contended::fleet(world, args.quick, report).await.context("fleet")?;
+    }
+    if wanted("advisory") {
+        advisory::measure(world, args.quick, report).await.context("advisory")?;
     }
     if wanted("decision") {
         decision::measure(report).context("decision")?;
@@ -111,5 +118,14 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     if wanted("stripes") {
         stripes::measure(world, args.quick, report).await.context("stripes")?;
     }
+    let deadlocks = direct::deadlocks(world.url()).await?;
+    report.add(Row {
+        name: "deadlocks (1213) over the whole bench",
+        target: "0",
+        figure: deadlocks.to_string(),
+        note: String::new(),
+        met: Some(deadlocks == 0),
+        details: json!({ "deadlocks": deadlocks }),
+    });
     Ok(())
 }

@@ -20,8 +20,8 @@ pub struct World {
     proxy: Proxy,
 }
 
-/// The proxy's process; killed when it is dropped.
-struct Proxy {
+/// A proxy's process; killed when it is dropped.
+pub struct Proxy {
     child: Child,
     api: SocketAddr,
     admin: SocketAddr,
@@ -57,6 +57,13 @@ impl World {
         self.proxy.api
     }
 
+    /// A second proxy on the same server.
+    pub async fn another_proxy(&self) -> Result<Proxy> {
+        let dir = self.dir.path().join("other");
+        fs::create_dir_all(&dir)?;
+        Proxy::start(&dir, self.url()).await
+    }
+
     /// The server's name and version.
     pub fn server(&self) -> String {
         format!("{} {}", self.server.kind(), self.server.version())
@@ -90,6 +97,20 @@ path = "builtin:default"
 [policies.striped.settings]
 stripes = 100
 wait_ms = 60000
+[policies.advisory]
+path = "builtin:default"
+[policies.advisory.settings]
+primitive = "advisory"
+[policies.global]
+path = "builtin:default"
+[policies.global.settings]
+global_order = true
+[[routes]]
+resource = "advisory/*"
+policy = "advisory"
+[[routes]]
+resource = "global/*"
+policy = "global"
 [[routes]]
 resource = "once/*"
 policy = "once"
@@ -102,6 +123,10 @@ policy = "striped"
 "#;
 
 impl Proxy {
+    pub fn api(&self) -> SocketAddr {
+        self.api
+    }
+
     async fn start(dir: &Path, url: &str) -> Result<Proxy> {
         let (api, admin) = (free_address()?, free_address()?);
         let config = dir.join("config.toml");
