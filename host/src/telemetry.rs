@@ -28,6 +28,7 @@ pub struct Metrics {
 struct Inner {
     registry: Registry,
     policies: Policies,
+    grants: Family<Guard, Counter>,
     renewals: Family<Outcome, Counter>,
     releases: Family<Outcome, Counter>,
     commits: Family<Outcome, Counter>,
@@ -44,6 +45,11 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     outcome: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Guard {
+    primitive: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -83,6 +89,10 @@ impl Metrics {
         self.inner.policies.load(policy, outcome);
     }
 
+    pub fn grant(&self, primitive: &'static str) {
+        self.inner.grants.get_or_create(&Guard { primitive }).inc();
+    }
+
     pub fn renewal(&self, outcome: &'static str) {
         self.inner.renewals.get_or_create(&Outcome { outcome }).inc();
     }
@@ -96,7 +106,7 @@ impl Metrics {
         self.inner.commits.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A lease ended, `held` after its grant. `how` is `released`, `expired` or `handed_off`.
+    /// A lease ended, `held` after its grant. `how` is `released`, `expired`, `handed_off` or `lost`.
     pub fn lease_ended(&self, how: &'static str, held: Duration) {
         self.inner.holds.get_or_create(&How { how }).observe(held.as_secs_f64());
     }
@@ -167,6 +177,8 @@ impl Default for Metrics {
         let mut registry = Registry::default();
         let lockkeeper = registry.sub_registry_with_prefix("lockkeeper");
         let policies = Policies::register(lockkeeper);
+        let grants = Family::default();
+        lockkeeper.register("grants", "Leases that were granted, by primitive", grants.clone());
         let renewals = Family::default();
         lockkeeper.register("renewals", "Renewals, by outcome", renewals.clone());
         let releases = Family::default();
@@ -205,6 +217,7 @@ impl Default for Metrics {
         let inner = Inner {
             registry,
             policies,
+            grants,
             renewals,
             releases,
             commits,
@@ -265,6 +278,7 @@ mod tests {
         metrics.policy_fault("default", Hook::Plan, FaultKind::Trap);
         metrics.policy_call("default", Hook::Choose, Duration::from_micros(9));
         metrics.policy_load("default", "live");
+        metrics.grant("advisory");
         metrics.renewal("renewed");
         metrics.release("released");
         metrics.lease_ended("expired", Duration::from_secs(2));
@@ -282,6 +296,7 @@ mod tests {
             "lockkeeper_policy_faults_total{policy=\"default\",hook=\"plan\",reason=\"trap\"} 1",
             "lockkeeper_policy_call_seconds_count{policy=\"default\",hook=\"choose\"} 1",
             "lockkeeper_policy_loads_total{policy=\"default\",outcome=\"live\"} 1",
+            "lockkeeper_grants_total{primitive=\"advisory\"} 1",
             "lockkeeper_renewals_total{outcome=\"renewed\"} 1",
             "lockkeeper_releases_total{outcome=\"released\"} 1",
             "lockkeeper_hold_seconds_count{how=\"expired\"} 1",

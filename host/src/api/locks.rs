@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::{Api, mode, time};
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::Kept;
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, Space};
 use crate::service::{Decision, HolderEntry, LockEntry, LockView, QueueEntry};
 
 const MAX_LIMIT: usize = 1_000;
@@ -55,6 +55,9 @@ struct Page {
 #[derive(Serialize)]
 struct Lock {
     key: String,
+    /// Absent for keys of the lease table: leases, outcomes and versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    primitive: Option<&'static str>,
     token: u64,
     holders: Vec<Holder>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,6 +119,12 @@ impl From<LockEntry> for Lock {
     fn from(entry: LockEntry) -> Lock {
         Lock {
             key: entry.key.to_string(),
+            primitive: match entry.key.space() {
+                Space::Table => None,
+                Space::Row => Some("row"),
+                Space::Advisory => Some("advisory"),
+                Space::Quorum => Some("quorum"),
+            },
             token: entry.token.0,
             holders: entry.holders.into_iter().map(Holder::from).collect(),
             kept: entry.kept.and_then(KeptValue::new),

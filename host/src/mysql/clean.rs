@@ -10,8 +10,10 @@ use mysql_async::Row;
 
 use super::lanes::Backoff;
 use super::link::{Fault, Link};
-use super::sql::{self, LEASES, META, NOW_US};
+use super::sql::{self, LEASES, META, NOW_US, ROWS};
 use super::store::Shared;
+use crate::clock;
+use crate::lock::Instant;
 
 /// Rows that one transaction deletes.
 const CHUNK: usize = 500;
@@ -25,11 +27,12 @@ const SHORTEST_REST: Duration = Duration::from_millis(200);
 pub async fn run(shared: Arc<Shared>) {
     let rest = (shared.clean_after / 4).clamp(SHORTEST_REST, LONGEST_REST);
     let mut backoff = Backoff::new();
+    let mut rows_swept = clock::now();
     loop {
         let mut wait = rest;
         tokio::select! {
             () = shared.stop.cancelled() => return,
-            swept = sweep(&shared) => match swept {
+            swept = sweep(&shared, &mut rows_swept) => match swept {
                 Ok(0) => backoff = Backoff::new(),
                 Ok(deleted) => tracing::debug!(deleted, "deleted the rows of idle keys"),
                 Err(fault) => {
@@ -46,7 +49,7 @@ pub async fn run(shared: Arc<Shared>) {
 }
 
 /// How many rows were deleted.
-async fn sweep(shared: &Shared) -> Result<usize, Fault> {
+async fn sweep(shared: &Shared, rows_swept: &mut Instant) -> Result<usize, Fault> {
     let mut link = Link::open(shared).await?;
     let mut deleted = 0;
     let mut after = Vec::new();
@@ -58,8 +61,36 @@ async fn sweep(shared: &Shared) -> Result<usize, Fault> {
         after = next;
         tokio::time::sleep(PAUSE).await;
     }
+    if clock::now().us_since(*rows_swept) >= shared.clean_after.as_micros() as u64 {
+        let step = tokio::time::timeout(EXCHANGE_LIMIT, free_rows(&mut link)).await;
+        deleted += step.unwrap_or_else(|_| Err(Fault::timeout("deleting free rows")))?;
+        *rows_swept = clock::now();
+    }
     link.close().await;
     Ok(deleted)
+}
+
+/// Deletes the rows that nobody has locked. When they were last locked is not known; one that is wanted
+/// again is made again.
+async fn free_rows(link: &mut Link) -> Result<usize, Fault> {
+    let mut deleted = 0;
+    let mut after = Vec::new();
+    loop {
+        let locked = format!(
+            "BEGIN;SELECT k FROM {ROWS} WHERE k>{} ORDER BY k LIMIT {CHUNK} FOR UPDATE SKIP LOCKED",
+            hexed(&after)
+        );
+        let free = keys(link.exchange(locked).await?.pop());
+        let Some(last) = free.last().cloned() else {
+            link.rollback().await?;
+            return Ok(deleted);
+        };
+        let delete = format!("DELETE FROM {ROWS} WHERE k IN ({});COMMIT", list(&free));
+        link.exchange(delete).await?;
+        deleted += free.len();
+        after = last;
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 /// Deletes idle rows from behind `after`; the last key that was looked at, where there may be more.

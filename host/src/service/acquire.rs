@@ -69,6 +69,9 @@ pub(super) async fn acquire(
     let waited = Duration::from_micros(clock::now().us_since(begun));
     let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");
     shared.metrics.acquire(policy, outcome, waited);
+    if let Ok((lease, _)) = &result {
+        shared.metrics.grant(lease.primitive);
+    }
     result
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::config::StoreConfig;
 use lockkeeper::lock::Space;
+use lockkeeper::lock::record::{Claim, Op, Outcome};
 use lockkeeper::mysql::managed::ManagedServer;
 use lockkeeper::mysql::{Advisory, MysqlStore, Row};
 use lockkeeper::store::{Store, contract};
@@ -166,10 +167,42 @@ on_both! {
         let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
     }
+
+    /// Rows are made when they are wanted, and go when nobody has them.
+    async fn rows_that_nobody_locks_are_deleted(kind: Kind) {
+        let url = harness::database(kind).await;
+        let config = StoreConfig { clean_after: contract::FORGETS_AFTER, ..StoreConfig::default() };
+        let store = open_with(&config, &url).await;
+        let row = Row::new(&store, 8, 100);
+        let claim = |name: &str| {
+            let mut claim = contract::claim(&[name], "me");
+            claim.keys = claim.keys.iter().map(|key| key.clone().within(Space::Row)).collect();
+            claim
+        };
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        for (name, ttl_ms) in [("held", 600_000), ("short", 100)] {
+            let tell = tell.clone();
+            let op = Op::Acquire(Claim { ttl_ms, ..claim(name) });
+            let deadline = lockkeeper::clock::now().plus_ms(5_000);
+            row.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
+            let reply = told.recv().await.expect("an answer").expect("the server is there");
+            assert!(matches!(reply.outcomes[..], [Outcome::Granted(_)]), "{reply:?}");
+        }
+        eventually("only the row that is locked stays", async || {
+            let rows = sql(&url, "SELECT CAST(k AS CHAR) FROM lockkeeper_row").await;
+            let rows: Vec<String> = rows.into_iter().map(mysql_async::from_row).collect();
+            rows == ["held"]
+        })
+        .await;
+    }
 }
 
 async fn open(url: &str) -> MysqlStore {
-    let store = MysqlStore::open(&StoreConfig::default(), url, 3_600_000, Metrics::default());
+    open_with(&StoreConfig::default(), url).await
+}
+
+async fn open_with(config: &StoreConfig, url: &str) -> MysqlStore {
+    let store = MysqlStore::open(config, url, 3_600_000, Metrics::default());
     let store = store.expect("the URL is good");
     store.ready(Duration::from_secs(30)).await;
     store

@@ -283,6 +283,8 @@ on_both! {
         assert!(connections.len() <= 16, "{} connections of two proxies", connections.len());
         let page = one.client().get("/v1/locks?limit=1000").await;
         assert_eq!((page.json["locks"].as_array().map(Vec::len), &page.json["more"]), (Some(1000), &json!(true)));
+        assert_eq!(page.json["locks"][0]["primitive"], "advisory");
+        assert_eq!(one.metric("lockkeeper_grants_total", &["advisory"]).await, 2048.0);
         let taken = other.client().acquire(json!({"resource": "3/4", "wait_ms": 0})).await;
         assert_eq!((taken.status, taken.slug()), (409, "contended"), "{}", taken.text);
     }
