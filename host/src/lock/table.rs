@@ -80,6 +80,8 @@ struct Entry {
     replan: Option<Box<Claim>>,
     /// The store may have a place in line for it.
     in_line: bool,
+    /// It became its turn while a flight was under way that may not have seen it.
+    again: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -147,11 +147,14 @@ impl<G: Clone> Guarded<G> {
     /// A free key whose guard is not `fit` for the operation is held until that is given back.
     pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
         let Op::Acquire(claim) = op else { return Some(self.apply(op, terms)) };
-        let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
-        if rejoined != Outcome::Absent {
-            return Some(rejoined);
-        }
         let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
+        // Of what is not guarded only the end of a request by its id can be known.
+        if !guarded.is_empty() || claim.request.is_some() {
+            let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
+            if rejoined != Outcome::Absent {
+                return Some(rejoined);
+            }
+        }
         if guarded.is_empty() || (claim.any && guarded.len() < claim.keys.len()) {
             return None;
         }
@@ -198,22 +201,27 @@ impl<G: Clone> Guarded<G> {
         }
     }
 
-    /// Takes out the keys that nobody holds: their guards are to be given back.
-    pub fn take_idle(&mut self, now: ServerTime) -> Vec<Key> {
+    /// Takes out the keys that nobody holds, with their guards, which are to be given back.
+    pub fn take_idle(&mut self, now: ServerTime) -> Vec<(Key, G)> {
         let idle = self.entries.iter().filter(|(_, entry)| entry.record.until() <= now);
         let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
         self.take_if_idle(idle.iter(), now)
     }
 
     /// As [`Guarded::take_idle`], of these keys alone.
-    pub fn take_if_idle<'a>(&mut self, keys: impl Iterator<Item = &'a Key>, now: ServerTime) -> Vec<Key> {
+    pub fn take_if_idle<'a>(
+        &mut self,
+        keys: impl Iterator<Item = &'a Key>,
+        now: ServerTime,
+    ) -> Vec<(Key, G)> {
         let mut taken = Vec::new();
         for key in keys {
             if self.entries.get(key).is_some_and(|entry| entry.record.until() <= now)
                 && let Some(entry) = self.entries.remove(key)
             {
+                let guard = entry.guard.clone();
                 self.remember(key, entry);
-                taken.push(key.clone());
+                taken.push((key.clone(), guard));
             }
         }
         taken

@@ -158,11 +158,14 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Tries what will be needed, and undoes it. No lock has the empty key.
+/// Tries what will be needed, and undoes it. The key is no other's: whoever else tries at the same time is
+/// not in the way.
 async fn probe(conn: &mut Conn) -> Result<(), Fault> {
+    let mut key = String::new();
+    sql::hex(&mut key, &[[0; 8], rand::random::<[u8; 8]>()].concat());
     let write = format!(
-        "BEGIN;INSERT INTO {LEASES} VALUES (x'',0,0,0,'{{}}') ON DUPLICATE KEY UPDATE token=VALUES(token);\
-         UPDATE {META} SET floor=floor WHERE id=1;DELETE FROM {LEASES} WHERE k=x'';ROLLBACK"
+        "BEGIN;INSERT INTO {LEASES} VALUES ({key},0,0,0,'{{}}');UPDATE {LEASES} SET token=1 WHERE k={key};\
+         UPDATE {META} SET floor=floor WHERE id=1;DELETE FROM {LEASES} WHERE k={key};ROLLBACK"
     );
     conn.query_drop(write).await?;
     Ok(())

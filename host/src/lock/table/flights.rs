@@ -60,6 +60,7 @@ impl Table {
                 queue.flight = None;
             }
         }
+        let flight_keys = flight.keys.clone();
         let mut touched = flight.keys.clone();
         for part in &flight.parts {
             if let Some(entry) = part.waiter().and_then(|id| self.waiters.get_mut(&id)) {
@@ -77,6 +78,11 @@ impl Table {
         }
         touched.sort_unstable();
         touched.dedup();
+        for key in &flight_keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.ready |= std::mem::take(&mut queue.woken);
+            }
+        }
         self.advance_all(&touched, now, out);
         for id in std::mem::take(&mut self.late) {
             self.deadline(id, now, out);
@@ -294,6 +300,8 @@ impl Table {
             self.replan(id, claim, now, out);
         } else if entry.deadline <= now {
             self.deadline(id, now, out);
+        } else if std::mem::take(&mut entry.again) {
+            self.fly(vec![Part::Rejoin { waiter: id, over: false }], out);
         }
     }
 

@@ -31,10 +31,14 @@ impl Table {
         let first = waiters.filter_map(|id| self.waiters.get(id)).find(has_it);
         match first.map(|entry| (entry.waiter.id, entry.flight.is_none() && !entry.cancelled)) {
             // It may stand behind others in this proxy's queue: the store's order counts.
+            Some((waiter, false)) => {
+                if let Some(entry) = self.waiters.get_mut(&waiter) {
+                    entry.again = true;
+                }
+            }
             Some((waiter, true)) => {
                 self.fly(vec![Part::Rejoin { waiter, over: false }], out);
             }
-            Some(_) => {}
             None => out.push(Action::Ring { key: key.clone(), turn }),
         }
     }

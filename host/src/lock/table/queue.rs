@@ -27,6 +27,8 @@ pub(super) struct Queue {
     pub asked_backoff: bool,
     /// Whether asking the store makes sense: the key is not known to be held.
     pub ready: bool,
+    /// Somebody freed the key while a flight was under way that may not have seen it.
+    pub woken: bool,
     pub poll_at: Option<Instant>,
     /// When the places in line are kept the next time.
     pub keep_at: Option<Instant>,
@@ -59,6 +61,7 @@ impl Default for Queue {
             choice: None,
             asked_backoff: false,
             ready: true,
+            woken: false,
             poll_at: None,
             keep_at: None,
             holder: None,

@@ -15,6 +15,10 @@ impl Table {
     pub(super) fn wake(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         if let Some(queue) = self.queues.get_mut(key) {
             queue.ready = true;
+            queue.woken = queue.flight.is_some();
+            if let Some(head) = queue.head().and_then(|id| self.waiters.get_mut(&id)) {
+                head.again = head.in_line && head.flight.is_some();
+            }
         }
         self.advance(key, now, out);
     }

@@ -44,6 +44,7 @@ impl Table {
             unsure_until: None,
             replan: None,
             in_line: false,
+            again: false,
             waiter,
         };
         self.timers.insert((deadline, Timer::Deadline(id)));

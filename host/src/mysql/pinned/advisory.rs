@@ -42,10 +42,13 @@ pub struct Advisory {
     common: Arc<Common>,
 }
 
+/// What the server knows a key by.
+type Name = Arc<str>;
+
 /// What the session and its users share.
 #[derive(Default)]
 struct Common {
-    held: Mutex<Guarded<()>>,
+    held: Mutex<Guarded<Name>>,
     time: Time,
     losses: Losses,
 }
@@ -113,7 +116,7 @@ impl Store for Advisory {
 }
 
 impl Common {
-    fn held(&self) -> MutexGuard<'_, Guarded<()>> {
+    fn held(&self) -> MutexGuard<'_, Guarded<Name>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -132,8 +135,8 @@ struct Session {
 #[derive(Default)]
 struct Errand {
     /// Names that were given up already: whatever becomes of the exchange, they count as free.
-    free: Vec<Key>,
-    want: Vec<Key>,
+    free: Vec<Name>,
+    want: Vec<(Key, Name)>,
     tokens: u64,
 }
 
@@ -201,7 +204,7 @@ impl Session {
     /// Gives back what has ended by itself, and sees whether the session is still there.
     async fn sweep(&mut self, link: &mut Link) -> Result<(), Fault> {
         let (_, now) = moment(&self.common.time);
-        let free = self.common.held().take_idle(now);
+        let free = names(self.common.held().take_idle(now));
         let errand = Errand { free, ..Errand::default() };
         let exchange = tokio::time::timeout(EXCHANGE_LIMIT, self.exchange(link, &errand)).await;
         exchange.unwrap_or_else(|_| Err(Fault::timeout("an idle session"))).map(drop)
@@ -211,8 +214,9 @@ impl Session {
     /// are given back. For the counter's row others may wait longer than is allowed.
     async fn recover(&self, link: &mut Link, errand: &Errand, fault: &Fault) -> Result<(), Fault> {
         self.shared.metrics.store_error(fault.slug());
-        let names = errand.free.iter().chain(&errand.want).cloned().collect::<Vec<_>>();
-        let sql = statements(link.database(), &names, &[], 0, 0);
+        let wanted = errand.want.iter().map(|(_, name)| name);
+        let names: Vec<Name> = errand.free.iter().chain(wanted).cloned().collect();
+        let sql = statements(&names, &[], 0, 0);
         let freed = tokio::time::timeout(EXCHANGE_LIMIT, link.exchange(sql)).await;
         freed.unwrap_or_else(|_| Err(Fault::timeout("freeing names")))?;
         tokio::time::sleep(Backoff::new().next()).await;
@@ -226,7 +230,7 @@ impl Session {
         batch.retain_open();
         let (ops, began) = (batch.ops(), clock::now());
         let mut outcomes = vec![Vec::new(); batch.groups.len()];
-        let errand = self.before(&batch, &mut outcomes);
+        let errand = self.before(&batch, &mut outcomes, link.database());
         let result = {
             let work = std::pin::pin!(self.exchange(link, &errand));
             lanes::watched(work, &mut batch.tickets, queue).await
@@ -258,7 +262,7 @@ impl Session {
 
     /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
     /// on one of its keys.
-    fn before(&self, batch: &Batch, decided: &mut [Vec<Outcome>]) -> Errand {
+    fn before(&self, batch: &Batch, decided: &mut [Vec<Outcome>], database: &str) -> Errand {
         let terms = self.terms(Token::default(), ServerTime::default());
         let mut held = self.common.held();
         let mut late: HashSet<&Key> = HashSet::new();
@@ -266,7 +270,7 @@ impl Session {
         let mut grants: Vec<&Op> = Vec::new();
         for (group, outcomes) in batch.groups.iter().zip(decided) {
             for op in group.iter().take_while(|op| !op.keys().iter().any(|key| late.contains(key))) {
-                let Some(outcome) = held.try_apply(op, &terms, |()| true) else { break };
+                let Some(outcome) = held.try_apply(op, &terms, |_| true) else { break };
                 outcomes.push(outcome);
                 done.extend(op.keys());
             }
@@ -274,10 +278,10 @@ impl Session {
             late.extend(rest.iter().flat_map(Op::keys));
             grants.extend(rest);
         }
-        let wanted = late.iter().filter(|key| !held.has(key)).map(|key| (*key).clone());
+        let wanted = late.iter().filter(|key| !held.has(key));
         Errand {
-            want: wanted.collect(),
-            free: held.take_if_idle(done.into_iter().filter(|key| !late.contains(key)), terms.now),
+            want: wanted.map(|key| ((*key).clone(), name(database, key))).collect(),
+            free: names(held.take_if_idle(done.into_iter().filter(|key| !late.contains(key)), terms.now)),
             tokens: tokens_for(grants.into_iter()),
         }
     }
@@ -329,7 +333,7 @@ impl Session {
         if nothing && own.us_since(self.heard) < SILENCE_US {
             return Ok(errands);
         }
-        let sql = statements(link.database(), free, want, tokens, link.sample.epoch);
+        let sql = statements(free, want, tokens, link.sample.epoch);
         let mut sets = link.exchange(sql).await?;
         self.heard = own;
         if tokens > 0 {
@@ -340,33 +344,43 @@ impl Session {
         let answers = sets.into_iter().flatten().flat_map(Row::unwrap);
         let had = answers.map(|value| mysql_async::from_value_opt::<i64>(value).is_ok_and(|had| had == 1));
         let mut held = self.common.held();
-        for (key, _) in want.iter().zip(had).filter(|(_, had)| *had) {
-            held.insert(key.clone(), ());
+        for ((key, name), _) in want.iter().zip(had).filter(|(_, had)| *had) {
+            held.insert(key.clone(), name.clone());
         }
         Ok(errands)
     }
 }
 
+fn names(keys: Vec<(Key, Name)>) -> Vec<Name> {
+    keys.into_iter().map(|(_, name)| name).collect()
+}
+
 /// Frees first: what is freed may be wanted by others. The counter comes last, when the names are had.
-fn statements(database: &str, free: &[Key], want: &[Key], tokens: u64, epoch: u64) -> String {
-    let mut sql = String::from("DO 0");
-    for key in free {
-        sql.push_str(&format!(",RELEASE_LOCK('{}')", name(database, key)));
+fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64, epoch: u64) -> String {
+    let mut sql = String::with_capacity(1_024 + 100 * (free.len() + 2 * want.len()));
+    sql.push_str("DO 0");
+    for name in free {
+        sql.push_str(",RELEASE_LOCK('");
+        sql.push_str(name);
+        sql.push_str("')");
     }
-    for keys in want.chunks(STATEMENT_NAMES) {
-        let asked: Vec<String> =
-            keys.iter().map(|key| format!("GET_LOCK('{}',0)", name(database, key))).collect();
-        sql.push_str(&format!(";SELECT {}", asked.join(",")));
+    for names in want.chunks(STATEMENT_NAMES) {
+        sql.push_str(";SELECT ");
+        for (n, (_, name)) in names.iter().enumerate() {
+            sql.push_str(if n > 0 { ",GET_LOCK('" } else { "GET_LOCK('" });
+            sql.push_str(name);
+            sql.push_str("',0)");
+        }
     }
     if tokens > 0 {
         sql.push(';');
-        sql.push_str(&raise(tokens, epoch, want.iter()));
+        sql.push_str(&raise(tokens, epoch, want.iter().map(|(key, _)| key)));
     }
     sql
 }
 
 /// Names are the server's, not the database's; MySQL takes 64 characters and ignores case.
-fn name(database: &str, key: &Key) -> String {
+fn name(database: &str, key: &Key) -> Name {
     let mut hash = Sha256::new();
     hash.update((database.len() as u64).to_le_bytes());
     hash.update(database.as_bytes());
@@ -374,9 +388,9 @@ fn name(database: &str, key: &Key) -> String {
     let digest: [u8; 32] = hash.finalize().into();
     let mut name = String::from("lk-");
     for byte in &digest[..30] {
-        name.push_str(&format!("{byte:02x}"));
+        name.extend([byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])));
     }
-    name
+    name.into()
 }
 
 #[cfg(test)]
@@ -389,19 +403,19 @@ mod tests {
 
     #[test]
     fn names_fit_and_differ() {
-        let names: HashSet<String> = [("a", "bc"), ("ab", "c"), ("a", "BC"), ("a", "bc ")]
+        let names: HashSet<Name> = [("a", "bc"), ("ab", "c"), ("a", "BC"), ("a", "bc ")]
             .into_iter()
             .map(|(database, text)| name(database, &key(text)))
             .collect();
         assert_eq!(names.len(), 4);
-        assert!(names.iter().all(|name| name.len() <= 64 && *name == name.to_lowercase()));
+        assert!(names.iter().all(|name| name.len() <= 64 && **name == name.to_lowercase()));
     }
 
     #[test]
     fn one_packet_frees_then_asks_then_counts() {
-        let sql = statements("db", &[key("a")], &[key("b")], 1, 0);
+        let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1, 0);
         let at = |text: &str| sql.find(text).expect(text);
         assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("LAST_INSERT_ID"));
-        assert_eq!(statements("db", &[], &[], 0, 0), "DO 0");
+        assert_eq!(statements(&[], &[], 0, 0), "DO 0");
     }
 }
