@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::Admin;
 use crate::api::Api;
 use crate::config::{Config, ServerChoice};
+use crate::fleet::{self, Fleet};
 use crate::http;
 use crate::mysql::managed::{ManagedError, ManagedServer};
 use crate::mysql::{MysqlStore, OpenError};
@@ -58,8 +59,9 @@ pub struct App {
     admin: TcpListener,
     managed: Option<ManagedServer>,
     store: Arc<MysqlStore>,
-    policies: Policies,
+    desk: Desk,
     service: Service,
+    fleet: Fleet,
     metrics: Metrics,
 }
 
@@ -87,7 +89,8 @@ impl App {
         let store = MysqlStore::open(&config.store, &url, config.limits.max_ttl_ms, metrics.clone())?;
         let store = Arc::new(store);
         greet(&store.ready(STORE_PATIENCE).await);
-        let service = Service::start(Parts {
+        let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
+        let service = Service::start_closed(Parts {
             store: store.clone(),
             policies: policies.clone(),
             routes: config.routes.clone(),
@@ -95,7 +98,16 @@ impl App {
             store_timeout_ms: u32::try_from(config.store.timeout.as_millis()).unwrap_or(u32::MAX),
             metrics: metrics.clone(),
         });
-        Ok(App { config, api, admin, managed, store, policies, service, metrics })
+        let fleet = Fleet::start(fleet::Parts {
+            registry: Arc::new(store.registry()),
+            service: service.clone(),
+            policies: policies.clone(),
+            routes: config.routes.clone(),
+            beat: config.beat,
+            metrics: metrics.clone(),
+        });
+        let desk = Desk::new(policies, service.clone(), fleet.clone(), loaded);
+        Ok(App { config, api, admin, managed, store, desk, service, fleet, metrics })
     }
 
     /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
@@ -104,7 +116,7 @@ impl App {
     /// # Errors
     /// Where the policy files cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let desk = Desk::new(self.policies.clone(), self.service.clone());
+        let desk = self.desk.clone();
         let watching = policy::watch(&self.config.policies, self.config.engine.max_component_bytes);
         let (watcher, changes) = watching.map_err(StartError::Watch)?;
         let reloads = tokio::spawn(desk.clone().reload(changes));
@@ -131,6 +143,7 @@ impl App {
         if drained.await.is_err() {
             tracing::warn!("requests were still under way when the drain's time was up");
         }
+        self.fleet.leave().await;
         self.store.close().await;
         if let Some(server) = self.managed {
             server.stop().await;
@@ -145,6 +158,7 @@ impl App {
         let admin = Admin {
             service: self.service.clone(),
             policies: Arc::new(desk),
+            fleet: self.fleet.clone(),
             metrics: self.metrics.clone(),
             max_component_bytes: self.config.engine.max_component_bytes,
             http,

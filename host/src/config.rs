@@ -26,6 +26,8 @@ pub struct Config {
     pub http: HttpLimits,
     pub limits: Limits,
     pub engine: EngineLimits,
+    /// How often a proxy tells the others of its store that it lives.
+    pub beat: Duration,
     /// Never empty; sorted by name; one is named `default`.
     pub policies: Vec<PolicyConfig>,
     /// In the order of the file; the first match wins, and what matches none goes to `default`.
@@ -237,6 +239,7 @@ impl Default for Config {
             http: HttpLimits::default(),
             limits: Limits::default(),
             engine: EngineLimits::default(),
+            beat: Duration::from_secs(1),
             policies: vec![PolicyConfig {
                 name: "default".into(),
                 source: PolicySource::Builtin("default".into()),

@@ -9,6 +9,7 @@
 //! | [`mysql`] | the store on MySQL and MariaDB; the private server |
 //! | [`policy`] | loads, checks, runs and swaps WebAssembly policies |
 //! | [`service`] | the one loop between them |
+//! | [`fleet`] | the proxies of one store, and the policies that they all go by |
 //! | [`api`], [`admin`], [`cli`] | translators: HTTP and the command line |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`config`], [`clock`], [`telemetry`], [`app`] | settings, time, metrics and logs, wiring |
@@ -19,6 +20,7 @@ pub mod app;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod fleet;
 pub mod http;
 pub mod lock;
 pub mod mysql;

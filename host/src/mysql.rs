@@ -13,6 +13,7 @@
 //! | [`fast`], [`cache`] | one statement for one key, on a remembered row |
 //! | [`link`] | a connection that was checked and may be used; errors; one exchange with the server |
 //! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
+//! | [`registry`], [`membership`] | the proxies of one server, their policies, and until when this one may write |
 //! | [`steps`] | whether the server's clock has been set |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
@@ -28,12 +29,15 @@ mod fast;
 mod health;
 mod lanes;
 mod link;
+mod membership;
 mod preflight;
 mod queue;
 mod read;
+mod registry;
 mod schema;
 mod sql;
 mod steps;
 mod store;
 
+pub use registry::MysqlRegistry;
 pub use store::{MysqlStore, OpenError};

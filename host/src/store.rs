@@ -12,6 +12,7 @@ use crate::lock::{Instant, Key, ServerTime};
 
 pub mod contract;
 pub mod memory;
+pub mod registry;
 
 /// A boxed future: the trait stays usable behind `dyn`.
 pub type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;

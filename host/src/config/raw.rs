@@ -49,6 +49,9 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let routes = routes(top, &policies, &limits);
     let log = log(&top.section("log"), defaults.log);
     let threads = threads(&top.section("runtime"), defaults.threads);
+    let fleet = top.section("fleet");
+    let beat = milliseconds(&fleet, "beat_ms", 250..=4_000, defaults.beat);
+    fleet.finish();
     let shutdown = top.section("shutdown");
     let drain = milliseconds(&shutdown, "drain_ms", 0..=600_000, defaults.drain);
     shutdown.finish();
@@ -59,6 +62,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
         http,
         limits,
         engine,
+        beat,
         policies,
         routes,
         log,

@@ -1,11 +1,13 @@
 //! A connection that was checked and may be used, and one exchange over it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use mysql_async::prelude::{AsQuery, Queryable};
 use mysql_async::{Conn, DriverError, Error, OptsBuilder, Params, Row, Statement};
 
 use super::fast::Luck;
+use super::membership::Membership;
 use super::preflight::{self, Server};
 use super::schema;
 use super::sql;
@@ -95,6 +97,7 @@ pub struct Link {
     pub server: Server,
     pub sample: Sample,
     pub luck: Luck,
+    membership: Arc<Membership>,
     /// Prepared when it is first used.
     write_if_same: Option<Statement>,
 }
@@ -119,7 +122,8 @@ impl Link {
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
-        Ok(Link { conn, server, sample, luck: Luck::default(), write_if_same: None })
+        let membership = shared.membership.clone();
+        Ok(Link { conn, server, sample, luck: Luck::default(), membership, write_if_same: None })
     }
 
     /// Sends statements in one packet and waits for all their answers: one set of rows for each
@@ -136,6 +140,12 @@ impl Link {
         };
         self.conn.exec_drop(statement, params).await?;
         Ok(self.conn.affected_rows() == 1)
+    }
+
+    /// What is decided now must not be written later than this: somebody waits for it until `deadline`,
+    /// and this proxy is a member of its fleet until then.
+    pub fn latest(&self, deadline: Instant) -> ServerTime {
+        self.sample.earliest(deadline).min(self.membership.until())
     }
 
     /// Undoes what the transaction has done, after a fault that left the connection usable.

@@ -178,7 +178,7 @@ pub fn hex(sql: &mut String, bytes: &[u8]) {
 
 /// Appends `_binary'…'`. Half the size of hexadecimal, and readable in the server's logs. The session
 /// has backslash escapes on, and UTF-8 as its character set.
-fn quote(sql: &mut Vec<u8>, text: &[u8]) {
+pub fn quote(sql: &mut Vec<u8>, text: &[u8]) {
     sql.extend_from_slice(b"_binary'");
     for byte in text {
         match byte {

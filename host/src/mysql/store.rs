@@ -11,8 +11,10 @@ use tokio_util::task::TaskTracker;
 
 use super::cache::{Cache, spread};
 use super::health::Board;
+use super::membership::Membership;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
+use super::registry::MysqlRegistry;
 use super::schema::Identity;
 use super::steps::ClockSteps;
 use super::{clean, lanes};
@@ -54,6 +56,7 @@ pub struct Shared {
     pub max_ttl_ms: u32,
     pub cache: Cache,
     pub health: Board,
+    pub membership: Arc<Membership>,
     pub metrics: Metrics,
     pub stop: CancellationToken,
     /// Whether the account was seen to have the privileges that are needed.
@@ -88,6 +91,7 @@ impl MysqlStore {
             max_ttl_ms,
             cache: Cache::new(),
             health: Board::new(seats, &address),
+            membership: Arc::new(Membership::new()),
             metrics,
             stop: CancellationToken::new(),
             probed: AtomicBool::new(false),
@@ -112,6 +116,13 @@ impl MysqlStore {
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
     pub async fn ready(&self, within: Duration) -> Health {
         self.shared.health.ready(within).await
+    }
+
+    /// Where the proxies of this server know of each other. From now on leases are written only while
+    /// [`Registry::allow`](crate::store::registry::Registry::allow) says so.
+    pub fn registry(&self) -> MysqlRegistry {
+        self.shared.membership.allow(None);
+        MysqlRegistry::new(self.shared.clone())
     }
 
     /// Takes no more work, waits a few seconds for what is under way, and closes the connections.

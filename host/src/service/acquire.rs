@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use super::core::{Answer, Msg, Pending};
-use super::{AcquireError, Lease, Request, Shared};
+use super::{AcquireError, Lease, Request, Shared, both};
 use crate::clock;
 use crate::lock::record::{Claim, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
@@ -56,6 +56,8 @@ impl Call {
 pub(super) struct Planned {
     pub generation: Arc<Generation>,
     pub plan: Plan,
+    /// What named the keys.
+    pub stamp: (u64, Option<u64>),
 }
 
 pub(super) async fn acquire(
@@ -96,10 +98,15 @@ pub(super) fn planned(
     request: &Request,
     call: Call,
 ) -> Result<Planned, AcquireError> {
-    let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
-    let plan = plan(&generation, policy, request)?;
-    call.check(policy, plan.primitive)?;
-    Ok(Planned { generation, plan })
+    let naming = shared.policies.naming(policy).ok_or_else(|| no_policy(policy))?;
+    let mut planned = plan(&naming.live, policy, request)?;
+    call.check(policy, planned.primitive)?;
+    if let Some(candidate) = &naming.candidate {
+        // What either of them refuses is refused: other proxies may go by the candidate alone already.
+        let next = plan(candidate, policy, request)?;
+        both::name(&mut planned, &next, call)?;
+    }
+    Ok(Planned { generation: naming.live.clone(), plan: planned, stamp: naming.stamp() })
 }
 
 fn no_policy(policy: &str) -> AcquireError {
@@ -157,8 +164,13 @@ pub(super) async fn enqueue(
     let (reply, answer) = oneshot::channel();
     let waiter = waiter(id, request, planned);
     let labels = planned.plan.labels.clone().into();
-    let pending =
-        Pending { generation: planned.generation.clone(), weight: planned.plan.weight, labels, reply };
+    let pending = Pending {
+        generation: planned.generation.clone(),
+        stamp: planned.stamp,
+        weight: planned.plan.weight,
+        labels,
+        reply,
+    };
     shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });
     let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
     let answered = leaving.wait().await;

@@ -85,9 +85,16 @@ impl Shadows {
         let extra: Vec<&Key> = old.filter(|key| !keys.contains(key)).collect();
         (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
     }
+
+    /// What a waiter that has not been widened asks for from now on.
+    pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Box<Claim>)> {
+        let keys = self.widen(&claim.keys)?;
+        let attempt = rand::random_range(1..u64::MAX);
+        Some((waiter, Box::new(Claim { keys, attempt, ..claim.clone() })))
+    }
 }
 
-fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
+pub(super) fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
     let mut all: Vec<Key> = keys.iter().chain(more).cloned().collect();
     all.sort_unstable();
     all.dedup();
@@ -118,6 +125,8 @@ fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanReque
 /// A generation that wants to go live, with its plans for everything that is held or waits.
 pub(super) struct Swap {
     prepared: Prepared,
+    /// Whether the live generation stays, and names keys together with this one.
+    beside: bool,
     /// `None` where the new generation refuses the request: then it can make no second holder.
     plans: HashMap<PlanRequest, Option<Arc<[Key]>>>,
     stored: Vec<Shadow>,
@@ -186,7 +195,13 @@ impl Swap {
         let known = |shadow: &Shadow| shadows.by_nonce.contains_key(&shadow.nonce);
         let stored: Vec<Shadow> = self.stored.into_iter().filter(|shadow| !known(shadow)).collect();
         shadows.extend(stored);
-        let generation = shared.policies.commit(self.prepared);
+        let generation = if self.beside {
+            let candidate = self.prepared.generation().clone();
+            shared.policies.name_with(candidate.name(), Some(candidate.clone()));
+            candidate
+        } else {
+            shared.policies.commit(self.prepared)
+        };
         let shadows = shadows.by_nonce.values().cloned().collect();
         let _ = self.reply.send(Step::Live { generation, shadows });
     }
@@ -194,15 +209,30 @@ impl Swap {
 
 /// Makes a checked generation live. See the module's documentation.
 pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+    let held = held(shared, prepared.generation().name()).await?;
+    swap(shared, prepared, held, false).await
+}
+
+/// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
+/// trouble yet: whoever is granted takes the live one's keys as well.
+pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Result<(), StoreError> {
+    swap(shared, candidate, Vec::new(), true).await.map(drop)
+}
+
+async fn swap(
+    shared: &Arc<Shared>,
+    prepared: Prepared,
+    held: Vec<Held>,
+    beside: bool,
+) -> Result<Arc<Generation>, StoreError> {
     let candidate = prepared.generation().clone();
-    let held = held(shared, candidate.name()).await?;
     let mut plans = HashMap::new();
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
         plans = replan(candidate.clone(), plans, asked).await;
         let stored = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
         let (reply, step) = oneshot::channel();
-        let swap = Swap { prepared: prepared.clone(), plans: plans.clone(), stored, reply };
+        let swap = Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, reply };
         shared.tell(Msg::Swap(swap));
         match step.await.map_err(|_| StoreError::stopped())? {
             Step::Missing(more) => asked = more,

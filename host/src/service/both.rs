@@ -1,0 +1,153 @@
+//! A fleet's way from one policy to the next: what names keys meanwhile, and when nothing of before is
+//! under way any more.
+
+use tokio::sync::oneshot;
+
+use super::acquire::Call;
+use super::core::Msg;
+use super::{AcquireError, Service, transition};
+use crate::clock;
+use crate::lock::Instant;
+use crate::lock::table::Ticket;
+use crate::policy::{Plan, Prepared};
+use crate::store::StoreError;
+
+/// A write that the server had checked in time may land this much after its answer was given up.
+const LATE_MS: u32 = 1_000;
+
+impl Service {
+    /// Looks at the leases that are in the store already, and grants from then on. It may be closed again.
+    pub async fn open(&self) {
+        transition::survey(self.clone()).await;
+    }
+
+    /// Grants nothing more until [`Service::open`]. What is under way goes on.
+    pub fn close(&self) {
+        self.shared.open.send_replace(false);
+    }
+
+    pub fn is_open(&self) -> bool {
+        *self.shared.open.borrow()
+    }
+
+    /// From now on the candidate names keys together with the live generation. Requests that the live one
+    /// alone planned are under way still when this returns: see [`Service::settled`].
+    ///
+    /// # Errors
+    /// Where more requests arrive than the candidate can be asked about.
+    pub async fn name_with(&self, candidate: Prepared) -> Result<(), StoreError> {
+        transition::name_with(&self.shared, candidate).await
+    }
+
+    /// From now on the live generation of the policy names keys alone.
+    pub fn name_alone(&self, policy: &str) {
+        self.shared.policies.name_with(policy, None);
+    }
+
+    /// Looks at the leases in the store once more, as others may have granted by other policies: those that
+    /// lack the keys of the policy's live generation are waited for, also by who waits already.
+    ///
+    /// # Errors
+    /// Where the store cannot be read.
+    pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
+        match self.shared.policies.get(policy) {
+            Some(live) => transition::go_live(&self.shared, Prepared::Unchanged(live)).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until every claim that the store had been sent before is answered, so that nothing that
+    /// was planned earlier can be granted later.
+    pub async fn settled(&self) {
+        let (reply, settled) = oneshot::channel();
+        self.shared.tell(Msg::Settle(reply));
+        if let Ok(given_up) = settled.await {
+            clock::sleep_until(given_up.plus_ms(LATE_MS)).await;
+        }
+    }
+}
+
+/// Adds the keys that the candidate names. A version belongs to one key: between two of them, two could
+/// commit what they read as one.
+pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), AcquireError> {
+    if next.keys.iter().all(|key| plan.keys.contains(key)) {
+        return Ok(());
+    }
+    if call == Call::Version {
+        let why = "its policy is being replaced by one that names another key; try again in a moment";
+        return Err(StoreError::Unavailable { why: why.to_owned() }.into());
+    }
+    plan.keys = transition::union(&plan.keys, next.keys.iter());
+    Ok(())
+}
+
+/// What the store has been sent and has not answered, as far as somebody waits for it.
+#[derive(Default)]
+pub(super) struct UnderWay {
+    last: Ticket,
+    open: usize,
+    /// Of those that are open, how many began before the last one who waits did.
+    awaited: usize,
+    boundary: Ticket,
+    given_up: Instant,
+    waiting: Vec<oneshot::Sender<Instant>>,
+}
+
+impl UnderWay {
+    pub fn began(&mut self, ticket: Ticket) {
+        self.last = self.last.max(ticket);
+        self.open += 1;
+    }
+
+    pub fn ended(&mut self, ticket: Ticket, answered: bool) {
+        self.open -= 1;
+        if !answered {
+            self.given_up = clock::now();
+        }
+        if ticket <= self.boundary {
+            self.awaited -= 1;
+            self.tell();
+        }
+    }
+
+    /// Tells when everything that is open now has ended, with the moment at which one of them was last
+    /// given up without an answer.
+    pub fn await_all(&mut self, reply: oneshot::Sender<Instant>) {
+        self.boundary = self.last;
+        self.awaited = self.open;
+        self.waiting.push(reply);
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        if self.awaited == 0 {
+            for reply in self.waiting.drain(..) {
+                let _ = reply.send(self.given_up);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_is_told_when_all_that_was_open_has_ended() {
+        let mut under_way = UnderWay::default();
+        let (reply, mut first) = oneshot::channel();
+        under_way.await_all(reply);
+        assert!(first.try_recv().is_ok(), "nothing is open");
+
+        under_way.began(Ticket(1));
+        under_way.began(Ticket(2));
+        let (reply, mut second) = oneshot::channel();
+        under_way.await_all(reply);
+        under_way.began(Ticket(3));
+        under_way.ended(Ticket(3), true);
+        under_way.ended(Ticket(2), true);
+        assert!(second.try_recv().is_err(), "the first is open");
+        under_way.ended(Ticket(1), false);
+        assert!(second.try_recv().is_ok_and(|given_up| given_up > Instant(0)));
+    }
+}
