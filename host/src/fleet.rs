@@ -162,7 +162,7 @@ impl Fleet {
                 () = stop.cancelled() => return,
             };
             match heard {
-                Ok(view) => self.0.heard(pulse.id, view),
+                Ok(view) => self.0.heard(&pulse, view),
                 Err(error) => self.0.unheard(&error),
             }
             tokio::select! {
@@ -203,13 +203,14 @@ impl Inner {
         }
     }
 
-    fn heard(&self, id: u64, view: View) {
+    fn heard(&self, pulse: &Pulse, view: View) {
         let mut state = self.state();
-        if state.id != id {
+        if state.id != pulse.id {
             return;
         }
         state.heard = Some(view.asked_at);
-        match (state.stage, view.member(id)) {
+        let forgotten = machine::has_forgotten(&view, pulse.acks.as_ref());
+        match (state.stage, view.member(pulse.id).filter(|_| !forgotten)) {
             (Stage::Member, Some(me)) => {
                 let writes = u64::try_from((self.beat * WRITES).as_micros()).unwrap_or(u64::MAX);
                 self.registry.allow(Some((me.beat.plus_us(writes), view.asked_at.plus_us(writes))));
@@ -218,11 +219,12 @@ impl Inner {
                 self.registry.allow(None);
                 self.service.close();
                 state.stage = Stage::Out;
-                state.trouble =
-                    Some("the other proxies have counted this one as gone; it joins again".to_owned());
-                tracing::warn!(
-                    "the other proxies have counted this one as gone: it was not heard of for too long"
-                );
+                let why = match forgotten {
+                    true => "the store has lost what was recorded of the policies",
+                    false => "the other proxies have counted this one as gone: it was silent for too long",
+                };
+                state.trouble = Some(format!("{why}; it joins again"));
+                tracing::warn!("{why}; joining again");
             }
             _ => {}
         }

@@ -49,8 +49,12 @@ impl Fleet {
         let mut views = self.0.view.subscribe();
         for _ in 0..TRIES {
             self.is_member()?;
-            self.0.fresh_view(&mut views).await;
-            let view = views.borrow_and_update().clone();
+            let mut view = views.borrow_and_update().clone();
+            if view.record(name).is_none_or(|record| record.candidate.is_some() || record.live == version) {
+                // It may be over by now.
+                self.0.fresh_view(&mut views).await;
+                view = views.borrow_and_update().clone();
+            }
             let Some(record) = view.record(name) else { continue };
             match &record.candidate {
                 Some(candidate) if *candidate == version => {
@@ -71,9 +75,11 @@ impl Fleet {
             let seq = record.seq;
             if self.0.registry.propose(name.to_owned(), seq, component_of(&generation)).await? {
                 tracing::info!(policy = &**generation.id(), "a change of all proxies begins");
+                self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone()));
                 self.0.hurry.notify_one();
                 return self.outcome(name, seq + 1, &version).await;
             }
+            self.0.fresh_view(&mut views).await;
         }
         Err(ChangeError::Superseded)
     }

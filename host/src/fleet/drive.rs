@@ -222,7 +222,7 @@ impl Fleet {
                 moved |= match step {
                     Step::Evict { id, beat } => self.evict_one(&view, id, beat).await,
                     Step::Conform(record) => self.acknowledge(&record).await,
-                    Step::Settle { name, seq } => self.0.registry.settle(name, seq).await.unwrap_or(false),
+                    Step::Settle { name, seq } => self.settle(&name, seq).await,
                 };
             }
             if moved {
@@ -249,16 +249,29 @@ impl Fleet {
         evicted
     }
 
+    /// Where all members are seen to have acknowledged the record of both.
+    async fn settle(&self, name: &str, seq: u64) -> bool {
+        let settled = self.0.registry.settle(name.to_owned(), seq, self.0.pulse()).await.unwrap_or(false);
+        if settled {
+            self.0.view.send_modify(|view| machine::settled(view, name, seq));
+        }
+        settled
+    }
+
     /// Whether the record was followed, or called off.
     async fn acknowledge(&self, record: &Record) -> bool {
         let followed = self.conform(record).await;
         match followed {
             Ok(()) => {
                 self.0.service.settled().await;
-                let mut state = self.0.state();
-                if state.stage == Stage::Member {
-                    state.acks.insert(record.name.clone(), record.seq);
-                }
+                let (id, acks) = {
+                    let mut state = self.0.state();
+                    if state.stage == Stage::Member {
+                        state.acks.insert(record.name.clone(), record.seq);
+                    }
+                    (state.id, state.acks.clone())
+                };
+                self.0.view.send_modify(|view| machine::acknowledged(view, id, &acks));
                 true
             }
             Err(Trouble::Refused(why)) if record.candidate.is_some() => {

@@ -27,7 +27,8 @@ pub enum Step {
 pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, dead: &BTreeSet<u64>) -> Vec<Step> {
     let mut steps = evictions(view, me, dead);
     for record in &view.records {
-        if acks.get(&record.name) != Some(&record.seq) {
+        // A view may have been read before this proxy's own last step: what is older is done.
+        if acks.get(&record.name).is_none_or(|acked| *acked < record.seq) {
             steps.push(Step::Conform(record.clone()));
         } else if record.candidate.is_some() && waited_for(view, &record.name, record.seq).is_empty() {
             steps.push(Step::Settle { name: record.name.clone(), seq: record.seq });
@@ -44,6 +45,40 @@ pub fn evictions(view: &View, me: u64, dead: &BTreeSet<u64>) -> Vec<Step> {
 
 fn is_gone(view: &View, member: &Member) -> bool {
     view.now > member.until
+}
+
+/// What the view is after this member's acknowledgement, as far as that may be told before it is recorded:
+/// to those who wait at this proxy.
+pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
+    if let Some(me) = view.members.iter_mut().find(|member| member.id == me) {
+        me.acks = Some(acks.clone());
+    }
+}
+
+/// The view after a change was begun.
+pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: Version) {
+    if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
+        (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), None);
+        record.since = view.now;
+    }
+}
+
+/// The view after the candidate has become the live one.
+pub fn settled(view: &mut View, name: &str, seq: u64) {
+    let of_both = |record: &&mut Record| record.name == name && record.seq == seq;
+    if let Some(record) = view.records.iter_mut().find(of_both)
+        && let Some(candidate) = record.candidate.take()
+    {
+        (record.seq, record.live, record.note) = (seq + 1, candidate, None);
+        record.since = view.now;
+    }
+}
+
+/// Whether the store has lost a record that was acknowledged before the view was read, as at a fail-over to
+/// a server that lags: others may follow what it has instead.
+pub fn has_forgotten(view: &View, acks: Option<&BTreeMap<String, u64>>) -> bool {
+    let behind = |(name, acked): (&String, &u64)| view.record(name).is_none_or(|record| record.seq < *acked);
+    acks.is_some_and(|acks| acks.iter().any(behind))
 }
 
 /// The members that have not acknowledged the record.

@@ -137,8 +137,8 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _shared| changes_a_row(link, sql))
     }
 
-    fn settle(&self, name: String, seq: u64) -> Answer<Result<bool, StoreError>> {
-        on_link!(self, work, WORK_LIMIT, |link, _shared| settle(link, &name, seq))
+    fn settle(&self, name: String, seq: u64, me: Pulse) -> Answer<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _shared| settle(link, &name, seq, &me))
     }
 
     fn call_off(&self, name: String, seq: u64, why: String) -> Answer<Result<bool, StoreError>> {
@@ -335,15 +335,18 @@ async fn component(link: &mut Link, name: &str, version: &Version) -> Result<Opt
     Ok(found.into_iter().next().map(|(bytes,)| bytes.into()))
 }
 
-async fn settle(link: &mut Link, name: &str, seq: u64) -> Result<bool, Fault> {
+async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<bool, Fault> {
     let condition = format!("name={} AND seq={seq} AND phase='both'", hexed(name));
     let record = format!("BEGIN;SELECT seq FROM {POLICIES} WHERE {condition} FOR UPDATE");
     let known = link.exchange(record).await?.pop().is_some_and(|rows| !rows.is_empty());
+    let acks = to_json(me.acks.as_ref().unwrap_or(&BTreeMap::new()));
+    let acknowledge =
+        format!("UPDATE {PROXIES} SET acks={} WHERE id={} AND acks IS NOT NULL", hexed(&acks), me.id);
     // Locked, so that no row that is read here changes before this commits. A member that is not among
     // them joins later, and reads the record after that.
     let members = format!(
         "SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES} FORCE INDEX (PRIMARY) \
-         ORDER BY id FOR UPDATE"
+         ORDER BY id FOR UPDATE;{acknowledge};SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES}"
     );
     let members = link.exchange(members).await?.pop().unwrap_or_default().into_iter().map(read_member);
     let members = members.collect::<Option<Vec<_>>>().ok_or_else(|| foreign(PROXIES))?;

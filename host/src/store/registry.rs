@@ -135,8 +135,9 @@ pub trait Registry: Send + Sync + 'static {
     /// Begins a change of a policy that has none under way.
     fn propose(&self, name: String, seq: u64, candidate: Component) -> Answer<Result<bool, StoreError>>;
 
-    /// Makes the candidate the live one, if every member that may grant has acknowledged `seq`.
-    fn settle(&self, name: String, seq: u64) -> Answer<Result<bool, StoreError>>;
+    /// Makes the candidate the live one, if every member that may grant has acknowledged `seq`; `me` does
+    /// so with this.
+    fn settle(&self, name: String, seq: u64, me: Pulse) -> Answer<Result<bool, StoreError>>;
 
     /// Drops the candidate.
     fn call_off(&self, name: String, seq: u64, why: String) -> Answer<Result<bool, StoreError>>;

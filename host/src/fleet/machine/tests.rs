@@ -89,6 +89,31 @@ fn who_pushes_is_told_when_all_have_followed() {
     assert_eq!(told(&view(members(5, 5), called_off)), Fate::CalledOff("refused".to_owned()));
 }
 
+#[test]
+fn a_store_that_lost_a_record_is_noticed() {
+    let seen = view(vec![member(1, Some(4))], record(4, "x", None));
+    assert!(!has_forgotten(&seen, None));
+    assert!(!has_forgotten(&seen, Some(&acks(4))));
+    assert!(has_forgotten(&seen, Some(&acks(5))));
+    assert!(has_forgotten(&View::default(), Some(&acks(4))));
+}
+
+/// What is done at this proxy is seen here before the store is read again.
+#[test]
+fn own_steps_are_seen_at_once() {
+    let mut seen = view(vec![member(1, Some(3))], record(3, "x", None));
+    proposed(&mut seen, "p", 3, version("y"));
+    assert_eq!((seen.records[0].seq, &seen.records[0].candidate), (4, &Some(version("y"))));
+    acknowledged(&mut seen, 1, &acks(4));
+    assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [Step::Settle { name: "p".to_owned(), seq: 4 }]);
+    settled(&mut seen, "p", 4);
+    assert_eq!((seen.records[0].seq, &seen.records[0].live), (5, &version("y")));
+    assert_eq!(fate(&seen, "p", 4, &version("y")), Fate::Pending { waits_for: vec![1] });
+    // Read before the last step was recorded.
+    let late = view(vec![member(1, Some(4))], record(4, "x", Some("y")));
+    assert!(!steps(&late, 1, &acks(5), &NOBODY).iter().any(|step| matches!(step, Step::Conform(_))));
+}
+
 /// Members that lag, pause and are counted as gone, and changes that are called off: whatever the order,
 /// no two that may grant ever name keys by generations that have nothing in common.
 #[test]
