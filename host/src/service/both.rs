@@ -1,6 +1,8 @@
 //! A fleet's way from one policy to the next: what names keys meanwhile, and when nothing of before is
 //! under way any more.
 
+use std::collections::BTreeSet;
+
 use tokio::sync::oneshot;
 
 use super::acquire::Call;
@@ -8,6 +10,7 @@ use super::core::Msg;
 use super::{AcquireError, Service, transition};
 use crate::clock;
 use crate::lock::Instant;
+use crate::lock::record::Op;
 use crate::lock::table::Ticket;
 use crate::policy::{Plan, Prepared};
 use crate::store::StoreError;
@@ -81,46 +84,45 @@ pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), Acqui
     Ok(())
 }
 
-/// What the store has been sent and has not answered, as far as somebody waits for it.
+/// Claims that the store has been sent and has not answered. Releases are not among them: they grant
+/// nothing, and may wait for this proxy to join.
 #[derive(Default)]
 pub(super) struct UnderWay {
+    claims: BTreeSet<Ticket>,
     last: Ticket,
-    open: usize,
-    /// Of those that are open, how many began before the last one who waits did.
-    awaited: usize,
+    /// Up to this one they are waited for.
     boundary: Ticket,
     given_up: Instant,
     waiting: Vec<oneshot::Sender<Instant>>,
 }
 
 impl UnderWay {
-    pub fn began(&mut self, ticket: Ticket) {
-        self.last = self.last.max(ticket);
-        self.open += 1;
+    pub fn began(&mut self, ticket: Ticket, ops: &[Op]) {
+        if ops.iter().any(|op| matches!(op, Op::Acquire(_))) {
+            self.last = self.last.max(ticket);
+            self.claims.insert(ticket);
+        }
     }
 
     pub fn ended(&mut self, ticket: Ticket, answered: bool) {
-        self.open -= 1;
-        if !answered {
-            self.given_up = clock::now();
-        }
-        if ticket <= self.boundary {
-            self.awaited -= 1;
+        if self.claims.remove(&ticket) {
+            if !answered {
+                self.given_up = clock::now();
+            }
             self.tell();
         }
     }
 
-    /// Tells when everything that is open now has ended, with the moment at which one of them was last
-    /// given up without an answer.
+    /// Tells when every claim that is under way now has ended, with the moment at which one was last given
+    /// up without an answer.
     pub fn await_all(&mut self, reply: oneshot::Sender<Instant>) {
         self.boundary = self.last;
-        self.awaited = self.open;
         self.waiting.push(reply);
         self.tell();
     }
 
     fn tell(&mut self) {
-        if self.awaited == 0 {
+        if self.claims.first().is_none_or(|first| *first > self.boundary) {
             for reply in self.waiting.drain(..) {
                 let _ = reply.send(self.given_up);
             }
@@ -131,23 +133,45 @@ impl UnderWay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::record::{Claim, Tag};
+    use crate::lock::{Key, Mode};
+
+    fn claim() -> Op {
+        Op::Acquire(Claim {
+            keys: [Key::new("k").expect("it is a key")].into(),
+            attempt: 1,
+            owner: "o".into(),
+            request: None,
+            fingerprint: 0,
+            mode: Mode::Exclusive,
+            ttl_ms: 1,
+            at_least_ms: 0,
+            delay_ms: 0,
+            reentrant: false,
+            keep_ms: 0,
+            tag: Tag::default(),
+        })
+    }
 
     #[test]
-    fn who_waits_is_told_when_all_that_was_open_has_ended() {
+    fn who_waits_is_told_when_all_claims_of_before_have_ended() {
         let mut under_way = UnderWay::default();
+        let release = Op::Force { key: Key::new("k").expect("it is a key") };
+        under_way.began(Ticket(1), &[release.clone()]);
         let (reply, mut first) = oneshot::channel();
         under_way.await_all(reply);
-        assert!(first.try_recv().is_ok(), "nothing is open");
+        assert!(first.try_recv().is_ok(), "no claim is under way");
 
-        under_way.began(Ticket(1));
-        under_way.began(Ticket(2));
+        under_way.began(Ticket(2), &[release, claim()]);
+        under_way.began(Ticket(3), &[claim()]);
         let (reply, mut second) = oneshot::channel();
         under_way.await_all(reply);
-        under_way.began(Ticket(3));
+        under_way.began(Ticket(4), &[claim()]);
+        under_way.ended(Ticket(1), true);
+        under_way.ended(Ticket(4), true);
         under_way.ended(Ticket(3), true);
-        under_way.ended(Ticket(2), true);
-        assert!(second.try_recv().is_err(), "the first is open");
-        under_way.ended(Ticket(1), false);
+        assert!(second.try_recv().is_err(), "the second is under way");
+        under_way.ended(Ticket(2), false);
         assert!(second.try_recv().is_ok_and(|given_up| given_up > Instant(0)));
     }
 }

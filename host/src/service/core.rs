@@ -278,7 +278,7 @@ impl Core {
     }
 
     fn submit(&mut self, ticket: Ticket, ops: Vec<Op>) {
-        self.under_way.began(ticket);
+        self.under_way.began(ticket, &ops);
         let inbox = self.shared.inbox.clone();
         let done = Box::new(move |result| {
             let _ = inbox.send(Msg::Completed { ticket, result });

@@ -1,5 +1,7 @@
 //! A policy that is replaced on all proxies, when something goes wrong.
 
+use mysql_async::prelude::Queryable;
+
 use super::*;
 
 /// Longer than any component that the tests push otherwise.
@@ -152,4 +154,96 @@ on_both! {
             .await;
         }
     }
+
+    /// A claim that the store has and has not answered was planned by the old policy alone: the change
+    /// waits for it.
+    async fn a_claim_under_way_is_waited_for(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        let (one, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+        assert_eq!(named(&other, "r").await, json!(["r"]));
+        // The server holds the claim up.
+        let mut blocking = mysql_async::Conn::from_url(&fleet.url).await.unwrap();
+        let lock = "BEGIN;SELECT k FROM lockkeeper_lease WHERE k='r' FOR UPDATE";
+        blocking.query_drop(lock).await.unwrap();
+        let claim = waiting(&other, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 30_000}));
+        other.until_queued("r", 1).await;
+        let push = pushing(&fleet.proxies[0], &RENAMED);
+        eventually("the change is under way", async || phase(&fleet.proxies[1]).await == "both").await;
+        pause_ms(8 * BEAT_MS).await;
+        assert!(!push.is_finished() && !claim.is_finished());
+        assert_eq!(phase(&fleet.proxies[0]).await, "both");
+        blocking.query_drop("ROLLBACK").await.unwrap();
+        let lease = claim.await.unwrap();
+        assert_eq!((lease.status, keys(&lease.json)), (200, vec!["r"]), "{}", lease.text);
+        assert_eq!(push.await.unwrap().expect("an answer").status, 200);
+        let held = one.acquire(json!({"resource": "r"})).await;
+        assert_eq!((held.status, held.slug()), (409, "contended"), "{}", held.text);
+        blocking.disconnect().await.unwrap();
+    }
+
+    /// A claim that has locked its row, and whose proxy is then paused until the fleet has gone on, is not
+    /// written: the server knows until when that proxy was a member.
+    async fn a_claim_half_way_is_not_written_after_a_pause(kind: Kind) {
+        let fleet = Fleet::start(kind, 1, default_policy()).await;
+        let one = fleet.proxies[0].client();
+        assert_eq!(named(&one, "r").await, json!(["r"]));
+        let patient = Settings {
+            url: fleet.url.clone(),
+            store: "timeout_ms = 60000".to_owned(),
+            sections: format!("[fleet]\nbeat_ms = {BEAT_MS}"),
+        };
+        let proxy = Proxy::with(patient).await;
+        proxy.until_ready().await;
+        let mut blocking = mysql_async::Conn::from_url(&fleet.url).await.unwrap();
+        let lock = "BEGIN;SELECT k FROM lockkeeper_lease WHERE k='r' FOR UPDATE";
+        blocking.query_drop(lock).await.unwrap();
+        let claim = waiting(&proxy.client(), json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
+        proxy.client().until_queued("r", 1).await;
+        // Less than it waits for a row.
+        pause_ms(100).await;
+        stop(&proxy);
+        blocking.query_drop("ROLLBACK").await.unwrap();
+        pushed(&fleet.proxies[0], &RENAMED).await;
+        let keeper = one.lease("r", 60_000).await;
+        assert_eq!(keys(&keeper), ["x/r"]);
+        go_on(&proxy);
+        until_members(&proxy, 2).await;
+        pause_ms(8 * BEAT_MS).await;
+        assert!(!claim.is_finished(), "it is held");
+        let held = one.get("/v1/locks?prefix=r").await;
+        assert_eq!(held.json["locks"], json!([]), "{}", held.text);
+        assert_eq!(one.release(&keeper).await.status, 200);
+        assert_eq!(claim.await.unwrap().status, 200);
+        blocking.disconnect().await.unwrap();
+    }
+
+    /// Who waits at a proxy that is paused, while the key is freed and the fleet goes on to other keys, is
+    /// not granted the old one.
+    async fn a_waiter_of_a_paused_proxy_takes_the_new_keys(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        let (one, paused) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+        let old = one.lease("r", 1_000).await;
+        let waiter = waiting(&paused, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
+        paused.until_queued("r", 1).await;
+        stop(&fleet.proxies[1]);
+        assert_eq!(one.release(&old).await.status, 200);
+        pushed(&fleet.proxies[0], &RENAMED).await;
+        let keeper = one.lease("r", 60_000).await;
+        assert_eq!(keys(&keeper), ["x/r"]);
+        go_on(&fleet.proxies[1]);
+        fleet.until_members(2).await;
+        pause_ms(4 * BEAT_MS).await;
+        assert!(!waiter.is_finished(), "it is held");
+        assert_eq!(one.release(&keeper).await.status, 200);
+        let next = waiter.await.unwrap();
+        assert_eq!(next.status, 200, "{}", next.text);
+        let at = keys(&next.json).iter().position(|key| *key == "x/r").expect("the new key");
+        let token = next.json["tokens"][at].as_u64().or(next.json["token"].as_u64());
+        assert!(token > keeper["token"].as_u64(), "{}", next.text);
+    }
+}
+
+fn waiting(client: &Client, body: Value) -> JoinHandle<Response> {
+    let client = client.clone();
+    tokio::spawn(async move { client.acquire(body).await })
 }

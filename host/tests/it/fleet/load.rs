@@ -241,7 +241,7 @@ async fn client(world: Arc<World>, n: usize) {
     let any = || Client::new(world.proxies.lock().unwrap()[rand::random_range(0..3)]);
     while !world.stop.is_cancelled() {
         // A paused proxy answers when it goes on: longer than anything else takes here.
-        let limit = Duration::from_secs(if rand::random_bool(0.5) { 2 } else { 12 });
+        let limit = Duration::from_secs(if rand::random_bool(0.5) { 2 } else { 14 });
         let turn = tokio::time::timeout(limit, turn(&world, any(), any(), n));
         if !matches!(turn.await, Ok(true)) {
             pause_ms(20).await;
@@ -252,7 +252,8 @@ async fn client(world: Arc<World>, n: usize) {
 /// Whether a lease was had.
 async fn turn(world: &World, client: Client, other: Client, n: usize) -> bool {
     let resource = resource(rand::random_range(0..RESOURCES));
-    let (ttl_ms, wait_ms) = (rand::random_range(300..1_500), rand::random_range(0..3_000));
+    // Some wait longer than a proxy is paused.
+    let (ttl_ms, wait_ms) = (rand::random_range(300..1_500), rand::random_range(0..8_000));
     let by = format!("client-{n}");
     let body = json!({"resource": resource, "owner": by, "ttl_ms": ttl_ms, "wait_ms": wait_ms});
     let asked = Instant::now();
@@ -264,7 +265,7 @@ async fn turn(world: &World, client: Client, other: Client, n: usize) -> bool {
     // The proxy began to wait after it was asked, and counted the rest of the lease after it had waited.
     let told = Duration::from_millis(granted.number("waited_ms") + granted.number("expires_in_ms"));
     let mut held = held(&granted, &by, asked, from, asked + told);
-    pause_ms(rand::random_range(0..20)).await;
+    pause_ms(rand::random_range(0..60)).await;
     // Told too late to be certain of anything, as by a proxy that was paused: an empty time.
     held.until = held.until.min(Instant::now());
     world.note(&resource, held);
