@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `GET /live`, `GET /ready`, `GET /metrics` | `health` |
 //! | `GET /v1/policies`, `PUT /v1/policies/{name}`, `POST /v1/policies/{name}/rollback` | `policies` |
+//! | `GET /v1/fleet` | `fleet` |
 //! | `DELETE /v1/locks/{key}` | here |
 //!
 //! It has no authentication: it belongs on an address that only operators reach.
@@ -15,12 +16,14 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
+use crate::fleet::Fleet;
 use crate::http::{self, Handler, Kind, Problem, Request, Response, decode_path};
 use crate::lock::Key;
 use crate::service::Service;
 use crate::store::StoreError;
 use crate::telemetry::Metrics;
 
+mod fleet;
 mod health;
 mod policies;
 
@@ -30,6 +33,7 @@ pub use policies::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
 pub struct Admin {
     pub service: Service,
     pub policies: Arc<dyn PolicyAdmin>,
+    pub fleet: Fleet,
     pub metrics: Metrics,
     /// The largest component that may be pushed.
     pub max_component_bytes: usize,
@@ -53,6 +57,10 @@ impl Admin {
             "/metrics" => {
                 expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
                 Ok(health::metrics(self, &request))
+            }
+            "/v1/fleet" => {
+                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                Ok(fleet::show(self))
             }
             "/v1/policies" | "/v1/policies/" => {
                 expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;

@@ -12,6 +12,7 @@ use crate::admin::Admin;
 use crate::api::Api;
 use crate::bell::{self, Bells};
 use crate::config::{Config, MemberConfig, ServerChoice, StoreConfig};
+use crate::fleet::{self, Fleet};
 use crate::http;
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
@@ -62,8 +63,9 @@ pub struct App {
     bell: (TcpListener, String),
     managed: Option<ManagedServer>,
     stores: Vec<Arc<MysqlStore>>,
-    policies: Policies,
+    desk: Desk,
     service: Service,
+    fleet: Fleet,
     metrics: Metrics,
 }
 
@@ -95,7 +97,8 @@ impl App {
         let members = members(&config, &metrics)?;
         let bells = Bells::new(reached_at(&config, &bell));
         let bell = (bell, bells.name().to_owned());
-        let service = Service::start(Parts {
+        let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
+        let service = Service::start_closed(Parts {
             bell: Arc::new(bells),
             store: Arc::new(spaces(&config, &store, &members)),
             policies: policies.clone(),
@@ -104,8 +107,17 @@ impl App {
             store_timeout_ms: u32::try_from(config.store.timeout.as_millis()).unwrap_or(u32::MAX),
             metrics: metrics.clone(),
         });
+        let fleet = Fleet::start(fleet::Parts {
+            registry: Arc::new(store.registry()),
+            service: service.clone(),
+            policies: policies.clone(),
+            routes: config.routes.clone(),
+            beat: config.fleet.beat,
+            metrics: metrics.clone(),
+        });
+        let desk = Desk::new(policies, service.clone(), fleet.clone(), loaded);
         let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
-        Ok(App { config, api, admin, bell, managed, stores, policies, service, metrics })
+        Ok(App { config, api, admin, bell, managed, stores, desk, service, fleet, metrics })
     }
 
     /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
@@ -114,7 +126,7 @@ impl App {
     /// # Errors
     /// Where the policy files cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let desk = Desk::new(self.policies.clone(), self.service.clone());
+        let desk = self.desk.clone();
         let watching = policy::watch(&self.config.policies, self.config.engine.max_component_bytes);
         let (watcher, changes) = watching.map_err(StartError::Watch)?;
         let reloads = tokio::spawn(desk.clone().reload(changes));
@@ -143,6 +155,7 @@ impl App {
         if drained.await.is_err() {
             tracing::warn!("requests were still under way when the drain's time was up");
         }
+        self.fleet.leave().await;
         for store in self.stores {
             store.close().await;
         }
@@ -159,6 +172,7 @@ impl App {
         let admin = Admin {
             service: self.service.clone(),
             policies: Arc::new(desk),
+            fleet: self.fleet.clone(),
             metrics: self.metrics.clone(),
             max_component_bytes: self.config.engine.max_component_bytes,
             http,

@@ -14,6 +14,7 @@ mod args;
 mod client;
 mod command;
 mod failure;
+mod fleet;
 mod locks;
 mod output;
 mod policy;
@@ -57,7 +58,7 @@ pub struct Options {
         value_name = "URL"
     )]
     pub server: String,
-    /// The proxy's admin address, for `policy`
+    /// The proxy's admin address, for `policy` and `fleet`
     #[arg(
         long,
         global = true,
@@ -165,6 +166,10 @@ pub enum ClientCommand {
         /// Only keys that begin with this
         prefix: Option<String>,
     },
+    /// List the proxies that share a store, and what they have acknowledged of each policy
+    ///
+    /// Example: lockkeeper fleet
+    Fleet,
     /// Write, check and replace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -251,6 +256,7 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failu
         ClientCommand::Ls { prefix, limit } => locks::list(prefix.as_deref(), limit, options).await,
         ClientCommand::Show { name } => locks::show(&name, options).await,
         ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
+        ClientCommand::Fleet => fleet::show(options).await,
         ClientCommand::Policy(command) => policy::run(command, options).await,
     }
     .map(|()| 0)

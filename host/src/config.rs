@@ -196,6 +196,8 @@ pub struct FleetConfig {
     pub listen: SocketAddr,
     /// Where they reach that, if it is another address.
     pub advertise: Option<SocketAddr>,
+    /// How often a proxy tells the others that it lives.
+    pub beat: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -264,7 +266,11 @@ impl Default for Config {
             http: HttpLimits::default(),
             limits: Limits::default(),
             engine: EngineLimits::default(),
-            fleet: FleetConfig { listen: SocketAddr::from(([127, 0, 0, 1], 0)), advertise: None },
+            fleet: FleetConfig {
+                listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+                advertise: None,
+                beat: Duration::from_secs(1),
+            },
             policies: vec![PolicyConfig {
                 name: "default".into(),
                 source: PolicySource::Builtin("default".into()),

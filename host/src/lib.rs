@@ -9,6 +9,7 @@
 //! | [`mysql`] | the store on MySQL and MariaDB; the private server |
 //! | [`policy`] | loads, checks, runs and swaps WebAssembly policies |
 //! | [`service`] | the one loop between them |
+//! | [`fleet`] | the proxies of one store, and the policies that they all go by |
 //! | [`api`], [`admin`], [`cli`] | translators: HTTP and the command line |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`bell`] | proxies that wake each other's waiters |
@@ -21,6 +22,7 @@ pub mod bell;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod fleet;
 pub mod http;
 pub mod lock;
 pub mod mysql;

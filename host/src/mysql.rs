@@ -14,6 +14,7 @@
 //! | [`link`] | a connection that was checked and may be used; errors; one exchange with the server |
 //! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
 //! | [`servers`], [`scout`] | which of several servers is used, and what is seen of the others |
+//! | [`registry`], [`membership`] | the proxies of one server, their policies, and until when this one may write |
 //! | [`steps`] | whether the server's clock has been set |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
@@ -30,10 +31,12 @@ mod fast;
 mod health;
 mod lanes;
 mod link;
+mod membership;
 mod pinned;
 mod preflight;
 mod queue;
 mod read;
+mod registry;
 mod schema;
 mod scout;
 mod servers;
@@ -43,4 +46,5 @@ mod store;
 
 pub use pinned::advisory::Advisory;
 pub use pinned::row::Row;
+pub use registry::MysqlRegistry;
 pub use store::{MysqlStore, OpenError};

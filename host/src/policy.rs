@@ -25,7 +25,7 @@ pub use builtin::builtin;
 pub use check::{Report, check_file};
 pub use engine::{Engine, EngineError};
 pub use generation::Generation;
-pub use generations::{Policies, Prepared};
+pub use generations::{Naming, Policies, Prepared};
 pub use module::Digest;
 pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};

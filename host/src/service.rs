@@ -18,6 +18,7 @@ use crate::store::{Health, Store, StoreError};
 use crate::telemetry::Metrics;
 
 mod acquire;
+mod both;
 mod core;
 mod history;
 mod hold;
@@ -285,6 +286,14 @@ impl Service {
     /// Starts the loop on the current runtime. No acquire is granted before [`transition::survey`] has
     /// looked at the leases that are in the store already.
     pub fn start(parts: Parts) -> Service {
+        let service = Service::start_closed(parts);
+        let opening = service.clone();
+        tokio::spawn(async move { opening.open().await });
+        service
+    }
+
+    /// As [`Service::start`]; no acquire is granted before [`Service::open`].
+    pub fn start_closed(parts: Parts) -> Service {
         let (inbox, messages) = mpsc::unbounded_channel();
         let (notices, _) = broadcast::channel(parts.limits.watch_buffer);
         let (open, _) = watch::channel(false);
@@ -305,9 +314,7 @@ impl Service {
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
         tokio::spawn(core::Core::new(shared.clone()).run(messages));
-        let service = Service { shared };
-        tokio::spawn(transition::survey(service.clone()));
-        service
+        Service { shared }
     }
 
     /// Waits for the lease, at most as long as the plan allows. Dropping the future leaves the

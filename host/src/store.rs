@@ -14,6 +14,7 @@ pub mod contract;
 pub mod memory;
 mod moved;
 mod quorum;
+pub mod registry;
 mod router;
 
 pub use quorum::{Member, Quorum};

@@ -38,6 +38,8 @@ struct Inner {
     store_errors: Family<Reason, Counter>,
     waiters: Gauge,
     leases: Gauge,
+    fleet_members: Gauge,
+    fleet_changes: Family<Outcome, Counter>,
     requests: Family<Answered, Counter>,
     process: process::Process,
 }
@@ -130,6 +132,16 @@ impl Metrics {
         self.inner.leases.set(i64::try_from(now).unwrap_or(i64::MAX));
     }
 
+    /// Proxies of this store that are not gone, as of the last beat.
+    pub fn fleet_members(&self, now: usize) {
+        self.inner.fleet_members.set(i64::try_from(now).unwrap_or(i64::MAX));
+    }
+
+    /// A change of a policy that this proxy followed with its fleet. `outcome` is `live` or `called_off`.
+    pub fn fleet_change(&self, outcome: &'static str) {
+        self.inner.fleet_changes.get_or_create(&Outcome { outcome }).inc();
+    }
+
     /// An HTTP request was answered by `front` (`api` or `admin`).
     pub fn http(&self, front: &'static str, status: u16) {
         self.inner.requests.get_or_create(&Answered { front, status: status.into() }).inc();
@@ -211,6 +223,11 @@ impl Default for Metrics {
         let (waiters, leases) = (Gauge::default(), Gauge::default());
         lockkeeper.register("waiters", "Acquires that wait for a lock", waiters.clone());
         lockkeeper.register("leases", "Leases that this proxy granted or keeps alive", leases.clone());
+        let fleet_members = Gauge::default();
+        lockkeeper.register("fleet_members", "Proxies of this store that live", fleet_members.clone());
+        let fleet_changes = Family::default();
+        let changes = "Changes of a policy on all proxies, by outcome";
+        lockkeeper.register("fleet_changes", changes, fleet_changes.clone());
         let requests = Family::default();
         lockkeeper.register("http_requests", "HTTP requests that were answered", requests.clone());
         let process = process::Process::register(&mut registry);
@@ -227,6 +244,8 @@ impl Default for Metrics {
             store_errors,
             waiters,
             leases,
+            fleet_members,
+            fleet_changes,
             requests,
             process,
         };

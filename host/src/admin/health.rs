@@ -13,7 +13,8 @@ use crate::telemetry;
 /// 200 where locks can be granted, else 503 with the reasons.
 pub fn ready(admin: &Admin) -> Response {
     let health = admin.service.store_health();
-    let (ready, body) = readiness(&health, &admin.policies.status(), admin.stop.is_cancelled());
+    let trouble = admin.fleet.trouble();
+    let (ready, body) = readiness(&health, trouble, &admin.policies.status(), admin.stop.is_cancelled());
     let mut response = http::json(&body);
     if !ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -38,7 +39,12 @@ pub fn metrics(admin: &Admin, request: &Request) -> Response {
     response
 }
 
-fn readiness(health: &Health, policies: &[PolicyStatus], stopping: bool) -> (bool, Value) {
+fn readiness(
+    health: &Health,
+    fleet: Option<String>,
+    policies: &[PolicyStatus],
+    stopping: bool,
+) -> (bool, Value) {
     let mut reasons = Vec::new();
     if stopping {
         reasons.push("the proxy is shutting down".to_owned());
@@ -50,6 +56,7 @@ fn readiness(health: &Health, policies: &[PolicyStatus], stopping: bool) -> (boo
             (None, Vec::new())
         }
     };
+    reasons.extend(fleet);
     // A policy whose last load was refused still serves, with the one before.
     let troubles = policies
         .iter()
@@ -67,15 +74,16 @@ mod tests {
     #[test]
     fn readiness_gives_every_reason() {
         let up = Health::Ready { server: "MySQL 9.7.4".into(), warnings: vec!["sync_binlog is 0".into()] };
-        let (ready, body) = readiness(&up, &[], false);
+        let (ready, body) = readiness(&up, None, &[], false);
         assert!(ready);
         assert_eq!(body["store"], "MySQL 9.7.4");
         assert_eq!(body["warnings"], json!(["sync_binlog is 0"]));
 
         let down = Health::Unavailable { why: "refused".into() };
-        let (ready, body) = readiness(&down, &[], true);
+        let (ready, body) = readiness(&down, Some("not a member".to_owned()), &[], true);
         assert!(!ready);
-        let reasons = json!(["the proxy is shutting down", "the store is unavailable: refused"]);
+        let reasons =
+            json!(["the proxy is shutting down", "the store is unavailable: refused", "not a member"]);
         assert_eq!(body["reasons"], reasons);
     }
 }

@@ -4,8 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use bytes::Bytes;
+use hyper::StatusCode;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Admin;
 use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
@@ -24,7 +25,7 @@ pub trait PolicyAdmin: Send + Sync + 'static {
     fn too_large(&self, name: &str, max: usize) -> Refusal;
 
     /// Brings the generation before the live one back.
-    fn rollback(&self, name: &str) -> PolicyAnswer<PolicyStatus>;
+    fn rollback(&self, name: &str) -> PolicyAnswer<Pushed>;
 }
 
 pub type PolicyAnswer<T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>;
@@ -35,6 +36,11 @@ pub enum Pushed {
     Live(PolicyStatus),
     /// It is the live generation already.
     Unchanged(PolicyStatus),
+    /// It goes live without the caller: these proxies have not followed yet.
+    UnderWay {
+        policy: PolicyStatus,
+        waits_for: Vec<String>,
+    },
 }
 
 /// Why nothing changed.
@@ -44,20 +50,33 @@ pub enum Refusal {
     Unknown,
     /// One sentence for the operator.
     Refused(String),
+    /// Another change of the policy is under way.
+    Busy(String),
     /// Nothing is wrong with the policy, but it cannot be made live now: why.
     Unavailable(String),
 }
 
 #[derive(Serialize)]
 struct Answer {
-    /// `live`, `unchanged` or `rolled_back`.
+    /// `live`, `unchanged`, `rolled_back`, or `under_way` with a status of 202.
     outcome: &'static str,
+    /// Proxies that have not followed yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    waits_for: Vec<String>,
     #[serde(flatten)]
     policy: PolicyStatus,
 }
 
 pub fn list(admin: &Admin) -> Response {
-    http::json(&json!({"policies": admin.policies.status()}))
+    let records = admin.fleet.records();
+    let policy = |status: PolicyStatus| {
+        let record = records.iter().find(|record| record.name == status.name);
+        let mut shown = json!(status);
+        shown["fleet"] = json!(record);
+        shown
+    };
+    let policies: Vec<Value> = admin.policies.status().into_iter().map(policy).collect();
+    http::json(&json!({"policies": policies}))
 }
 
 pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Response, Problem> {
@@ -75,16 +94,28 @@ pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Respons
     }
     let pushed =
         admin.policies.push(name, component).await.map_err(|refusal| admin.refused(name, refusal))?;
-    let answer = match pushed {
-        Pushed::Live(policy) => Answer { outcome: "live", policy },
-        Pushed::Unchanged(policy) => Answer { outcome: "unchanged", policy },
-    };
-    Ok(http::json(&answer))
+    Ok(pushed.answer("live"))
 }
 
 pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
-    let policy = admin.policies.rollback(name).await.map_err(|refusal| admin.refused(name, refusal))?;
-    Ok(http::json(&Answer { outcome: "rolled_back", policy }))
+    let pushed = admin.policies.rollback(name).await.map_err(|refusal| admin.refused(name, refusal))?;
+    Ok(pushed.answer("rolled_back"))
+}
+
+impl Pushed {
+    /// `live` is what it is called when it has gone live.
+    fn answer(self, live: &'static str) -> Response {
+        let (outcome, policy, waits_for) = match self {
+            Pushed::Live(policy) => (live, policy, Vec::new()),
+            Pushed::Unchanged(policy) => ("unchanged", policy, Vec::new()),
+            Pushed::UnderWay { policy, waits_for } => ("under_way", policy, waits_for),
+        };
+        let mut response = http::json(&Answer { outcome, waits_for, policy });
+        if outcome == "under_way" {
+            *response.status_mut() = StatusCode::ACCEPTED;
+        }
+        response
+    }
 }
 
 impl Admin {
@@ -101,6 +132,9 @@ impl Admin {
     fn refused(&self, name: &str, refusal: Refusal) -> Problem {
         match refusal {
             Refusal::Refused(why) => Problem::new(Kind::PolicyRefused, why).with("policy", name),
+            Refusal::Busy(why) => {
+                Problem::new(Kind::Conflict, why).with("policy", name).retry_after_ms(1_000)
+            }
             Refusal::Unavailable(why) => Problem::new(Kind::StoreUnavailable, why).with("policy", name),
             Refusal::Unknown => {
                 let known: Vec<String> =

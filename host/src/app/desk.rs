@@ -1,12 +1,14 @@
 //! Where replacements of policies arrive: from operators, and from files that changed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::admin::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
-use crate::policy::{Policies, PolicyStatus, Prepared, Rejection};
+use crate::fleet::{ChangeError, Changed, Fleet};
+use crate::policy::{Digest, Policies, PolicyStatus, Prepared, Rejection};
 use crate::service::Service;
 
 /// A changed file is tried again after this long while the store cannot be asked who holds what.
@@ -16,19 +18,30 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Desk {
     policies: Policies,
     service: Service,
+    fleet: Fleet,
+    /// The digests of the components that the proxy was started with, by policy.
+    loaded: BTreeMap<String, String>,
 }
 
 impl Desk {
-    pub fn new(policies: Policies, service: Service) -> Desk {
-        Desk { policies, service }
+    /// `loaded`: the digests of the components that the proxy was started with, by policy.
+    pub fn new(policies: Policies, service: Service, fleet: Fleet, loaded: BTreeMap<String, String>) -> Desk {
+        Desk { policies, service, fleet, loaded }
     }
 
     /// Makes files that change live, until the watcher is gone.
-    pub async fn reload(self, mut changes: mpsc::Receiver<(String, Vec<u8>)>) {
+    pub async fn reload(mut self, mut changes: mpsc::Receiver<(String, Vec<u8>)>) {
         while let Some((name, component)) = changes.recv().await {
+            // What a file held at the start has been loaded, and may have given way to the fleet's.
+            let loaded = self.loaded.remove(&name);
+            if loaded.is_some_and(|loaded| loaded == Digest::of(&component).to_string()) {
+                continue;
+            }
             let component = Bytes::from(component);
-            while let Err(Failure::Store(error)) = self.put(&name, component.clone()).await {
-                tracing::warn!(policy = name, %error, "the changed policy waits for the store");
+            while let Err(Failure::Store(error) | Failure::Busy(error)) =
+                self.put(&name, component.clone()).await
+            {
+                tracing::warn!(policy = name, %error, "the changed policy waits");
                 tokio::time::sleep(RETRY).await;
             }
         }
@@ -43,13 +56,23 @@ impl Desk {
                 self.service.go_live(prepared).await.map_err(|error| Failure::Store(error.to_string()))?;
                 Ok(Pushed::Unchanged(self.status_of(name)?))
             }
-            Prepared::Changed(_) => self.live(name, prepared).await.map(Pushed::Live),
+            Prepared::Changed(_) => self.live(name, prepared).await,
         }
     }
 
-    async fn live(&self, name: &str, prepared: Prepared) -> Result<PolicyStatus, Failure> {
-        self.service.go_live(prepared).await.map_err(|error| Failure::Store(error.to_string()))?;
-        self.status_of(name)
+    async fn live(&self, name: &str, prepared: Prepared) -> Result<Pushed, Failure> {
+        match self.fleet.change(prepared).await {
+            Ok(Changed::Live) => self.status_of(name).map(Pushed::Live),
+            Ok(Changed::UnderWay { waits_for }) => {
+                Ok(Pushed::UnderWay { policy: self.status_of(name)?, waits_for })
+            }
+            Err(ChangeError::CalledOff(why)) => {
+                self.policies.note(name, why.clone());
+                Err(Failure::Refused(why))
+            }
+            Err(busy @ ChangeError::Busy { .. }) => Err(Failure::Busy(busy.to_string())),
+            Err(error) => Err(Failure::Store(error.to_string())),
+        }
     }
 
     fn checked(
@@ -79,6 +102,8 @@ impl Desk {
 enum Failure {
     Unknown,
     Refused(String),
+    /// Another change is under way.
+    Busy(String),
     /// It could not be found out who holds what: nothing is wrong with the policy.
     Store(String),
 }
@@ -88,6 +113,7 @@ impl From<Failure> for Refusal {
         match failure {
             Failure::Unknown => Refusal::Unknown,
             Failure::Refused(why) => Refusal::Refused(why),
+            Failure::Busy(why) => Refusal::Busy(why),
             Failure::Store(why) => Refusal::Unavailable(format!("{why}; the old policy stays, try again")),
         }
     }
@@ -107,7 +133,7 @@ impl PolicyAdmin for Desk {
         self.refused(name, &Rejection::TooLarge { max }).into()
     }
 
-    fn rollback(&self, name: &str) -> PolicyAnswer<PolicyStatus> {
+    fn rollback(&self, name: &str) -> PolicyAnswer<Pushed> {
         let (desk, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
             let prepared = match desk.policies.prepare_rollback(&name) {

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use hyper::Method;
 use serde_json::{Value, json};
 
-use super::client::{CALL_TIMEOUT, Client, encode_path};
+use super::client::{Client, encode_path};
 use super::failure::Failure;
 use super::{Options, output};
 
@@ -55,7 +55,7 @@ pub enum PolicyCommand {
     Rollback { name: String },
 }
 
-/// Compiling a component takes its time.
+/// Compiling a component takes its time, and so do the proxies of a fleet.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
@@ -88,7 +88,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
         PolicyCommand::Rollback { name } => {
             let path = format!("/v1/policies/{}/rollback", encode_path(&name));
             let answer =
-                Client::new(&options.admin)?.call(Method::POST, &path, Bytes::new(), CALL_TIMEOUT).await?;
+                Client::new(&options.admin)?.call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT).await?;
             report(options, &answer, &outcome(&name, &answer));
         }
         PolicyCommand::List => {
@@ -129,11 +129,13 @@ fn list(answer: &Value) {
             output::shown(&policy["generation"]),
             output::shown(&policy["faults"]),
             listed(&policy["hooks"], ","),
+            output::shown(&policy["fleet"]["phase"]),
+            output::shown(&policy["fleet"]["seq"]),
             output::shown(&policy["last_error"]),
         ]
     };
     let rows: Vec<_> = answer["policies"].as_array().into_iter().flatten().map(row).collect();
-    output::table(&["NAME", "DIGEST", "GENERATION", "FAULTS", "HOOKS", "LAST ERROR"], &rows);
+    output::table(&["NAME", "DIGEST", "GENERATION", "FAULTS", "HOOKS", "PHASE", "SEQ", "LAST ERROR"], &rows);
 }
 
 fn outcome(name: &str, answer: &Value) -> String {
@@ -141,6 +143,10 @@ fn outcome(name: &str, answer: &Value) -> String {
     let generation = &answer["generation"];
     match answer["outcome"].as_str() {
         Some("unchanged") => format!("{name} is {digest} already (generation {generation})"),
+        Some("under_way") => format!(
+            "the change of {name} goes on; it waits for proxy {} (see `lockkeeper fleet`)",
+            listed(&answer["waits_for"], ", ")
+        ),
         Some("rolled_back") => format!("{name} is back at {digest} (generation {generation})"),
         _ => format!("{name} is now {digest} (generation {generation})"),
     }

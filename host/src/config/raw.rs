@@ -158,6 +158,7 @@ fn fleet(section: &Section<'_>, defaults: FleetConfig) -> FleetConfig {
             "" => Ok(None),
             text => address(text, place).map(Some),
         }),
+        beat: milliseconds(section, "beat_ms", 250..=4_000, defaults.beat),
     };
     let unreachable = |at: SocketAddr| at.ip().is_unspecified() || at.port() == 0;
     if fleet.listen.ip().is_unspecified() && fleet.advertise.is_none() {

@@ -166,7 +166,7 @@ async fn commit(link: &mut Link, writes: Writes, deadline: Instant) -> Result<()
             packet.push(b';');
         }
     }
-    let latest = link.sample.earliest(deadline);
+    let latest = link.latest(deadline);
     let floor = (!writes.new.is_empty()).then_some(link.sample.floor);
     packet.extend_from_slice(sql::commit_before(latest, floor).as_bytes());
     link.exchange(packet).await.map(drop)

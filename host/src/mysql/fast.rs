@@ -145,7 +145,7 @@ impl Plan {
     /// False where nothing was applied because the server has other rows, or another time.
     async fn apply(&self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
         // Past the margin the server's clock was set forward, and a lease would be short.
-        let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.sample.earliest(deadline));
+        let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.latest(deadline));
         let bounds = (self.earliest, not_after);
         match (&self.updates[..], &self.inserts[..]) {
             ([], []) => return Ok(true),

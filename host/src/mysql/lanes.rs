@@ -21,6 +21,8 @@ use crate::store::Reply;
 pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 
 pub const LATE: &str = "the MySQL server did not answer in time";
+const NO_MEMBER: &str =
+    "this proxy's place in the fleet is not confirmed; GET /v1/fleet on its admin address says why";
 
 /// Runs what comes through `queue` until the store is closed.
 pub async fn run(shared: Arc<Shared>, mut queue: Queue, seat: usize) {
@@ -103,6 +105,7 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
                 if !open {
                     return Ok(());
                 }
+                may_write(shared, queue).await;
                 run_batch(shared, link, queue).await?;
             }
             () = shared.stop.cancelled() => {}
@@ -110,6 +113,17 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
                 let refreshed = tokio::time::timeout(EXCHANGE_LIMIT, link.refresh(shared)).await;
                 refreshed.unwrap_or_else(|_| Err(Fault::timeout("an idle connection")))?;
             }
+        }
+    }
+}
+
+/// Waits until this proxy is a member of its fleet: what it would write before that is refused.
+async fn may_write(shared: &Shared, queue: &mut Queue) {
+    if !shared.membership.may_write() {
+        tokio::select! {
+            () = shared.membership.opened() => {}
+            () = shared.stop.cancelled() => {}
+            never = queue.expire(NO_MEMBER) => match never {},
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A connection that was checked and may be used, and one exchange over it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use mysql_async::prelude::{AsQuery, Queryable};
 use mysql_async::{Conn, DriverError, Error, OptsBuilder, Params, Row, Statement};
 
 use super::fast::Luck;
+use super::membership::Membership;
 use super::preflight::{self, Server};
 use super::schema;
 use super::servers::{Place, Site};
@@ -106,6 +108,7 @@ pub struct Link {
     pub server: Server,
     pub sample: Sample,
     pub luck: Luck,
+    membership: Arc<Membership>,
     /// Prepared when it is first used.
     write_if_same: Option<Statement>,
 }
@@ -149,7 +152,8 @@ impl Link {
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
-        Ok(Link { conn, place, server, sample, luck: Luck::default(), write_if_same: None })
+        let membership = shared.membership.clone();
+        Ok(Link { conn, place, server, sample, luck: Luck::default(), membership, write_if_same: None })
     }
 
     pub fn database(&self) -> &str {
@@ -177,6 +181,12 @@ impl Link {
         self.place.check()?;
         self.conn.exec_drop(statement, params).await?;
         Ok(self.conn.affected_rows() == 1)
+    }
+
+    /// What is decided now must not be written later than this: somebody waits for it until `deadline`,
+    /// and this proxy is a member of its fleet until then.
+    pub fn latest(&self, deadline: Instant) -> ServerTime {
+        self.sample.earliest(deadline).min(self.membership.until())
     }
 
     /// Undoes what the transaction has done, after a fault that left the connection usable.

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::sql::{COUNTER, LEASES, META};
+use super::sql::{COUNTER, LEASES, META, NOW_US};
 use super::{link, sql};
 use crate::clock;
 use crate::lock::record::{self, Claim, Denial, Env, Op, Outcome, Record, Records};
@@ -71,6 +71,8 @@ pub struct Terms {
     pub grants_from: ServerTime,
     /// When the session was last heard of.
     pub heard: Instant,
+    /// Until when this proxy is a member of its fleet: the others may go by other keys after it.
+    pub member_until: Instant,
 }
 
 impl Terms {
@@ -84,9 +86,9 @@ impl Terms {
         }
     }
 
-    /// Nobody is certain for longer than the server is sure to keep the session.
+    /// Nobody is certain for longer than the server is sure to keep the session, and the fleet to wait.
     fn capped(&self, outcome: Outcome) -> Outcome {
-        let certain = CERTAIN_US.saturating_sub(self.own.us_since(self.heard));
+        let certain = self.heard.plus_us(CERTAIN_US).min(self.member_until).us_since(self.own);
         match outcome {
             Outcome::Granted(mut grant) => {
                 grant.left_us = grant.left_us.min(certain);
@@ -333,8 +335,8 @@ pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
 
 /// Raises the counter by `count`, above all that these keys were ever given as rows of the lease table;
 /// answers with one row: the counter's new value, and `grants_from`. To be run when the keys are
-/// guarded, in a transaction of its own.
-pub fn raise<'a>(count: u64, epoch: u64, keys: impl Iterator<Item = &'a Key>) -> String {
+/// guarded, in a transaction of its own; fails past the time at which this proxy may grant.
+pub fn raise<'a>(count: u64, epoch: u64, until: ServerTime, keys: impl Iterator<Item = &'a Key>) -> String {
     let mut list = String::new();
     for key in keys {
         if !list.is_empty() {
@@ -349,8 +351,9 @@ pub fn raise<'a>(count: u64, epoch: u64, keys: impl Iterator<Item = &'a Key>) ->
         ),
     };
     let epoch = Token::floor_of_epoch(epoch).0;
+    let in_time = sql::stop_if(&format!("{NOW_US}>{}", until.0));
     format!(
-        "UPDATE {COUNTER} SET token=LAST_INSERT_ID(GREATEST(token,{epoch},\
+        "{in_time};UPDATE {COUNTER} SET token=LAST_INSERT_ID(GREATEST(token,{epoch},\
          (SELECT floor FROM {META} WHERE id=1){of_rows})+{count}) WHERE id=1;\
          SELECT LAST_INSERT_ID(),grants_from FROM {META} WHERE id=1"
     )

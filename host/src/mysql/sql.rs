@@ -113,7 +113,7 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
 /// 1690, as no number is as large as the exponential. Both servers have it, and need less than half
 /// the time that a subquery of two rows takes, which would do as well. Not as a DO: MariaDB forgives
 /// that its errors.
-fn stop_if(condition: &str) -> String {
+pub fn stop_if(condition: &str) -> String {
     format!("SET @late=EXP(IF({condition},1000,0))")
 }
 
@@ -184,7 +184,7 @@ pub fn hex(sql: &mut String, bytes: &[u8]) {
 
 /// Appends `_binary'…'`. Half the size of hexadecimal, and readable in the server's logs. The session
 /// has backslash escapes on, and UTF-8 as its character set.
-fn quote(sql: &mut Vec<u8>, text: &[u8]) {
+pub fn quote(sql: &mut Vec<u8>, text: &[u8]) {
     sql.extend_from_slice(b"_binary'");
     for byte in text {
         match byte {

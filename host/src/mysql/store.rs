@@ -11,8 +11,10 @@ use tokio_util::task::TaskTracker;
 
 use super::cache::{Cache, spread};
 use super::health::Board;
+use super::membership::Membership;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
+use super::registry::MysqlRegistry;
 use super::schema::Identity;
 use super::servers::{Servers, Site};
 use super::steps::ClockSteps;
@@ -54,6 +56,7 @@ pub struct Shared {
     pub max_ttl_ms: u32,
     pub cache: Cache,
     pub health: Board,
+    pub membership: Arc<Membership>,
     pub metrics: Metrics,
     pub stop: CancellationToken,
     /// The choice of a server on which the account was seen to have the privileges that are needed.
@@ -113,6 +116,7 @@ impl MysqlStore {
             cache: Cache::new(),
             health: Board::new(seats, &servers.addresses()),
             servers,
+            membership: Arc::new(Membership::new()),
             metrics,
             stop: CancellationToken::new(),
             probed: AtomicU64::new(0),
@@ -143,6 +147,13 @@ impl MysqlStore {
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
     pub async fn ready(&self, within: Duration) -> Health {
         self.shared.health.ready(within).await
+    }
+
+    /// Where the proxies of this server know of each other. From now on leases are written only while
+    /// [`Registry::allow`](crate::store::registry::Registry::allow) says so.
+    pub fn registry(&self) -> MysqlRegistry {
+        self.shared.membership.allow(None);
+        MysqlRegistry::new(self.shared.clone())
     }
 
     /// Runs a task that ends when the store is closed.

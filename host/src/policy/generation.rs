@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::check::{self, Checked};
@@ -88,6 +89,11 @@ impl Generation {
 
     pub fn digest(&self) -> Digest {
         self.module.digest()
+    }
+
+    /// The component as it came.
+    pub fn component(&self) -> Bytes {
+        self.module.component().clone()
     }
 
     /// Rises with every load of this policy since the proxy started.

@@ -29,9 +29,25 @@ struct Inner {
 }
 
 struct Policy {
-    live: ArcSwap<Generation>,
+    naming: ArcSwap<Naming>,
     next_number: AtomicU64,
     history: Mutex<History>,
+}
+
+/// What names keys: the live generation and, while a change is under way over several proxies, the one
+/// that is to follow.
+#[derive(Clone, Debug)]
+pub struct Naming {
+    pub live: Arc<Generation>,
+    /// Claims take its keys as well.
+    pub candidate: Option<Arc<Generation>>,
+}
+
+impl Naming {
+    /// What tells two of them apart.
+    pub fn stamp(&self) -> (u64, Option<u64>) {
+        (self.live.number(), self.candidate.as_ref().map(|candidate| candidate.number()))
+    }
 }
 
 #[derive(Default)]
@@ -94,7 +110,17 @@ impl Policies {
 
     /// The live generation. Takes no lock.
     pub fn get(&self, name: &str) -> Option<Arc<Generation>> {
-        self.0.policies.get(name).map(|policy| policy.live.load_full())
+        self.0.policies.get(name).map(|policy| policy.live())
+    }
+
+    /// The live generation together with the one that is to follow. Takes no lock.
+    pub fn naming(&self, name: &str) -> Option<Arc<Naming>> {
+        self.0.policies.get(name).map(|policy| policy.naming.load_full())
+    }
+
+    /// The names of all policies, in their order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.policies.keys().map(String::as_str)
     }
 
     /// Checks a component that is to replace the live one of `name`; without `settings` those of the
@@ -109,7 +135,7 @@ impl Policies {
         settings: Option<Map<String, Value>>,
     ) -> Result<Prepared, Rejection> {
         let policy = self.policy(name)?;
-        let live = policy.live.load_full();
+        let live = policy.live();
         let settings = settings.unwrap_or_else(|| live.settings().clone());
         let inner = &self.0;
         let checked = if Digest::of(component) != live.digest() {
@@ -146,13 +172,28 @@ impl Policies {
         };
         let mut history = policy.history();
         history.last_error = None;
-        let Prepared::Changed(generation) = prepared else { return policy.live.load_full() };
-        history.previous = Some(policy.live.swap(Arc::clone(&generation)));
+        let Prepared::Changed(generation) = prepared else { return policy.live() };
+        let next = Naming { live: Arc::clone(&generation), candidate: None };
+        history.previous = Some(policy.naming.swap(Arc::new(next)).live.clone());
         history.since_us = clock::wall_us();
         drop(history);
         self.0.metrics.policy_load(generation.name(), "live");
         tracing::info!(policy = &**generation.id(), generation = generation.number(), "policy live");
         generation
+    }
+
+    /// From now on claims take the keys of both; `None`: of the live generation only.
+    pub fn name_with(&self, name: &str, candidate: Option<Arc<Generation>>) {
+        if let Some(policy) = self.0.policies.get(name) {
+            policy.naming.store(Arc::new(Naming { live: policy.live(), candidate }));
+        }
+    }
+
+    /// Puts something on record that operators should know of a policy, as its last error.
+    pub fn note(&self, name: &str, what: String) {
+        if let Some(policy) = self.0.policies.get(name) {
+            policy.history().last_error = Some(what);
+        }
     }
 
     /// Records that a load was refused, for [`Policies::status`], the log and the metrics.
@@ -178,9 +219,13 @@ impl Policy {
     fn new(first: Generation) -> Policy {
         Policy {
             next_number: AtomicU64::new(first.number() + 1),
-            live: ArcSwap::from_pointee(first),
+            naming: ArcSwap::from_pointee(Naming { live: Arc::new(first), candidate: None }),
             history: Mutex::new(History { since_us: clock::wall_us(), ..History::default() }),
         }
+    }
+
+    fn live(&self) -> Arc<Generation> {
+        self.naming.load().live.clone()
     }
 
     fn next_number(&self) -> u64 {
@@ -194,7 +239,7 @@ impl Policy {
     fn status(&self, name: &str) -> PolicyStatus {
         // The lock is held for both, so that they belong together.
         let history = self.history();
-        let live = self.live.load();
+        let live = self.live();
         PolicyStatus {
             name: name.to_owned(),
             digest: live.digest().to_string(),

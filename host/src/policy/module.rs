@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use wasmtime::component::{Component, Instance, InstancePre};
 
@@ -14,6 +15,8 @@ pub(super) struct Module {
     engine: Engine,
     instance: InstancePre<Budget>,
     digest: Digest,
+    /// As it came, for other proxies.
+    component: Bytes,
     naming: naming::GuestIndices,
     fairness: Option<fairness::GuestIndices>,
     backoff: Option<backoff::GuestIndices>,
@@ -65,6 +68,7 @@ impl Module {
             response: response::GuestIndices::new(&instance).ok(),
             settings: settings::GuestIndices::new(&instance).ok(),
             digest: Digest::of(component),
+            component: Bytes::copy_from_slice(component),
             engine: engine.clone(),
             instance,
         }))
@@ -72,6 +76,10 @@ impl Module {
 
     pub(super) fn digest(&self) -> Digest {
         self.digest
+    }
+
+    pub(super) fn component(&self) -> &Bytes {
+        &self.component
     }
 
     pub(super) fn engine(&self) -> &Engine {

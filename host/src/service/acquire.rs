@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use super::core::{Answer, Msg, Pending};
-use super::{AcquireError, Lease, Request, Shared};
+use super::{AcquireError, Lease, Request, Shared, both};
 use crate::clock;
 use crate::lock::record::{Claim, InLine, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
@@ -56,6 +56,8 @@ impl Call {
 pub(super) struct Planned {
     pub generation: Arc<Generation>,
     pub plan: Plan,
+    /// What named the keys.
+    pub stamp: (u64, Option<u64>),
 }
 
 pub(super) async fn acquire(
@@ -99,15 +101,15 @@ pub(super) fn planned(
     request: &Request,
     call: Call,
 ) -> Result<Planned, AcquireError> {
-    let generation = shared.policies.get(policy).ok_or_else(|| no_policy(policy))?;
-    let plan = plan(&generation, policy, request)?;
-    let plan = shared.within_reach(plan).map_err(|(primitive, why)| AcquireError::NoPrimitive {
-        policy: policy.to_owned(),
-        primitive: primitive.as_str(),
-        why,
-    })?;
-    call.check(policy, plan.primitive)?;
-    Ok(Planned { generation, plan })
+    let naming = shared.policies.naming(policy).ok_or_else(|| no_policy(policy))?;
+    let mut planned = shared.within_reach(policy, plan(&naming.live, policy, request)?)?;
+    call.check(policy, planned.primitive)?;
+    if let Some(candidate) = &naming.candidate {
+        // What either of them refuses is refused: other proxies may go by the candidate alone already.
+        let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
+        both::name(&mut planned, &next, call)?;
+    }
+    Ok(Planned { generation: naming.live.clone(), plan: planned, stamp: naming.stamp() })
 }
 
 fn no_policy(policy: &str) -> AcquireError {
@@ -165,8 +167,13 @@ pub(super) async fn enqueue(
     let (reply, answer) = oneshot::channel();
     let waiter = waiter(shared, id, request, planned);
     let labels = planned.plan.labels.clone().into();
-    let pending =
-        Pending { generation: planned.generation.clone(), weight: planned.plan.weight, labels, reply };
+    let pending = Pending {
+        generation: planned.generation.clone(),
+        stamp: planned.stamp,
+        weight: planned.plan.weight,
+        labels,
+        reply,
+    };
     shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });
     let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
     let answered = leaving.wait().await;
@@ -336,11 +343,14 @@ impl Drop for Leaving<'_> {
 
 impl Shared {
     /// The plan, with its second choice of primitive where the store lacks the first one.
-    pub(super) fn within_reach(&self, plan: Plan) -> Result<Plan, (Primitive, String)> {
+    pub(super) fn within_reach(&self, policy: &str, plan: Plan) -> Result<Plan, AcquireError> {
         let Some(why) = self.store.lacks(plan.primitive.space()) else { return Ok(plan) };
         match plan.second {
             Some(second) if self.store.lacks(second.space()).is_none() => Ok(plan.with_primitive(second)),
-            _ => Err((plan.primitive, why)),
+            _ => {
+                let (policy, primitive) = (policy.to_owned(), plan.primitive.as_str());
+                Err(AcquireError::NoPrimitive { policy, primitive, why })
+            }
         }
     }
 

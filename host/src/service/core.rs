@@ -1,19 +1,20 @@
 //! The loop: events to [`Table`], its actions to the store, the policies and the callers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::both::UnderWay;
 use super::history::{History, What};
 use super::transition::{Shadow, Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
 use crate::lock::record::{Op, Outcome, Release, Turn};
 use crate::lock::table::{
-    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Table, Ticket,
-    Verdict, Waiter, WaiterId,
+    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing, Table,
+    Ticket, Verdict, Waiter, WaiterId,
 };
 use crate::lock::{Instant, Key, Token};
 use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
@@ -95,6 +96,8 @@ pub(super) enum Msg {
         reply: oneshot::Sender<u32>,
     },
     Swap(Swap),
+    /// Told once nothing that is under way now can be granted any more.
+    Settle(oneshot::Sender<Instant>),
     Shadows(Vec<Shadow>),
     ShadowOver {
         nonce: u64,
@@ -107,6 +110,8 @@ pub(super) enum Msg {
 /// A caller that waits, and what its policy said of it.
 pub(super) struct Pending {
     pub generation: Arc<Generation>,
+    /// What named the keys.
+    pub stamp: (u64, Option<u64>),
     pub weight: u32,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
     pub reply: oneshot::Sender<Answer>,
@@ -129,6 +134,7 @@ pub(super) struct Core {
     requests: RequestLog,
     history: History,
     draining: Option<oneshot::Sender<()>>,
+    under_way: UnderWay,
     serial: u64,
     actions: Vec<Action>,
 }
@@ -145,6 +151,7 @@ impl Core {
             requests: RequestLog::default(),
             history: History::default(),
             draining: None,
+            under_way: UnderWay::default(),
             serial: 0,
             actions: Vec::new(),
         }
@@ -194,6 +201,7 @@ impl Core {
                 self.handle(Event::Release { id, release });
             }
             Msg::Completed { ticket, result } => {
+                self.under_way.ended(ticket, result.is_ok());
                 let answered = |reply: Reply| Answered {
                     outcomes: reply.outcomes,
                     asked_at: reply.asked_at,
@@ -240,6 +248,7 @@ impl Core {
                 let _ = reply.send(self.table.queue(&key, clock::now()).len() as u32);
             }
             Msg::Swap(swap) => self.swap(swap),
+            Msg::Settle(reply) => self.under_way.await_all(reply),
             Msg::Shadows(shadows) => self.shadows.extend(shadows),
             Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
             Msg::Drain { reply } => {
@@ -255,8 +264,8 @@ impl Core {
     }
 
     fn acquire(&mut self, mut waiter: Box<Waiter>, pending: Pending) {
-        let live = self.shared.policies.get(pending.generation.name());
-        if live.is_some_and(|live| live.number() != pending.generation.number()) {
+        let naming = self.shared.policies.naming(pending.generation.name());
+        if naming.is_some_and(|naming| naming.stamp() != pending.stamp) {
             let _ = pending.reply.send(Answer::Replan);
             return;
         }
@@ -267,8 +276,15 @@ impl Core {
             let _ = pending.reply.send(Answer::Verdict(verdict));
             return;
         }
-        if let Some(keys) = self.shadows.widen(&waiter.claim.keys) {
-            waiter.claim.keys = keys;
+        match self.shadows.widen(&waiter.claim.keys) {
+            // One of several keys cannot be taken together with others.
+            Some(_) if waiter.claim.any => {
+                let why = "leases of the keys that its policy named before are waited for".to_owned();
+                let _ = pending.reply.send(Answer::Verdict(Verdict::Unavailable { why }));
+                return;
+            }
+            Some(keys) => waiter.claim.keys = keys,
+            None => {}
         }
         let what =
             What::Planned { mode: waiter.claim.mode, ttl_ms: waiter.claim.ttl_ms, wait_ms: waiter.wait_ms };
@@ -319,7 +335,8 @@ impl Core {
         self.shared.bell.ring(&peer, &key, gone);
     }
 
-    fn submit(&self, ticket: Ticket, ops: Vec<Op>) {
+    fn submit(&mut self, ticket: Ticket, ops: Vec<Op>) {
+        self.under_way.began(ticket, &ops);
         let inbox = self.shared.inbox.clone();
         let done = Box::new(move |result| {
             let _ = inbox.send(Msg::Completed { ticket, result });
@@ -465,8 +482,23 @@ impl Core {
             swap.collect(&self.shared, standing, claim, &mut self.shadows, &mut replans);
         }
         swap.commit(&self.shared, &mut self.shadows);
-        for (waiter, claim) in replans {
-            self.handle(Event::Replan { waiter, claim });
+        let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
+        let shadows = &self.shadows;
+        let widened = self.table.claims().filter_map(|(standing, claim)| match standing {
+            Standing::Waiter { id, .. } if !moved.contains(&id) => shadows.widened(id, claim),
+            _ => None,
+        });
+        let widened: Vec<_> = widened.collect();
+        for (waiter, claim) in replans.into_iter().chain(widened) {
+            match claim {
+                Some(claim) => self.handle(Event::Replan { waiter, claim }),
+                None => {
+                    self.handle(Event::Cancel(waiter));
+                    if let Some(pending) = self.pending.remove(&waiter) {
+                        let _ = pending.reply.send(Answer::Replan);
+                    }
+                }
+            }
         }
     }
 }

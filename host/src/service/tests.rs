@@ -47,7 +47,8 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     let planned = || {
         let generation = policies.get("default").unwrap();
         let plan = plan(&generation, "default", &request("a")).unwrap();
-        Planned { generation, plan }
+        let stamp = policies.naming("default").unwrap().stamp();
+        Planned { generation, plan, stamp }
     };
     let before = planned();
     let next = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();

@@ -22,8 +22,8 @@ use super::core::Msg;
 use super::{Service, Shared};
 use crate::lock::record::{Claim, Holder};
 use crate::lock::table::{Standing, WaiterId};
-use crate::lock::{Key, Mode};
-use crate::policy::{Generation, PlanRequest, Prepared};
+use crate::lock::{Key, Mode, Space};
+use crate::policy::{Generation, Plan, PlanRequest, Prepared};
 use crate::store::StoreError;
 
 /// Records that one page of a survey reads.
@@ -85,9 +85,17 @@ impl Shadows {
         let extra: Vec<&Key> = old.filter(|key| !keys.contains(key)).collect();
         (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
     }
+
+    /// What a waiter that has not been widened asks for from now on.
+    pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
+        let keys = self.widen(&claim.keys)?;
+        let attempt = rand::random_range(1..u64::MAX);
+        let wider = Box::new(Claim { keys, attempt, ..claim.clone() });
+        Some((waiter, (!claim.any).then_some(wider)))
+    }
 }
 
-fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
+pub(super) fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) -> Arc<[Key]> {
     let mut all: Vec<Key> = keys.iter().chain(more).cloned().collect();
     all.sort_unstable();
     all.dedup();
@@ -115,11 +123,36 @@ fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanReque
     }
 }
 
+/// The keys of a plan.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    keys: Arc<[Key]>,
+    any: bool,
+}
+
+impl Named {
+    fn of(plan: &Plan) -> Named {
+        Named { keys: plan.keys.clone(), any: plan.any }
+    }
+
+    /// Whether whoever holds these keys holds what the plan asks for.
+    fn is_held_with(&self, held: impl Fn(&Key) -> bool, mut all: impl Iterator<Item = Key>) -> bool {
+        match self.any {
+            true => all.all(|key| self.keys.contains(&key)),
+            false => self.keys.iter().all(held),
+        }
+    }
+}
+
+/// What a generation makes of requests. `None` where it refuses one: then it can make no second holder.
+type Plans = HashMap<PlanRequest, Option<Named>>;
+
 /// A generation that wants to go live, with its plans for everything that is held or waits.
 pub(super) struct Swap {
     prepared: Prepared,
-    /// `None` where the new generation refuses the request: then it can make no second holder.
-    plans: HashMap<PlanRequest, Option<Arc<[Key]>>>,
+    /// Whether the live generation stays, and names keys together with this one.
+    beside: bool,
+    plans: Plans,
     stored: Vec<Shadow>,
     reply: oneshot::Sender<Step>,
 }
@@ -148,24 +181,27 @@ impl Swap {
         let _ = self.reply.send(step);
     }
 
-    /// Notes what becomes of one claim.
+    /// Notes what becomes of one claim. A waiter whose claim cannot be widened, as it wants any one of
+    /// several keys, is planned anew.
     pub fn collect(
         &self,
         shared: &Shared,
         standing: Standing,
         claim: &Claim,
         shadows: &mut Shadows,
-        replans: &mut Vec<(WaiterId, Box<Claim>)>,
+        replans: &mut Vec<(WaiterId, Option<Box<Claim>>)>,
     ) {
         if !self.decides(shared, claim) {
             return;
         }
         let Some(Some(new)) = self.plans.get(&request_of(claim)) else { return };
-        if new.iter().all(|key| claim.keys.contains(key)) {
+        let waits_for_any = claim.any && new.any && claim.keys == new.keys;
+        let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
+        if waits_for_any || (holds && !claim.any) {
             return;
         }
         let mut shadow = |nonce| {
-            let (old, new) = (claim.keys.clone(), new.clone());
+            let (old, new) = (claim.keys.clone(), new.keys.clone());
             shadows.extend([Shadow { nonce, old, new }]);
         };
         match standing {
@@ -174,9 +210,12 @@ impl Swap {
                 if asked {
                     shadow(claim.attempt);
                 }
-                let keys = union(&claim.keys, new.iter());
-                let attempt = rand::random_range(1..u64::MAX);
-                replans.push((id, Box::new(Claim { keys, attempt, ..claim.clone() })));
+                let wider = || {
+                    let keys = union(&claim.keys, new.keys.iter());
+                    let attempt = rand::random_range(1..u64::MAX);
+                    Box::new(Claim { keys, attempt, ..claim.clone() })
+                };
+                replans.push((id, (!claim.any && !new.any).then(wider)));
             }
         }
     }
@@ -186,8 +225,14 @@ impl Swap {
         let known = |shadow: &Shadow| shadows.by_nonce.contains_key(&shadow.nonce);
         let stored: Vec<Shadow> = self.stored.into_iter().filter(|shadow| !known(shadow)).collect();
         shadows.extend(stored);
-        let generation = shared.policies.commit(self.prepared);
         shared.store.forget();
+        let generation = if self.beside {
+            let candidate = self.prepared.generation().clone();
+            shared.policies.name_with(candidate.name(), Some(candidate.clone()));
+            candidate
+        } else {
+            shared.policies.commit(self.prepared)
+        };
         let shadows = shadows.by_nonce.values().cloned().collect();
         let _ = self.reply.send(Step::Live { generation, shadows });
     }
@@ -195,15 +240,44 @@ impl Swap {
 
 /// Makes a checked generation live. See the module's documentation.
 pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+    let held = held(shared, prepared.generation().name()).await?;
+    swap(shared, prepared, held, false).await
+}
+
+/// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
+/// trouble yet: whoever is granted takes the live one's keys as well.
+pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Result<(), StoreError> {
+    swap(shared, candidate, Vec::new(), true).await.map(drop)
+}
+
+/// Whether a lease that rests on a session of this proxy lacks the candidate's keys. Other proxies do not see
+/// it: they cannot take its old keys for as long as it lasts.
+pub(super) async fn sessions_lack(
+    shared: &Arc<Shared>,
+    candidate: Arc<Generation>,
+) -> Result<bool, StoreError> {
+    let mut held = held(shared, candidate.name()).await?;
+    let rests = |key: &Key| matches!(key.space(), Space::Row | Space::Advisory);
+    held.retain(|lease| lease.keys.iter().any(rests));
+    let asked = held.iter().map(|lease| lease.request.clone()).collect();
+    let plans = replan(shared, candidate, HashMap::new(), asked).await;
+    Ok(held.iter().any(|lease| lease.shadow(&plans).is_some()))
+}
+
+async fn swap(
+    shared: &Arc<Shared>,
+    prepared: Prepared,
+    held: Vec<Held>,
+    beside: bool,
+) -> Result<Arc<Generation>, StoreError> {
     let candidate = prepared.generation().clone();
-    let held = held(shared, candidate.name()).await?;
     let mut plans = HashMap::new();
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
         plans = replan(shared, candidate.clone(), plans, asked).await;
         let stored = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
         let (reply, step) = oneshot::channel();
-        let swap = Swap { prepared: prepared.clone(), plans: plans.clone(), stored, reply };
+        let swap = Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, reply };
         shared.tell(Msg::Swap(swap));
         match step.await.map_err(|_| StoreError::stopped())? {
             Step::Missing(more) => asked = more,
@@ -221,17 +295,16 @@ pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<
 async fn replan(
     shared: &Arc<Shared>,
     generation: Arc<Generation>,
-    mut plans: HashMap<PlanRequest, Option<Arc<[Key]>>>,
+    mut plans: Plans,
     asked: Vec<PlanRequest>,
-) -> HashMap<PlanRequest, Option<Arc<[Key]>>> {
+) -> Plans {
     let shared = shared.clone();
     let work = tokio::task::spawn_blocking(move || {
         for request in asked {
             if let Entry::Vacant(place) = plans.entry(request) {
                 let plan = generation.plan_again(place.key()).ok();
-                let plan = plan.and_then(|plan| shared.within_reach(plan).ok());
-                let keys = plan.map(|plan| plan.keys);
-                place.insert(keys);
+                let plan = plan.and_then(|plan| shared.within_reach("", plan).ok());
+                place.insert(plan.as_ref().map(Named::of));
             }
         }
         plans
@@ -247,13 +320,13 @@ struct Held {
 }
 
 impl Held {
-    fn shadow(&self, plans: &HashMap<PlanRequest, Option<Arc<[Key]>>>) -> Option<Shadow> {
-        let new = plans.get(&self.request)?.clone()?;
-        if new.iter().all(|key| self.keys.contains(key)) {
+    fn shadow(&self, plans: &Plans) -> Option<Shadow> {
+        let new = plans.get(&self.request)?.as_ref()?;
+        if new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned()) {
             return None;
         }
         let old = union(&[], self.keys.iter());
-        Some(Shadow { nonce: self.nonce, old, new })
+        Some(Shadow { nonce: self.nonce, old, new: new.keys.clone() })
     }
 }
 

@@ -99,7 +99,8 @@ impl Service {
 
     fn versioned(&self, request: &Request) -> Result<(Key, Arc<str>), AcquireError> {
         let policy = self.shared.policy_of(&request.resource);
-        let Planned { generation, plan } = acquire::planned(&self.shared, policy, request, Call::Version)?;
+        let Planned { generation, plan, .. } =
+            acquire::planned(&self.shared, policy, request, Call::Version)?;
         Ok((plan.keys[0].clone(), generation.id().clone()))
     }
 }

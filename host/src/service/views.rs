@@ -60,7 +60,7 @@ fn candidates(shared: &Shared, name: &str) -> Vec<Key> {
     };
     let generation = shared.policies.get(shared.policy_of(name));
     let planned = generation.and_then(|generation| generation.plan(&request).ok());
-    let planned = planned.and_then(|plan| shared.within_reach(plan).ok());
+    let planned = planned.and_then(|plan| shared.within_reach("", plan).ok());
     let mut keys: Vec<Key> = planned.map(|plan| plan.keys.to_vec()).unwrap_or_default();
     for space in Space::ALL {
         keys.extend(Key::new(name).map(|key| key.within(space)).filter(|key| !keys.contains(key)));

@@ -10,6 +10,7 @@ mod harness;
 
 mod bad_input;
 mod faults;
+mod fleet;
 mod policies;
 mod promises;
 mod systems;

@@ -19,7 +19,7 @@ mod reload;
 mod run;
 
 /// Names its keys `x/` and the resource; with a label `pool`, `x/` and that.
-static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed"));
+pub(crate) static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed"));
 /// Misbehaves in the way that the name of the resource, or of the key, says.
 static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
 
@@ -29,12 +29,12 @@ fn guest(name: &str) -> Vec<u8> {
     lockkeeper_builder::build(&dir, Some(&target)).expect("the guest builds")
 }
 
-fn default_policy() -> &'static [u8] {
+pub(crate) fn default_policy() -> &'static [u8] {
     lockkeeper::policy::builtin("default").expect("it is built in")
 }
 
 /// The same policy with another digest: a custom section is added, which nothing reads.
-fn variant(component: &[u8], number: u8) -> Vec<u8> {
+pub(crate) fn variant(component: &[u8], number: u8) -> Vec<u8> {
     [component, &[0, 3, 1, b'v', number]].concat()
 }
 
@@ -104,7 +104,7 @@ async fn push(proxy: &Proxy, name: &str, component: &[u8]) -> Value {
     pushed.json
 }
 
-async fn status(proxy: &Proxy, name: &str) -> Value {
+pub(crate) async fn status(proxy: &Proxy, name: &str) -> Value {
     let answer = proxy.admin().get("/v1/policies").await.json;
     let policies = answer["policies"].as_array().expect("a list");
     policies.iter().find(|policy| policy["name"] == name).expect(name).clone()
@@ -152,7 +152,7 @@ async fn granted(waiter: JoinHandle<Response>) -> Value {
     answer.json
 }
 
-fn keys(lease: &Value) -> Vec<&str> {
+pub(crate) fn keys(lease: &Value) -> Vec<&str> {
     lease["keys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 14] = [
+const MAY_IMPORT: [(&str, &[&str]); 15] = [
     ("bell", &["lock", "service"]),
     ("lock", &[]),
     ("clock", &["lock"]),
@@ -15,10 +15,11 @@ const MAY_IMPORT: [(&str, &[&str]); 14] = [
     ("mysql", &["store", "lock", "clock", "config", "telemetry"]),
     ("policy", &["lock", "clock", "config", "telemetry"]),
     ("service", &["lock", "store", "policy", "clock", "config", "telemetry"]),
+    ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry"]),
     ("http", &["lock", "clock", "config", "telemetry"]),
     ("api", &["service", "lock", "store", "clock", "config", "http"]),
     ("guard", &["service", "lock", "store", "clock", "config", "http"]),
-    ("admin", &["service", "lock", "store", "policy", "config", "telemetry", "http"]),
+    ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
     ("cli", &["lock", "clock", "config", "telemetry", "http", "policy"]),
 ];
 

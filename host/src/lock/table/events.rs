@@ -9,7 +9,7 @@ use crate::lock::{Instant, Key, Mode, ServerTime, Token};
 pub struct WaiterId(pub u64);
 
 /// Names a flight: an [`Action::Submit`] and the [`Event::Completed`] that answers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
 /// Names a caller's release.

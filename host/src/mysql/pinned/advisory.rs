@@ -216,7 +216,7 @@ impl Session {
         self.shared.metrics.store_error(fault.slug());
         let wanted = errand.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = errand.free.iter().chain(wanted).cloned().collect();
-        let sql = statements(&names, &[], 0, 0);
+        let sql = statements(&names, &[], 0, (0, ServerTime::default()));
         let freed = tokio::time::timeout(EXCHANGE_LIMIT, link.exchange(sql)).await;
         freed.unwrap_or_else(|_| Err(Fault::timeout("freeing names")))?;
         tokio::time::sleep(Backoff::new().next()).await;
@@ -257,7 +257,8 @@ impl Session {
 
     fn terms(&self, above: Token, grants_from: ServerTime) -> Terms {
         let (own, now) = moment(&self.common.time);
-        Terms { own, now, above, grants_from, heard: self.heard }
+        let member_until = self.shared.membership.until_own();
+        Terms { own, now, above, grants_from, heard: self.heard, member_until }
     }
 
     /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
@@ -333,7 +334,7 @@ impl Session {
         if nothing && own.us_since(self.heard) < SILENCE_US {
             return Ok(errands);
         }
-        let sql = statements(free, want, tokens, link.sample.epoch);
+        let sql = statements(free, want, tokens, (link.sample.epoch, self.shared.membership.until()));
         let mut sets = link.exchange(sql).await?;
         self.heard = own;
         if tokens > 0 {
@@ -356,7 +357,7 @@ fn names(keys: Vec<(Key, Name)>) -> Vec<Name> {
 }
 
 /// Frees first: what is freed may be wanted by others. The counter comes last, when the names are had.
-fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64, epoch: u64) -> String {
+fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64, (epoch, until): (u64, ServerTime)) -> String {
     let mut sql = String::with_capacity(1_024 + 100 * (free.len() + 2 * want.len()));
     sql.push_str("DO 0");
     for name in free {
@@ -374,7 +375,7 @@ fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64, epoch: u64) -> S
     }
     if tokens > 0 {
         sql.push(';');
-        sql.push_str(&raise(tokens, epoch, want.iter().map(|(key, _)| key)));
+        sql.push_str(&raise(tokens, epoch, until, want.iter().map(|(key, _)| key)));
     }
     sql
 }
@@ -413,9 +414,9 @@ mod tests {
 
     #[test]
     fn one_packet_frees_then_asks_then_counts() {
-        let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1, 0);
+        let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1, (0, ServerTime(9)));
         let at = |text: &str| sql.find(text).expect(text);
         assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("LAST_INSERT_ID"));
-        assert_eq!(statements(&[], &[], 0, 0), "DO 0");
+        assert_eq!(statements(&[], &[], 0, (0, ServerTime(9))), "DO 0");
     }
 }

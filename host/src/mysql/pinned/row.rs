@@ -206,7 +206,8 @@ impl Desk {
 
     fn terms(&self, above: Token, grants_from: ServerTime) -> Terms {
         let (own, now) = moment(&self.common.time);
-        Terms { own, now, above, grants_from, heard: own }
+        let member_until = self.shared.membership.until_own();
+        Terms { own, now, above, grants_from, heard: own, member_until }
     }
 
     /// Decides what needs nothing of the server, and sends somebody there for the rest.

@@ -141,7 +141,8 @@ impl Counter {
             Some(link) => link,
             None => open(shared).await?,
         };
-        let statement = |link: &Link| raise(tokens, link.sample.epoch, keys.iter());
+        let statement =
+            |link: &Link| raise(tokens, link.sample.epoch, shared.membership.until(), keys.iter());
         let sql = statement(&link);
         let mut sets = match within(link.exchange(sql)).await {
             // It was idle for longer than the server keeps it.

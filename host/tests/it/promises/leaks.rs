@@ -137,7 +137,8 @@ on_both! {
         at_once(&client, &resource, "after the least time").await;
         assert!(began.elapsed() >= Duration::from_millis(890), "{:?}", began.elapsed());
 
-        let proxy = proxy_with(&url, delay, "").await;
+        // With another database: proxies that share one go by the same settings.
+        let proxy = proxy_with(&database(kind).await, delay, "").await;
         let (client, resource) = (proxy.client(), fresh("delayed"));
         let lease = client.lease(&resource, LONG_MS).await;
         assert_eq!(client.release(&lease).await.status, 200);

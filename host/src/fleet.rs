@@ -1,0 +1,276 @@
+//! The proxies of one store: who lives, and which policies they all go by.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`machine`] | what a member does next; pure |
+//! | [`drive`] | joins, follows the records, and counts those as gone that are |
+//! | [`change`] | replaces a policy on all members |
+//! | [`status`] | what operators see |
+//! | [`host`] | which process a proxy is |
+//!
+//! One task beats: it says that this proxy lives and reads what is recorded, on a connection of its own.
+//! Another one does what [`machine`] says. A proxy may write leases for [`WRITES`] beats after the last
+//! one that was confirmed, which the server itself checks with every write; it is gone for the others
+//! after [`LIVES`] beats, when its row is deleted.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::clock;
+use crate::config::Route;
+use crate::lock::Instant;
+use crate::policy::{Generation, Policies, Prepared};
+use crate::service::Service;
+use crate::store::StoreError;
+use crate::store::registry::{Component, Pulse, Registry, Version, View};
+use crate::telemetry::Metrics;
+
+mod change;
+mod drive;
+mod host;
+mod machine;
+mod status;
+
+pub use change::{ChangeError, Changed};
+pub use status::{FleetStatus, MemberStatus, PolicyRecord};
+
+/// Beats after its last one for which a proxy may write.
+const WRITES: u32 = 10;
+/// Beats after its last one after which a proxy is gone. The difference is for writes that the server
+/// checked in time and that land late.
+const LIVES: u32 = 15;
+/// While something is under way, beats come so much faster.
+const HURRY: u32 = 10;
+/// A proxy that stops does not wait longer for its row to be deleted.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// What a [`Fleet`] is made of.
+pub struct Parts {
+    pub registry: Arc<dyn Registry>,
+    /// Closed: it is opened once this proxy has joined.
+    pub service: Service,
+    pub policies: Policies,
+    pub routes: Vec<Route>,
+    pub beat: Duration,
+    pub metrics: Metrics,
+}
+
+/// This proxy's place among the proxies of its store. Cheap to clone.
+#[derive(Clone)]
+pub struct Fleet(Arc<Inner>);
+
+struct Inner {
+    registry: Arc<dyn Registry>,
+    service: Service,
+    policies: Policies,
+    metrics: Metrics,
+    beat: Duration,
+    host: String,
+    routes: String,
+    state: Mutex<State>,
+    view: watch::Sender<View>,
+    /// Asks for a beat now.
+    hurry: Notify,
+    /// Generations that were checked here, by policy: what is pushed need not be compiled twice.
+    prepared: Mutex<HashMap<String, Prepared>>,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct State {
+    /// 0 before the first registration.
+    id: u64,
+    stage: Stage,
+    address: String,
+    /// What this member has acknowledged.
+    acks: BTreeMap<String, u64>,
+    /// Why it is not a member.
+    trouble: Option<String>,
+    /// When a beat was last answered.
+    heard: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// No row.
+    #[default]
+    Out,
+    /// A row, and nothing is granted.
+    Joining,
+    Member,
+}
+
+impl Fleet {
+    /// Joins in the background: nothing is granted before.
+    pub fn start(parts: Parts) -> Fleet {
+        let Parts { registry, service, policies, routes, beat, metrics } = parts;
+        let (view, _) = watch::channel(View::default());
+        let state = State { trouble: Some("the proxy is starting".to_owned()), ..State::default() };
+        let fleet = Fleet(Arc::new(Inner {
+            registry,
+            service,
+            policies,
+            metrics,
+            beat,
+            host: host::here(),
+            routes: digest_of(&routes),
+            state: Mutex::new(state),
+            view,
+            hurry: Notify::new(),
+            prepared: Mutex::default(),
+            stop: CancellationToken::new(),
+        }));
+        fleet.0.metrics.fleet_members(0);
+        tokio::spawn(fleet.clone().beats());
+        tokio::spawn(fleet.clone().run());
+        fleet
+    }
+
+    /// Where other proxies reach this one, for hints; with the next beat it is known.
+    pub fn set_address(&self, address: String) {
+        self.0.state().address = address;
+        self.0.hurry.notify_one();
+    }
+
+    /// Writes nothing more and gives up its place, so that nobody waits for it.
+    pub async fn leave(&self) {
+        self.0.stop.cancel();
+        self.0.registry.allow(None);
+        let id = std::mem::replace(&mut *self.0.state(), State::default()).id;
+        if id != 0 {
+            let left = tokio::time::timeout(GOODBYE, self.0.registry.leave(id)).await;
+            if !matches!(left, Ok(Ok(()))) {
+                tracing::info!(
+                    "the store did not answer the goodbye; other proxies wait for this one a while"
+                );
+            }
+        }
+    }
+
+    /// Says again and again that this proxy lives.
+    async fn beats(self) {
+        let stop = self.0.stop.clone();
+        loop {
+            let pulse = self.0.pulse();
+            let heard = tokio::select! {
+                heard = self.0.registry.beat(pulse.clone()) => heard,
+                () = stop.cancelled() => return,
+            };
+            match heard {
+                Ok(view) => self.0.heard(&pulse, view),
+                Err(error) => self.0.unheard(&error),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.0.pause()) => {}
+                () = self.0.hurry.notified() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pulse(&self) -> Pulse {
+        let state = self.state();
+        Pulse {
+            id: state.id,
+            address: state.address.clone(),
+            host: self.host.clone(),
+            routes: self.routes.clone(),
+            acks: (state.stage == Stage::Member).then(|| state.acks.clone()),
+            lives: self.beat * LIVES,
+        }
+    }
+
+    /// Until the next beat.
+    fn pause(&self) -> Duration {
+        let view = self.view.borrow();
+        let settled = view.records.iter().all(|record| {
+            record.candidate.is_none() && machine::waited_for(&view, &record.name, record.seq).is_empty()
+        });
+        match self.state().stage {
+            Stage::Member if settled => self.beat,
+            _ => self.beat / HURRY,
+        }
+    }
+
+    fn heard(&self, pulse: &Pulse, view: View) {
+        let mut state = self.state();
+        if state.id != pulse.id {
+            return;
+        }
+        state.heard = Some(view.asked_at);
+        let forgotten = machine::has_forgotten(&view, pulse.acks.as_ref());
+        match (state.stage, view.member(pulse.id).filter(|_| !forgotten)) {
+            (Stage::Member, Some(me)) => {
+                let writes = u64::try_from((self.beat * WRITES).as_micros()).unwrap_or(u64::MAX);
+                self.registry.allow(Some((me.beat.plus_us(writes), view.asked_at.plus_us(writes))));
+            }
+            (Stage::Joining | Stage::Member, None) => {
+                self.registry.allow(None);
+                self.service.close();
+                state.stage = Stage::Out;
+                let why = match forgotten {
+                    true => "the store has lost what was recorded of the policies",
+                    false => "the other proxies have counted this one as gone: it was silent for too long",
+                };
+                state.trouble = Some(format!("{why}; it joins again"));
+                tracing::warn!("{why}; joining again");
+            }
+            _ => {}
+        }
+        drop(state);
+        self.metrics.fleet_members(view.members.len());
+        self.view.send_replace(view);
+    }
+
+    fn unheard(&self, error: &StoreError) {
+        let mut state = self.state();
+        tracing::debug!(%error, "a beat was not answered");
+        if state.stage != Stage::Member {
+            state.trouble = Some(error.to_string());
+        }
+    }
+
+    /// The generation of each policy that is live here.
+    fn own(&self) -> BTreeMap<String, Version> {
+        let version = |name: &str| Some((name.to_owned(), version_of(&*self.policies.get(name)?)));
+        self.policies.names().filter_map(version).collect()
+    }
+
+    /// Has the next beat come now, and waits for a view that was read after this.
+    async fn fresh_view(&self, views: &mut watch::Receiver<View>) {
+        let now = clock::now();
+        self.hurry.notify_one();
+        let _ = views.wait_for(|view| view.asked_at >= now).await;
+    }
+}
+
+fn version_of(generation: &Generation) -> Version {
+    Version {
+        digest: generation.digest().to_string(),
+        settings: serde_json::to_string(generation.settings()).unwrap_or_default(),
+    }
+}
+
+fn component_of(generation: &Generation) -> Component {
+    Component { version: version_of(generation), bytes: generation.component() }
+}
+
+fn digest_of(routes: &[Route]) -> String {
+    let mut hash = Sha256::new();
+    for text in routes.iter().flat_map(|route| [route.resource.as_str(), route.policy.as_str()]) {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,175 @@
+//! What a member does next, from what is recorded. Pure.
+//!
+//! The records of a policy follow one another: settled on X, both X and Y, settled on Y (or, called off,
+//! on X again), and so on. A claim takes X's keys, both's, or Y's. Each record has a name in common with
+//! the next, so members that are one record apart exclude each other. That they are never further apart
+//! where it matters is kept here: a candidate becomes the live one only when every member that may grant
+//! has acknowledged the record of both.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::lock::ServerTime;
+use crate::store::registry::{Member, Record, Version, View};
+
+/// One thing to be done. Each may be done by several members at once: one of them wins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The member is gone.
+    Evict { id: u64, beat: ServerTime },
+    /// Go where the record is, and acknowledge it.
+    Conform(Record),
+    /// Every member names keys by both.
+    Settle { name: String, seq: u64 },
+}
+
+/// What the member `me` does, which has acknowledged `acks`. `dead`: members whose processes are known to
+/// have ended.
+pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, dead: &BTreeSet<u64>) -> Vec<Step> {
+    let mut steps = evictions(view, me, dead);
+    for record in &view.records {
+        // A view may have been read before this proxy's own last step: what is older is done.
+        if acks.get(&record.name).is_none_or(|acked| *acked < record.seq) {
+            steps.push(Step::Conform(record.clone()));
+        } else if record.candidate.is_some() && waited_for(view, &record.name, record.seq).is_empty() {
+            steps.push(Step::Settle { name: record.name.clone(), seq: record.seq });
+        }
+    }
+    steps
+}
+
+pub fn evictions(view: &View, me: u64, dead: &BTreeSet<u64>) -> Vec<Step> {
+    let gone = |member: &&Member| member.id != me && (is_gone(view, member) || dead.contains(&member.id));
+    let evict = |member: &Member| Step::Evict { id: member.id, beat: member.beat };
+    view.members.iter().filter(gone).map(evict).collect()
+}
+
+fn is_gone(view: &View, member: &Member) -> bool {
+    view.now > member.until
+}
+
+/// What the view is after this member's acknowledgement, as far as that may be told before it is recorded:
+/// to those who wait at this proxy.
+pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
+    if let Some(me) = view.members.iter_mut().find(|member| member.id == me) {
+        me.acks = Some(acks.clone());
+    }
+}
+
+/// The view after a change was begun.
+pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: Version) {
+    if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
+        (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), None);
+        record.since = view.now;
+    }
+}
+
+/// The view after the candidate has become the live one.
+pub fn settled(view: &mut View, name: &str, seq: u64) {
+    let of_both = |record: &&mut Record| record.name == name && record.seq == seq;
+    if let Some(record) = view.records.iter_mut().find(of_both)
+        && let Some(candidate) = record.candidate.take()
+    {
+        (record.seq, record.live, record.note) = (seq + 1, candidate, None);
+        record.since = view.now;
+    }
+}
+
+/// Whether the store has lost a record that was acknowledged before the view was read, as at a fail-over to
+/// a server that lags: others may follow what it has instead.
+pub fn has_forgotten(view: &View, acks: Option<&BTreeMap<String, u64>>) -> bool {
+    let behind = |(name, acked): (&String, &u64)| view.record(name).is_none_or(|record| record.seq < *acked);
+    acks.is_some_and(|acks| acks.iter().any(behind))
+}
+
+/// The members that have not acknowledged the record.
+pub fn waited_for(view: &View, name: &str, seq: u64) -> Vec<u64> {
+    let behind = view.members.iter().filter(|member| !member.has_acknowledged(name, seq));
+    behind.map(|member| member.id).collect()
+}
+
+/// How a proxy joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Joining {
+    /// Not yet: why.
+    Wait(String),
+    /// Nobody else may grant: its own policies become the recorded ones.
+    Found,
+    /// It takes the recorded policies, whatever its own are.
+    Follow,
+}
+
+/// What a proxy that joins knows of itself.
+pub struct Newcomer<'a> {
+    pub id: u64,
+    pub routes: &'a str,
+    /// Its own policies, where they may become the recorded ones: it has just started.
+    pub own: Option<&'a BTreeMap<String, Version>>,
+    /// The first beat that it saw of each member.
+    pub first_beats: &'a BTreeMap<u64, ServerTime>,
+}
+
+pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
+    let may_grant = |member: &&Member| member.id != newcomer.id && member.acks.is_some();
+    let others: Vec<&Member> = view.members.iter().filter(may_grant).collect();
+    if let Some(other) = others.iter().find(|other| other.routes != newcomer.routes) {
+        return Joining::Wait(format!(
+            "the [[routes]] of proxy {} are not this one's, and a resource that two policies name has no \
+             exclusion: give both the same routes, or stop that proxy first",
+            shown(other.id)
+        ));
+    }
+    let Some(own) = newcomer.own else { return Joining::Follow };
+    if others.is_empty() {
+        return Joining::Found;
+    }
+    let differs = |(name, version): (&String, &Version)| {
+        view.record(name).is_some_and(|record| record.live != *version)
+    };
+    // Whoever lives goes on with the recorded policies, and this one has to follow. Those that have died
+    // are waited out, for their leases must be seen before other keys are granted.
+    let lives =
+        |other: &&Member| newcomer.first_beats.get(&other.id).is_some_and(|first| other.beat != *first);
+    if !own.iter().any(differs) || others.iter().any(|other| lives(&other)) {
+        return Joining::Follow;
+    }
+    let ids: Vec<String> = others.iter().map(|other| shown(other.id)).collect();
+    Joining::Wait(format!(
+        "its policies are not the recorded ones, and it is not known yet whether proxy {} still lives",
+        ids.join(", ")
+    ))
+}
+
+/// What has become of a change whose record of both was `seq`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// These members have not followed yet.
+    Pending {
+        waits_for: Vec<u64>,
+    },
+    Live,
+    CalledOff(String),
+    /// Other changes have followed, and its end was not seen.
+    Unknown,
+}
+
+pub fn fate(view: &View, name: &str, seq: u64, candidate: &Version) -> Fate {
+    let Some(record) = view.record(name) else { return Fate::Unknown };
+    let waits_for = waited_for(view, name, record.seq);
+    if record.seq <= seq {
+        return Fate::Pending { waits_for };
+    }
+    match (record.live == *candidate, record.seq - seq) {
+        (true, 1) if !waits_for.is_empty() => Fate::Pending { waits_for },
+        (true, _) => Fate::Live,
+        (false, 1) => Fate::CalledOff(record.note.clone().unwrap_or_default()),
+        (false, _) => Fate::Unknown,
+    }
+}
+
+/// A member's name, as people see it.
+pub fn shown(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+#[cfg(test)]
+mod tests;

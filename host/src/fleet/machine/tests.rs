@@ -1,0 +1,234 @@
+use super::*;
+
+fn version(digest: &str) -> Version {
+    Version { digest: digest.to_owned(), settings: "{}".to_owned() }
+}
+
+fn member(id: u64, seq: Option<u64>) -> Member {
+    let acks = seq.map(|seq| BTreeMap::from([("p".to_owned(), seq)]));
+    let (beat, until) = (ServerTime(1_000), ServerTime(16_000));
+    Member { id, address: String::new(), host: String::new(), routes: "r".to_owned(), beat, until, acks }
+}
+
+fn record(seq: u64, live: &str, candidate: Option<&str>) -> Record {
+    let candidate = candidate.map(version);
+    let (name, live) = ("p".to_owned(), version(live));
+    Record { name, seq, live, candidate, since: ServerTime(0), note: None }
+}
+
+fn view(members: Vec<Member>, record: Record) -> View {
+    View { now: ServerTime(2_000), members, records: vec![record], ..View::default() }
+}
+
+fn acks(seq: u64) -> BTreeMap<String, u64> {
+    BTreeMap::from([("p".to_owned(), seq)])
+}
+
+const NOBODY: BTreeSet<u64> = BTreeSet::new();
+
+#[test]
+fn a_candidate_goes_live_only_when_all_that_may_grant_have_acknowledged() {
+    let settle = Step::Settle { name: "p".to_owned(), seq: 4 };
+    let both = || record(4, "x", Some("y"));
+    let behind = view(vec![member(1, Some(4)), member(2, Some(3))], both());
+    assert_eq!(steps(&behind, 1, &acks(4), &NOBODY), []);
+    assert_eq!(waited_for(&behind, "p", 4), [2]);
+    let all = view(vec![member(1, Some(4)), member(2, Some(4)), member(3, None)], both());
+    assert_eq!(steps(&all, 1, &acks(4), &NOBODY), [settle]);
+    assert_eq!(steps(&all, 2, &acks(3), &NOBODY), [Step::Conform(both())], "its own comes first");
+}
+
+#[test]
+fn a_member_is_gone_after_its_time_or_with_its_process() {
+    let mut silent = member(2, Some(3));
+    silent.until = ServerTime(1_999);
+    let evict = |id| Step::Evict { id, beat: ServerTime(1_000) };
+    let seen = view(vec![member(1, Some(4)), silent, member(3, None)], record(4, "x", None));
+    assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [evict(2)]);
+    assert_eq!(steps(&seen, 1, &acks(4), &BTreeSet::from([1, 3])), [evict(2), evict(3)], "never itself");
+    // It may still be there, and is waited for until its row is not.
+    let seen = view(seen.members, record(5, "x", Some("y")));
+    assert_eq!(steps(&seen, 1, &acks(5), &NOBODY), [evict(2)]);
+}
+
+#[test]
+fn the_first_one_founds_and_the_others_follow() {
+    let (same, other) =
+        (BTreeMap::from([("p".to_owned(), version("x"))]), BTreeMap::from([("p".to_owned(), version("z"))]));
+    let first_beats = BTreeMap::from([(2, ServerTime(1_000))]);
+    let joins = |view: &View, own: Option<&BTreeMap<String, Version>>| {
+        joining(view, &Newcomer { id: 1, routes: "r", own, first_beats: &first_beats })
+    };
+    let alone = view(vec![member(1, None), member(2, None)], record(3, "x", None));
+    assert_eq!(joins(&alone, Some(&other)), Joining::Found, "the other one joins as well");
+    assert_eq!(joins(&alone, None), Joining::Follow, "it has granted by the recorded ones before");
+
+    let mut two = view(vec![member(1, None), member(2, Some(3))], record(3, "x", None));
+    assert_eq!(joins(&two, Some(&same)), Joining::Follow);
+    assert!(matches!(joins(&two, Some(&other)), Joining::Wait(why) if why.contains("0000000000000002")));
+    two.members[1].beat = ServerTime(1_500);
+    assert_eq!(joins(&two, Some(&other)), Joining::Follow, "the other one lives");
+
+    two.members[1].routes = "s".to_owned();
+    assert!(matches!(joins(&two, Some(&same)), Joining::Wait(why) if why.contains("routes")));
+}
+
+#[test]
+fn who_pushes_is_told_when_all_have_followed() {
+    let candidate = version("y");
+    let told = |view: &View| fate(view, "p", 4, &candidate);
+    let members = |one, other| vec![member(1, Some(one)), member(2, Some(other))];
+    let waits_for = |ids: &[u64]| Fate::Pending { waits_for: ids.to_vec() };
+    assert_eq!(told(&view(members(4, 3), record(4, "x", Some("y")))), waits_for(&[2]));
+    assert_eq!(told(&view(members(5, 4), record(5, "y", None))), waits_for(&[2]));
+    assert_eq!(told(&view(members(5, 5), record(5, "y", None))), Fate::Live);
+    assert_eq!(told(&view(members(5, 5), record(6, "y", Some("z")))), Fate::Live);
+    assert_eq!(told(&view(members(5, 5), record(7, "z", None))), Fate::Unknown);
+    let mut called_off = record(5, "x", None);
+    called_off.note = Some("refused".to_owned());
+    assert_eq!(told(&view(members(5, 5), called_off)), Fate::CalledOff("refused".to_owned()));
+}
+
+#[test]
+fn a_store_that_lost_a_record_is_noticed() {
+    let seen = view(vec![member(1, Some(4))], record(4, "x", None));
+    assert!(!has_forgotten(&seen, None));
+    assert!(!has_forgotten(&seen, Some(&acks(4))));
+    assert!(has_forgotten(&seen, Some(&acks(5))));
+    assert!(has_forgotten(&View::default(), Some(&acks(4))));
+}
+
+/// What is done at this proxy is seen here before the store is read again.
+#[test]
+fn own_steps_are_seen_at_once() {
+    let mut seen = view(vec![member(1, Some(3))], record(3, "x", None));
+    proposed(&mut seen, "p", 3, version("y"));
+    assert_eq!((seen.records[0].seq, &seen.records[0].candidate), (4, &Some(version("y"))));
+    acknowledged(&mut seen, 1, &acks(4));
+    assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [Step::Settle { name: "p".to_owned(), seq: 4 }]);
+    settled(&mut seen, "p", 4);
+    assert_eq!((seen.records[0].seq, &seen.records[0].live), (5, &version("y")));
+    assert_eq!(fate(&seen, "p", 4, &version("y")), Fate::Pending { waits_for: vec![1] });
+    // Read before the last step was recorded.
+    let late = view(vec![member(1, Some(4))], record(4, "x", Some("y")));
+    assert!(!steps(&late, 1, &acks(5), &NOBODY).iter().any(|step| matches!(step, Step::Conform(_))));
+}
+
+/// Members that lag, pause and are counted as gone, and changes that are called off: whatever the order,
+/// no two that may grant ever name keys by generations that have nothing in common.
+#[test]
+fn who_may_grant_shares_a_generation() {
+    for seed in 1..=20_000 {
+        simulate(seed);
+    }
+}
+
+/// What one member names keys by, and whether it knows that it was counted as gone.
+#[derive(Clone)]
+struct Proxy {
+    id: u64,
+    acks: BTreeMap<String, u64>,
+    names: BTreeSet<String>,
+    paused: bool,
+}
+
+struct World {
+    random: u64,
+    view: View,
+    proxies: Vec<Proxy>,
+    next: u64,
+}
+
+fn simulate(seed: u64) {
+    let members = (1..=3).map(|id| member(id, Some(1))).collect();
+    let proxy = |id| Proxy { id, acks: acks(1), names: BTreeSet::from(["g0".to_owned()]), paused: false };
+    let proxies = (1..=3).map(proxy).collect();
+    let view = view(members, record(1, "g0", None));
+    let mut world = World { random: seed, view, proxies, next: 4 };
+    for _ in 0..60 {
+        world.step();
+        let granting: Vec<&Proxy> =
+            world.proxies.iter().filter(|proxy| world.view.member(proxy.id).is_some()).collect();
+        for (n, one) in granting.iter().enumerate() {
+            for other in &granting[n + 1..] {
+                assert!(
+                    !one.names.is_disjoint(&other.names),
+                    "seed {seed}: {:?} {:?}",
+                    one.names,
+                    other.names
+                );
+            }
+        }
+    }
+}
+
+impl World {
+    fn random(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    fn step(&mut self) {
+        let at = self.random(self.proxies.len() as u64) as usize;
+        let record = self.view.records[0].clone();
+        match self.random(12) {
+            0 if record.candidate.is_none() => {
+                let candidate = version(&format!("g{}", self.random(4)));
+                self.view.records[0] = Record { seq: record.seq + 1, candidate: Some(candidate), ..record };
+            }
+            1 if record.candidate.is_some() => {
+                self.view.records[0] = Record { seq: record.seq + 1, candidate: None, ..record };
+            }
+            2 => self.proxies[at].paused = !self.proxies[at].paused,
+            3 if self.proxies[at].paused => {
+                let id = self.proxies[at].id;
+                self.view.members.retain(|member| member.id != id);
+            }
+            4 => self.join(at),
+            _ => self.act(at),
+        }
+    }
+
+    /// A proxy without a row joins, by the record as it is.
+    fn join(&mut self, at: usize) {
+        if self.view.member(self.proxies[at].id).is_some() {
+            return;
+        }
+        let record = &self.view.records[0];
+        let (id, seq) = (self.next, record.seq);
+        self.next += 1;
+        self.proxies[at] = Proxy { id, acks: acks(seq), names: names(record), paused: false };
+        self.view.members.push(member(id, Some(seq)));
+    }
+
+    fn act(&mut self, at: usize) {
+        let proxy = self.proxies[at].clone();
+        if proxy.paused || self.view.member(proxy.id).is_none() {
+            return;
+        }
+        for step in steps(&self.view, proxy.id, &proxy.acks, &NOBODY) {
+            match step {
+                Step::Conform(record) => {
+                    let proxy = &mut self.proxies[at];
+                    proxy.names = names(&record);
+                    proxy.acks = acks(record.seq);
+                    let known = self.view.members.iter_mut().find(|member| member.id == proxy.id);
+                    known.expect("it has a row").acks = Some(proxy.acks.clone());
+                }
+                Step::Settle { seq, .. } => {
+                    let record = self.view.records[0].clone();
+                    assert_eq!(record.seq, seq);
+                    let live = record.candidate.clone().expect("there is one");
+                    self.view.records[0] = Record { seq: seq + 1, live, candidate: None, ..record };
+                }
+                Step::Evict { .. } => unreachable!("time stands still here"),
+            }
+        }
+    }
+}
+
+fn names(record: &Record) -> BTreeSet<String> {
+    [Some(&record.live), record.candidate.as_ref()].into_iter().flatten().map(|v| v.digest.clone()).collect()
+}

@@ -1,0 +1,119 @@
+//! What operators see of the fleet.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{Fleet, Inner, Stage, WRITES, drive, machine};
+use crate::clock;
+use crate::store::registry::{Member, View};
+
+#[derive(Clone, Debug, Serialize)]
+pub struct FleetStatus {
+    /// This proxy.
+    pub id: String,
+    /// Why it grants nothing; absent where it is a member in good standing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// In the order of their ids.
+    pub members: Vec<MemberStatus>,
+    pub policies: Vec<PolicyRecord>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct MemberStatus {
+    pub id: String,
+    /// Whether it is the proxy that answers.
+    pub is_this: bool,
+    pub address: String,
+    /// Since its last beat, by the store's clock.
+    pub silent_ms: u32,
+    /// `member`, `joining`, or `silent` where it may not write any more.
+    pub state: &'static str,
+    /// By policy, the number of the record that it has acknowledged.
+    pub acknowledged: BTreeMap<String, u64>,
+}
+
+/// What is recorded of a policy for all proxies.
+#[derive(Clone, Debug, Serialize)]
+pub struct PolicyRecord {
+    pub name: String,
+    /// `settled`, or `both` while claims take the keys of two generations.
+    pub phase: &'static str,
+    /// Rises with every step of a change.
+    pub seq: u64,
+    /// Of the component: `sha256:` and 64 hex digits.
+    pub digest: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub candidate: Option<String>,
+    /// The proxies that have not acknowledged `seq`.
+    pub waits_for: Vec<String>,
+    /// When `seq` was reached: microseconds since 1970, the store's clock.
+    pub since_us: u64,
+    /// Why the last change was called off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub called_off: Option<String>,
+}
+
+impl Fleet {
+    pub fn status(&self) -> FleetStatus {
+        let view = self.0.view.borrow();
+        let id = self.0.state().id;
+        let members = view.members.iter().map(|member| self.0.member(&view, member, id)).collect();
+        FleetStatus { id: machine::shown(id), trouble: self.trouble(), members, policies: records(&view) }
+    }
+
+    /// What is recorded of each policy.
+    pub fn records(&self) -> Vec<PolicyRecord> {
+        records(&self.0.view.borrow())
+    }
+
+    /// Why this proxy grants nothing.
+    pub fn trouble(&self) -> Option<String> {
+        let state = self.0.state();
+        if state.stage != Stage::Member {
+            let why = state.trouble.clone().unwrap_or_else(|| "it joins".to_owned());
+            return Some(format!("not a member of the fleet: {why}"));
+        }
+        let silent_us = clock::now().us_since(state.heard?);
+        let writes_us = (self.0.beat * WRITES).as_micros();
+        if u128::from(silent_us) > writes_us {
+            let seconds = silent_us / 1_000_000;
+            return Some(format!("the store has not confirmed this proxy's membership for {seconds} s"));
+        }
+        (!self.0.service.is_open()).then(|| "leases of before are looked at".to_owned())
+    }
+}
+
+impl Inner {
+    fn member(&self, view: &View, member: &Member, this: u64) -> MemberStatus {
+        let silent_ms = view.now.ms_since(member.beat);
+        let state = match &member.acks {
+            None => "joining",
+            Some(_) if u128::from(silent_ms) > (self.beat * WRITES).as_millis() => "silent",
+            Some(_) => "member",
+        };
+        MemberStatus {
+            id: machine::shown(member.id),
+            is_this: member.id == this,
+            address: member.address.clone(),
+            silent_ms,
+            state,
+            acknowledged: member.acks.clone().unwrap_or_default(),
+        }
+    }
+}
+
+fn records(view: &View) -> Vec<PolicyRecord> {
+    let record = |record: &crate::store::registry::Record| PolicyRecord {
+        name: record.name.clone(),
+        phase: if record.candidate.is_some() { "both" } else { "settled" },
+        seq: record.seq,
+        digest: record.live.digest.clone(),
+        candidate: record.candidate.as_ref().map(|candidate| candidate.digest.clone()),
+        waits_for: drive::names(view, &machine::waited_for(view, &record.name, record.seq)),
+        since_us: record.since.0,
+        called_off: record.note.clone(),
+    };
+    view.records.iter().map(record).collect()
+}

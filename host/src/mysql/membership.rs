@@ -1,0 +1,83 @@
+//! Until when this proxy may write leases.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::lock::{Instant, ServerTime};
+
+/// A store that belongs to no fleet may always write.
+pub struct Membership {
+    until: Mutex<Until>,
+    renewed: Notify,
+}
+
+#[derive(Clone, Copy)]
+struct Until {
+    server: ServerTime,
+    own: Instant,
+}
+
+impl Membership {
+    const CLOSED: Until = Until { server: ServerTime(0), own: Instant(0) };
+
+    pub fn new() -> Membership {
+        let always = Until { server: ServerTime(u64::MAX), own: Instant(u64::MAX) };
+        Membership { until: Mutex::new(always), renewed: Notify::new() }
+    }
+
+    /// See [`crate::store::registry::Registry::allow`].
+    pub fn allow(&self, until: Option<(ServerTime, Instant)>) {
+        let until = until.map_or(Membership::CLOSED, |(server, own)| Until { server, own });
+        *self.lock() = until;
+        self.renewed.notify_waiters();
+    }
+
+    /// Nothing is to be written past this moment of the server's clock.
+    pub fn until(&self) -> ServerTime {
+        self.lock().server
+    }
+
+    /// The same on our own clock. The others may count this proxy as gone some time after it.
+    pub fn until_own(&self) -> Instant {
+        self.lock().own
+    }
+
+    /// Whether it makes sense to ask: the server has the last word.
+    pub fn may_write(&self) -> bool {
+        clock::now() < self.until_own()
+    }
+
+    /// Waits until it does.
+    pub async fn opened(&self) {
+        loop {
+            let renewed = self.renewed.notified();
+            if self.may_write() {
+                return;
+            }
+            renewed.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Until> {
+        self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_without_a_fleet_always_writes() {
+        let membership = Membership::new();
+        assert!(membership.may_write());
+        membership.allow(None);
+        assert!(!membership.may_write());
+        assert_eq!(membership.until(), ServerTime(0));
+        membership.allow(Some((ServerTime(9), clock::now().plus_ms(60_000))));
+        assert!(membership.may_write());
+        assert_eq!(membership.until(), ServerTime(9));
+    }
+}

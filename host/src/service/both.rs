@@ -1,0 +1,190 @@
+//! A fleet's way from one policy to the next: what names keys meanwhile, and when nothing of before is
+//! under way any more.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::acquire::Call;
+use super::core::Msg;
+use super::{AcquireError, Service, transition};
+use crate::clock;
+use crate::lock::Instant;
+use crate::lock::record::Op;
+use crate::lock::table::Ticket;
+use crate::policy::{Generation, Plan, Prepared};
+use crate::store::StoreError;
+
+/// A write that the server had checked in time may land this much after its answer was given up.
+const LATE_MS: u32 = 1_000;
+
+impl Service {
+    /// Looks at the leases that are in the store already, and grants from then on. It may be closed again.
+    pub async fn open(&self) {
+        transition::survey(self.clone()).await;
+    }
+
+    /// Grants nothing more until [`Service::open`]. What is under way goes on.
+    pub fn close(&self) {
+        self.shared.open.send_replace(false);
+    }
+
+    pub fn is_open(&self) -> bool {
+        *self.shared.open.borrow()
+    }
+
+    /// From now on the candidate names keys together with the live generation. Requests that the live one
+    /// alone planned are under way still when this returns: see [`Service::settled`].
+    ///
+    /// # Errors
+    /// Where more requests arrive than the candidate can be asked about.
+    pub async fn name_with(&self, candidate: Prepared) -> Result<(), StoreError> {
+        transition::name_with(&self.shared, candidate).await
+    }
+
+    /// Whether leases that only this proxy knows, as they rest on its sessions, lack the candidate's keys.
+    ///
+    /// # Errors
+    /// Where the store cannot be read.
+    pub async fn sessions_lack(&self, candidate: Arc<Generation>) -> Result<bool, StoreError> {
+        transition::sessions_lack(&self.shared, candidate).await
+    }
+
+    /// From now on the live generation of the policy names keys alone.
+    pub fn name_alone(&self, policy: &str) {
+        self.shared.policies.name_with(policy, None);
+    }
+
+    /// Looks at the leases in the store once more, as others may have granted by other policies: those that
+    /// lack the keys of the policy's live generation are waited for, also by who waits already.
+    ///
+    /// # Errors
+    /// Where the store cannot be read.
+    pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
+        match self.shared.policies.get(policy) {
+            Some(live) => transition::go_live(&self.shared, Prepared::Unchanged(live)).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until every claim that the store had been sent before is answered, so that nothing that
+    /// was planned earlier can be granted later.
+    pub async fn settled(&self) {
+        let (reply, settled) = oneshot::channel();
+        self.shared.tell(Msg::Settle(reply));
+        if let Ok(given_up) = settled.await {
+            clock::sleep_until(given_up.plus_ms(LATE_MS)).await;
+        }
+    }
+}
+
+/// Adds the keys that the candidate names. A version belongs to one key: between two of them, two could
+/// commit what they read as one. And any one of several keys cannot be taken together with others.
+pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), AcquireError> {
+    let same = plan.any == next.any && plan.keys == next.keys;
+    let any = plan.any || next.any;
+    if same || (!any && next.keys.iter().all(|key| plan.keys.contains(key))) {
+        return Ok(());
+    }
+    if any || call == Call::Version {
+        let why = "its policy is being replaced by one that names other keys; try again in a moment";
+        return Err(StoreError::Unavailable { why: why.to_owned() }.into());
+    }
+    plan.keys = transition::union(&plan.keys, next.keys.iter());
+    Ok(())
+}
+
+/// Claims that the store has been sent and has not answered. Releases are not among them: they grant
+/// nothing, and may wait for this proxy to join.
+#[derive(Default)]
+pub(super) struct UnderWay {
+    claims: BTreeSet<Ticket>,
+    last: Ticket,
+    /// Up to this one they are waited for.
+    boundary: Ticket,
+    given_up: Instant,
+    waiting: Vec<oneshot::Sender<Instant>>,
+}
+
+impl UnderWay {
+    pub fn began(&mut self, ticket: Ticket, ops: &[Op]) {
+        if ops.iter().any(|op| matches!(op, Op::Acquire(_))) {
+            self.last = self.last.max(ticket);
+            self.claims.insert(ticket);
+        }
+    }
+
+    pub fn ended(&mut self, ticket: Ticket, answered: bool) {
+        if self.claims.remove(&ticket) {
+            if !answered {
+                self.given_up = clock::now();
+            }
+            self.tell();
+        }
+    }
+
+    /// Tells when every claim that is under way now has ended, with the moment at which one was last given
+    /// up without an answer.
+    pub fn await_all(&mut self, reply: oneshot::Sender<Instant>) {
+        self.boundary = self.last;
+        self.waiting.push(reply);
+        self.tell();
+    }
+
+    fn tell(&mut self) {
+        if self.claims.first().is_none_or(|first| *first > self.boundary) {
+            for reply in self.waiting.drain(..) {
+                let _ = reply.send(self.given_up);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::record::{Claim, Tag};
+    use crate::lock::{Key, Mode};
+
+    fn claim() -> Op {
+        Op::Acquire(Claim {
+            keys: [Key::new("k").expect("it is a key")].into(),
+            attempt: 1,
+            owner: "o".into(),
+            request: None,
+            fingerprint: 0,
+            mode: Mode::Exclusive,
+            ttl_ms: 1,
+            at_least_ms: 0,
+            delay_ms: 0,
+            reentrant: false,
+            keep_ms: 0,
+            line: None,
+            any: false,
+            tag: Tag::default(),
+        })
+    }
+
+    #[test]
+    fn who_waits_is_told_when_all_claims_of_before_have_ended() {
+        let mut under_way = UnderWay::default();
+        let release = Op::Force { key: Key::new("k").expect("it is a key") };
+        under_way.began(Ticket(1), &[release.clone()]);
+        let (reply, mut first) = oneshot::channel();
+        under_way.await_all(reply);
+        assert!(first.try_recv().is_ok(), "no claim is under way");
+
+        under_way.began(Ticket(2), &[release, claim()]);
+        under_way.began(Ticket(3), &[claim()]);
+        let (reply, mut second) = oneshot::channel();
+        under_way.await_all(reply);
+        under_way.began(Ticket(4), &[claim()]);
+        under_way.ended(Ticket(1), true);
+        under_way.ended(Ticket(4), true);
+        under_way.ended(Ticket(3), true);
+        assert!(second.try_recv().is_err(), "the second is under way");
+        under_way.ended(Ticket(2), false);
+        assert!(second.try_recv().is_ok_and(|given_up| given_up > Instant(0)));
+    }
+}

@@ -1,0 +1,148 @@
+//! Where the proxies of one store know of each other, and record which policies are live.
+//!
+//! A proxy has a row while it is a *member*. Its row is a lease on the store's clock: it may write
+//! locks for some beats after its last beat, and is counted as gone some beats after that. Whoever
+//! counts it as gone deletes its row, and a proxy that finds its row deleted has to join anew.
+//!
+//! A policy has a *record* with a sequence number, which rises with each change of the record. A member
+//! acknowledges a number once nothing that it planned under an earlier one can still be granted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{Answer, StoreError};
+use crate::lock::{Instant, ServerTime};
+
+/// What makes two generations of a policy the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// `sha256:` and 64 hex digits, of the component.
+    pub digest: String,
+    /// JSON, with its keys in order.
+    pub settings: String,
+}
+
+#[derive(Clone, Debug)]
+pub struct Component {
+    pub version: Version,
+    pub bytes: Bytes,
+}
+
+/// What is recorded of a policy, without its components.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub name: String,
+    pub seq: u64,
+    pub live: Version,
+    /// Set while a change is under way: claims take the keys of both.
+    pub candidate: Option<Version>,
+    /// When `seq` was reached.
+    pub since: ServerTime,
+    /// Why the last change was called off, where it was.
+    pub note: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// One life of a proxy: made anew whenever it joins.
+    pub id: u64,
+    /// Where peers reach it; empty where they cannot.
+    pub address: String,
+    /// Machine and process, as [`Pulse::host`].
+    pub host: String,
+    /// A digest of what decides which policy a resource goes to.
+    pub routes: String,
+    pub beat: ServerTime,
+    /// It is gone when the store's clock has passed this.
+    pub until: ServerTime,
+    /// By policy, what it has acknowledged; `None` while it joins and grants nothing.
+    pub acks: Option<BTreeMap<String, u64>>,
+}
+
+/// What a member says of itself with each beat.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    pub id: u64,
+    pub address: String,
+    pub host: String,
+    pub routes: String,
+    /// `None` leaves what is recorded.
+    pub acks: Option<BTreeMap<String, u64>>,
+    /// How long after its beat the others count it as gone.
+    pub lives: Duration,
+}
+
+/// Everything that is recorded, at one moment of the store's clock.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    pub now: ServerTime,
+    /// The proxy's clock before the store was asked.
+    pub asked_at: Instant,
+    pub members: Vec<Member>,
+    pub records: Vec<Record>,
+}
+
+impl View {
+    pub fn member(&self, id: u64) -> Option<&Member> {
+        self.members.iter().find(|member| member.id == id)
+    }
+
+    pub fn record(&self, name: &str) -> Option<&Record> {
+        self.records.iter().find(|record| record.name == name)
+    }
+}
+
+impl Member {
+    /// Whether it has acknowledged the record; a member that joins grants nothing, and need not.
+    pub fn has_acknowledged(&self, name: &str, seq: u64) -> bool {
+        self.acks.as_ref().is_none_or(|acks| acks.get(name).is_some_and(|acked| *acked >= seq))
+    }
+}
+
+/// Each change is made only if the record is still the one that the caller knows: `false` says that it
+/// is not, and nothing was changed.
+pub trait Registry: Send + Sync + 'static {
+    /// A new row, of a member that joins.
+    fn register(&self, me: Pulse) -> Answer<Result<(), StoreError>>;
+
+    /// Says that the member lives, if it has its row still, and reads everything.
+    fn beat(&self, me: Pulse) -> Answer<Result<View, StoreError>>;
+
+    fn leave(&self, id: u64) -> Answer<Result<(), StoreError>>;
+
+    /// Deletes the row of a member that has not beaten since `beat`.
+    fn evict(&self, id: u64, beat: ServerTime) -> Answer<Result<bool, StoreError>>;
+
+    /// Makes a member that joins one that may grant, if it acknowledges all records as they are.
+    fn establish(&self, id: u64, acks: BTreeMap<String, u64>) -> Answer<Result<bool, StoreError>>;
+
+    /// As [`Registry::establish`], where no other member may grant: the records become `own`. The
+    /// sequence numbers that they have then.
+    fn found(
+        &self,
+        id: u64,
+        own: Vec<(String, Component)>,
+    ) -> Answer<Result<Option<BTreeMap<String, u64>>, StoreError>>;
+
+    /// Records a policy that has no record.
+    fn record(&self, name: String, live: Component) -> Answer<Result<(), StoreError>>;
+
+    /// The component of a recorded version of the policy; `None` where it is not recorded any more.
+    fn component(&self, name: String, version: Version) -> Answer<Result<Option<Bytes>, StoreError>>;
+
+    /// Begins a change of a policy that has none under way.
+    fn propose(&self, name: String, seq: u64, candidate: Component) -> Answer<Result<bool, StoreError>>;
+
+    /// Makes the candidate the live one, if every member that may grant has acknowledged `seq`; `me` does
+    /// so with this.
+    fn settle(&self, name: String, seq: u64, me: Pulse) -> Answer<Result<bool, StoreError>>;
+
+    /// Drops the candidate.
+    fn call_off(&self, name: String, seq: u64, why: String) -> Answer<Result<bool, StoreError>>;
+
+    /// From now on leases are written only until then, by the store's clock and by the proxy's own;
+    /// `None`: not at all.
+    fn allow(&self, until: Option<(ServerTime, Instant)>);
+}

@@ -1,0 +1,119 @@
+//! Several proxies on one store: one set of policies, and never two holders.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder};
+use crate::policies::{RENAMED, default_policy, keys, status, variant};
+
+mod changes;
+mod load;
+mod members;
+
+/// A beat; a silent proxy is gone after fifteen of them.
+const BEAT_MS: u64 = 250;
+
+/// Proxies on one database, each with a policy file of its own.
+struct Fleet {
+    url: String,
+    proxies: Vec<Proxy>,
+    dirs: Vec<TempDir>,
+}
+
+impl Fleet {
+    async fn start(kind: Kind, count: usize, component: &[u8]) -> Fleet {
+        let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
+        for _ in 0..count {
+            fleet.add(component, "").await;
+        }
+        fleet.until_members(count).await;
+        fleet
+    }
+
+    /// One more proxy, whose file has this component; `more` goes to the end of its config.toml.
+    async fn add(&mut self, component: &[u8], more: &str) -> &Proxy {
+        let dir = folder();
+        let proxy = start(&self.url, dir.path(), component, more).await;
+        proxy.until_ready().await;
+        self.proxies.push(proxy);
+        self.dirs.push(dir);
+        self.proxies.last().expect("it was added")
+    }
+
+    async fn until_members(&self, count: usize) {
+        for proxy in &self.proxies {
+            until_members(proxy, count).await;
+        }
+    }
+
+    /// Waits until each of these proxies goes by the component, and by nothing else.
+    async fn until_settled(&self, which: &[usize], digest: &Value) {
+        for at in which {
+            eventually("the proxy goes by the new policy", async || {
+                let policy = status(&self.proxies[*at], "default").await;
+                policy["digest"] == *digest && policy["fleet"]["phase"] == "settled"
+            })
+            .await;
+        }
+    }
+}
+
+async fn start(url: &str, dir: &Path, component: &[u8], more: &str) -> Proxy {
+    let file = dir.join("policy.wasm");
+    std::fs::write(&file, component).unwrap();
+    let path = file.display();
+    let sections = format!("[fleet]\nbeat_ms = {BEAT_MS}\n[policies.default]\npath = \"{path}\"\n{more}\n");
+    Proxy::with(Settings { url: url.to_owned(), sections, ..Settings::default() }).await
+}
+
+async fn until_members(proxy: &Proxy, count: usize) {
+    eventually(&format!("there are {count} proxies"), async || members(proxy).await.len() == count).await;
+}
+
+/// Of `GET /v1/fleet`, those that may grant.
+async fn members(proxy: &Proxy) -> Vec<Value> {
+    let fleet = proxy.admin().get("/v1/fleet").await.json;
+    let members = fleet["members"].as_array().cloned().unwrap_or_default();
+    members.into_iter().filter(|member| member["state"] != "joining").collect()
+}
+
+/// A push that has been begun.
+fn pushing(proxy: &Proxy, component: &[u8]) -> JoinHandle<Option<Response>> {
+    let (admin, component) = (proxy.admin(), component.to_vec());
+    tokio::spawn(async move { admin.try_send("PUT", "/v1/policies/default", component).await })
+}
+
+async fn pushed(proxy: &Proxy, component: &[u8]) -> Value {
+    let answer = pushing(proxy, component).await.unwrap().expect("an answer");
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.json
+}
+
+async fn phase(proxy: &Proxy) -> Value {
+    status(proxy, "default").await["fleet"]["phase"].clone()
+}
+
+/// The policies that are live on the proxies, by what they name the resource.
+async fn named(client: &Client, resource: &str) -> Value {
+    let lease = client.lease(resource, 5_000).await;
+    let named = json!(keys(&lease));
+    assert_eq!(client.release(&lease).await.status, 200);
+    named
+}
+
+async fn pause_ms(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+fn stop(proxy: &Proxy) {
+    proxy.signal(Signal::STOP);
+}
+
+fn go_on(proxy: &Proxy) {
+    proxy.signal(Signal::CONT);
+}

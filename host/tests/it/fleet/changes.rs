@@ -1,0 +1,249 @@
+//! A policy that is replaced on all proxies, when something goes wrong.
+
+use mysql_async::prelude::Queryable;
+
+use super::*;
+
+/// Longer than any component that the tests push otherwise.
+const LARGE: usize = 300_000;
+
+/// The same policy, made longer than a proxy with [`SMALL`] takes.
+fn large(component: &[u8]) -> Vec<u8> {
+    let mut name_and_content = vec![1, b'l'];
+    name_and_content.resize(LARGE, 0);
+    let mut section = vec![0];
+    let mut length = name_and_content.len();
+    while length >= 0x80 {
+        section.push((length & 0x7f) as u8 | 0x80);
+        length >>= 7;
+    }
+    section.push(length as u8);
+    [component, &section, &name_and_content].concat()
+}
+
+on_both! {
+    /// A push to one proxy is live on all of them when it is answered.
+    async fn a_push_goes_live_on_all(kind: Kind) {
+        let fleet = Fleet::start(kind, 3, default_policy()).await;
+        let old = fleet.proxies[2].client().lease("held", 30_000).await;
+        let new = pushed(&fleet.proxies[0], &RENAMED).await;
+        for proxy in &fleet.proxies {
+            assert_eq!(named(&proxy.client(), "r").await, json!(["x/r"]));
+            assert_eq!(status(proxy, "default").await["digest"], new["digest"]);
+            let held = proxy.client().acquire(json!({"resource": "held"})).await;
+            assert_eq!((held.status, held.slug()), (409, "contended"), "{}", held.text);
+        }
+        fleet.until_settled(&[0, 1, 2], &new["digest"]).await;
+        assert_eq!(fleet.proxies[1].client().release(&old).await.status, 200);
+        // Any of them brings the one before back, for all.
+        let back = fleet.proxies[1].admin().send("POST", "/v1/policies/default/rollback", "").await;
+        assert_eq!((back.status, back.json["outcome"].as_str()), (200, Some("rolled_back")), "{}", back.text);
+        for proxy in &fleet.proxies {
+            assert_eq!(named(&proxy.client(), "q").await, json!(["q"]));
+        }
+        assert_eq!(fleet.proxies[2].metric("lockkeeper_fleet_changes_total", &["live"]).await, 2.0);
+    }
+
+    /// A file that is replaced on one proxy goes live on all.
+    async fn a_file_goes_live_on_all(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        std::fs::write(fleet.dirs[1].path().join("policy.wasm"), &*RENAMED).unwrap();
+        eventually("the other proxy goes by it", async || {
+            named(&fleet.proxies[0].client(), "r").await == json!(["x/r"])
+        })
+        .await;
+    }
+
+    /// While a member cannot be heard of, claims take the keys of both; a second change is refused, the
+    /// same one joins in; and when the member is gone, the fleet goes on without it.
+    async fn a_silent_member_holds_a_change_up_until_it_is_gone(kind: Kind) {
+        let fleet = Fleet::start(kind, 3, default_policy()).await;
+        stop(&fleet.proxies[2]);
+        let push = pushing(&fleet.proxies[0], &RENAMED);
+        eventually("the change is under way", async || phase(&fleet.proxies[1]).await == "both").await;
+        eventually("claims take both keys", async || {
+            named(&fleet.proxies[1].client(), "r").await == json!(["r", "x/r"])
+        })
+        .await;
+        assert_eq!(named(&fleet.proxies[0].client(), "r").await, json!(["r", "x/r"]));
+        let second = pushing(&fleet.proxies[1], &variant(default_policy(), 9)).await.unwrap().unwrap();
+        assert_eq!((second.status, second.slug()), (409, "conflict"), "{}", second.text);
+        let same = pushing(&fleet.proxies[1], &RENAMED);
+        for answer in [push, same] {
+            let answer = answer.await.unwrap().expect("an answer");
+            assert_eq!(answer.status, 200, "{}", answer.text);
+        }
+        for at in [0, 1] {
+            assert_eq!(named(&fleet.proxies[at].client(), "r").await, json!(["x/r"]));
+        }
+        go_on(&fleet.proxies[2]);
+        fleet.until_members(3).await;
+        eventually("it follows", async || {
+            let answer = fleet.proxies[2].client().acquire(json!({"resource": "r"})).await;
+            answer.status == 200 && {
+                fleet.proxies[2].client().release(&answer.json).await;
+                keys(&answer.json) == ["x/r"]
+            }
+        })
+        .await;
+    }
+
+    /// Whoever pushed may die: the others carry the change on.
+    async fn a_change_outlives_who_pushed_it(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 3, default_policy()).await;
+        stop(&fleet.proxies[2]);
+        let push = pushing(&fleet.proxies[0], &RENAMED);
+        eventually("the change is under way", async || phase(&fleet.proxies[1]).await == "both").await;
+        fleet.proxies[0].kill();
+        assert!(push.await.unwrap().is_none());
+        go_on(&fleet.proxies[2]);
+        for at in [1, 2] {
+            eventually("it goes by the new policy", async || {
+                let answer = fleet.proxies[at].client().acquire(json!({"resource": "r"})).await;
+                let _ = fleet.proxies[at].client().release(&answer.json).await;
+                keys(&answer.json) == ["x/r"]
+            })
+            .await;
+        }
+        until_members(&fleet.proxies[1], 2).await;
+    }
+
+    /// A member that refuses the component calls the change off, for all.
+    async fn a_member_that_refuses_calls_the_change_off(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 2, default_policy()).await;
+        let bound = format!("[engine]\nmax_component_bytes = {LARGE}");
+        let small = fleet.add(default_policy(), &bound).await;
+        let id = small.admin().get("/v1/fleet").await.json["id"].as_str().unwrap().to_owned();
+        fleet.until_members(3).await;
+        let refused = pushing(&fleet.proxies[0], &large(&RENAMED)).await.unwrap().unwrap();
+        assert_eq!((refused.status, refused.slug()), (422, "refused"), "{}", refused.text);
+        assert!(refused.text.contains(&id) && refused.text.contains("max_component_bytes"), "{}", refused.text);
+        for proxy in &fleet.proxies {
+            eventually("it is as before", async || phase(proxy).await == "settled").await;
+            eventually("claims take the old key alone", async || {
+                named(&proxy.client(), "r").await == json!(["r"])
+            })
+            .await;
+            eventually("it says who refused", async || {
+                let shown = status(proxy, "default").await;
+                shown["fleet"]["called_off"].as_str().is_some_and(|why| why.contains(&id))
+            })
+            .await;
+        }
+        // What all of them take goes live as ever.
+        pushed(&fleet.proxies[0], &RENAMED).await;
+        assert_eq!(named(&fleet.proxies[2].client(), "r").await, json!(["x/r"]));
+    }
+
+    /// A proxy that joins while claims take both keys takes both as well.
+    async fn who_joins_in_the_middle_takes_both(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 2, default_policy()).await;
+        stop(&fleet.proxies[1]);
+        let push = pushing(&fleet.proxies[0], &RENAMED);
+        eventually("the change is under way", async || phase(&fleet.proxies[0]).await == "both").await;
+        let late = fleet.add(default_policy(), "").await.client();
+        assert_eq!(named(&late, "r").await, json!(["r", "x/r"]));
+        go_on(&fleet.proxies[1]);
+        assert_eq!(push.await.unwrap().expect("an answer").status, 200);
+        for proxy in &fleet.proxies {
+            eventually("it goes by the new policy", async || {
+                let answer = proxy.client().acquire(json!({"resource": "r"})).await;
+                let _ = proxy.client().release(&answer.json).await;
+                keys(&answer.json) == ["x/r"]
+            })
+            .await;
+        }
+    }
+
+    /// A claim that the store has and has not answered was planned by the old policy alone: the change
+    /// waits for it.
+    async fn a_claim_under_way_is_waited_for(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        let (one, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+        assert_eq!(named(&other, "r").await, json!(["r"]));
+        // The server holds the claim up.
+        let mut blocking = mysql_async::Conn::from_url(&fleet.url).await.unwrap();
+        let lock = "BEGIN;SELECT k FROM lockkeeper_lease WHERE k='r' FOR UPDATE";
+        blocking.query_drop(lock).await.unwrap();
+        let claim = waiting(&other, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 30_000}));
+        other.until_queued("r", 1).await;
+        let push = pushing(&fleet.proxies[0], &RENAMED);
+        eventually("the change is under way", async || phase(&fleet.proxies[1]).await == "both").await;
+        pause_ms(8 * BEAT_MS).await;
+        assert!(!push.is_finished() && !claim.is_finished());
+        assert_eq!(phase(&fleet.proxies[0]).await, "both");
+        blocking.query_drop("ROLLBACK").await.unwrap();
+        let lease = claim.await.unwrap();
+        assert_eq!((lease.status, keys(&lease.json)), (200, vec!["r"]), "{}", lease.text);
+        assert_eq!(push.await.unwrap().expect("an answer").status, 200);
+        let held = one.acquire(json!({"resource": "r"})).await;
+        assert_eq!((held.status, held.slug()), (409, "contended"), "{}", held.text);
+        blocking.disconnect().await.unwrap();
+    }
+
+    /// A claim that has locked its row, and whose proxy is then paused until the fleet has gone on, is not
+    /// written: the server knows until when that proxy was a member.
+    async fn a_claim_half_way_is_not_written_after_a_pause(kind: Kind) {
+        let fleet = Fleet::start(kind, 1, default_policy()).await;
+        let one = fleet.proxies[0].client();
+        assert_eq!(named(&one, "r").await, json!(["r"]));
+        let patient = Settings {
+            url: fleet.url.clone(),
+            store: "timeout_ms = 60000".to_owned(),
+            sections: format!("[fleet]\nbeat_ms = {BEAT_MS}"),
+        };
+        let proxy = Proxy::with(patient).await;
+        proxy.until_ready().await;
+        let mut blocking = mysql_async::Conn::from_url(&fleet.url).await.unwrap();
+        let lock = "BEGIN;SELECT k FROM lockkeeper_lease WHERE k='r' FOR UPDATE";
+        blocking.query_drop(lock).await.unwrap();
+        let claim = waiting(&proxy.client(), json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
+        proxy.client().until_queued("r", 1).await;
+        // Less than it waits for a row.
+        pause_ms(100).await;
+        stop(&proxy);
+        blocking.query_drop("ROLLBACK").await.unwrap();
+        pushed(&fleet.proxies[0], &RENAMED).await;
+        let keeper = one.lease("r", 60_000).await;
+        assert_eq!(keys(&keeper), ["x/r"]);
+        go_on(&proxy);
+        until_members(&proxy, 2).await;
+        pause_ms(8 * BEAT_MS).await;
+        assert!(!claim.is_finished(), "it is held");
+        let held = one.get("/v1/locks?prefix=r").await;
+        assert_eq!(held.json["locks"], json!([]), "{}", held.text);
+        assert_eq!(one.release(&keeper).await.status, 200);
+        assert_eq!(claim.await.unwrap().status, 200);
+        blocking.disconnect().await.unwrap();
+    }
+
+    /// Who waits at a proxy that is paused, while the key is freed and the fleet goes on to other keys, is
+    /// not granted the old one.
+    async fn a_waiter_of_a_paused_proxy_takes_the_new_keys(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        let (one, paused) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+        let old = one.lease("r", 1_000).await;
+        let waiter = waiting(&paused, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
+        paused.until_queued("r", 1).await;
+        stop(&fleet.proxies[1]);
+        assert_eq!(one.release(&old).await.status, 200);
+        pushed(&fleet.proxies[0], &RENAMED).await;
+        let keeper = one.lease("r", 60_000).await;
+        assert_eq!(keys(&keeper), ["x/r"]);
+        go_on(&fleet.proxies[1]);
+        fleet.until_members(2).await;
+        pause_ms(4 * BEAT_MS).await;
+        assert!(!waiter.is_finished(), "it is held");
+        assert_eq!(one.release(&keeper).await.status, 200);
+        let next = waiter.await.unwrap();
+        assert_eq!(next.status, 200, "{}", next.text);
+        let at = keys(&next.json).iter().position(|key| *key == "x/r").expect("the new key");
+        let token = next.json["tokens"][at].as_u64().or(next.json["token"].as_u64());
+        assert!(token > keeper["token"].as_u64(), "{}", next.text);
+    }
+}
+
+fn waiting(client: &Client, body: Value) -> JoinHandle<Response> {
+    let client = client.clone();
+    tokio::spawn(async move { client.acquire(body).await })
+}

@@ -1,0 +1,101 @@
+//! Who belongs to a fleet, and what becomes of those that do not any more.
+
+use super::*;
+use crate::harness::lockkeeper;
+
+on_both! {
+    /// Promise 9, with its holders and waiters: what a killed proxy granted is renewed and released
+    /// elsewhere, and who waited there queues elsewhere.
+    async fn a_killed_proxy_is_replaced_by_the_others(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 2, default_policy()).await;
+        let (killed, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+        let lease = killed.lease("r", 5_000).await;
+        let body = json!({"resource": "r", "owner": "w", "request_id": "mine", "wait_ms": 60_000});
+        let waiting = |client: &Client| {
+            let (client, body) = (client.clone(), body.to_string());
+            tokio::spawn(async move { client.try_send("POST", "/v1/acquire", body).await })
+        };
+        let waiter = waiting(&killed);
+        killed.until_queued("r", 1).await;
+        fleet.proxies[0].kill();
+        assert!(waiter.await.unwrap().is_none(), "its connection has ended");
+        let waiter = waiting(&other);
+        other.until_queued("r", 1).await;
+        for _ in 0..8 {
+            assert_eq!(other.renew(&lease).await.status, 200);
+            pause_ms(800).await;
+        }
+        assert!(!waiter.is_finished(), "the lease lasts longer than it was granted for");
+        assert_eq!(other.release(&lease).await.status, 200);
+        let next = waiter.await.unwrap().expect("an answer");
+        assert_eq!(next.status, 200, "{}", next.text);
+        assert!(next.number("token") > lease["token"].as_u64().unwrap());
+        until_members(&fleet.proxies[1], 1).await;
+    }
+
+    /// A proxy that stops in good order is not waited for.
+    async fn a_proxy_that_stops_leaves(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        fleet.proxies[0].signal(Signal::TERM);
+        let began = std::time::Instant::now();
+        until_members(&fleet.proxies[1], 1).await;
+        assert!(began.elapsed() < Duration::from_millis(15 * BEAT_MS), "{:?}", began.elapsed());
+    }
+
+    /// Operators see the proxies, on the admin address and on the command line.
+    async fn operators_see_the_fleet(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        let proxy = &fleet.proxies[0];
+        let shown = proxy.admin().get("/v1/fleet").await.json;
+        let this: Vec<&Value> =
+            shown["members"].as_array().unwrap().iter().filter(|member| member["is_this"] == true).collect();
+        assert_eq!((this.len(), &this[0]["id"]), (1, &shown["id"]), "{shown}");
+        assert_eq!(shown["trouble"], Value::Null, "{shown}");
+        assert!(this[0]["acknowledged"]["default"].as_u64() >= Some(1), "{shown}");
+        assert_eq!(proxy.metric("lockkeeper_fleet_members", &[]).await, 2.0);
+        let admin = format!("http://{}", proxy.admin_address());
+        let listed = tokio::task::spawn_blocking(move || {
+            lockkeeper().args(["--admin", &admin, "--json", "fleet"]).output().unwrap()
+        });
+        let listed: Value = serde_json::from_slice(&listed.await.unwrap().stdout).unwrap();
+        assert_eq!(listed["members"].as_array().unwrap().len(), 2, "{listed}");
+    }
+
+    /// A proxy takes the fleet's policy where its own file has another one, says so, and does not push
+    /// its own; a restart of the whole fleet goes by the files.
+    async fn who_joins_takes_the_policy_of_the_fleet(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 1, &RENAMED).await;
+        let late = fleet.add(default_policy(), "").await;
+        assert_eq!(named(&late.client(), "r").await, json!(["x/r"]));
+        // Longer than the file's poll.
+        pause_ms(2_500).await;
+        let shown = status(late, "default").await;
+        assert!(shown["last_error"].as_str().unwrap().contains("lockkeeper policy push default"), "{shown}");
+        assert_eq!(named(&fleet.proxies[0].client(), "r").await, json!(["x/r"]));
+        let url = fleet.url.clone();
+        drop(fleet);
+        let dir = folder();
+        let alone = start(&url, dir.path(), default_policy(), "").await;
+        alone.until_ready().await;
+        assert_eq!(named(&alone.client(), "r").await, json!(["r"]));
+    }
+
+    /// Proxies that send a resource to different policies would name it by different keys.
+    async fn proxies_with_other_routes_do_not_grant_together(kind: Kind) {
+        let mut fleet = Fleet::start(kind, 1, default_policy()).await;
+        let dir = folder();
+        let routes = "[[routes]]\nresource = \"r/*\"\npolicy = \"default\"";
+        let other = start(&fleet.url, dir.path(), default_policy(), routes).await;
+        let admin = other.admin();
+        eventually("it says why", async || {
+            let ready = admin.get("/ready").await;
+            ready.status == 503 && ready.text.contains("[[routes]]")
+        })
+        .await;
+        let refused = other.client().acquire(json!({"resource": "r/1"})).await;
+        assert_eq!((refused.status, refused.slug()), (503, "store_unavailable"), "{}", refused.text);
+        fleet.proxies[0].kill();
+        other.until_ready().await;
+        other.client().lease("r/1", 1_000).await;
+    }
+}
