@@ -21,6 +21,8 @@ use crate::store::Reply;
 pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 
 pub const LATE: &str = "the MySQL server did not answer in time";
+/// While this proxy is no member, claims are given up this often.
+const GATE_POLL: Duration = Duration::from_millis(50);
 const NO_MEMBER: &str =
     "this proxy's place in the fleet is not confirmed; GET /v1/fleet on its admin address says why";
 
@@ -119,10 +121,14 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
 
 /// Waits until this proxy is a member of its fleet: what it would write before that is refused.
 async fn may_write(shared: &Shared, queue: &mut Queue) {
-    if !shared.membership.may_write() {
+    while !shared.membership.may_write() {
+        if shared.membership.is_lost() {
+            queue.give_up_claims(NO_MEMBER);
+        }
         tokio::select! {
             () = shared.membership.opened() => {}
-            () = shared.stop.cancelled() => {}
+            () = shared.stop.cancelled() => return,
+            () = tokio::time::sleep(GATE_POLL) => {}
             never = queue.expire(NO_MEMBER) => match never {},
         }
     }

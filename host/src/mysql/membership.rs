@@ -17,21 +17,33 @@ pub struct Membership {
 struct Until {
     server: ServerTime,
     own: Instant,
+    lost: bool,
 }
 
 impl Membership {
-    const CLOSED: Until = Until { server: ServerTime(0), own: Instant(0) };
+    const CLOSED: Until = Until { server: ServerTime(0), own: Instant(0), lost: false };
 
     pub fn new() -> Membership {
-        let always = Until { server: ServerTime(u64::MAX), own: Instant(u64::MAX) };
+        let always = Until { server: ServerTime(u64::MAX), own: Instant(u64::MAX), lost: false };
         Membership { until: Mutex::new(always), renewed: Notify::new() }
     }
 
     /// See [`crate::store::registry::Registry::allow`].
     pub fn allow(&self, until: Option<(ServerTime, Instant)>) {
-        let until = until.map_or(Membership::CLOSED, |(server, own)| Until { server, own });
+        let lost = Until { lost: true, ..Membership::CLOSED };
+        let until = until.map_or(lost, |(server, own)| Until { server, own, lost: false });
         *self.lock() = until;
         self.renewed.notify_waiters();
+    }
+
+    /// Nothing is written before this proxy has joined; what comes waits for that.
+    pub fn close(&self) {
+        *self.lock() = Membership::CLOSED;
+    }
+
+    /// Whether claims that wait were planned by what may be over.
+    pub fn is_lost(&self) -> bool {
+        self.lock().lost
     }
 
     /// Nothing is to be written past this moment of the server's clock.
@@ -73,8 +85,10 @@ mod tests {
     fn a_store_without_a_fleet_always_writes() {
         let membership = Membership::new();
         assert!(membership.may_write());
+        membership.close();
+        assert!(!membership.may_write() && !membership.is_lost());
         membership.allow(None);
-        assert!(!membership.may_write());
+        assert!(!membership.may_write() && membership.is_lost());
         assert_eq!(membership.until(), ServerTime(0));
         membership.allow(Some((ServerTime(9), clock::now().plus_ms(60_000))));
         assert!(membership.may_write());

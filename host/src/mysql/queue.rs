@@ -219,6 +219,19 @@ impl Queue {
         self.waiting.retain(|job| job.ticket.is_open());
     }
 
+    /// Answers what would grant something with an error; the rest stays.
+    pub fn give_up_claims(&mut self, why: &str) {
+        self.collect();
+        let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_)));
+        for job in std::mem::take(&mut self.waiting) {
+            if claims(&job) {
+                job.ticket.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
+            } else {
+                self.waiting.push_back(job);
+            }
+        }
+    }
+
     /// No more is taken in, and what waits is answered with an error.
     pub fn refuse(&mut self, why: &str) {
         self.incoming.close();

@@ -152,7 +152,7 @@ impl MysqlStore {
     /// Where the proxies of this server know of each other. From now on leases are written only while
     /// [`Registry::allow`](crate::store::registry::Registry::allow) says so.
     pub fn registry(&self) -> MysqlRegistry {
-        self.shared.membership.allow(None);
+        self.shared.membership.close();
         MysqlRegistry::new(self.shared.clone())
     }
 

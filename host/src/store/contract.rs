@@ -46,6 +46,7 @@ where
     let other = make(Kind::Lasting).await;
     let forgetful = make(Kind::Forgetful).await;
     grants::all(&*one).await;
+    grants::any_of_several_keys_is_a_free_one(&*one).await;
     leases::all(&*one).await;
     listing::all(&*one).await;
     values::all(&*one).await;
@@ -66,6 +67,15 @@ pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
     leases::all(&*one).await;
     listing::all(&*one).await;
     races::exclusion(&one, &other).await;
+}
+
+/// What holds in a space where any one of several keys can be claimed.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_any(store: Arc<dyn Store>, space: Space) {
+    let moved = Moved { store, inside: space, outside: Space::Table };
+    grants::any_of_several_keys_is_a_free_one(&moved).await;
 }
 
 /// What holds where every store knows the leases of all.

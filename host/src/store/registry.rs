@@ -143,6 +143,6 @@ pub trait Registry: Send + Sync + 'static {
     fn call_off(&self, name: String, seq: u64, why: String) -> Answer<Result<bool, StoreError>>;
 
     /// From now on leases are written only until then, by the store's clock and by the proxy's own;
-    /// `None`: not at all.
+    /// `None`: not at all, and claims that wait to be written are given up.
     fn allow(&self, until: Option<(ServerTime, Instant)>);
 }

@@ -166,6 +166,7 @@ on_both! {
         contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
         let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
+        contract::run_any(row(&one), Space::Row).await;
     }
 
     /// Rows are made when they are wanted, and go when nobody has them.

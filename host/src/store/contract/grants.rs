@@ -7,7 +7,6 @@ pub async fn all(store: &dyn Store) {
     shared_holders_exclude_exclusive_ones(store).await;
     permits_are_counted(store).await;
     several_keys_are_granted_together_or_not_at_all(store).await;
-    any_of_several_keys_is_a_free_one(store).await;
     an_owner_enters_again_and_leaves_as_often(store).await;
     a_request_id_gives_the_same_lease(store).await;
     a_request_id_serves_one_body_and_one_lease(store).await;

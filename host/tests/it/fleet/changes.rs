@@ -182,7 +182,7 @@ on_both! {
     }
 
     /// A claim that has locked its row, and whose proxy is then paused until the fleet has gone on, is not
-    /// written: the server knows until when that proxy was a member.
+    /// written; and the proxy joins again at once, however long the claim could wait.
     async fn a_claim_half_way_is_not_written_after_a_pause(kind: Kind) {
         let fleet = Fleet::start(kind, 1, default_policy()).await;
         let one = fleet.proxies[0].client();

@@ -42,7 +42,7 @@ impl Policy for Bad {
             "no-keys" => plan.with_keys::<String>([]),
             "long" => plan.with_key("x".repeat(10_000)),
             "ttl" => plan.with_ttl(u32::MAX),
-            "primitive" => Plan { primitive: Primitive::Row, ..plan },
+            "primitive" => Plan { primitive: Primitive::Advisory, mode: Mode::Shared, ..plan },
             "permits" => plan.with_mode(Mode::Permits(Permits { count: 2, limit: 1 })),
             "refuse" => return Err(Refusal::new("ä".repeat(5_000))),
             name if name.starts_with("moved/") => plan.with_key(format!("x/{name}")),
