@@ -141,7 +141,7 @@ impl Fleet {
     pub async fn leave(&self) {
         self.0.stop.cancel();
         self.0.registry.allow(None);
-        let id = std::mem::replace(&mut *self.0.state(), State::default()).id;
+        let id = std::mem::take(&mut *self.0.state()).id;
         if id != 0 {
             let left = tokio::time::timeout(GOODBYE, self.0.registry.leave(id)).await;
             if !matches!(left, Ok(Ok(()))) {

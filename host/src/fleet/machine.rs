@@ -128,8 +128,8 @@ pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
     // Whoever lives goes on with the recorded policies, and this one has to follow. Those that have died
     // are waited out, for their leases must be seen before other keys are granted.
     let lives =
-        |other: &&Member| newcomer.first_beats.get(&other.id).is_some_and(|first| other.beat != *first);
-    if !own.iter().any(differs) || others.iter().any(|other| lives(&other)) {
+        |other: &Member| newcomer.first_beats.get(&other.id).is_some_and(|first| other.beat != *first);
+    if !own.iter().any(differs) || others.iter().any(|other| lives(other)) {
         return Joining::Follow;
     }
     let ids: Vec<String> = others.iter().map(|other| shown(other.id)).collect();

@@ -279,8 +279,7 @@ async fn found(
     }
     let records = format!("SELECT name,seq FROM {POLICIES}");
     let records: Vec<(Vec<u8>, u64)> = rows(link.exchange(records).await?.pop(), POLICIES)?;
-    let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-    let acks: BTreeMap<String, u64> = records.iter().map(|(n, seq)| (name(n), *seq)).collect();
+    let acks: BTreeMap<String, u64> = records.iter().map(|(n, seq)| (text(n), *seq)).collect();
     let joined = join_sql(link, id, &acks).await?;
     end(link, joined).await?;
     Ok(joined.then_some(acks))
@@ -380,9 +379,9 @@ fn read_member(row: Row) -> Option<Member> {
     };
     Some(Member {
         id,
-        address: text(address),
-        host: text(host),
-        routes: text(routes),
+        address: text(&address),
+        host: text(&host),
+        routes: text(&routes),
         beat: ServerTime(beat),
         until: ServerTime(until),
         acks,
@@ -394,14 +393,14 @@ fn read_record(row: Row) -> Option<Record> {
     type Columns = (Bytes, u64, Bytes, Bytes, Option<Bytes>, Option<Bytes>, u64, Option<Bytes>);
     let (name, seq, digest, settings, other_digest, other_settings, since, note) =
         mysql_async::from_row_opt::<Columns>(row).ok()?;
-    let version = |digest, settings| Version { digest: text(digest), settings: text(settings) };
+    let version = |digest: &[u8], settings: &[u8]| Version { digest: text(digest), settings: text(settings) };
     Some(Record {
-        name: text(name),
+        name: text(&name),
         seq,
-        live: version(digest, settings),
-        candidate: other_digest.zip(other_settings).map(|(digest, settings)| version(digest, settings)),
+        live: version(&digest, &settings),
+        candidate: other_digest.zip(other_settings).map(|(digest, settings)| version(&digest, &settings)),
         since: ServerTime(since),
-        note: note.map(text),
+        note: note.as_deref().map(text),
     })
 }
 
@@ -422,8 +421,8 @@ fn to_json(acks: &BTreeMap<String, u64>) -> String {
     serde_json::to_string(acks).unwrap_or_default()
 }
 
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8_lossy(&bytes).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 fn hexed(text: &str) -> String {

@@ -170,7 +170,7 @@ mod tests {
     fn who_waits_is_told_when_all_claims_of_before_have_ended() {
         let mut under_way = UnderWay::default();
         let release = Op::Force { key: Key::new("k").expect("it is a key") };
-        under_way.began(Ticket(1), &[release.clone()]);
+        under_way.began(Ticket(1), std::slice::from_ref(&release));
         let (reply, mut first) = oneshot::channel();
         under_way.await_all(reply);
         assert!(first.try_recv().is_ok(), "no claim is under way");

@@ -199,13 +199,13 @@ impl World {
         }
         assert!(by_key.len() > RESOURCES, "the policy has renamed nothing: {:?}", by_key.keys());
         for (key, grants) in by_key {
-            check_tokens(&key, grants);
+            check_tokens(&key, &grants);
         }
     }
 }
 
 /// A grant that was asked for after another one had arrived has the higher token.
-fn check_tokens(key: &str, grants: Vec<(Instant, Instant, u64)>) {
+fn check_tokens(key: &str, grants: &[(Instant, Instant, u64)]) {
     let mut arrived: Vec<(Instant, u64)> = grants.iter().map(|(_, from, token)| (*from, *token)).collect();
     arrived.sort_unstable();
     let mut asked: Vec<(Instant, u64)> = grants.iter().map(|(asked, _, token)| (*asked, *token)).collect();
