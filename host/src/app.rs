@@ -95,7 +95,8 @@ impl App {
         let store = Arc::new(store);
         greet(&store.ready(STORE_PATIENCE).await);
         let members = members(&config, &metrics)?;
-        let bells = Bells::new(reached_at(&config, &bell));
+        let reached_at = reached_at(&config, &bell);
+        let bells = Bells::new(reached_at);
         let bell = (bell, bells.name().to_owned());
         let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
         let service = Service::start_closed(Parts {
@@ -112,6 +113,7 @@ impl App {
             service: service.clone(),
             policies: policies.clone(),
             routes: config.routes.clone(),
+            address: reached_at.to_string(),
             beat: config.fleet.beat,
             metrics: metrics.clone(),
         });

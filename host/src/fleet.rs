@@ -58,6 +58,8 @@ pub struct Parts {
     pub routes: Vec<Route>,
     pub beat: Duration,
     pub metrics: Metrics,
+    /// Where other proxies wake this one's waiters.
+    pub address: String,
 }
 
 /// This proxy's place among the proxies of its store. Cheap to clone.
@@ -108,9 +110,10 @@ enum Stage {
 impl Fleet {
     /// Joins in the background: nothing is granted before.
     pub fn start(parts: Parts) -> Fleet {
-        let Parts { registry, service, policies, routes, beat, metrics } = parts;
+        let Parts { registry, service, policies, routes, address, beat, metrics } = parts;
         let (view, _) = watch::channel(View::default());
-        let state = State { trouble: Some("the proxy is starting".to_owned()), ..State::default() };
+        let trouble = Some("the proxy is starting".to_owned());
+        let state = State { address, trouble, ..State::default() };
         let fleet = Fleet(Arc::new(Inner {
             registry,
             service,
@@ -129,12 +132,6 @@ impl Fleet {
         tokio::spawn(fleet.clone().beats());
         tokio::spawn(fleet.clone().run());
         fleet
-    }
-
-    /// Where other proxies reach this one, for hints; with the next beat it is known.
-    pub fn set_address(&self, address: String) {
-        self.0.state().address = address;
-        self.0.hurry.notify_one();
     }
 
     /// Writes nothing more and gives up its place, so that nobody waits for it.

@@ -12,36 +12,16 @@ use super::*;
 use crate::lock::ServerTime;
 use crate::lock::record::{Env, Holder, InLine, Op, Record, Records, Tag, Turn, apply};
 
+mod random;
+
+use random::Random;
+
 const PROXIES: usize = 2;
 const KEYS: usize = 3;
 const STEPS: usize = 60;
 const OWNERS: u64 = 6;
 /// The store's clock is this far ahead of the proxies'.
 const SERVER_AHEAD_US: u64 = 1_700_000_000_000_000;
-
-/// xorshift64*: small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 /// Something that will happen.
 #[derive(Debug)]

@@ -124,7 +124,8 @@ impl Ballot {
         let grants = self.grants();
         if self.is_majority(grants.len()) {
             let left = grants.iter().map(|(_, grant)| grant.left_us);
-            let highest = |n: usize| grants.iter().filter_map(|(_, grant)| grant.tokens.get(n).copied()).max();
+            let highest =
+                |n: usize| grants.iter().filter_map(|(_, grant)| grant.tokens.get(n).copied()).max();
             let (_, first) = grants[0];
             return Some(Outcome::Granted(Grant {
                 nonce: first.nonce,

@@ -54,6 +54,36 @@ on_both! {
         .await;
     }
 
+    /// Other proxies cannot see a lease that rests on a session: as long as one lasts that has none of the new
+    /// keys, nobody goes by those alone.
+    async fn a_change_waits_for_the_leases_of_sessions(kind: Kind) {
+        let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
+        for _ in 0..2 {
+            fleet.add(default_policy(), "[policies.default.settings]\nprimitive = \"advisory\"").await;
+        }
+        fleet.until_members(2).await;
+        let (one, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+        let (lines, first) = other.hold(&json!({"resource": "r", "ttl_ms": 2_000})).await;
+        assert_eq!(first["primitive"], "advisory");
+        let push = pushing(&fleet.proxies[0], &RENAMED);
+        eventually("both name keys", async || phase(&fleet.proxies[1]).await == "both").await;
+        pause_ms(6 * BEAT_MS).await;
+        assert!(!push.is_finished());
+        for client in [&one, &other] {
+            let held = client.acquire(json!({"resource": "r"})).await;
+            assert_eq!((held.status, held.slug()), (409, "contended"), "{}", held.text);
+        }
+        let free = one.lease("free", 1_000).await;
+        assert_eq!(keys(&free), ["free", "x/free"]);
+        drop(lines);
+        let answer = push.await.unwrap().expect("an answer");
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        // The lease that is over is waited for a moment longer by those who cannot see that it is.
+        for client in [&one, &other] {
+            eventually("the new key stands alone", async || named(client, "r").await == json!(["x/r"])).await;
+        }
+    }
+
     /// While a member cannot be heard of, claims take the keys of both; a second change is refused, the
     /// same one joins in; and when the member is gone, the fleet goes on without it.
     async fn a_silent_member_holds_a_change_up_until_it_is_gone(kind: Kind) {

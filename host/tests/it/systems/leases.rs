@@ -134,13 +134,13 @@ on_both! {
         let client = proxy.client();
         let mut last = 0;
         for _ in 0..5 {
-            let lease = client.lease("a", 150).await;
+            let lease = client.lease("a", 700).await;
             let token = lease["token"].as_u64().unwrap();
             assert!(token > last);
             last = token;
             let denied = client.acquire(json!({"resource": "a"})).await;
             assert_eq!(denied.json["holder"]["token"], lease["token"], "the answer says who won");
-            pause_ms(250).await;
+            pause_ms(800).await;
         }
     }
 
