@@ -2,14 +2,15 @@
 //!
 //! What MySQL excludes is proxies from each other: one session has the key's named lock ([`advisory`]) or
 //! its row lock ([`row`]). Among the clients of one proxy the same [`record::apply`] decides as everywhere,
-//! on records in memory that live as long as the guard. Tokens come from a counter in the database
-//! that is raised after the guard was had: so they rise over all proxies, and over restarts.
+//! on records in memory that live as long as the guard. Tokens are numbers that the server counts, asked
+//! for after the guard was had: so they rise over all proxies, and over restarts.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::link::Fault;
+use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
-use super::{link, sql};
 use crate::clock;
 use crate::lock::record::{self, Claim, Denial, Env, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Token};
@@ -333,10 +334,36 @@ pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
     counts.into_values().max().unwrap_or(0)
 }
 
-/// Raises the counter by `count`, above all that these keys were ever given as rows of the lease table;
-/// answers with one row: the counter's new value, and `grants_from`. To be run when the keys are
-/// guarded, in a transaction of its own; fails past the time at which this proxy may grant.
-pub fn raise<'a>(count: u64, epoch: u64, until: ServerTime, keys: impl Iterator<Item = &'a Key>) -> String {
+/// Tokens that one number of the server stands for: as many grants of a key as one group makes.
+const PER_NUMBER: u64 = 64;
+/// How many tokens are laid by at a time.
+const BLOCK: u64 = PER_NUMBER * 1_000_000;
+
+/// Asks for a number that is higher than all that the server gave before, to whomever: `UUID_SHORT` counts
+/// in the server's memory, so that nothing has to be written. One row. To be asked when the keys are
+/// guarded. What such a number is as a token, and up to which token that holds, is in the database: after a
+/// restart of the server its numbers are others, and out of these bounds.
+pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
+    let rows = highest_of_rows(keys);
+    format!(
+        "SELECT UUID_SHORT() AS n,run,base,token,{rows} AS r,grants_from,{NOW_US} AS now \
+         FROM {COUNTER} JOIN {META} USING (id) WHERE id=1"
+    )
+}
+
+/// Lays by the next block of tokens, above all that may have been given out, and above what these keys
+/// were ever given as rows of the lease table.
+pub fn lay_by<'a>(epoch: u64, keys: impl Iterator<Item = &'a Key>) -> String {
+    let epoch = Token::floor_of_epoch(epoch).0;
+    let rows = highest_of_rows(keys);
+    // From left to right: the new token counts from the new base.
+    format!(
+        "UPDATE {COUNTER} SET base=GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),{rows})+1,\
+         run=UUID_SHORT(),token=base+{BLOCK} WHERE id=1"
+    )
+}
+
+fn highest_of_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     let mut list = String::new();
     for key in keys {
         if !list.is_empty() {
@@ -344,30 +371,34 @@ pub fn raise<'a>(count: u64, epoch: u64, until: ServerTime, keys: impl Iterator<
         }
         sql::hex(&mut list, key.as_str().as_bytes());
     }
-    let of_rows = match list.is_empty() {
-        true => String::new(),
-        false => format!(
-            ",(SELECT COALESCE(MAX(token),0) FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({list}))"
-        ),
-    };
-    let epoch = Token::floor_of_epoch(epoch).0;
-    let in_time = sql::stop_if(&format!("{NOW_US}>{}", until.0));
-    format!(
-        "{in_time};UPDATE {COUNTER} SET token=LAST_INSERT_ID(GREATEST(token,{epoch},\
-         (SELECT floor FROM {META} WHERE id=1){of_rows})+{count}) WHERE id=1;\
-         SELECT LAST_INSERT_ID(),grants_from FROM {META} WHERE id=1"
-    )
+    match list.is_empty() {
+        true => "0".to_owned(),
+        false => {
+            format!("(SELECT COALESCE(MAX(token),0) FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({list}))")
+        }
+    }
 }
 
-/// What [`raise`] answered: the highest token that may be given out, and when grants may begin.
-pub fn raised(set: Option<Vec<mysql_async::Row>>) -> Result<(Token, ServerTime), link::Fault> {
+/// What [`number`] answered, for `tokens` of them: the tokens begin above this, and grants not before. `None`
+/// where tokens have to be laid by first.
+pub fn counted(
+    set: Option<Vec<mysql_async::Row>>,
+    tokens: u64,
+    until: ServerTime,
+) -> Result<Option<(Token, ServerTime)>, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
-    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64)>(row).ok());
-    let missing = || link::Fault::Broken {
-        why: format!("the row in {COUNTER} is missing: were its tables dropped?"),
-        slug: "schema",
+    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, u64)>(row).ok());
+    let Some((number, run, base, last, of_rows, from, now)) = read else {
+        let why = format!("the row in {COUNTER} is missing: were its tables dropped?");
+        return Err(Fault::Broken { why, slug: "schema" });
     };
-    read.map(|(token, from)| (Token(token), ServerTime(from))).ok_or_else(missing)
+    if now > until.0 {
+        let why = "this proxy's place in the fleet is not confirmed".to_owned();
+        return Err(Fault::Conflict { why });
+    }
+    let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
+    let fits = |token: &u64| tokens <= PER_NUMBER && *token + PER_NUMBER <= last && *token > of_rows;
+    Ok(token.filter(fits).map(|token| (Token(token - 1), ServerTime(from))))
 }
 
 /// The moment for decisions, on both clocks.

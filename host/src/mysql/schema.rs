@@ -138,7 +138,10 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     let counter = format!(
         "CREATE TABLE IF NOT EXISTS {COUNTER} (\
          id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
-         token BIGINT UNSIGNED NOT NULL COMMENT 'the last token of keys whose lock is not a row of {LEASES}'\
+         token BIGINT UNSIGNED NOT NULL COMMENT 'no token above it was given out for keys whose lock is not a \
+         row of {LEASES}',\
+         base BIGINT UNSIGNED NOT NULL COMMENT 'the token of the number run',\
+         run BIGINT UNSIGNED NOT NULL COMMENT 'what UUID_SHORT was then'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
     let rows = format!(
@@ -149,7 +152,7 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     for table in [leases, meta, counter, rows] {
         conn.query_drop(table).await?;
     }
-    conn.query_drop(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0)")).await?;
+    conn.query_drop(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0,0,0)")).await?;
     let identity = quoted(&server.identity);
     let row = format!(
         "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version={VERSION}"

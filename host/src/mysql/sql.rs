@@ -113,7 +113,7 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
 /// 1690, as no number is as large as the exponential. Both servers have it, and need less than half
 /// the time that a subquery of two rows takes, which would do as well. Not as a DO: MariaDB forgives
 /// that its errors.
-pub fn stop_if(condition: &str) -> String {
+fn stop_if(condition: &str) -> String {
     format!("SET @late=EXP(IF({condition},1000,0))")
 }
 

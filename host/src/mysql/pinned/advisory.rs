@@ -2,8 +2,8 @@
 //!
 //! The session is a connection of its own, opened when the first lock is asked for. Nothing else is run on
 //! it, so that no reset and no pool can free its locks. A batch takes one round trip: names that are not
-//! needed any more are given back, names that are wanted are asked for without waiting, and the token
-//! counter is raised. When the connection is lost, so are its locks: whoever holds one is told at once.
+//! needed any more are given back, names that are wanted are asked for without waiting, and a number for
+//! the tokens is asked for. When the connection is lost, so are its locks: whoever holds one is told at once.
 //!
 //! One session, not several: a batch carries hundreds of locks, and what a group of operations does to
 //! several keys needs no agreement between sessions.
@@ -13,11 +13,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mysql_async::Row;
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::{Guarded, Losses, SESSION_S, Terms, Time, moment, page, raise, raised, tokens_for};
+use super::{Guarded, Losses, SESSION_S, Terms, Time, counted, lay_by, moment, number, page, tokens_for};
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
@@ -216,7 +215,7 @@ impl Session {
         self.shared.metrics.store_error(fault.slug());
         let wanted = errand.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = errand.free.iter().chain(wanted).cloned().collect();
-        let sql = statements(&names, &[], 0, (0, ServerTime::default()));
+        let sql = statements(&names, &[], 0);
         let freed = tokio::time::timeout(EXCHANGE_LIMIT, link.exchange(sql)).await;
         freed.unwrap_or_else(|_| Err(Fault::timeout("freeing names")))?;
         tokio::time::sleep(Backoff::new().next()).await;
@@ -334,16 +333,22 @@ impl Session {
         if nothing && own.us_since(self.heard) < SILENCE_US {
             return Ok(errands);
         }
-        let sql = statements(free, want, tokens, (link.sample.epoch, self.shared.membership.until()));
-        let mut sets = link.exchange(sql).await?;
+        let mut sets = link.exchange(statements(free, want, tokens)).await?;
         self.heard = own;
         if tokens > 0 {
-            let (token, grants_from) = raised(sets.pop())?;
-            errands.above = Token(token.0 - tokens);
-            errands.grants_from = grants_from;
+            let until = self.shared.membership.until();
+            let keys = || want.iter().map(|(key, _)| key);
+            let mut had = counted(sets.pop(), tokens, until)?;
+            if had.is_none() {
+                let sql = format!("{};{}", lay_by(link.sample.epoch, keys()), number(keys()));
+                had = counted(link.exchange(sql).await?.pop(), tokens, until)?;
+            }
+            let used_up =
+                || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
+            (errands.above, errands.grants_from) = had.ok_or_else(used_up)?;
         }
-        let answers = sets.into_iter().flatten().flat_map(Row::unwrap);
-        let had = answers.map(|value| mysql_async::from_value_opt::<i64>(value).is_ok_and(|had| had == 1));
+        let texts = sets.into_iter().flatten().filter_map(|mut row| row.take::<String, _>(0));
+        let had: Vec<bool> = texts.flat_map(|text| text.into_bytes()).map(|digit| digit == b'1').collect();
         let mut held = self.common.held();
         for ((key, name), _) in want.iter().zip(had).filter(|(_, had)| *had) {
             held.insert(key.clone(), name.clone());
@@ -356,8 +361,8 @@ fn names(keys: Vec<(Key, Name)>) -> Vec<Name> {
     keys.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Frees first: what is freed may be wanted by others. The counter comes last, when the names are had.
-fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64, (epoch, until): (u64, ServerTime)) -> String {
+/// Frees first: what is freed may be wanted by others. The number comes last, when the names are had.
+fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64) -> String {
     let mut sql = String::with_capacity(1_024 + 100 * (free.len() + 2 * want.len()));
     sql.push_str("DO 0");
     for name in free {
@@ -366,16 +371,18 @@ fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64, (epoch, until): 
         sql.push_str("')");
     }
     for names in want.chunks(STATEMENT_NAMES) {
-        sql.push_str(";SELECT ");
-        for (n, (_, name)) in names.iter().enumerate() {
-            sql.push_str(if n > 0 { ",GET_LOCK('" } else { "GET_LOCK('" });
+        // One text of ones and zeroes: as columns, their names alone would be longer than all the rest.
+        sql.push_str(";SELECT CONCAT(''");
+        for (_, name) in names {
+            sql.push_str(",IFNULL(GET_LOCK('");
             sql.push_str(name);
-            sql.push_str("',0)");
+            sql.push_str("',0),0)");
         }
+        sql.push_str(") AS had");
     }
     if tokens > 0 {
         sql.push(';');
-        sql.push_str(&raise(tokens, epoch, until, want.iter().map(|(key, _)| key)));
+        sql.push_str(&number(want.iter().map(|(key, _)| key)));
     }
     sql
 }
@@ -414,9 +421,9 @@ mod tests {
 
     #[test]
     fn one_packet_frees_then_asks_then_counts() {
-        let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1, (0, ServerTime(9)));
+        let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1);
         let at = |text: &str| sql.find(text).expect(text);
-        assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("LAST_INSERT_ID"));
-        assert_eq!(statements(&[], &[], 0, (0, ServerTime(9))), "DO 0");
+        assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("UUID_SHORT"));
+        assert_eq!(statements(&[], &[], 0), "DO 0");
     }
 }

@@ -128,7 +128,7 @@ impl Common {
 /// What the connections' tasks report.
 enum Event {
     Locked { slot: u64, errand: Errand, result: Result<Locked, Fault> },
-    Raised { errand: Errand, result: Result<(Token, ServerTime), Fault> },
+    Counted { errand: Errand, result: Result<(Token, ServerTime), Fault> },
     Freed { slot: u64, result: Result<Freed, Fault> },
     Beat { slot: u64, result: Result<Beat, Fault> },
 }
@@ -246,7 +246,7 @@ impl Desk {
         }
         let tokens = tokens_for(errand.job.ops[errand.decided.len()..].iter());
         if wanted.is_empty() {
-            self.raise(errand, tokens);
+            self.count(errand, tokens);
         } else if self.slots.len() + self.opening < self.connections {
             self.lock(errand, Wish { keys: wanted, any, strength, tokens });
         } else {
@@ -266,12 +266,12 @@ impl Desk {
         refuse(job, why);
     }
 
-    fn raise(&mut self, errand: Errand, tokens: u64) {
+    fn count(&mut self, errand: Errand, tokens: u64) {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         tokio::spawn(async move {
-            let result = counter.raise(&shared, tokens, &[]).await;
-            let _ = events.send(Event::Raised { errand, result });
+            let result = counter.next(&shared, tokens, &[]).await;
+            let _ = events.send(Event::Counted { errand, result });
         });
     }
 
@@ -301,7 +301,7 @@ impl Desk {
                     Err(fault) => self.failed(errand, &fault),
                 }
             }
-            Event::Raised { errand, result } => {
+            Event::Counted { errand, result } => {
                 self.unbusy(&errand);
                 match result {
                     Ok((above, from)) => self.finish(errand, above, from),

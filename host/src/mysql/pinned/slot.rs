@@ -6,7 +6,7 @@ use std::time::Duration;
 use mysql_async::Row;
 use tokio::sync::Mutex;
 
-use super::{SESSION_S, raise, raised};
+use super::{SESSION_S, counted, lay_by, number};
 use crate::clock;
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::mysql::lanes::EXCHANGE_LIMIT;
@@ -105,7 +105,7 @@ impl Slot {
             within(link.rollback()).await?;
             return Ok(Locked { link, keys: Vec::new(), strength: wish.strength, heard, raised: None });
         };
-        let raised = Some(counter.raise(shared, wish.tokens, &keys).await?);
+        let raised = Some(counter.next(shared, wish.tokens, &keys).await?);
         Ok(Locked { link, keys, strength: wish.strength, heard, raised })
     }
 
@@ -121,7 +121,7 @@ impl Slot {
     }
 }
 
-/// The connection on which tokens are counted: each number is committed before it is given out.
+/// The connection on which numbers for tokens are asked for.
 #[derive(Default)]
 pub struct Counter {
     /// Taken out while it is used: whoever gives up half-way leaves none behind.
@@ -129,8 +129,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// See [`raise`]. The rows of `keys` are locked.
-    pub async fn raise(
+    /// See [`number`]. The rows of `keys` are locked.
+    pub async fn next(
         &self,
         shared: &Shared,
         tokens: u64,
@@ -141,21 +141,23 @@ impl Counter {
             Some(link) => link,
             None => open(shared).await?,
         };
-        let statement =
-            |link: &Link| raise(tokens, link.sample.epoch, shared.membership.until(), keys.iter());
-        let sql = statement(&link);
-        let mut sets = match within(link.exchange(sql)).await {
+        let until = shared.membership.until();
+        let ask = number(keys.iter());
+        let mut sets = match within(link.exchange(ask.clone())).await {
             // It was idle for longer than the server keeps it.
             Err(Fault::Broken { .. }) => {
                 link = open(shared).await?;
-                let sql = statement(&link);
-                within(link.exchange(sql)).await?
+                within(link.exchange(ask.clone())).await?
             }
             sets => sets?,
         };
+        let mut had = counted(sets.pop(), tokens, until)?;
+        if had.is_none() {
+            let sql = format!("{};{ask}", lay_by(link.sample.epoch, keys.iter()));
+            had = counted(within(link.exchange(sql)).await?.pop(), tokens, until)?;
+        }
         *place = Some(link);
-        let (highest, from) = raised(sets.pop())?;
-        Ok((Token(highest.0 - tokens), from))
+        had.ok_or_else(|| Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() })
     }
 }
 

@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 
 use super::*;
+use crate::harness::crash;
 
 /// The sessions that hold something open for the proxy, by what only they do: nothing for a while, in a
 /// transaction, or with a named lock.
@@ -122,25 +123,26 @@ on_both! {
 
     /// What a registry in the process gives: no statement for an owner that is in already.
     async fn S10_entering_again_costs_no_statement(kind: Kind) {
-        let url = database(kind).await;
-        let proxy = proxy(&url, "default", "primitive = \"advisory\"\nreentrant = true").await;
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let url = server.url();
+        let proxy = proxy(url, "default", "primitive = \"advisory\"\nreentrant = true").await;
         let client = proxy.client();
         let body = |owner: &str, ttl_ms: u32| json!({"resource": "a", "owner": owner, "ttl_ms": ttl_ms});
         let first = client.acquire(body("me", 60_000)).await;
         assert_eq!((first.status, &first.json["primitive"]), (200, &json!("advisory")), "{}", first.text);
-        // What can be seen from outside: the counter of tokens stays, and so does the server's count of
-        // commits in this database.
-        let counter = async || {
-            let rows = sql(&url, "SELECT token FROM lockkeeper_token WHERE id=1").await;
+        // Each grant takes a number that the server counts, and nobody else asks this server for one.
+        let number = async || {
+            let rows = sql(url, "SELECT UUID_SHORT()").await;
             mysql_async::from_row::<u64>(rows.into_iter().next().expect("a row"))
         };
-        let before = counter().await;
+        let before = number().await;
         for n in 2..20 {
             assert_eq!(client.acquire(body("me", 60_000)).await.number("levels"), n);
         }
         let refused = client.acquire(body("you", 60_000)).await;
         assert_eq!((refused.status, &refused.json["holder"]["owner"]), (409, &json!("me")));
-        assert_eq!(counter().await, before, "nothing was asked of the server");
+        assert_eq!(number().await, before + 1, "nothing was asked of the server");
         for _ in 1..20 {
             assert_eq!(client.release(&first.json).await.status, 200);
         }
@@ -153,6 +155,7 @@ on_both! {
         });
         let won = join_all(racers).await.into_iter().filter(|status| *status == 200).count();
         assert_eq!(won, 1, "one of those that race for an expired lock");
+        server.stop().await;
     }
 
     /// The SQL that blocks on an uncommitted insert: it can deadlock, and the primitive cannot.
@@ -311,6 +314,34 @@ on_both! {
         client.lease("others/go on", 60_000).await;
         assert_eq!(client.release(&first).await.status, 200);
         client.lease("row/3", 60_000).await;
+    }
+
+    /// The server counts in memory; what its numbers stand for is in the database.
+    async fn tokens_of_sessions_rise_over_a_crash_of_the_server(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let proxy = proxy(server.url(), "default", "primitive = \"advisory\"").await;
+        let client = proxy.client();
+        let mut last = 0;
+        for round in 0..4 {
+            if round > 0 {
+                crash(&server).await;
+            }
+            for _ in 0..3 {
+                let mut lease = Value::Null;
+                eventually("locks are granted", async || {
+                    let answer = client.acquire(json!({"resource": "k", "ttl_ms": 60_000})).await;
+                    lease = answer.json;
+                    answer.status == 200
+                })
+                .await;
+                let token = lease["token"].as_u64().unwrap();
+                assert!(token > last, "{token} comes after {last} in round {round}");
+                last = token;
+                assert_eq!(client.release(&lease).await.status, 200);
+            }
+        }
+        server.stop().await;
     }
 
     /// From one primitive to another: the tokens of a key go on rising.
