@@ -40,6 +40,8 @@ const MIN_POLL_MS: u32 = 5;
 const MAX_POLL_MS: u32 = 30_000;
 /// How soon a waiter tries again after the store could not be reached.
 const STORE_RETRY_MS: u32 = 250;
+/// How long a waiter behind others of this proxy may wait for more to take their places in line with it.
+const JOIN_MS: u32 = 3;
 /// How often the places that this proxy's waiters have in line are kept.
 const KEEP_PLACES_MS: u32 = 1_500;
 /// How long the undoing of a claim is tried while the store cannot be reached, beyond its lease.
@@ -58,6 +60,8 @@ pub struct Table {
     /// Waiters whose time is up and whose last chance is a flight that is under way.
     late: Vec<WaiterId>,
     shutting_down: bool,
+    /// The flight whose answer is being taken in looks whose turn it is.
+    looking: bool,
 }
 
 /// A waiter in its queues.
@@ -93,6 +97,8 @@ enum Timer {
     Abandon(Arc<[Key]>, u64, Instant),
     /// Give up a place in line.
     Leave(Key, u64),
+    /// Take the places in line of those who have come of late.
+    Join(Key),
     /// Keep the places of this proxy's waiters.
     Keep(Key),
 }
@@ -196,6 +202,7 @@ impl Table {
                 Some((_, Timer::Leave(key, ticket))) => {
                     self.line(key, LineChange::Leave { ticket }, out);
                 }
+                Some((_, Timer::Join(key))) => self.join(&key, out),
                 Some((_, Timer::Keep(key))) => self.keep_places(&key, now, out),
                 None => break,
             }

@@ -100,6 +100,7 @@ impl Table {
         let granted = answer.outcomes.iter().any(|o| matches!(o, Outcome::Granted(g) if !g.repeated));
         let at = Moment { asked_at: answer.asked_at, server: answer.now };
         let mut from_release = false;
+        self.looking = flight.parts.iter().any(|part| matches!(part, Part::Line { .. }));
         for (part, outcome) in flight.parts.into_iter().zip(answer.outcomes) {
             match part {
                 Part::Release { id, release: Release { lease, .. } } => {
@@ -205,6 +206,7 @@ impl Table {
         for (key, token) in keys.iter().zip(&grant.tokens) {
             let Some(queue) = self.queues.get_mut(key) else { continue };
             queue.ready = claim.mode != Mode::Exclusive;
+            queue.woken &= queue.ready;
             queue.holder = Some(Known { held_by: Some(held_by(&claim, *token, at.server, &grant)), until });
             if new {
                 queue.granted(&entry.waiter.group);
@@ -256,7 +258,8 @@ impl Table {
                 queue.holder = Some(Known { held_by: denial.holder.clone(), until });
             }
         }
-        if let Some(turn) = &denial.turn {
+        // One ring is enough: a second one would come when the key is taken.
+        if let Some(turn) = denial.turn.as_ref().filter(|_| !self.looking) {
             self.turn(&denial.key, turn.clone(), out);
         }
         self.keep_places_later(id, now);

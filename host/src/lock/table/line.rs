@@ -4,7 +4,7 @@
 //! releases looks whose turn it is and rings that proxy; places are kept as long as their waiters are here.
 
 use super::flights::Part;
-use super::{Action, Entry, KEEP_PLACES_MS, Table, Timer, WaiterId};
+use super::{Action, Entry, JOIN_MS, KEEP_PLACES_MS, Table, Timer, WaiterId};
 use crate::lock::record::{LineChange, Turn};
 use crate::lock::{Instant, Key, LeaseRef};
 
@@ -40,6 +40,44 @@ impl Table {
                 self.fly(vec![Part::Rejoin { waiter, over: false }], out);
             }
             None => out.push(Action::Ring { key: key.clone(), turn }),
+        }
+    }
+
+    /// Whether the waiter takes its place a moment later, with others: one that stands behind a waiter of this
+    /// proxy which is in line is not next, and a write for each arrival would hold up who is.
+    pub(super) fn join_together(&mut self, id: WaiterId, now: Instant) -> bool {
+        let Some(entry) = self.waiters.get(&id) else { return false };
+        let claim = &entry.waiter.claim;
+        let ([key], true, true) =
+            (&*claim.keys, claim.request.is_none(), claim.line.as_ref().is_some_and(|own| own.joins))
+        else {
+            return false;
+        };
+        let (key, place) = (key.clone(), entry.place);
+        let Some(queue) = self.queues.get(&key) else { return false };
+        let in_line = |id: WaiterId| self.waiters.get(&id).is_some_and(|entry| entry.in_line);
+        if !queue.ahead_of(place).any(in_line) {
+            return false;
+        }
+        if let Some(queue) = self.queues.get_mut(&key) {
+            queue.joining.push(id);
+            if queue.joining.len() == 1 {
+                self.timers.insert((now.plus_ms(JOIN_MS), Timer::Join(key)));
+            }
+        }
+        true
+    }
+
+    pub(super) fn join(&mut self, key: &Key, out: &mut Vec<Action>) {
+        let joining = self.queues.get_mut(key).map(|queue| std::mem::take(&mut queue.joining));
+        let waits = |id: &WaiterId| {
+            let entry = self.waiters.get(id);
+            entry.is_some_and(|entry| entry.flight.is_none() && !entry.in_line && !entry.cancelled)
+        };
+        let joining = joining.into_iter().flatten().filter(waits);
+        let parts: Vec<Part> = joining.map(|waiter| Part::Rejoin { waiter, over: false }).collect();
+        if !parts.is_empty() {
+            self.fly(parts, out);
         }
     }
 

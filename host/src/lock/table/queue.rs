@@ -30,6 +30,8 @@ pub(super) struct Queue {
     /// Somebody freed the key while a flight was under way that may not have seen it.
     pub woken: bool,
     pub poll_at: Option<Instant>,
+    /// Waiters that take their places in line together, a moment after the first of them has come.
+    pub joining: Vec<WaiterId>,
     /// When the places in line are kept the next time.
     pub keep_at: Option<Instant>,
     pub holder: Option<Known>,
@@ -63,6 +65,7 @@ impl Default for Queue {
             ready: true,
             woken: false,
             poll_at: None,
+            joining: Vec::new(),
             keep_at: None,
             holder: None,
             leases: 0,

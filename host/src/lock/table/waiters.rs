@@ -53,6 +53,9 @@ impl Table {
         self.waiters.insert(id, entry);
         self.advance_all(&keys, now, out);
         let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
+        if waits && asks_at_once && self.join_together(id, now) {
+            return;
+        }
         if waits && may_rejoin {
             self.probe(id, over, out);
         } else if waits && deadline <= now {
