@@ -53,7 +53,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let http = http(&top.section("http"));
     let limits = limits(&top.section("limits"));
     let engine = engine(&top.section("engine"));
-    let fleet = fleet(&top.section("fleet"), defaults.fleet);
+    let fleet = fleet(&top.section("fleet"), &defaults.fleet);
     let policies = policies(top, defaults.policies);
     let routes = routes(top, &policies, &limits);
     let log = log(&top.section("log"), defaults.log);
@@ -151,7 +151,7 @@ fn listeners(top: &Section<'_>, defaults: &Config) -> (SocketAddr, SocketAddr) {
     (api_address, admin_address)
 }
 
-fn fleet(section: &Section<'_>, defaults: FleetConfig) -> FleetConfig {
+fn fleet(section: &Section<'_>, defaults: &FleetConfig) -> FleetConfig {
     let fleet = FleetConfig {
         listen: section.parsed("listen", defaults.listen, address),
         advertise: section.parsed("advertise", None, |text, place| match text {

@@ -67,7 +67,7 @@ impl Time {
 pub struct Terms {
     pub own: Instant,
     pub now: ServerTime,
-    /// New tokens are above this; the counter was raised by enough for all of the batch.
+    /// New tokens are above this; there are enough for all of the batch.
     pub above: Token,
     pub grants_from: ServerTime,
     /// When the session was last heard of.
@@ -342,11 +342,12 @@ const BLOCK: u64 = PER_NUMBER * 1_000_000;
 /// Asks for a number that is higher than all that the server gave before, to whomever: `UUID_SHORT` counts
 /// in the server's memory, so that nothing has to be written. One row. To be asked when the keys are
 /// guarded. What such a number is as a token, and up to which token that holds, is in the database: after a
-/// restart of the server its numbers are others, and out of these bounds.
+/// restart of the server its numbers are others, and out of these bounds. Where the floor has risen past
+/// it, as when another server was in use meanwhile, it is of no use either.
 pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     let rows = highest_of_rows(keys);
     format!(
-        "SELECT UUID_SHORT() AS n,run,base,token,{rows} AS r,grants_from,{NOW_US} AS now \
+        "SELECT UUID_SHORT() AS n,run,base,token,GREATEST({rows},floor) AS r,grants_from,{NOW_US} AS now \
          FROM {COUNTER} JOIN {META} USING (id) WHERE id=1"
     )
 }
@@ -388,7 +389,7 @@ pub fn counted(
 ) -> Result<Option<(Token, ServerTime)>, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
     let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, u64)>(row).ok());
-    let Some((number, run, base, last, of_rows, from, now)) = read else {
+    let Some((number, run, base, last, above, from, now)) = read else {
         let why = format!("the row in {COUNTER} is missing: were its tables dropped?");
         return Err(Fault::Broken { why, slug: "schema" });
     };
@@ -397,7 +398,7 @@ pub fn counted(
         return Err(Fault::Conflict { why });
     }
     let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
-    let fits = |token: &u64| tokens <= PER_NUMBER && *token + PER_NUMBER <= last && *token > of_rows;
+    let fits = |token: &u64| tokens <= PER_NUMBER && *token + PER_NUMBER <= last && *token > above;
     Ok(token.filter(fits).map(|token| (Token(token - 1), ServerTime(from))))
 }
 

@@ -23,8 +23,8 @@ impl Moved {
         keys.iter().map(|key| self.key(key.clone())).collect()
     }
 
-    fn lease(&self, lease: LeaseRef) -> LeaseRef {
-        LeaseRef { keys: self.keys(&lease.keys), ..lease }
+    fn lease(&self, lease: &LeaseRef) -> LeaseRef {
+        LeaseRef { keys: self.keys(&lease.keys), ..lease.clone() }
     }
 
     fn there(&self, op: Op) -> Op {
@@ -32,9 +32,9 @@ impl Moved {
         match op {
             Op::Acquire(asked) => Op::Acquire(claim(asked)),
             Op::Rejoin(asked) => Op::Rejoin(claim(asked)),
-            Op::Renew { lease, ttl_ms } => Op::Renew { lease: self.lease(lease), ttl_ms },
-            Op::Raise { lease, tokens } => Op::Raise { lease: self.lease(lease), tokens },
-            Op::Release(release) => Op::Release(Release { lease: self.lease(release.lease), ..release }),
+            Op::Renew { lease, ttl_ms } => Op::Renew { lease: self.lease(&lease), ttl_ms },
+            Op::Raise { lease, tokens } => Op::Raise { lease: self.lease(&lease), tokens },
+            Op::Release(release) => Op::Release(Release { lease: self.lease(&release.lease), ..release }),
             Op::Abandon { keys, attempt } => Op::Abandon { keys: self.keys(&keys), attempt },
             Op::Force { key } => Op::Force { key: self.key(key) },
             Op::Line { key, change } => Op::Line { key: self.key(key), change },

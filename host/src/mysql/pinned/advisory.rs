@@ -210,7 +210,7 @@ impl Session {
     }
 
     /// After a statement that failed on a connection that did not: the names that the errand may have got
-    /// are given back. For the counter's row others may wait longer than is allowed.
+    /// are given back. Tokens may be laid by elsewhere at the same time, or this proxy be no member.
     async fn recover(&self, link: &mut Link, errand: &Errand, fault: &Fault) -> Result<(), Fault> {
         self.shared.metrics.store_error(fault.slug());
         let wanted = errand.want.iter().map(|(_, name)| name);

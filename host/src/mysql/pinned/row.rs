@@ -341,9 +341,9 @@ impl Desk {
     }
 
     fn locked(&mut self, slot: u64, errand: Errand, locked: Locked) {
-        let Locked { link, keys, strength, heard, raised } = locked;
+        let Locked { link, keys, strength, heard, counted } = locked;
         self.common.time.calibrate(link.sample.now, link.sample.after);
-        let Some((above, from)) = raised else {
+        let Some((above, from)) = counted else {
             // Another session has one of them.
             self.keep(link);
             return self.finish(errand, Token::default(), ServerTime::default());

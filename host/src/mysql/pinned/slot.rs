@@ -57,7 +57,7 @@ pub struct Locked {
     pub heard: Instant,
     /// The highest token that may be given out, and when grants may begin; `None` where another session has
     /// one of the rows.
-    pub raised: Option<(Token, ServerTime)>,
+    pub counted: Option<(Token, ServerTime)>,
 }
 
 pub struct Freed {
@@ -103,10 +103,10 @@ impl Slot {
         // One that was cleaned up in between is made at the next attempt.
         let Found::Locked(keys) = found else {
             within(link.rollback()).await?;
-            return Ok(Locked { link, keys: Vec::new(), strength: wish.strength, heard, raised: None });
+            return Ok(Locked { link, keys: Vec::new(), strength: wish.strength, heard, counted: None });
         };
-        let raised = Some(counter.next(shared, wish.tokens, &keys).await?);
-        Ok(Locked { link, keys, strength: wish.strength, heard, raised })
+        let counted = Some(counter.next(shared, wish.tokens, &keys).await?);
+        Ok(Locked { link, keys, strength: wish.strength, heard, counted })
     }
 
     pub async fn free(mut link: Link) -> Result<Freed, Fault> {

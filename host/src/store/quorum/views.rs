@@ -30,7 +30,7 @@ pub async fn list(
         }
     }
     let count = Count { members: members.len() };
-    let joined = by_key.into_values().filter_map(|copies| joined(count, copies));
+    let joined = by_key.into_values().filter_map(|copies| joined(count, &copies));
     let mut items: Vec<Stored> = joined.filter(|stored| !stored.record.holders.is_empty()).collect();
     let more = more || items.len() > limit;
     items.truncate(limit);
@@ -40,7 +40,8 @@ pub async fn list(
 pub async fn read(members: &[Member], key: &Key) -> Result<Option<Stored>, StoreError> {
     let copies = there(members).map(|member| member.store.read(key.clone()));
     let copies: Vec<Option<Stored>> = enough(members, join_all(copies).await)?;
-    Ok(joined(Count { members: members.len() }, copies.into_iter().flatten().collect()))
+    let copies: Vec<Stored> = copies.into_iter().flatten().collect();
+    Ok(joined(Count { members: members.len() }, &copies))
 }
 
 fn there(members: &[Member]) -> impl Iterator<Item = &Member> {
@@ -60,7 +61,7 @@ fn enough<T>(members: &[Member], answers: Vec<Result<T, StoreError>>) -> Result<
 }
 
 /// The key with the holders that a majority has.
-fn joined(count: Count, copies: Vec<Stored>) -> Option<Stored> {
+fn joined(count: Count, copies: &[Stored]) -> Option<Stored> {
     let has = |stored: &Stored, nonce: u64| stored.record.holders.iter().any(|holder| holder.nonce == nonce);
     let latest = copies.iter().max_by_key(|stored| stored.record.token)?;
     let holders = copies.iter().flat_map(|stored| &stored.record.holders);
