@@ -347,20 +347,20 @@ const BLOCK: u64 = PER_NUMBER * 1_000_000;
 pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     let rows = highest_of_rows(keys);
     format!(
-        "SELECT UUID_SHORT() AS n,run,base,token,GREATEST({rows},floor) AS r,grants_from,{NOW_US} AS now \
+        "SELECT UUID_SHORT() AS n,LAST_INSERT_ID() AS own,run,base,token,GREATEST({rows},floor) AS r,grants_from,{NOW_US} AS now \
          FROM {COUNTER} JOIN {META} USING (id) WHERE id=1"
     )
 }
 
 /// Lays by the next block of tokens, above all that may have been given out, and above what these keys
-/// were ever given as rows of the lease table.
-pub fn lay_by<'a>(epoch: u64, keys: impl Iterator<Item = &'a Key>) -> String {
+/// were ever given as rows of the lease table; and `tokens` below it for whoever asks.
+pub fn lay_by<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) -> String {
     let epoch = Token::floor_of_epoch(epoch).0;
     let rows = highest_of_rows(keys);
     // From left to right: the new token counts from the new base.
     format!(
-        "UPDATE {COUNTER} SET base=GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),{rows})+1,\
-         run=UUID_SHORT(),token=base+{BLOCK} WHERE id=1"
+        "UPDATE {COUNTER} SET base=LAST_INSERT_ID(GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),\
+         {rows})+{tokens}+1),run=UUID_SHORT(),token=base+{BLOCK} WHERE id=1"
     )
 }
 
@@ -381,15 +381,17 @@ fn highest_of_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
 }
 
 /// What [`number`] answered, for `tokens` of them: the tokens begin above this, and grants not before. `None`
-/// where tokens have to be laid by first.
+/// where tokens have to be laid by first; `laid_by`: by this session, in the same request.
 pub fn counted(
     set: Option<Vec<mysql_async::Row>>,
     tokens: u64,
     until: ServerTime,
+    laid_by: bool,
 ) -> Result<Option<(Token, ServerTime)>, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
-    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, u64)>(row).ok());
-    let Some((number, run, base, last, above, from, now)) = read else {
+    let read =
+        row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, u64, u64)>(row).ok());
+    let Some((number, own, run, base, last, above, from, now)) = read else {
         let why = format!("the row in {COUNTER} is missing: were its tables dropped?");
         return Err(Fault::Broken { why, slug: "schema" });
     };
@@ -397,8 +399,11 @@ pub fn counted(
         let why = "this proxy's place in the fleet is not confirmed".to_owned();
         return Err(Fault::Conflict { why });
     }
+    if tokens > PER_NUMBER {
+        return Ok(laid_by.then(|| (Token(own - tokens - 1), ServerTime(from))));
+    }
     let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
-    let fits = |token: &u64| tokens <= PER_NUMBER && *token + PER_NUMBER <= last && *token > above;
+    let fits = |token: &u64| *token + PER_NUMBER <= last && *token > above;
     Ok(token.filter(fits).map(|token| (Token(token - 1), ServerTime(from))))
 }
 

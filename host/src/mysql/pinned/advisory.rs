@@ -338,10 +338,10 @@ impl Session {
         if tokens > 0 {
             let until = self.shared.membership.until();
             let keys = || want.iter().map(|(key, _)| key);
-            let mut had = counted(sets.pop(), tokens, until)?;
+            let mut had = counted(sets.pop(), tokens, until, false)?;
             if had.is_none() {
-                let sql = format!("{};{}", lay_by(link.sample.epoch, keys()), number(keys()));
-                had = counted(link.exchange(sql).await?.pop(), tokens, until)?;
+                let sql = format!("{};{}", lay_by(link.sample.epoch, tokens, keys()), number(keys()));
+                had = counted(link.exchange(sql).await?.pop(), tokens, until, true)?;
             }
             let used_up =
                 || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };

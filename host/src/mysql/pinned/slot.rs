@@ -151,10 +151,10 @@ impl Counter {
             }
             sets => sets?,
         };
-        let mut had = counted(sets.pop(), tokens, until)?;
+        let mut had = counted(sets.pop(), tokens, until, false)?;
         if had.is_none() {
-            let sql = format!("{};{ask}", lay_by(link.sample.epoch, keys.iter()));
-            had = counted(within(link.exchange(sql)).await?.pop(), tokens, until)?;
+            let sql = format!("{};{ask}", lay_by(link.sample.epoch, tokens, keys.iter()));
+            had = counted(within(link.exchange(sql)).await?.pop(), tokens, until, true)?;
         }
         *place = Some(link);
         had.ok_or_else(|| Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() })
