@@ -6,15 +6,21 @@
 //! for after the guard was had: so they rise over all proxies, and over restarts.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::link::Fault;
+use super::queue::{Job, Places};
 use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
+use super::store::{MysqlStore, Shared};
 use crate::clock;
 use crate::lock::record::{self, Claim, Denial, Env, Op, Outcome, Record, Records};
-use crate::lock::{Instant, Key, ServerTime, Token};
-use crate::store::{Loss, Page, Stored};
+use crate::lock::{Instant, Key, ServerTime, Space, Token};
+use crate::store::{Answer, Done, Health, Loss, Page, Store, StoreError, Stored};
 
 pub mod advisory;
 pub mod row;
@@ -32,6 +38,85 @@ const PASSES: u32 = 64;
 const PAST: usize = 4_096;
 /// When to ask again for a key that another session has, at the latest: nobody says when it is free.
 const ELSEWHERE_US: u64 = 30_000_000;
+
+/// How often it is looked for locks that have ended, and for sessions that have said nothing.
+const SWEEP: Duration = Duration::from_millis(100);
+/// How long a session says nothing, in microseconds: its end is noticed that late.
+const SILENCE_US: u64 = 1_000_000;
+
+/// The handle on the task that keeps the guards of one space.
+pub struct Pinned<G> {
+    space: Space,
+    jobs: UnboundedSender<Job>,
+    places: Places,
+    shared: Arc<Shared>,
+    common: Arc<Common<G>>,
+}
+
+/// What the task and its users share.
+struct Common<G> {
+    held: Mutex<Guarded<G>>,
+    time: Time,
+    losses: Losses,
+}
+
+impl<G> Pinned<G> {
+    /// The handle, and what the task is sent through it.
+    fn open(space: Space, store: &MysqlStore, max_queued: usize) -> (Pinned<G>, UnboundedReceiver<Job>) {
+        let (jobs, incoming) = unbounded_channel();
+        let common = Common { held: Mutex::default(), time: Time::default(), losses: Losses::default() };
+        let (places, shared) = (Places::new(max_queued), store.shared.clone());
+        (Pinned { space, jobs, places, shared, common: Arc::new(common) }, incoming)
+    }
+}
+
+impl<G> Common<G> {
+    fn held(&self) -> MutexGuard<'_, Guarded<G>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        if let Some(job) = self.places.admit(group, deadline, done) {
+            // Where the task is gone, the job's ticket answers as it is dropped.
+            let _ = self.jobs.send(job);
+        }
+    }
+
+    /// Renewals need no statement: nothing can starve them.
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        let (_, now) = moment(&self.common.time);
+        let page = page(self.common.held().list(&prefix, after.as_ref(), now), limit);
+        Box::pin(std::future::ready(Ok(page)))
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        let (_, now) = moment(&self.common.time);
+        let stored = self.common.held().read(&key, now);
+        Box::pin(std::future::ready(Ok(stored)))
+    }
+
+    fn health(&self) -> Health {
+        self.shared.health.now()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        if space != self.space {
+            return Some(format!("{space:?} is not kept here"));
+        }
+        let without = space == Space::Advisory && self.shared.galera.load(Ordering::Relaxed);
+        without.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
+    }
+
+    fn on_loss(&self, tell: Loss) {
+        self.common.losses.set(tell);
+    }
+}
 
 /// The keys that are guarded now, and what is remembered of those that were of late. `G` says what guards
 /// a key.

@@ -9,121 +9,55 @@
 //! several keys needs no agreement between sessions.
 
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::{Guarded, Losses, SESSION_S, Terms, Time, counted, lay_by, moment, number, page, tokens_for};
+use super::{
+    Common, Pinned, SESSION_S, SILENCE_US, SWEEP, Terms, counted, lay_by, moment, number, tokens_for,
+};
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT, LATE};
 use crate::mysql::link::{Fault, Link};
-use crate::mysql::queue::{Batch, Job, Places, Queue};
+use crate::mysql::queue::{Batch, Queue};
 use crate::mysql::store::{MysqlStore, Shared};
-use crate::store::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+use crate::store::Reply;
 
 /// Names that one statement asks for.
 const STATEMENT_NAMES: usize = 512;
-/// How often the session looks for locks that have ended.
-const SWEEP: Duration = Duration::from_millis(100);
-/// How long the session says nothing, in microseconds: it notices its own end that late.
-const SILENCE_US: u64 = 1_000_000;
-
-/// Named locks on the server of a [`MysqlStore`].
-pub struct Advisory {
-    jobs: UnboundedSender<Job>,
-    places: Places,
-    shared: Arc<Shared>,
-    common: Arc<Common>,
-}
 
 /// What the server knows a key by.
-type Name = Arc<str>;
+pub type Name = Arc<str>;
 
-/// What the session and its users share.
-#[derive(Default)]
-struct Common {
-    held: Mutex<Guarded<Name>>,
-    time: Time,
-    losses: Losses,
-}
+/// Named locks on the server of a [`MysqlStore`].
+pub type Advisory = Pinned<Name>;
 
-impl Advisory {
+impl Pinned<Name> {
     /// Starts the session's task; it ends with the store's own. `batch` and `max_queued` as in
     /// [`StoreConfig`](crate::config::StoreConfig).
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
-        let common = Arc::new(Common::default());
-        let (jobs, incoming) = unbounded_channel();
+        let (advisory, incoming) = Pinned::open(Space::Advisory, store, max_queued);
         let session = Session {
-            shared: store.shared.clone(),
-            common: common.clone(),
+            shared: advisory.shared.clone(),
+            common: advisory.common.clone(),
             heard: Instant::default(),
             left_over: false,
         };
         store.spawn(session.run(Queue::new(incoming, batch)));
-        Advisory { jobs, places: Places::new(max_queued), shared: store.shared.clone(), common }
-    }
-}
-
-impl Store for Advisory {
-    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
-        if let Some(job) = self.places.admit(group, deadline, done) {
-            // Where the session's task is gone, the job's ticket answers as it is dropped.
-            let _ = self.jobs.send(job);
-        }
-    }
-
-    /// Renewals need no statement: nothing can starve them.
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.submit(vec![op], deadline, done);
-    }
-
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
-        let (_, now) = moment(&self.common.time);
-        let page = page(self.common.held().list(&prefix, after.as_ref(), now), limit);
-        Box::pin(std::future::ready(Ok(page)))
-    }
-
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
-        let (_, now) = moment(&self.common.time);
-        let stored = self.common.held().read(&key, now);
-        Box::pin(std::future::ready(Ok(stored)))
-    }
-
-    fn health(&self) -> Health {
-        self.shared.health.now()
-    }
-
-    fn lacks(&self, space: Space) -> Option<String> {
-        if space != Space::Advisory {
-            return Some(format!("{space:?} is not a named lock"));
-        }
-        let galera = self.shared.galera.load(Ordering::Relaxed);
-        galera.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
-    }
-
-    fn on_loss(&self, tell: Loss) {
-        self.common.losses.set(tell);
-    }
-}
-
-impl Common {
-    fn held(&self) -> MutexGuard<'_, Guarded<Name>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        advisory
     }
 }
 
 /// The task that has the connection.
 struct Session {
     shared: Arc<Shared>,
-    common: Arc<Common>,
+    common: Arc<Common<Name>>,
     /// Before the last exchange that succeeded: the server keeps the session from then on.
     heard: Instant,
     /// Some keys of the last batch may be free, and their names not yet given back.

@@ -6,65 +6,48 @@
 //! is FOR SHARE, so that other proxies' readers have theirs beside it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::slot::{Beat, Counter, Freed, Locked, Slot, Strength, Wish};
-use super::{Guarded, Losses, Terms, Time, moment, page, tokens_for};
+use super::{Common, Guarded, Pinned, SILENCE_US, SWEEP, Terms, moment, tokens_for};
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Mode, ServerTime, Space, Token};
 use crate::mysql::lanes::LATE;
 use crate::mysql::link::{Fault, Link};
-use crate::mysql::queue::{Job, Places};
+use crate::mysql::queue::Job;
 use crate::mysql::store::{MysqlStore, Shared};
-use crate::store::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+use crate::store::{Reply, StoreError};
 
-/// How often it is looked for locks that have ended, and for sessions that have said nothing.
-const SWEEP: Duration = Duration::from_millis(100);
-/// How long a session says nothing, in microseconds: its end is noticed that late.
-const SILENCE_US: u64 = 1_000_000;
 /// How long a claim waits for a connection, in microseconds.
 const PATIENCE_US: u64 = 500_000;
 /// Connections that are kept for the next lock.
 const SPARE: usize = 4;
 
-/// Row locks on the server of a [`MysqlStore`].
-pub struct Row {
-    jobs: UnboundedSender<Job>,
-    places: Places,
-    shared: Arc<Shared>,
-    common: Arc<Common>,
-}
-
 /// What guards a key: the transaction of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Guard {
+pub struct Guard {
     slot: u64,
     strength: Strength,
 }
 
-#[derive(Default)]
-struct Common {
-    held: Mutex<Guarded<Guard>>,
-    time: Time,
-    losses: Losses,
-}
+/// Row locks on the server of a [`MysqlStore`].
+pub type Row = Pinned<Guard>;
 
-impl Row {
+impl Pinned<Guard> {
     /// Starts the task; it ends with the store's own. `connections`: the most that hold locks at a time.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn new(store: &MysqlStore, connections: usize, max_queued: usize) -> Row {
-        let common = Arc::new(Common::default());
-        let (jobs, incoming) = unbounded_channel();
+        let (row, incoming) = Pinned::open(Space::Row, store, max_queued);
         let (events, happened) = unbounded_channel();
         let desk = Desk {
-            shared: store.shared.clone(),
-            common: common.clone(),
+            shared: row.shared.clone(),
+            common: row.common.clone(),
             counter: Arc::default(),
             events,
             connections,
@@ -77,51 +60,7 @@ impl Row {
             serial: 0,
         };
         store.spawn(desk.run(incoming, happened));
-        Row { jobs, places: Places::new(max_queued), shared: store.shared.clone(), common }
-    }
-}
-
-impl Store for Row {
-    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
-        if let Some(job) = self.places.admit(group, deadline, done) {
-            // Where the task is gone, the job's ticket answers as it is dropped.
-            let _ = self.jobs.send(job);
-        }
-    }
-
-    /// Renewals need no statement: nothing can starve them.
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.submit(vec![op], deadline, done);
-    }
-
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
-        let (_, now) = moment(&self.common.time);
-        let page = page(self.common.held().list(&prefix, after.as_ref(), now), limit);
-        Box::pin(std::future::ready(Ok(page)))
-    }
-
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
-        let (_, now) = moment(&self.common.time);
-        let stored = self.common.held().read(&key, now);
-        Box::pin(std::future::ready(Ok(stored)))
-    }
-
-    fn health(&self) -> Health {
-        self.shared.health.now()
-    }
-
-    fn lacks(&self, space: Space) -> Option<String> {
-        (space != Space::Row).then(|| format!("{space:?} is not a row lock"))
-    }
-
-    fn on_loss(&self, tell: Loss) {
-        self.common.losses.set(tell);
-    }
-}
-
-impl Common {
-    fn held(&self) -> MutexGuard<'_, Guarded<Guard>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        row
     }
 }
 
@@ -149,7 +88,7 @@ struct Waiting {
 /// The task that decides, and has others talk to the server.
 struct Desk {
     shared: Arc<Shared>,
-    common: Arc<Common>,
+    common: Arc<Common<Guard>>,
     counter: Arc<Counter>,
     events: UnboundedSender<Event>,
     connections: usize,
