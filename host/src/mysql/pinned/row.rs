@@ -162,6 +162,7 @@ impl Desk {
             for op in &job.ops {
                 let reads = matches!(op, Op::Acquire(claim) if claim.mode == Mode::Shared);
                 let fit = |guard: &Guard| reads || guard.strength == Strength::Exclusive;
+                let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
                 match held.try_apply(op, &terms, fit) {
                     Some(outcome) => decided.push(outcome),
                     None => break,
@@ -322,8 +323,7 @@ impl Desk {
         if ticket.is_open() {
             let mut held = self.common.held();
             for op in &ops[decided.len()..] {
-                let mut terms = terms;
-                terms.heard = heard(&self.slots, &held, op, terms.own);
+                let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
                 decided.push(held.apply(op, &terms));
             }
         }
