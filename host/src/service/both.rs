@@ -144,26 +144,11 @@ impl UnderWay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::record::{Claim, Tag};
-    use crate::lock::{Key, Mode};
+    use crate::lock::Key;
+    use crate::store::contract;
 
     fn claim() -> Op {
-        Op::Acquire(Claim {
-            keys: [Key::new("k").expect("it is a key")].into(),
-            attempt: 1,
-            owner: "o".into(),
-            request: None,
-            fingerprint: 0,
-            mode: Mode::Exclusive,
-            ttl_ms: 1,
-            at_least_ms: 0,
-            delay_ms: 0,
-            reentrant: false,
-            keep_ms: 0,
-            line: None,
-            any: false,
-            tag: Tag::default(),
-        })
+        Op::Acquire(contract::claim(&["k"], "o"))
     }
 
     #[test]
