@@ -11,12 +11,17 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Copies what a build of the default policy reads.
+/// Copies the workspace, without what builds left in it.
 fn copy_tree(to: &Path) {
     std::fs::create_dir_all(to).unwrap();
-    for entry in ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "host", "policies", "sdk", "xtask"] {
-        let copied = Command::new("cp").arg("-R").arg(root().join(entry)).arg(to).status().unwrap();
-        assert!(copied.success(), "cannot copy {entry}");
+    for entry in std::fs::read_dir(root()).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name();
+        if name == "target" || name.to_string_lossy().starts_with('.') {
+            continue;
+        }
+        let copied = Command::new("cp").arg("-R").arg(entry.path()).arg(to).status().unwrap();
+        assert!(copied.success(), "cannot copy {}", entry.path().display());
     }
 }
 
