@@ -43,7 +43,24 @@ pub struct PlanRequest {
     pub ttl_ms: Option<u32>,
     pub wait_ms: Option<u32>,
     pub labels: Vec<(String, String)>,
+    /// Set for a guarded request.
+    pub http: Option<Arc<HttpView>>,
     pub seed: u32,
+}
+
+/// The part of a guarded HTTP request that its route lets a policy see.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct HttpView {
+    pub method: String,
+    /// Percent-decoded.
+    pub path: String,
+    /// What the `{name}`s of the route's path stand for.
+    pub captures: Vec<(String, String)>,
+    pub query: Vec<(String, String)>,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// The first bytes of the body.
+    pub body: Vec<u8>,
 }
 
 /// How a request is to be locked: a policy's answer, every value inside the host's limits.
@@ -72,7 +89,21 @@ pub struct Plan {
     pub keep_ms: u32,
     pub lock_delay_ms: u32,
     pub max_hold_ms: u32,
+    /// What becomes of a guarded request whose lease is lost.
+    pub on_loss: OnLoss,
     pub labels: Vec<(Box<str>, Box<str>)>,
+}
+
+/// What becomes of a guarded request whose lease is lost while the upstream works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLoss {
+    /// It goes on; the loss is logged and counted.
+    #[default]
+    Finish,
+    /// It goes on, and its answer says so.
+    Mark,
+    /// It is broken off.
+    Cut,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Kept, Op, Outcome, Release, Version};
+use crate::lock::record::{HeldBy, Kept, Op, Outcome, Release, Tag, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::store::{Health, Store, StoreError};
@@ -26,12 +26,16 @@ mod hold;
 mod tests;
 mod transition;
 mod values;
+mod via;
 mod views;
 
 use self::acquire::Call;
 use self::core::Msg;
-pub use hold::Hold;
-pub use values::{Begun, Committed, Versioned};
+pub use hold::{Hold, Keeping};
+pub use values::{Begun, Committed, Guarded, Versioned};
+pub use via::{RESERVED, Via};
+
+pub use crate::policy::{Answer, HttpView, OnLoss};
 
 /// What a [`Service`] is made of.
 pub struct Parts {
@@ -80,6 +84,8 @@ pub struct Request {
     pub wait_ms: Option<u32>,
     pub request_id: Option<String>,
     pub labels: Vec<(String, String)>,
+    /// Set for a guarded request.
+    pub via: Option<Via>,
 }
 
 /// A grant, as its client is told of it.
@@ -112,6 +118,7 @@ pub enum AcquireError {
     })]
     Contended {
         resource: String,
+        key: Key,
         holder: Option<HeldBy>,
         /// Place in the queue when the wait ended, 1 for the next; 0 where it never queued.
         position: u32,
@@ -490,6 +497,16 @@ impl Shared {
     fn less_drift(&self, asked_at: Instant, left_us: u64) -> Instant {
         let margin = left_us / 1_000 * u64::from(self.limits.drift_per_mille);
         asked_at.plus_us(left_us - margin.min(left_us))
+    }
+
+    /// The policy that decides about what a lease was granted for.
+    fn policy_of_tag<'a>(&'a self, tag: &'a Tag) -> &'a str {
+        via::policy(tag).unwrap_or_else(|| self.policy_of(&tag.resource))
+    }
+
+    /// The policy that decides about a request.
+    fn policy_for<'a>(&'a self, request: &'a Request) -> &'a str {
+        request.via.as_ref().map_or_else(|| self.policy_of(&request.resource), |via| &via.policy)
     }
 
     /// The policy that decides about a resource.

@@ -31,6 +31,7 @@ pub fn measure(report: &mut Report) -> Result<()> {
         ttl_ms: Some(10_000),
         wait_ms: Some(5_000),
         labels: vec![label("tenant", "acme"), label("region", "eu-west"), label("tier", "gold")],
+        http: None,
         seed: 7,
     };
     let mut took = Vec::with_capacity(CALLS);

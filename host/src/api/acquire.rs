@@ -9,7 +9,7 @@ use crate::clock;
 use crate::config::Limits;
 use crate::http::Problem;
 use crate::lock::Key;
-use crate::service::{Lease, Request};
+use crate::service::{Lease, RESERVED, Request};
 
 /// Reads and checks the body of an acquire.
 pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
@@ -24,6 +24,7 @@ pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
         wait_ms: fields.integer("wait_ms", 0..=limits.max_wait_ms)?,
         request_id,
         labels: labels(fields.take("labels"), limits)?,
+        via: None,
     };
     fields.finish()?;
     Ok(request)
@@ -44,6 +45,9 @@ pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, S
         let field = format!("labels.{}", shown(&name));
         if labels.iter().any(|(before, _)| *before == name) {
             return Err(Problem::invalid(field, "given twice"));
+        }
+        if name.starts_with(RESERVED) {
+            return Err(Problem::invalid(field, format!("a name may not begin with `{RESERVED}`")));
         }
         let name = Json::Text(name).into_text("labels", &(1..=limits.max_label_bytes))?;
         labels.push((name, value.into_text(&field, &(0..=limits.max_label_bytes))?));

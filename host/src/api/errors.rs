@@ -96,6 +96,7 @@ mod tests {
         };
         let error = AcquireError::Contended {
             resource: "r".into(),
+            key: crate::lock::Key::new("r").unwrap(),
             holder: Some(holder),
             position: 3,
             retry_after_ms: 2_500,

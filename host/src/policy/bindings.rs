@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Backoff, Contention, Expiring, PlanRequest, Primitive, QueueView, Renewal, ResponseContention};
+use super::{
+    Backoff, Contention, Expiring, HttpView, PlanRequest, Primitive, QueueView, Renewal, ResponseContention,
+};
 use crate::lock;
 
 mod generated {
@@ -22,10 +24,25 @@ pub(super) fn request(from: &PlanRequest) -> types::Request {
         mode: mode(from.mode),
         ttl: from.ttl_ms,
         wait: from.wait_ms,
-        labels: from.labels.iter().map(|(name, value)| label(name, value)).collect(),
-        http: None,
+        labels: pairs(&from.labels),
+        http: from.http.as_deref().map(http),
         seed: from.seed,
     }
+}
+
+fn http(from: &HttpView) -> types::HttpRequest {
+    types::HttpRequest {
+        method: from.method.clone(),
+        path: from.path.clone(),
+        captures: pairs(&from.captures),
+        query: pairs(&from.query),
+        headers: pairs(&from.headers),
+        body: from.body.clone(),
+    }
+}
+
+fn pairs(from: &[(String, String)]) -> Vec<types::Label> {
+    from.iter().map(|(name, value)| label(name, value)).collect()
 }
 
 pub(super) fn queue(from: &QueueView) -> fairness::Queue {

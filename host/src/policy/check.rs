@@ -159,6 +159,7 @@ fn requests() -> [(&'static str, PlanRequest); 4] {
         ttl_ms: None,
         wait_ms: None,
         labels: Vec::new(),
+        http: None,
         seed: 1,
     };
     let labels = [("tenant", "acme"), ("group", "blue"), ("rank", "1")];

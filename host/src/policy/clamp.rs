@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::bindings::{self, naming, response, types};
-use super::{Answer, Backoff, Plan, Primitive, Renewal};
+use super::{Answer, Backoff, OnLoss, Plan, Primitive, Renewal};
 use crate::config::Limits;
 use crate::lock::{Key, Mode};
 
@@ -83,6 +83,7 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
         keep_ms: if is_once { keep_ms(from.lock_at_least, limits) } else { 0 },
         lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
         max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
+        on_loss: wishes.on_loss,
         labels,
     };
     Ok(plan.with_primitive(primitive))
@@ -94,6 +95,7 @@ struct Wishes {
     second: Option<Primitive>,
     global_order: bool,
     any: bool,
+    on_loss: OnLoss,
 }
 
 /// Takes the proxy's own labels out of those that the policy is shown again later.
@@ -109,6 +111,9 @@ fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
             }
             ("keys", "any") => wishes.any = true,
             ("order", "global") => wishes.global_order = true,
+            ("on-loss", "finish") => wishes.on_loss = OnLoss::Finish,
+            ("on-loss", "mark") => wishes.on_loss = OnLoss::Mark,
+            ("on-loss", "cut") => wishes.on_loss = OnLoss::Cut,
             _ => return Err(format!("the label {name} = {value} means nothing to the proxy")),
         }
     }

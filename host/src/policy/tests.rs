@@ -61,6 +61,7 @@ fn request(resource: &str) -> PlanRequest {
         ttl_ms: None,
         wait_ms: None,
         labels: Vec::new(),
+        http: None,
         seed: 7,
     }
 }

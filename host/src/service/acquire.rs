@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use super::core::{Answer, Msg, Pending};
-use super::{AcquireError, Lease, Request, Shared, both};
+use super::{AcquireError, Lease, Request, Shared, both, via};
 use crate::clock;
 use crate::lock::record::{Claim, InLine, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
@@ -25,6 +25,8 @@ pub(super) enum Call {
     Acquire,
     Once,
     Version,
+    /// A guarded request, which takes what its policy chose.
+    Guard,
 }
 
 impl Call {
@@ -38,11 +40,11 @@ impl Call {
 
     fn check(self, policy: &str, primitive: Primitive) -> Result<(), AcquireError> {
         let right = Call::of(primitive);
-        if right == self {
+        if right == self || (self == Call::Guard && right != Call::Version) {
             return Ok(());
         }
         let calls = match right {
-            Call::Acquire => "/v1/acquire or /v1/hold",
+            Call::Acquire | Call::Guard => "/v1/acquire or /v1/hold",
             Call::Once => "/v1/once/begin",
             Call::Version => "/v1/versions/read and /v1/versions/commit",
         };
@@ -65,7 +67,7 @@ pub(super) async fn acquire(
     request: &Request,
     call: Call,
 ) -> Result<(Lease, Planned), AcquireError> {
-    let policy = shared.policy_of(&request.resource);
+    let policy = shared.policy_for(request);
     let begun = clock::now();
     let result = attempt(shared, policy, request, call).await;
     let waited = Duration::from_micros(clock::now().us_since(begun));
@@ -138,16 +140,7 @@ async fn opened(shared: &Shared) -> Result<(), AcquireError> {
 }
 
 pub(super) fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan, AcquireError> {
-    let asked = PlanRequest {
-        resource: request.resource.clone(),
-        owner: request.owner.clone(),
-        mode: request.mode,
-        ttl_ms: request.ttl_ms,
-        wait_ms: request.wait_ms,
-        labels: request.labels.clone(),
-        seed: rand::random(),
-    };
-    generation.plan(&asked).map_err(|error| match error {
+    generation.plan(&asked(request)).map_err(|error| match error {
         PlanError::Refused { reason } => AcquireError::Refused { reason },
         PlanError::Fault(fault) => AcquireError::PolicyFault {
             policy: policy.to_owned(),
@@ -155,6 +148,20 @@ pub(super) fn plan(generation: &Generation, policy: &str, request: &Request) -> 
             detail: fault.detail,
         },
     })
+}
+
+/// A request as its policy sees it.
+pub(super) fn asked(request: &Request) -> PlanRequest {
+    PlanRequest {
+        resource: request.resource.clone(),
+        owner: request.owner.clone(),
+        mode: request.mode,
+        ttl_ms: request.ttl_ms,
+        wait_ms: request.wait_ms,
+        labels: request.labels.clone(),
+        http: request.via.as_ref().map(|via| via.http.clone()),
+        seed: rand::random(),
+    }
 }
 
 /// `None`: the policy was replaced since the plan was made.
@@ -197,6 +204,8 @@ fn in_line(shared: &Shared, plan: &Plan) -> InLine {
 fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
     let plan = &planned.plan;
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
+    let mut labels: Vec<_> = request.labels.iter().map(label).collect();
+    labels.extend(request.via.iter().flat_map(|via| via::labels(&via.http)));
     let claim = Claim {
         keys: plan.keys.clone(),
         any: plan.any,
@@ -215,7 +224,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
         tag: Tag {
             resource: request.resource.as_str().into(),
             policy: (&**planned.generation.id()).into(),
-            labels: request.labels.iter().map(label).collect(),
+            labels,
         },
     };
     Waiter {
@@ -279,7 +288,15 @@ fn settle(
             })
         }
         Verdict::Contended { holder, position, retry_after_ms, reason } => {
-            Err(AcquireError::Contended { resource: resource(), holder, position, retry_after_ms, reason })
+            let key = planned.plan.keys[0].clone();
+            Err(AcquireError::Contended {
+                resource: resource(),
+                key,
+                holder,
+                position,
+                retry_after_ms,
+                reason,
+            })
         }
         Verdict::Done(kept) => Err(AcquireError::Done(kept)),
         Verdict::TooManyWaiters { limit } => {

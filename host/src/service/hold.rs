@@ -1,16 +1,17 @@
 //! Leases that the proxy keeps alive for as long as a connection lives.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::acquire::Planned;
 use super::core::Msg;
 use super::history::What;
-use super::{HoldEvent, Lease, LeaseError, Renewed, Service};
+use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service};
 use crate::clock;
-use crate::lock::Instant;
-use crate::policy::{Expiring, Renewal, fallback};
+use crate::lock::{Instant, LeaseRef};
+use crate::policy::{Expiring, OnLoss, Renewal, fallback};
 
 /// A failed renewal is tried again after this long, while the lease lasts.
 const RETRY_MS: u32 = 200;
@@ -25,6 +26,18 @@ pub struct Hold {
     valid_until: Instant,
     gone: oneshot::Receiver<()>,
     over: bool,
+    /// The release is on its way, or is somebody else's.
+    ended: bool,
+}
+
+/// A lease that a task of its own keeps alive. Dropping it releases the lease: the release is on its way
+/// before anything that is asked later.
+pub struct Keeping {
+    lease: LeaseRef,
+    service: Service,
+    /// Tells the task that the lease is released, and where the answer arrives.
+    ending: Option<oneshot::Sender<Releasing>>,
+    lost: watch::Receiver<Option<Arc<str>>>,
 }
 
 impl Hold {
@@ -32,7 +45,54 @@ impl Hold {
         let valid_until = lease.valid_until;
         let (over, gone) = oneshot::channel();
         service.shared.tell(Msg::Held { nonce: lease.lease.nonce, over });
-        Hold { lease, service, planned, since: clock::now(), renewals: 0, valid_until, gone, over: false }
+        Hold {
+            lease,
+            service,
+            planned,
+            since: clock::now(),
+            renewals: 0,
+            valid_until,
+            gone,
+            over: false,
+            ended: false,
+        }
+    }
+
+    /// What the policy wants for a guarded request that loses its lease.
+    pub fn on_loss(&self) -> OnLoss {
+        self.planned.plan.on_loss
+    }
+
+    /// Keeps the lease alive in a task of its own.
+    pub fn keep(mut self) -> Keeping {
+        let (ending, mut ended) = oneshot::channel::<Releasing>();
+        let (tell, lost) = watch::channel(None);
+        let keeping = Keeping {
+            lease: self.lease.lease.clone(),
+            service: self.service.clone(),
+            ending: Some(ending),
+            lost,
+        };
+        tokio::spawn(async move {
+            let answer = loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut ended => break answer,
+                    event = self.next() => if let HoldEvent::Lost { reason } = event {
+                        tell.send_replace(Some(reason.into()));
+                    },
+                }
+            };
+            self.ended = true;
+            let released = match answer {
+                Ok(answer) => self.service.released(answer).await,
+                Err(_) => return,
+            };
+            if let Err(error) = released {
+                tracing::debug!(%error, "a lease could not be released; it ends by itself");
+            }
+        });
+        keeping
     }
 
     /// The next thing that the client should be told. After [`HoldEvent::Lost`] nothing follows.
@@ -122,6 +182,9 @@ impl Drop for Hold {
         let service = self.service.clone();
         self.gone.close();
         service.shared.tell(Msg::Left { nonce: self.lease.lease.nonce });
+        if self.ended {
+            return;
+        }
         let answer = service.begin_release(self.lease.lease.clone(), None);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
@@ -129,6 +192,36 @@ impl Drop for Hold {
                     tracing::debug!(%error, "a held lease could not be released; it ends by itself");
                 }
             });
+        }
+    }
+}
+
+impl Keeping {
+    /// Why the lease cannot be relied on any more, where that is so.
+    pub fn is_lost(&self) -> Option<Arc<str>> {
+        self.lost.borrow().clone()
+    }
+
+    /// Tells of a loss; [`Keeping::is_lost`] says why.
+    pub fn watch(&self) -> watch::Receiver<Option<Arc<str>>> {
+        self.lost.clone()
+    }
+
+    /// Ends a `once`, and keeps `outcome`, which is JSON text.
+    ///
+    /// # Errors
+    /// Where the lease is lost, or the store cannot say; what was done may be done again then.
+    pub async fn finish(mut self, outcome: Box<str>) -> Result<(), LeaseError> {
+        self.ending = None;
+        let answer = self.service.begin_release(self.lease.clone(), Some(outcome));
+        self.service.released(answer).await
+    }
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        if let Some(ending) = self.ending.take() {
+            let _ = ending.send(self.service.begin_release(self.lease.clone(), None));
         }
     }
 }

@@ -36,6 +36,7 @@ fn request(resource: &str) -> Request {
         wait_ms: None,
         request_id: None,
         labels: Vec::new(),
+        via: None,
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::core::Msg;
-use super::{Service, Shared};
+use super::{Service, Shared, via};
 use crate::lock::record::{Claim, Holder};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode, Space};
@@ -112,13 +112,15 @@ fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanReque
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
         mode => mode,
     };
+    let (labels, http) = via::split(tag);
     PlanRequest {
         resource: tag.resource.to_string(),
         owner: owner.to_owned(),
         mode,
         ttl_ms: None,
         wait_ms: None,
-        labels: tag.labels.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+        labels,
+        http,
         seed: 0,
     }
 }
@@ -174,7 +176,7 @@ impl Swap {
     }
 
     fn decides(&self, shared: &Shared, claim: &Claim) -> bool {
-        shared.policy_of(&claim.tag.resource) == self.prepared.generation().name()
+        shared.policy_of_tag(&claim.tag) == self.prepared.generation().name()
     }
 
     pub fn reply(self, step: Step) {
@@ -338,9 +340,8 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreErro
     loop {
         let page = shared.store.list(String::new(), after.take(), PAGE).await?;
         for stored in &page.items {
-            let live = |holder: &&Holder| {
-                holder.until > stored.now && shared.policy_of(&holder.tag.resource) == policy
-            };
+            let live =
+                |holder: &&Holder| holder.until > stored.now && shared.policy_of_tag(&holder.tag) == policy;
             for holder in stored.record.holders.iter().filter(live) {
                 let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
                     nonce: holder.nonce,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::acquire::{self, Call, Planned};
-use super::{AcquireError, Lease, LeaseError, Request, Service};
+use super::{AcquireError, Answer, Hold, Lease, LeaseError, Request, Service};
 use crate::lock::record::{self, Kept, Op, Outcome, Version};
 use crate::lock::{Key, LeaseRef, Token};
+use crate::policy::{ResponseContention, fallback};
 
 /// What a `once` has come to.
 #[derive(Clone, Debug)]
@@ -34,7 +35,43 @@ pub struct Committed {
     pub policy: Arc<str>,
 }
 
+/// What a guarded request has come to.
+pub enum Guarded {
+    /// It has its lock. Where the primitive is `once` it is the first, and leaves its outcome with
+    /// [`Keeping::finish`](super::Keeping::finish).
+    Held(Box<Hold>),
+    /// It was done before, and left this.
+    Done(Kept),
+}
+
 impl Service {
+    /// Waits for the lock of a guarded request, by whichever primitive its policy chose.
+    pub async fn guard(&self, request: &Request) -> Result<Guarded, AcquireError> {
+        match acquire::acquire(&self.shared, request, Call::Guard).await {
+            Ok((lease, planned)) => Ok(Guarded::Held(Box::new(Hold::new(self.clone(), lease, planned)))),
+            Err(AcquireError::Done(kept)) => Ok(Guarded::Done(kept)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a guarded request is answered that was contended for `waited_ms`, in its policy's words;
+    /// `None` for any other error.
+    pub fn refusal(&self, request: &Request, error: &AcquireError, waited_ms: u32) -> Option<Answer> {
+        let AcquireError::Contended { key, holder, position, retry_after_ms, .. } = error else {
+            return None;
+        };
+        let contention = ResponseContention {
+            key: key.clone(),
+            holder: holder.as_ref().map(|holder| holder.owner.to_string()).unwrap_or_default(),
+            position: *position,
+            waited_ms,
+            retry_after_ms: *retry_after_ms,
+        };
+        let generation = self.shared.policies.get(self.shared.policy_for(request));
+        let answer = generation.and_then(|live| live.response(&acquire::asked(request), &contention));
+        Some(answer.and_then(Result::ok).unwrap_or_else(|| fallback::response(&contention)))
+    }
+
     /// The first to ask is granted a lease; those that ask meanwhile wait for it, as long as their plan
     /// allows, and hear the outcome. A lease that ends without one makes the next waiter the first.
     pub async fn begin(&self, request: Request) -> Result<Begun, AcquireError> {
@@ -68,6 +105,7 @@ impl Service {
         value: Option<Box<str>>,
     ) -> Result<Committed, AcquireError> {
         let (key, policy) = self.versioned(request)?;
+        let commit_key = key.clone();
         let commit = record::Commit {
             key: key.clone(),
             version: read,
@@ -86,6 +124,7 @@ impl Service {
             Outcome::RequestReused { ended } => Err(AcquireError::RequestReused { ended }),
             Outcome::Held(denial) => Err(AcquireError::Contended {
                 resource: resource(),
+                key: commit_key,
                 holder: denial.holder,
                 position: 0,
                 retry_after_ms: u32::try_from(denial.free_in_us / 1_000).unwrap_or(u32::MAX).max(1),
@@ -98,7 +137,7 @@ impl Service {
     }
 
     fn versioned(&self, request: &Request) -> Result<(Key, Arc<str>), AcquireError> {
-        let policy = self.shared.policy_of(&request.resource);
+        let policy = self.shared.policy_for(request);
         let Planned { generation, plan, .. } =
             acquire::planned(&self.shared, policy, request, Call::Version)?;
         Ok((plan.keys[0].clone(), generation.id().clone()))

@@ -56,6 +56,7 @@ fn candidates(shared: &Shared, name: &str) -> Vec<Key> {
         ttl_ms: None,
         wait_ms: None,
         labels: Vec::new(),
+        http: None,
         seed: 0,
     };
     let generation = shared.policies.get(shared.policy_of(name));

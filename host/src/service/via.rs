@@ -1,0 +1,102 @@
+//! Guarded requests as they are kept with a lease, so that any proxy can ask a policy about them again.
+//!
+//! What the policy saw becomes labels whose names begin with a colon, which no client's label does.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+
+use crate::lock::record::Tag;
+use crate::policy::HttpView;
+
+/// Labels of clients do not begin so.
+pub const RESERVED: char = ':';
+
+const METHOD: &str = ":method";
+const PATH: &str = ":path";
+const CAPTURE: &str = ":capture.";
+const QUERY: &str = ":query.";
+const HEADER: &str = ":header.";
+const BODY: &str = ":body";
+
+/// The way in of a request that came through a guarded route.
+#[derive(Clone, Debug)]
+pub struct Via {
+    /// The route's.
+    pub policy: Arc<str>,
+    pub http: Arc<HttpView>,
+}
+
+pub(super) fn labels(http: &HttpView) -> Vec<(Box<str>, Box<str>)> {
+    let mut labels: Vec<(Box<str>, Box<str>)> =
+        vec![(METHOD.into(), http.method.as_str().into()), (PATH.into(), http.path.as_str().into())];
+    let lists = [(CAPTURE, &http.captures), (QUERY, &http.query), (HEADER, &http.headers)];
+    for (prefix, pairs) in lists {
+        labels.extend(
+            pairs.iter().map(|(name, value)| (format!("{prefix}{name}").into(), value.as_str().into())),
+        );
+    }
+    if !http.body.is_empty() {
+        labels.push((BODY.into(), STANDARD_NO_PAD.encode(&http.body).into()));
+    }
+    labels
+}
+
+/// The labels of the client, and what the policy saw of its guarded request.
+pub(super) fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>) {
+    let mut plain = Vec::new();
+    let mut http: Option<HttpView> = None;
+    for (name, value) in &tag.labels {
+        if !name.starts_with(RESERVED) {
+            plain.push((name.to_string(), value.to_string()));
+            continue;
+        }
+        let http = http.get_or_insert_default();
+        let lists = [(CAPTURE, &mut http.captures), (QUERY, &mut http.query), (HEADER, &mut http.headers)];
+        match &**name {
+            METHOD => http.method = value.to_string(),
+            PATH => http.path = value.to_string(),
+            BODY => http.body = STANDARD_NO_PAD.decode(&**value).unwrap_or_default(),
+            name => {
+                for (prefix, list) in lists {
+                    if let Some(name) = name.strip_prefix(prefix) {
+                        list.push((name.to_owned(), value.to_string()));
+                    }
+                }
+            }
+        }
+    }
+    (plain, http.map(Arc::new))
+}
+
+/// The policy of a guarded request: that which planned it, as routes may have changed since.
+pub(super) fn policy(tag: &Tag) -> Option<&str> {
+    let guarded = tag.labels.iter().any(|(name, _)| name.starts_with(RESERVED));
+    guarded.then(|| tag.policy.split_once('@').map_or(&*tag.policy, |(name, _)| name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_policy_saw_comes_back() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let http = HttpView {
+            method: "POST".into(),
+            path: "/orders/42/pay".into(),
+            captures: vec![pair("id", "42")],
+            query: vec![pair("a", "1"), pair("a", "2")],
+            headers: vec![pair("idempotency-key", "k")],
+            body: b"{\"n\": \xff}".to_vec(),
+        };
+        let mut tag = Tag { resource: "r".into(), policy: "orders@sha256:12".into(), labels: labels(&http) };
+        tag.labels.push(("tenant".into(), "a".into()));
+        assert_eq!(split(&tag), (vec![pair("tenant", "a")], Some(Arc::new(http))));
+        assert_eq!(policy(&tag), Some("orders"));
+        tag.labels.retain(|(name, _)| &**name == "tenant");
+        assert_eq!(split(&tag), (vec![pair("tenant", "a")], None));
+        assert_eq!(policy(&tag), None);
+    }
+}
