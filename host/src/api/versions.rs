@@ -6,7 +6,8 @@ use serde_json::value::RawValue;
 
 use super::acquire::labels;
 use super::fields::{Fields, kept_value, raw};
-use super::{Api, time};
+use super::Api;
+use crate::fronts::time;
 use crate::http::{Kind, Problem, Response, json};
 use crate::lock::{Mode, Token};
 use crate::service::{AcquireError, Request};

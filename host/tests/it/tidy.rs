@@ -17,8 +17,9 @@ const MAY_IMPORT: [(&str, &[&str]); 15] = [
     ("service", &["lock", "store", "policy", "clock", "config", "telemetry"]),
     ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry"]),
     ("http", &["lock", "clock", "config", "telemetry"]),
-    ("api", &["service", "lock", "store", "clock", "config", "http"]),
-    ("guard", &["service", "lock", "store", "clock", "config", "http"]),
+    ("fronts", &["service", "lock", "store", "http"]),
+    ("api", &["service", "lock", "store", "clock", "config", "http", "fronts"]),
+    ("guard", &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts"]),
     ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
     ("cli", &["lock", "clock", "config", "telemetry", "http", "policy"]),
 ];
