@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
 use crate::fleet::Fleet;
-use crate::http::{self, Handler, Kind, Problem, Request, Response, decode_path};
+use crate::http::{self, Handler, Kind, Peer, Problem, Request, Response, decode_path};
 use crate::lock::Key;
 use crate::service::Service;
 use crate::store::StoreError;
@@ -108,7 +108,7 @@ impl Admin {
 impl Handler for Admin {
     const FRONT: &'static str = "admin";
 
-    async fn handle(&self, request: Request) -> Response {
+    async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
         self.route(request).await.unwrap_or_else(Problem::into_response)
     }
 }

@@ -20,7 +20,7 @@ use hyper::{Method, header};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{HttpLimits, Limits};
-use crate::http::{Handler, Kind, Problem, Request, Response, decode_path, read_body};
+use crate::http::{Handler, Kind, Peer, Problem, Request, Response, decode_path, read_body};
 use crate::service::Service;
 
 mod acquire;
@@ -102,7 +102,7 @@ impl Api {
 impl Handler for Api {
     const FRONT: &'static str = "api";
 
-    async fn handle(&self, request: Request) -> Response {
+    async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
         self.route(request).await.unwrap_or_else(Problem::into_response)
     }
 }

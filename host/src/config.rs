@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod fault;
+mod guard;
 mod raw;
 mod reader;
 #[cfg(test)]
 mod tests;
 
 pub use fault::{Fault, Place};
+pub use guard::{GuardConfig, GuardLock, GuardRoute, Part, PathPattern, Template, TlsFiles, UpstreamLimits};
 pub use reader::Env;
 
 /// Everything that can be configured. [`Config::default`] is what `lockkeeper serve` runs on when
@@ -35,6 +37,9 @@ pub struct Config {
     pub policies: Vec<PolicyConfig>,
     /// In the order of the file; the first match wins, and what matches none goes to `default`.
     pub routes: Vec<Route>,
+    /// Listeners whose requests are passed on to an application, under locks.
+    pub guards: Vec<GuardConfig>,
+    pub upstreams: UpstreamLimits,
     pub log: LogConfig,
     /// Threads that serve requests.
     pub threads: usize,
@@ -277,6 +282,8 @@ impl Default for Config {
                 settings: serde_json::Map::new(),
             }],
             routes: Vec::new(),
+            guards: Vec::new(),
+            upstreams: UpstreamLimits::default(),
             log: LogConfig { json: false, filter: "info".into() },
             threads: half_of_the_cores(),
             drain: Duration::from_secs(10),

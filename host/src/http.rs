@@ -18,6 +18,8 @@
 //!
 //! A connection that ends, or an HTTP/2 stream that is reset, drops the future of its handler: that
 //! is how waiters leave the queue. Half-closed connections count as ended.
+//!
+//! A handler that answers 101 says with [`Peer::upgrade`] what becomes of the connection.
 
 use std::future::Future;
 use std::io;
@@ -38,15 +40,19 @@ use crate::telemetry::Metrics;
 mod activity;
 mod body;
 mod connection;
+mod peer;
 mod problem;
 mod request_id;
 mod socket;
+mod stream;
 mod target;
 #[cfg(test)]
 mod tests;
 
 pub use body::{Body, BodyError, json, read_body};
+pub use peer::Peer;
 pub use problem::{Kind, Problem};
+pub use stream::Stream;
 pub use target::{Query, decode_path};
 
 pub type Request = hyper::Request<Incoming>;
@@ -57,8 +63,8 @@ pub trait Handler: Send + Sync + 'static {
     /// The front's name in metrics and logs.
     const FRONT: &'static str;
 
-    /// Answers one request. Dropped where the client goes away.
-    fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
+    /// Answers one request of `peer`. Dropped where the client goes away.
+    fn handle(&self, request: Request, peer: &Arc<Peer>) -> impl Future<Output = Response> + Send;
 }
 
 /// Connections that are told that there are too many, at the same time; more are closed unanswered.
@@ -122,8 +128,8 @@ pub async fn serve<H: Handler>(
             () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _peer)) => stream,
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 accept_failed(&error).await;
                 continue;
@@ -132,7 +138,7 @@ pub async fn serve<H: Handler>(
         if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
             let shared = Arc::clone(&shared);
             connections.spawn(async move {
-                connection::run(stream, shared).await;
+                connection::run(stream, address, shared).await;
                 drop(place);
             });
         } else {
@@ -155,7 +161,7 @@ fn refuse<H: Handler>(stream: TcpStream, shared: &connection::Shared<H>, refusal
     .with("bound", "http.max_connections")
     .retry_after_ms(1_000);
     tokio::spawn(async move {
-        connection::answer_and_close(stream, &problem).await;
+        connection::answer_and_close(Stream::Plain(stream), &problem).await;
         drop(place);
     });
 }

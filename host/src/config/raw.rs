@@ -10,7 +10,7 @@ use super::fault::{Fault, Place, suggestion};
 use super::reader::{Document, Env, Section, resolve};
 use super::{
     Config, EngineLimits, FleetConfig, HttpLimits, Limits, LogConfig, ManagedConfig, MemberConfig,
-    PolicyConfig, PolicySource, Route, ServerBinary, ServerChoice, StoreConfig,
+    PolicyConfig, PolicySource, Route, ServerBinary, ServerChoice, StoreConfig, guard,
 };
 use crate::lock::Key;
 
@@ -23,7 +23,7 @@ const NAME_RULE: &str = "a name must have 1 to 64 characters, each one of a-z, 0
 /// How many stores a quorum may have.
 const QUORUM: std::ops::RangeInclusive<usize> = 3..=9;
 const MAX_SERVERS: usize = 16;
-const MAX_DURATION_MS: u64 = 3_600_000;
+pub(super) const MAX_DURATION_MS: u64 = 3_600_000;
 
 /// Checks the text of a configuration. `file` is what faults name and what paths are relative to.
 pub fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
@@ -56,6 +56,8 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let fleet = fleet(&top.section("fleet"), &defaults.fleet);
     let policies = policies(top, defaults.policies);
     let routes = routes(top, &policies, &limits);
+    let upstreams = guard::upstreams(&top.section("upstreams"));
+    let guards = guard::guards(top, &policies, &limits, &[api, admin]);
     let log = log(&top.section("log"), defaults.log);
     let threads = threads(&top.section("runtime"), defaults.threads);
     let shutdown = top.section("shutdown");
@@ -73,6 +75,8 @@ pub(super) fn read(top: &Section<'_>) -> Config {
         fleet,
         policies,
         routes,
+        guards,
+        upstreams,
         log,
         threads,
         drain,
@@ -318,7 +322,7 @@ fn log(section: &Section<'_>, defaults: LogConfig) -> LogConfig {
     log
 }
 
-fn milliseconds(
+pub(super) fn milliseconds(
     section: &Section<'_>,
     key: &'static str,
     range: std::ops::RangeInclusive<u64>,
@@ -328,7 +332,7 @@ fn milliseconds(
     Duration::from_millis(section.integer(key, range, default))
 }
 
-fn address(text: &str, _place: &Place) -> Result<SocketAddr, String> {
+pub(super) fn address(text: &str, _place: &Place) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is not an address; must be like 127.0.0.1:7070 or [::1]:7070"))
 }
 

@@ -182,6 +182,33 @@ impl<'a> Section<'a> {
         texts.and_then(|texts| parse(&texts)).map_err(|what| self.fault(place, key, what)).ok()
     }
 
+    /// Whether the file has the key.
+    pub fn holds(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
+    }
+
+    /// Whether the file has the key, as a table.
+    pub fn is_table(&self, key: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        value.is_some_and(|value| matches!(value.get_ref(), DeValue::Table(_)))
+    }
+
+    /// A table of texts by names that are free to choose.
+    pub fn pairs(&self, key: &'static str) -> Vec<(String, String)> {
+        let holder = self.section(key);
+        let mut pairs = Vec::new();
+        for (name, value) in holder.table.into_iter().flat_map(|table| table.iter()) {
+            match value.get_ref() {
+                DeValue::String(text) => pairs.push((name.get_ref().to_string(), text.to_string())),
+                other => {
+                    let place = self.document.line_of(name.span().start);
+                    holder.fault(place, name.get_ref(), format!("is {}; must be text", kind_of(other)));
+                }
+            }
+        }
+        pairs
+    }
+
     /// A table inside this one.
     pub fn section(&self, key: &'static str) -> Section<'a> {
         self.known.borrow_mut().push(key);

@@ -2,12 +2,14 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
+use hyper::StatusCode;
 use hyper::body::Incoming;
 use hyper::header::CONNECTION;
 use hyper::server::conn::{http1, http2};
@@ -22,7 +24,7 @@ use tracing::{Instrument, debug, debug_span, warn};
 use super::activity::{Activity, Verdict};
 use super::problem::{Kind, Problem};
 use super::socket::Socket;
-use super::{Handler, Response, request_id};
+use super::{Handler, Peer, Response, Stream, request_id};
 use crate::clock;
 use crate::config::HttpLimits;
 use crate::telemetry::Metrics;
@@ -46,20 +48,25 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// One HTTP/2 connection buffers this much of its answers.
 const MAX_SEND_BUFFER: usize = 64 * 1024;
 
-pub async fn run<H: Handler>(stream: TcpStream, shared: Arc<Shared<H>>) {
+pub async fn run<H: Handler>(stream: TcpStream, address: SocketAddr, shared: Arc<Shared<H>>) {
     let activity = Activity::new();
-    let mut socket = Socket::new(stream, Arc::clone(&activity));
+    let mut socket = Socket::new(Stream::Plain(stream), Arc::clone(&activity));
     let sniffed = tokio::select! {
         sniffed = tokio::time::timeout(shared.limits.header_timeout, socket.sniff()) => sniffed,
         () = shared.stop.cancelled() => return,
     };
     match sniffed {
         Ok(Ok(http2)) => {
+            let requests = Requests {
+                shared: Arc::clone(&shared),
+                activity: Arc::clone(&activity),
+                peer: Arc::new(Peer::new(address, false)),
+            };
             // Boxed: the HTTP/2 state is several times larger, and every connection would pay for it.
             if http2 {
-                Box::pin(run_http2(socket, activity, shared)).await;
+                Box::pin(run_http2(socket, requests)).await;
             } else {
-                Box::pin(run_http1(socket, activity, shared)).await;
+                Box::pin(run_http1(socket, requests)).await;
             }
         }
         Ok(Err(error)) => debug!(%error, "a connection broke"),
@@ -70,7 +77,7 @@ pub async fn run<H: Handler>(stream: TcpStream, shared: Arc<Shared<H>>) {
 }
 
 /// Writes a problem to a connection on which no request could be read, and closes it.
-pub async fn answer_and_close(mut stream: TcpStream, problem: &Problem) {
+pub async fn answer_and_close(mut stream: Stream, problem: &Problem) {
     let bytes = problem.to_http1();
     let written = tokio::time::timeout(LINGER, stream.write_all(&bytes)).await;
     if matches!(written, Ok(Ok(()))) {
@@ -78,8 +85,8 @@ pub async fn answer_and_close(mut stream: TcpStream, problem: &Problem) {
     }
 }
 
-async fn run_http1<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: Arc<Shared<H>>) {
-    let requests = Requests { shared: Arc::clone(&shared), activity: Arc::clone(&activity) };
+async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
+    let Requests { shared, activity, peer } = requests.clone();
     let limit = shared.limits.max_header_bytes;
     let mut connection = http1::Builder::new()
         .header_read_timeout(None)
@@ -111,6 +118,13 @@ async fn run_http1<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: 
     }
     // Boxed: a connection that waits should not hold the room for its own end.
     match end {
+        End::Http(Ok(())) if let Some(run) = peer.take_upgrade() => {
+            let upgraded = run(socket.into_stream(), parts.read_buf);
+            tokio::select! {
+                () = upgraded => {}
+                () = shared.stop.cancelled() => {}
+            }
+        }
         End::Http(_) if socket.end_seen() => {}
         End::Http(_) => Box::pin(linger(socket.into_stream())).await,
         // Half a request that came in one piece with the one before it looks quiet from outside.
@@ -119,8 +133,8 @@ async fn run_http1<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: 
     }
 }
 
-async fn run_http2<H: Handler>(socket: Socket, activity: Arc<Activity>, shared: Arc<Shared<H>>) {
-    let requests = Requests { shared: Arc::clone(&shared), activity: Arc::clone(&activity) };
+async fn run_http2<H: Handler>(socket: Socket, requests: Requests<H>) {
+    let Requests { shared, activity, .. } = requests.clone();
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
@@ -223,6 +237,17 @@ impl<S: Future<Output = ()>> Future for Watchdog<'_, S> {
 struct Requests<H> {
     shared: Arc<Shared<H>>,
     activity: Arc<Activity>,
+    peer: Arc<Peer>,
+}
+
+impl<H> Clone for Requests<H> {
+    fn clone(&self) -> Requests<H> {
+        Requests {
+            shared: Arc::clone(&self.shared),
+            activity: Arc::clone(&self.activity),
+            peer: Arc::clone(&self.peer),
+        }
+    }
 }
 
 impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
@@ -233,20 +258,20 @@ impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
 
     fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
         let under_way = self.activity.begin();
-        let shared = Arc::clone(&self.shared);
+        let Requests { shared, peer, .. } = self.clone();
         let id = request_id::of(request.headers());
         let http1 = request.version() < hyper::Version::HTTP_2;
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return Box::pin(async move {
-                let response = shared.handler.handle(request).await;
-                Ok(finish::<H>(response, id, http1, under_way, &shared.metrics))
+                let response = shared.handler.handle(request, &peer).await;
+                Ok(finish(response, id, http1, under_way, &shared, &peer))
             });
         }
         let span = debug_span!("request", front = H::FRONT, id = ?id, method = %request.method(), path = request.uri().path());
         let answer = async move {
-            let response = shared.handler.handle(request).await;
+            let response = shared.handler.handle(request, &peer).await;
             debug!(status = response.status().as_u16(), "answered");
-            Ok(finish::<H>(response, id, http1, under_way, &shared.metrics))
+            Ok(finish(response, id, http1, under_way, &shared, &peer))
         };
         Box::pin(answer.instrument(span))
     }
@@ -257,10 +282,11 @@ fn finish<H: Handler>(
     id: hyper::header::HeaderValue,
     http1: bool,
     under_way: super::activity::UnderWay,
-    metrics: &Metrics,
+    shared: &Shared<H>,
+    peer: &Peer,
 ) -> Response {
     let status = response.status();
-    metrics.http(H::FRONT, status.as_u16());
+    shared.metrics.http(H::FRONT, status.as_u16());
     if status.is_server_error()
         && let Some(unsaid) = should_warn()
     {
@@ -268,6 +294,8 @@ fn finish<H: Handler>(
     }
     if !http1 {
         response.headers_mut().remove(CONNECTION);
+    } else if status == StatusCode::SWITCHING_PROTOCOLS {
+        peer.switch();
     }
     response.headers_mut().insert(request_id::X_REQUEST_ID, id);
     response.body_mut().keep(under_way);
@@ -287,7 +315,7 @@ fn should_warn() -> Option<u64> {
     Some(UNSAID.swap(0, Relaxed))
 }
 
-async fn timed_out<H: Handler>(stream: TcpStream, shared: &Shared<H>) {
+async fn timed_out<H: Handler>(stream: Stream, shared: &Shared<H>) {
     shared.metrics.http(H::FRONT, 408);
     let detail = format!("the headers did not arrive within {} ms", shared.limits.header_timeout.as_millis());
     answer_and_close(stream, &Problem::new(Kind::Timeout, detail)).await;
@@ -295,7 +323,7 @@ async fn timed_out<H: Handler>(stream: TcpStream, shared: &Shared<H>) {
 
 /// Ends a connection whose client may still be sending: with unread bytes the kernel would reset
 /// it, and the client might never see the answer.
-async fn linger(mut stream: TcpStream) {
+async fn linger(mut stream: Stream) {
     let drain = async {
         if stream.shutdown().await.is_err() {
             return;

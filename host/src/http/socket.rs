@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
+use super::Stream;
 use super::activity::Activity;
 use super::problem::{Kind, Problem};
 
 pub struct Socket {
-    stream: TcpStream,
+    stream: Stream,
     /// Bytes that were read to find out which HTTP this is, and how many of them were passed on.
     sniffed: [u8; PREFACE.len()],
     sniffed_len: u8,
@@ -29,7 +29,7 @@ pub struct Socket {
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 impl Socket {
-    pub fn new(stream: TcpStream, activity: Arc<Activity>) -> Socket {
+    pub fn new(stream: Stream, activity: Arc<Activity>) -> Socket {
         Socket {
             stream,
             sniffed: [0; PREFACE.len()],
@@ -69,7 +69,7 @@ impl Socket {
         self.end_seen
     }
 
-    pub fn into_stream(self) -> TcpStream {
+    pub fn into_stream(self) -> Stream {
         self.stream
     }
 }

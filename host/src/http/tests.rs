@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod proxying;
+
 /// Answers `/wait` never, `/slow` after 200 ms, `/stream` with a stream without an end, and anything
 /// else with the length of the body.
 #[derive(Clone)]
@@ -39,7 +41,7 @@ impl Drop for Waiting {
 impl Handler for Echo {
     const FRONT: &'static str = "test";
 
-    async fn handle(&self, request: Request) -> Response {
+    async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
         let path = request.uri().path().to_owned();
         match read_body(request, self.limits.max_body_bytes, self.limits.body_timeout).await {
             Err(error) => Problem::from(error).into_response(),
@@ -84,12 +86,16 @@ fn limits() -> HttpLimits {
 }
 
 fn start(limits: HttpLimits) -> Server {
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let echo = Echo { limits: limits.clone(), waiting: Arc::clone(&waiting) };
+    start_with(echo, limits, waiting)
+}
+
+fn start_with(handler: impl Handler, limits: HttpLimits, waiting: Arc<AtomicUsize>) -> Server {
     let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    let waiting = Arc::new(AtomicUsize::new(0));
     let stop = CancellationToken::new();
-    let echo = Echo { limits: limits.clone(), waiting: Arc::clone(&waiting) };
-    let task = tokio::spawn(serve(listener, echo, limits, Metrics::default(), stop.clone()));
+    let task = tokio::spawn(serve(listener, handler, limits, Metrics::default(), stop.clone()));
     Server { address, waiting, stop, task }
 }
 

@@ -131,10 +131,22 @@ pub async fn sql(url: &str, statements: &str) -> Vec<mysql_async::Row> {
     rows
 }
 
-/// Sends a signal to a process that the tests started.
+/// Sends a signal to a process that the tests started. One that is stopped has stopped when this returns.
 pub fn signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(pid.cast_signed()).expect("a process number");
-    kill_process(pid, signal).expect("a process of our own");
+    let number = Pid::from_raw(pid.cast_signed()).expect("a process number");
+    kill_process(number, signal).expect("a process of our own");
+    while signal == Signal::STOP && !all_threads_stopped(pid) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// On a busy machine the others run on until one of the threads has been scheduled and taken the signal.
+fn all_threads_stopped(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 't', 'Z', 'X']))
+    })
 }
 
 /// Whether a process is there; one that has ended and is not yet waited for is not.

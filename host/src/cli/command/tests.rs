@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::config::HttpLimits;
-use crate::http::{self, Handler, Kind, Problem, Response};
+use crate::http::{self, Handler, Kind, Peer, Problem, Response};
 use crate::telemetry::Metrics;
 
 fn held(ttl_ms: u32, left_ms: u32) -> Held {
@@ -53,7 +53,7 @@ const TTL_MS: u32 = 900;
 impl Handler for FakeProxy {
     const FRONT: &'static str = "fake";
 
-    async fn handle(&self, request: http::Request) -> Response {
+    async fn handle(&self, request: http::Request, _peer: &Arc<Peer>) -> Response {
         match (request.uri().path(), self.renewals) {
             ("/v1/acquire", _) => http::json(&json!({
                 "lease_id": "the-lease", "token": 7, "keys": ["k"], "ttl_ms": TTL_MS, "expires_in_ms": TTL_MS,

@@ -67,8 +67,9 @@ on_both! {
         let told = lines.json().await.expect("the holder is told");
         assert_eq!(told["event"], "lost", "{told}");
         assert!(begun.elapsed() < Duration::from_secs(15), "long before its lease would have ended");
-        let lost = client.renew(&quiet).await;
-        assert_eq!((lost.status, lost.slug()), (410, "lost"), "{}", lost.text);
+        // Each session is asked for a sign of life by itself.
+        eventually("the quiet lease is lost", async || client.renew(&quiet).await.slug() == "lost").await;
+        assert!(begun.elapsed() < Duration::from_secs(15), "long before its lease would have ended");
         let next = client.lease("a", 60_000).await;
         assert!(next["token"].as_u64() > first["token"].as_u64());
     }

@@ -1,0 +1,101 @@
+//! `[[guard]]`: listeners whose requests are passed on to an application, under locks.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+mod pattern;
+mod read;
+
+pub use pattern::{Part, PathPattern, Template};
+pub(super) use read::{guards, upstreams};
+
+use crate::lock::Mode;
+
+/// A listener and its routes.
+#[derive(Clone, Debug)]
+pub struct GuardConfig {
+    pub listen: SocketAddr,
+    pub tls: Option<TlsFiles>,
+    /// Whether clients are believed what they say in `X-Forwarded-…` and `Forwarded`: then the proxy adds
+    /// to it, else it replaces it.
+    pub trust_forwarded: bool,
+    /// The first match wins. Never empty.
+    pub routes: Vec<GuardRoute>,
+}
+
+/// PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// Requests of one kind, and what becomes of them.
+#[derive(Clone, Debug)]
+pub struct GuardRoute {
+    /// In upper case; none stands for all.
+    pub methods: Vec<String>,
+    pub path: PathPattern,
+    /// Names in lower case; `None` stands for any value.
+    pub headers: Vec<(String, Option<String>)>,
+    /// `host:port`, at least one.
+    pub upstreams: Vec<String>,
+    /// `None`: passed on without a lock.
+    pub lock: Option<GuardLock>,
+    /// From the end of the request to the head of the answer.
+    pub response_timeout: Duration,
+    /// Between two pieces of a body, each way.
+    pub idle_timeout: Duration,
+    /// A path that is asked for now and then; an upstream that does not answer with success is not used.
+    pub health: Option<String>,
+}
+
+/// The lock of a route's requests.
+#[derive(Clone, Debug)]
+pub struct GuardLock {
+    pub policy: String,
+    pub resource: Template,
+    pub mode: Mode,
+    pub ttl_ms: Option<u32>,
+    pub wait_ms: Option<u32>,
+    pub labels: Vec<(String, Template)>,
+    /// Headers that the policy may see, in lower case.
+    pub see_headers: Vec<String>,
+    /// How much of the body the policy may see.
+    pub see_body_bytes: usize,
+    /// Whether requests are passed on without their lock while the store is unavailable.
+    pub fail_open: bool,
+    /// Of an answer that is kept for a `once`, with its headers.
+    pub max_replay_bytes: usize,
+}
+
+/// What all upstreams have in common.
+#[derive(Clone, Debug)]
+pub struct UpstreamLimits {
+    pub connect_timeout: Duration,
+    /// How long a connection is kept for the next request. Shorter than the upstream keeps it, or
+    /// the upstream may close it while a request is on its way.
+    pub keepalive: Duration,
+    /// Requests at once to one upstream; more are answered 503.
+    pub max_requests: usize,
+    /// The status line and headers of an answer.
+    pub max_header_bytes: usize,
+    /// How long an upstream that refused a connection is not asked, while there is another.
+    pub down: Duration,
+    /// How often the `health` path of a route is asked for.
+    pub health_every: Duration,
+}
+
+impl Default for UpstreamLimits {
+    fn default() -> UpstreamLimits {
+        UpstreamLimits {
+            connect_timeout: Duration::from_secs(2),
+            keepalive: Duration::from_secs(4),
+            max_requests: 1_024,
+            max_header_bytes: 65_536,
+            down: Duration::from_secs(5),
+            health_every: Duration::from_secs(2),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The keys of `[[guard]]` and `[upstreams]`: their names, bounds and defaults.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::{GuardConfig, GuardLock, GuardRoute, Part, PathPattern, Template, TlsFiles, UpstreamLimits};
+use crate::config::fault::suggestion;
+use crate::config::raw::{MAX_DURATION_MS, address, milliseconds};
+use crate::config::reader::{Section, resolve};
+use crate::config::{Limits, PolicyConfig};
+use crate::lock::Mode;
+
+const MAX_UPSTREAMS: usize = 64;
+const MAX_SEEN_BYTES: u64 = 8_192;
+const DEFAULT_RESPONSE: Duration = Duration::from_secs(60);
+const DEFAULT_IDLE: Duration = Duration::from_secs(60);
+
+pub fn upstreams(section: &Section<'_>) -> UpstreamLimits {
+    let defaults = UpstreamLimits::default();
+    let limits = UpstreamLimits {
+        connect_timeout: milliseconds(section, "connect_timeout_ms", 10..=60_000, defaults.connect_timeout),
+        keepalive: milliseconds(section, "keepalive_ms", 0..=MAX_DURATION_MS, defaults.keepalive),
+        max_requests: section.integer("max_requests", 1..=100_000, defaults.max_requests),
+        max_header_bytes: section.integer("max_header_bytes", 8_192..=1_048_576, defaults.max_header_bytes),
+        down: milliseconds(section, "down_ms", 0..=MAX_DURATION_MS, defaults.down),
+        health_every: milliseconds(section, "health_every_ms", 100..=MAX_DURATION_MS, defaults.health_every),
+    };
+    section.finish();
+    limits
+}
+
+/// `taken`: the addresses of the other listeners.
+pub fn guards(
+    top: &Section<'_>,
+    policies: &[PolicyConfig],
+    limits: &Limits,
+    taken: &[SocketAddr],
+) -> Vec<GuardConfig> {
+    let mut guards: Vec<GuardConfig> = Vec::new();
+    for section in top.list("guard") {
+        let listen = section.required("listen", address);
+        if let Some(listen) = listen
+            && listen.port() != 0
+            && (taken.contains(&listen) || guards.iter().any(|guard| guard.listen == listen))
+        {
+            section.complain("listen", format!("is {listen}, which another listener has"));
+        }
+        let routes: Vec<GuardRoute> = section
+            .list("routes")
+            .into_iter()
+            .filter_map(|route| read_route(&route, policies, limits))
+            .collect();
+        if section.list("routes").is_empty() {
+            section.complain_of_it("has no [[guard.routes]]; it needs at least one");
+        }
+        let tls = section.holds("tls").then(|| tls(&section.section("tls"))).flatten();
+        let trust_forwarded = section.boolean("trust_forwarded", false);
+        section.finish();
+        if let Some(listen) = listen {
+            guards.push(GuardConfig { listen, tls, trust_forwarded, routes });
+        }
+    }
+    guards
+}
+
+fn tls(section: &Section<'_>) -> Option<TlsFiles> {
+    let file = |text: &str, place: &_| {
+        let path = resolve(text, place);
+        if path.is_file() { Ok(path) } else { Err(format!("there is no file {}", path.display())) }
+    };
+    let (cert, key) = (section.required("cert", file), section.required("key", file));
+    section.finish();
+    Some(TlsFiles { cert: cert?, key: key? })
+}
+
+fn read_route(section: &Section<'_>, policies: &[PolicyConfig], limits: &Limits) -> Option<GuardRoute> {
+    let matching = section.section("match");
+    let methods = matching.texts("method", methods).unwrap_or_default();
+    let path = matching.required("path", |text, _| PathPattern::parse(text));
+    let headers = matching.pairs("headers").into_iter().map(|(name, value)| {
+        if hyper::header::HeaderName::from_bytes(name.as_bytes()).is_err() {
+            matching.complain("headers", format!("`{name}` is not the name of a header"));
+        }
+        (name.to_ascii_lowercase(), (value != "*").then_some(value))
+    });
+    let headers = headers.collect();
+    matching.finish();
+    let upstreams = section.texts("upstream", upstream_list);
+    if !section.holds("upstream") {
+        section.complain("upstream", "is missing");
+    }
+    let route = GuardRoute {
+        methods,
+        headers,
+        upstreams: upstreams.unwrap_or_default(),
+        lock: lock(section, path.as_ref(), policies, limits),
+        response_timeout: milliseconds(section, "response_timeout_ms", 10..=86_400_000, DEFAULT_RESPONSE),
+        idle_timeout: milliseconds(section, "idle_timeout_ms", 10..=86_400_000, DEFAULT_IDLE),
+        health: section.parsed("health", None, |text, _| match text.starts_with('/') {
+            true => text
+                .parse::<hyper::http::uri::PathAndQuery>()
+                .map(|_| Some(text.to_owned()))
+                .map_err(|e| e.to_string()),
+            false => Err(format!("is `{text}`; must be a path that begins with `/`")),
+        }),
+        path: path?,
+    };
+    section.finish();
+    Some(route)
+}
+
+fn methods(texts: &[&str]) -> Result<Vec<String>, String> {
+    let method = |text: &&str| match hyper::Method::from_bytes(text.as_bytes()) {
+        Ok(method) if !text.is_empty() && !text.contains(char::is_lowercase) => Ok(method.to_string()),
+        _ => Err(format!("`{text}` is not a method in upper case, like \"POST\"")),
+    };
+    texts.iter().map(method).collect()
+}
+
+fn upstream_list(texts: &[&str]) -> Result<Vec<String>, String> {
+    if !(1..=MAX_UPSTREAMS).contains(&texts.len()) {
+        return Err(format!("names {} upstreams; must name 1 to {MAX_UPSTREAMS}", texts.len()));
+    }
+    texts.iter().map(|text| upstream(text)).collect()
+}
+
+/// `http://host:port` as `host:port`.
+fn upstream(text: &str) -> Result<String, String> {
+    let wrong = || format!("`{text}` is not like http://127.0.0.1:9000 or http://[::1]:9000");
+    let uri: hyper::Uri = text.parse().map_err(|_| wrong())?;
+    if uri.scheme_str() == Some("https") {
+        return Err(format!("`{text}`: only http:// can be behind the proxy"));
+    }
+    let bare = uri.path_and_query().is_none_or(|path| path.as_str() == "/");
+    let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
+    match (uri.scheme_str(), authority) {
+        (Some("http"), Some(authority)) if bare && !authority.host().is_empty() => {
+            Ok(format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80)))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// The lock of a route; keys that only make sense with one are faults without.
+fn lock(
+    section: &Section<'_>,
+    path: Option<&PathPattern>,
+    policies: &[PolicyConfig],
+    limits: &Limits,
+) -> Option<GuardLock> {
+    const WITH_POLICY: [&str; 9] =
+        ["resource", "mode", "ttl_ms", "wait_ms", "labels", "see", "fail", "max_replay_bytes", "policy"];
+    if !section.holds("policy") {
+        for key in WITH_POLICY.into_iter().filter(|key| section.holds(key)) {
+            section.complain(key, "is for routes with a `policy`; without one there is no lock");
+        }
+        return None;
+    }
+    let names: Vec<&str> = policies.iter().map(|policy| policy.name.as_str()).collect();
+    let policy = section.required("policy", |text, _| {
+        if names.contains(&text) {
+            return Ok(text.to_owned());
+        }
+        let hint = suggestion(text, &names);
+        Err(format!("no policy is named `{text}`; there are {}{hint}", names.join(", ")))
+    });
+    let see = section.section("see");
+    let see_headers = see.texts("headers", header_names).unwrap_or_default();
+    let see_body_bytes = see.integer("body_bytes", 0..=MAX_SEEN_BYTES, 0);
+    see.finish();
+    let check = |template: &Template| check(template, path, see_body_bytes);
+    let template = |text: &str| Template::parse(text).and_then(|parsed| check(&parsed).map(|()| parsed));
+    let resource = section.parsed("resource", Template::parse("{path}").ok()?, |text, _| template(text));
+    let labels = section.pairs("labels").into_iter().filter_map(|(name, text)| match template(&text) {
+        Ok(_) if name.starts_with(':') || name.len() > limits.max_label_bytes => {
+            section.complain("labels", format!("`{name}` cannot be the name of a label"));
+            None
+        }
+        Ok(template) => Some((name, template)),
+        Err(what) => {
+            section.complain("labels", format!("{name}: {what}"));
+            None
+        }
+    });
+    Some(GuardLock {
+        resource,
+        labels: labels.collect(),
+        mode: mode(section, limits),
+        ttl_ms: optional(section, "ttl_ms", limits.min_ttl_ms, limits.max_ttl_ms),
+        wait_ms: optional(section, "wait_ms", 0, limits.max_wait_ms),
+        see_headers,
+        see_body_bytes,
+        fail_open: section.parsed("fail", false, |text, _| match text {
+            "closed" => Ok(false),
+            "open" => Ok(true),
+            other => Err(format!("is `{other}`; must be \"closed\" or \"open\"")),
+        }),
+        max_replay_bytes: section.integer(
+            "max_replay_bytes",
+            0..=limits.max_value_bytes as u64,
+            limits.max_value_bytes,
+        ),
+        policy: policy?,
+    })
+}
+
+fn optional(section: &Section<'_>, key: &'static str, min: u32, max: u32) -> Option<u32> {
+    section.holds(key).then(|| section.integer(key, u64::from(min)..=u64::from(max), min))
+}
+
+fn mode(section: &Section<'_>, limits: &Limits) -> Mode {
+    if section.is_table("mode") {
+        let mode = section.section("mode");
+        let count = mode.integer("permits", 1..=u64::from(limits.max_permits), 1);
+        mode.finish();
+        return Mode::Permits { count, limit: 0 };
+    }
+    section.parsed("mode", Mode::Exclusive, |text, _| match text {
+        "exclusive" => Ok(Mode::Exclusive),
+        "shared" => Ok(Mode::Shared),
+        other => Err(format!("is `{other}`; must be \"exclusive\", \"shared\" or {{ permits = 1 }}")),
+    })
+}
+
+fn header_names(texts: &[&str]) -> Result<Vec<String>, String> {
+    let name = |text: &&str| match hyper::header::HeaderName::from_bytes(text.as_bytes()) {
+        Ok(name) => Ok(name.as_str().to_owned()),
+        Err(_) => Err(format!("`{text}` is not the name of a header")),
+    };
+    texts.iter().map(name).collect()
+}
+
+/// Whether a template can be filled from the requests of its route.
+fn check(template: &Template, path: Option<&PathPattern>, body_bytes: usize) -> Result<(), String> {
+    for part in template.parts() {
+        match part {
+            Part::Capture(name) if path.is_some_and(|path| !path.names().any(|known| known == name)) => {
+                return Err(format!("`{part}` is not in the path of the route"));
+            }
+            Part::Json(_) if body_bytes == 0 => {
+                return Err(format!("`{part}` needs see.body_bytes: how much of the body is read for it"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
