@@ -25,6 +25,73 @@
 //! assert_eq!(PerTenant::plan(&(), &request).unwrap().keys, ["acme/orders/42"]);
 //! ```
 //!
+//! # Guarded routes
+//!
+//! A guarded route holds a lock for the length of an HTTP request. What the route shows of the request is
+//! in [`Request::http`]: method, path, what the `{name}`s of the route's path stand for, the query, and the
+//! headers and the beginning of the body that the route lists. One request at a time for each order:
+//!
+//! ```
+//! # use lockkeeper_sdk::{Plan, Policy, Refusal, Request};
+//! # struct OneAtATime;
+//! # impl Policy for OneAtATime {
+//! #     type Settings = ();
+//! fn plan(_settings: &(), request: &Request) -> Result<Plan, Refusal> {
+//!     let id = request.capture("id").ok_or_else(|| Refusal::new("the route has no {id}"))?;
+//!     Ok(Plan::of(request).with_key(format!("orders/{id}")))
+//! }
+//! # }
+//! let request = Request::http("PUT /orders/42").with_capture("id", "42");
+//! assert_eq!(OneAtATime::plan(&(), &request).unwrap().keys, ["orders/42"]);
+//! ```
+//!
+//! Readers beside each other, and payments that are made once, however often they are sent:
+//!
+//! ```
+//! # use lockkeeper_sdk::{Mode, Plan, Policy, Primitive, Refusal, Request};
+//! # struct Payments;
+//! # impl Policy for Payments {
+//! #     type Settings = ();
+//! fn plan(_settings: &(), request: &Request) -> Result<Plan, Refusal> {
+//!     if !request.method_is("POST") {
+//!         return Ok(Plan::of(request).shared_if_safe(request));
+//!     }
+//!     let key = request.header("idempotency-key");
+//!     let key = key.ok_or_else(|| Refusal::new("send one `idempotency-key`"))?;
+//!     Ok(Plan::of(request).once_by(format!("payments/{key}")).with_keep(86_400_000))
+//! }
+//! # }
+//! let read = Payments::plan(&(), &Request::http("GET /payments/42")).unwrap();
+//! assert_eq!(read.mode, Mode::Shared);
+//! let pay = Request::http("POST /payments");
+//! assert!(Payments::plan(&(), &pay).is_err());
+//! let paid = Payments::plan(&(), &pay.with_header("Idempotency-Key", "7f3a")).unwrap();
+//! assert_eq!((paid.primitive, paid.keys), (Primitive::Once, vec!["payments/7f3a".to_owned()]));
+//! ```
+//!
+//! A key from a header and the body, and what becomes of a request whose lease is lost:
+//!
+//! ```
+//! # use lockkeeper_sdk::{OnLoss, Plan, Policy, Refusal, Request};
+//! # struct Stock;
+//! # impl Policy for Stock {
+//! #     type Settings = ();
+//! fn plan(_settings: &(), request: &Request) -> Result<Plan, Refusal> {
+//!     let tenant = request.header("x-tenant").ok_or_else(|| Refusal::new("no tenant"))?;
+//!     let sku = request.json("items.0.sku").ok_or_else(|| Refusal::new("no `items.0.sku`"))?;
+//!     // A slash in a tenant's name could make its key that of another tenant.
+//!     let tenant = tenant.replace('/', "%2F");
+//!     Ok(Plan::of(request).with_key(format!("{tenant}/stock/{sku}")).on_loss(OnLoss::Cut))
+//! }
+//! # }
+//! let request = Request::http("POST /reservations")
+//!     .with_header("X-Tenant", "acme")
+//!     .with_body(r#"{"items": [{"sku": "A-7", "n": 2}], "note": "the route shows no mo"#);
+//! assert_eq!(Stock::plan(&(), &request).unwrap().keys, ["acme/stock/A-7"]);
+//! ```
+//!
+//! `lockkeeper policy try` shows what a component makes of a request.
+//!
 //! `lockkeeper policy new NAME` writes such a crate, `lockkeeper policy build` makes the component.
 //!
 //! All durations are `u32` milliseconds. The proxy clamps every value to its own limits.
@@ -35,6 +102,8 @@ mod allocator;
 pub mod bindings;
 pub mod builtin;
 mod export;
+mod http;
+mod json;
 mod plan;
 mod random;
 mod request;
@@ -44,6 +113,8 @@ pub use bindings::naming::exports::lockkeeper::policy::naming::{LockPlan as Plan
 pub use bindings::naming::lockkeeper::policy::types::{
     HttpRequest, Label, Mode, Permits, Primitive, Request,
 };
+pub use json::json_field;
+pub use plan::OnLoss;
 pub use random::Random;
 pub use settings::within;
 

@@ -1,5 +1,16 @@
 use crate::{Label, Mode, Permits, Plan, Primitive, Refusal, Request};
 
+/// What becomes of a guarded request whose lease is lost while the application works on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoss {
+    /// It goes on; the loss is logged and counted. So it is where a plan says nothing.
+    Finish,
+    /// It goes on, and its answer says so.
+    Mark,
+    /// It is broken off.
+    Cut,
+}
+
 impl Plan {
     /// The longest time-to-live of a lease where nobody names one, in milliseconds.
     pub const TTL: u32 = 10_000;
@@ -80,6 +91,23 @@ impl Plan {
         Plan { group: group.into(), weight, ..self }
     }
 
+    /// Readers beside each other: shared for a guarded request that only reads (see
+    /// [`Request::is_safe`]). The mode of others stays as it is.
+    pub fn shared_if_safe(self, request: &Request) -> Plan {
+        if request.is_safe() { self.with_mode(Mode::Shared) } else { self }
+    }
+
+    /// What is done once for this key: the first request does it, those that come meanwhile or later get
+    /// its outcome.
+    pub fn once_by(self, key: impl Into<String>) -> Plan {
+        self.with_key(key).with_mode(Mode::Exclusive).with_primitive(Primitive::Once)
+    }
+
+    /// How long the outcome of a `once` is kept, in milliseconds; 0 leaves it to the proxy.
+    pub fn with_keep(self, keep: u32) -> Plan {
+        Plan { lock_at_least: keep, ..self }
+    }
+
     pub fn with_primitive(self, primitive: Primitive) -> Plan {
         Plan { primitive, ..self }
     }
@@ -101,6 +129,11 @@ impl Plan {
         self.with_label("lockkeeper.order", "global")
     }
 
+    /// What becomes of a guarded request whose lease is lost.
+    pub fn on_loss(self, what: OnLoss) -> Plan {
+        self.with_label("lockkeeper.on-loss", what.name())
+    }
+
     pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Plan {
         self.labels.push(Label { name: name.into(), value: value.into() });
         self
@@ -117,6 +150,16 @@ impl Primitive {
             Primitive::Version => "version",
             Primitive::Once => "once",
             Primitive::Quorum => "quorum",
+        }
+    }
+}
+
+impl OnLoss {
+    pub fn name(self) -> &'static str {
+        match self {
+            OnLoss::Finish => "finish",
+            OnLoss::Mark => "mark",
+            OnLoss::Cut => "cut",
         }
     }
 }
@@ -140,5 +183,27 @@ mod tests {
         assert!(Plan::of(&asks(4)).with_permits(3).is_err());
         assert!(Plan::of(&asks(0)).with_permits(3).is_err());
         assert_eq!(Plan::exclusive("a").with_permits(3).unwrap().mode, Mode::Exclusive);
+    }
+
+    #[test]
+    fn readers_share_and_writers_keep_their_mode() {
+        let mode = |line| {
+            let request = Request::http(line);
+            Plan::of(&request).shared_if_safe(&request).mode
+        };
+        assert_eq!((mode("GET /a"), mode("PUT /a")), (Mode::Shared, Mode::Exclusive));
+        let request = Request::new("a").with_mode(Mode::Shared);
+        assert_eq!(Plan::of(&request).shared_if_safe(&request).mode, Mode::Shared);
+    }
+
+    #[test]
+    fn what_is_done_once_keeps_the_wishes_of_its_request() {
+        let request = Request::http("POST /pay").with_mode(Mode::Shared).with_ttl(500).with_wait(600);
+        let plan = Plan::of(&request).once_by("pay/7").with_keep(5_000);
+        assert_eq!(
+            (plan.primitive, plan.mode, plan.keys),
+            (Primitive::Once, Mode::Exclusive, vec!["pay/7".into()])
+        );
+        assert_eq!((plan.ttl, plan.wait, plan.lock_at_least), (500, 600, 5_000));
     }
 }

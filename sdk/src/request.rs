@@ -17,7 +17,7 @@ impl Request {
 
     /// The value of the first label of this name.
     pub fn label(&self, name: &str) -> Option<&str> {
-        find(&self.labels, name)
+        self.labels.iter().find(|label| label.name == name).map(|label| label.value.as_str())
     }
 
     pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Request {
@@ -38,20 +38,4 @@ impl Request {
     pub fn with_wait(self, wait: u32) -> Request {
         Request { wait: Some(wait), ..self }
     }
-}
-
-impl crate::HttpRequest {
-    /// The value of the first header of this name, which is in lower case.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        find(&self.headers, name)
-    }
-
-    /// What a `{name}` of the route's path stands for in this request.
-    pub fn capture(&self, name: &str) -> Option<&str> {
-        find(&self.captures, name)
-    }
-}
-
-fn find<'a>(labels: &'a [Label], name: &str) -> Option<&'a str> {
-    labels.iter().find(|label| label.name == name).map(|label| label.value.as_str())
 }

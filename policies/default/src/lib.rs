@@ -3,7 +3,7 @@
 //! README.md documents the settings. It leaves out every hook but `plan`, so the proxy's own
 //! answers hold for order, back-off and renewal.
 
-use lockkeeper_sdk::{Plan, Policy, Primitive, Refusal, Request, within};
+use lockkeeper_sdk::{OnLoss, Plan, Policy, Primitive, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
 pub struct Default;
@@ -18,6 +18,15 @@ pub enum Guard {
     Version,
     Once,
     Quorum,
+}
+
+/// What becomes of a guarded request whose lease is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lost {
+    Finish,
+    Mark,
+    Cut,
 }
 
 /// README.md documents each.
@@ -39,6 +48,7 @@ pub struct Settings {
     pub lock_at_least_ms: u32,
     pub lock_delay_ms: u32,
     pub max_hold_ms: u32,
+    pub on_loss: Lost,
 }
 
 impl core::default::Default for Settings {
@@ -59,6 +69,7 @@ impl core::default::Default for Settings {
             lock_at_least_ms: 0,
             lock_delay_ms: 0,
             max_hold_ms: Plan::MAX_HOLD,
+            on_loss: Lost::Finish,
         }
     }
 }
@@ -112,6 +123,11 @@ impl Policy for Default {
             None => plan,
         };
         let plan = if settings.global_order { plan.in_global_order() } else { plan };
+        let plan = match settings.on_loss {
+            Lost::Finish => plan,
+            Lost::Mark => plan.on_loss(OnLoss::Mark),
+            Lost::Cut => plan.on_loss(OnLoss::Cut),
+        };
         plan.with_permits(settings.permits)
     }
 }
@@ -185,6 +201,18 @@ mod tests {
         let settings = Settings { primitive: Guard::Once, keep_ms: 5_000, ..Settings::default() };
         let plan = plan(&settings, &Request::new("a")).unwrap();
         assert_eq!((plan.primitive, plan.lock_at_least), (Primitive::Once, 5_000));
+    }
+
+    #[test]
+    fn a_guarded_request_is_one_of_its_resource() {
+        let request = Request::http("POST /orders/42/pay").with_ttl(700);
+        let silent = plan(&Settings::default(), &request).unwrap();
+        assert_eq!(silent, Plan::exclusive("/orders/42/pay").with_ttl(700));
+        for (setting, value) in [(Lost::Mark, "mark"), (Lost::Cut, "cut")] {
+            let settings = Settings { on_loss: setting, ..Settings::default() };
+            let label = plan(&settings, &request).unwrap().labels.remove(0);
+            assert_eq!((label.name.as_str(), label.value.as_str()), ("lockkeeper.on-loss", value));
+        }
     }
 
     #[test]

@@ -128,6 +128,26 @@ fn a_second_choice_fits_the_plan_as_the_first_one_does() {
 }
 
 #[test]
+fn a_lost_lease_is_met_as_the_label_of_the_sdk_says() {
+    use lockkeeper_sdk::OnLoss as Said;
+    let with = |value: &str| {
+        let label = types::Label { name: "lockkeeper.on-loss".into(), value: value.into() };
+        naming::LockPlan { labels: vec![label], ..sound() }
+    };
+    let limits = Limits::default();
+    for (said, meant) in
+        [(Said::Finish, OnLoss::Finish), (Said::Mark, OnLoss::Mark), (Said::Cut, OnLoss::Cut)]
+    {
+        let label = lockkeeper_sdk::Plan::exclusive("a").on_loss(said).labels.remove(0);
+        assert_eq!(label.name, "lockkeeper.on-loss");
+        let plan = plan(with(&label.value), &limits).unwrap();
+        assert_eq!((plan.on_loss, plan.labels.len()), (meant, 0));
+    }
+    assert_eq!(plan(sound(), &limits).unwrap().on_loss, OnLoss::Finish);
+    assert!(refused(|plan| *plan = with("stop")).contains("means nothing"));
+}
+
+#[test]
 fn texts_are_cut_between_characters() {
     let text = reason("ä".repeat(1_000));
     assert_eq!(text.len(), 1024);
