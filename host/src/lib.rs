@@ -13,7 +13,7 @@
 //! | [`api`], [`guard`], [`admin`], [`cli`] | translators: HTTP, an HTTP proxy, and the command line |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`bell`] | proxies that wake each other's waiters |
-//! | [`config`], [`clock`], [`telemetry`], [`app`] | settings, time, metrics and logs, wiring |
+//! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
 
 pub mod admin;
 pub mod api;
@@ -32,3 +32,4 @@ pub mod policy;
 pub mod service;
 pub mod store;
 pub mod telemetry;
+pub mod watch;

@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn no_client_speaks_for_the_proxy() {
-        let mut headers = map(&[("lock-token", "9"), ("lock_token", "9"), ("lock-key", "a"), ("locked", "1")]);
+        let mut headers =
+            map(&[("lock-token", "9"), ("lock_token", "9"), ("lock-key", "a"), ("locked", "1")]);
         strip_own(&mut headers);
         assert_eq!(sorted(&headers), ["locked: 1"]);
     }
@@ -195,7 +196,10 @@ mod tests {
         forward(&mut headers, &peer, Some(&host), false);
         assert_eq!(headers["x-forwarded-for"], "2001:db8::1");
         assert_eq!(headers["forwarded"], "for=\"[2001:db8::1]\";host=\"shop.example\";proto=https");
-        assert_eq!((&headers["x-forwarded-proto"], &headers["x-forwarded-host"]), (&"https".parse().unwrap(), &host));
+        assert_eq!(
+            (&headers["x-forwarded-proto"], &headers["x-forwarded-host"]),
+            (&"https".parse().unwrap(), &host)
+        );
         let mut headers = map(&lie);
         forward(&mut headers, &peer, Some(&host), true);
         assert_eq!(headers["x-forwarded-for"], "1.2.3.4, 2001:db8::1");

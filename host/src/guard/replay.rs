@@ -85,7 +85,12 @@ impl Recording {
             too_large: false,
         };
         outcome.too_large = head_bytes > max_bytes;
-        Some(Recording { outcome, body: Vec::new(), left: max_bytes.saturating_sub(head_bytes), max_value_bytes })
+        Some(Recording {
+            outcome,
+            body: Vec::new(),
+            left: max_bytes.saturating_sub(head_bytes),
+            max_value_bytes,
+        })
     }
 
     pub fn data(&mut self, data: &[u8]) {
@@ -112,7 +117,8 @@ impl Recording {
             }
         }
         let Outcome { request, status, .. } = self.outcome;
-        let bare = Outcome { request, status, headers: Vec::new(), text: None, base64: None, too_large: true };
+        let bare =
+            Outcome { request, status, headers: Vec::new(), text: None, base64: None, too_large: true };
         serde_json::to_string(&bare).unwrap_or_default().into()
     }
 }
@@ -146,8 +152,7 @@ pub fn replay(kept: &Kept, fingerprint: &str) -> Result<Response, Problem> {
 
 fn put(map: &mut HeaderMap, pairs: &[(String, String)]) {
     for (name, value) in pairs {
-        if let (Ok(name), Ok(value)) =
-            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value))
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value))
         {
             map.append(name, value);
         }

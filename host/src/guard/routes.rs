@@ -58,10 +58,7 @@ impl Routes {
             let targets = config.upstreams.iter().map(|name| targets.get(name)).collect();
             Arc::new(Route { config: config.clone(), targets, policy })
         };
-        Routes {
-            trust_forwarded: config.trust_forwarded,
-            routes: config.routes.iter().map(route).collect(),
-        }
+        Routes { trust_forwarded: config.trust_forwarded, routes: config.routes.iter().map(route).collect() }
     }
 
     /// The first route that fits, with the captures of its path.
@@ -115,7 +112,10 @@ fn has_dots(path: &str) -> bool {
 
 /// At slashes that are percent-encoded.
 fn split_encoded(part: &str) -> impl Iterator<Item = &str> {
-    part.split("%2f").flat_map(|part| part.split("%2F")).flat_map(|part| part.split("%5c")).flat_map(|part| part.split("%5C"))
+    part.split("%2f")
+        .flat_map(|part| part.split("%2F"))
+        .flat_map(|part| part.split("%5c"))
+        .flat_map(|part| part.split("%5C"))
 }
 
 #[cfg(test)]
@@ -124,7 +124,17 @@ mod tests {
 
     #[test]
     fn dots_are_found_however_they_are_spelt() {
-        for path in ["/a/../b", "/a/./b", "/..", "/a/%2e%2E/b", "/a/.%2e", "/a%2f..%2fb", "/a/..;x/b", "/a\\..\\b", "/a/%2e%5c"] {
+        for path in [
+            "/a/../b",
+            "/a/./b",
+            "/..",
+            "/a/%2e%2E/b",
+            "/a/.%2e",
+            "/a%2f..%2fb",
+            "/a/..;x/b",
+            "/a\\..\\b",
+            "/a/%2e%5c",
+        ] {
             assert!(has_dots(path), "{path}");
         }
         for path in ["/a.b/c", "/...", "/a/%20", "/.well-known/x", "/a..b"] {

@@ -48,7 +48,8 @@ impl Sending {
 
 impl Upload {
     pub fn new(prefix: Prefix, rest: Incoming, idle: Duration) -> (Upload, Arc<Sending>) {
-        let sending = Arc::new(Sending { last: AtomicU64::new(clock::now().0), failed: AtomicBool::new(false) });
+        let sending =
+            Arc::new(Sending { last: AtomicU64::new(clock::now().0), failed: AtomicBool::new(false) });
         (Upload { first: prefix.frames, rest, idle: Idle::new(idle), sending: sending.clone() }, sending)
     }
 

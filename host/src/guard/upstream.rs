@@ -63,7 +63,10 @@ pub enum SendError {
 ///
 /// A request that has not left is sent again: to another target where one cannot be reached, and on another
 /// connection where one was closed a moment ago. One that may have left never is.
-pub async fn send(targets: &[Arc<Target>], mut request: Request) -> Result<(Response, Connection), SendError> {
+pub async fn send(
+    targets: &[Arc<Target>],
+    mut request: Request,
+) -> Result<(Response, Connection), SendError> {
     let mut last = None;
     for target in in_order(targets) {
         loop {
@@ -89,7 +92,8 @@ pub async fn send(targets: &[Arc<Target>], mut request: Request) -> Result<(Resp
             }
         }
     }
-    let none = || SendError::Connect { name: "the upstream".to_owned(), source: io::ErrorKind::NotFound.into() };
+    let none =
+        || SendError::Connect { name: "the upstream".to_owned(), source: io::ErrorKind::NotFound.into() };
     Err(last.unwrap_or_else(none))
 }
 

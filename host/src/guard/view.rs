@@ -30,7 +30,8 @@ pub fn view(
     };
     let pairs = [&view.captures, &view.query, &view.headers];
     let bytes: usize =
-        pairs.into_iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>() + view.path.len();
+        pairs.into_iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+            + view.path.len();
     if bytes > MAX_BYTES {
         let detail = format!(
             "the path, the query and the headers that the policy sees have {bytes} bytes; may have {MAX_BYTES}"
@@ -56,12 +57,7 @@ fn values<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = (St
 
 /// Fills in a template. A part that the request lacks, or has twice, is refused: another request would
 /// be locked by the same name.
-pub fn fill(
-    template: &Template,
-    parts: &Parts,
-    view: &HttpView,
-    limits: &Limits,
-) -> Result<String, Problem> {
+pub fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) -> Result<String, Problem> {
     let mut text = String::new();
     for part in template.parts() {
         match part {

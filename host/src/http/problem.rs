@@ -127,6 +127,12 @@ impl Problem {
         self
     }
 
+    /// Says it in other words.
+    pub fn say(mut self, detail: impl Into<Cow<'static, str>>) -> Problem {
+        self.detail = detail.into();
+        self
+    }
+
     pub fn status(mut self, status: u16) -> Problem {
         self.status = status;
         self
