@@ -14,12 +14,14 @@ mod client;
 mod proxy;
 mod raw;
 mod replicas;
+mod upstream;
 mod world;
 
 pub use client::{Client, Lines, Response};
 pub use proxy::{Proxy, Settings, lockkeeper};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;
+pub use upstream::Upstream;
 pub use world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
