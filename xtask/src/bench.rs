@@ -31,7 +31,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut bench = steps::cargo(&["bench", "--package", "lockkeeper", "--bench", "side_by_side", "--"]);
     bench.arg("--out").arg(out.join("side_by_side.json"));
     bench.args(args.check.then_some("--check")).args(args.quick.then_some("--quick"));
-    if let Some(nginx) = nginx() {
+    // Nothing else is compared with it, so it is not fetched for anything else.
+    let guarded = args.only.as_deref().is_none_or(|only| "guard".contains(only));
+    if let Some(nginx) = guarded.then(nginx).flatten() {
         bench.arg("--nginx").arg(nginx);
     }
     bench.args(&args.only);

@@ -54,7 +54,7 @@ impl Rates {
     pub fn row(self, name: &'static str, target: &Target) -> Row {
         let (theirs, ours) = (median_rate(&self.theirs), median_rate(&self.ours));
         let ratio = ours / theirs;
-        let field = |side: &str| format!("{}_per_s", side.replace(' ', "_"));
+        let field = |side: &str| format!("{}_per_s", side.to_lowercase().replace(' ', "_"));
         Row {
             name,
             target: target.text,
