@@ -1,4 +1,5 @@
-//! The proxy beside the same SQL run directly: one run, one server, full durability.
+//! The proxy beside the same SQL run directly, and its guarded routes beside nginx: one run, one server, full
+//! durability.
 //!
 //! The two sides take turns in short rounds, so that what disturbs the machine disturbs both. The
 //! load comes from this process, on the same cores: the client is as small as it can be.
