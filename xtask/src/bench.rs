@@ -1,12 +1,13 @@
 //! `cargo xtask bench`: the figures that the README quotes.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
 use crate::{paths, servers, steps, wasm};
 
-/// Measures the proxy against the same SQL run directly, in one run on one server.
+/// Measures the proxy against the same SQL run directly, and against nginx, in one run on one server.
 ///
 /// Prints a table and writes target/bench/side_by_side.json. Takes about two minutes once built.
 #[derive(clap::Args)]
@@ -30,6 +31,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut bench = steps::cargo(&["bench", "--package", "lockkeeper", "--bench", "side_by_side", "--"]);
     bench.arg("--out").arg(out.join("side_by_side.json"));
     bench.args(args.check.then_some("--check")).args(args.quick.then_some("--quick"));
+    // Nothing else is compared with it, so it is not fetched for anything else.
+    let guarded = args.only.as_deref().is_none_or(|only| "guard".contains(only));
+    if let Some(nginx) = guarded.then(nginx).flatten() {
+        bench.arg("--nginx").arg(nginx);
+    }
     bench.args(&args.only);
     Ok(ExitCode::from(steps::code(steps::status(&mut bench)?)))
+}
+
+/// nginx, which guarded routes are compared with; without it, the bench leaves that comparison out.
+fn nginx() -> Option<PathBuf> {
+    if let Some(program) = paths::find_program(servers::Kind::Nginx.daemon()) {
+        return Some(program);
+    }
+    match servers::ensure(servers::Kind::Nginx, false) {
+        Ok(program) => Some(program),
+        Err(error) => {
+            eprintln!("nginx will not be measured: {error:#}");
+            None
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask servers`: the real MySQL and MariaDB, without root and without touching the system.
+//! `cargo xtask servers`: the real MySQL and MariaDB, without root and without touching the system; for the
+//! bench, nginx in the same way.
 //!
 //! apt fetches the packages with a private state folder (so the machine's own is neither read nor
 //! written, and signatures are checked as ever), `dpkg-deb` unpacks them into a folder, and a small
@@ -35,6 +36,9 @@ pub struct Args {
 pub enum Kind {
     Mysql,
     Mariadb,
+    /// What the bench compares guarded routes with; nothing else needs it.
+    #[value(skip)]
+    Nginx,
 }
 
 impl Kind {
@@ -42,6 +46,7 @@ impl Kind {
         match self {
             Kind::Mysql => "mysql",
             Kind::Mariadb => "mariadb",
+            Kind::Nginx => "nginx",
         }
     }
 
@@ -50,6 +55,7 @@ impl Kind {
         match self {
             Kind::Mysql => "mysqld",
             Kind::Mariadb => "mariadbd",
+            Kind::Nginx => "nginx",
         }
     }
 
@@ -58,18 +64,19 @@ impl Kind {
         paths::servers().join(self.dir()).join("bin").join(self.daemon())
     }
 
-    /// The command-line client's program.
-    fn client(self) -> &'static str {
+    fn packages(self) -> &'static [&'static str] {
         match self {
-            Kind::Mysql => "mysql",
-            Kind::Mariadb => "mariadb",
+            Kind::Mysql => &["mysql-server-core", "mysql-client-core"],
+            Kind::Mariadb => &["mariadb-server-core", "mariadb-client-core"],
+            Kind::Nginx => &["nginx"],
         }
     }
 
-    fn packages(self) -> [&'static str; 2] {
+    /// What makes the program say its version.
+    fn version_option(self) -> &'static str {
         match self {
-            Kind::Mysql => ["mysql-server-core", "mysql-client-core"],
-            Kind::Mariadb => ["mariadb-server-core", "mariadb-client-core"],
+            Kind::Mysql | Kind::Mariadb => "--version",
+            Kind::Nginx => "-v",
         }
     }
 }
@@ -119,8 +126,8 @@ fn install(kind: Kind, servers: &Path, home: &Path) -> Result<String> {
     let new = servers.join(format!(".{}.new", kind.dir()));
     remove(&new)?;
     unpack(kind, &debs, &new.join("root"))?;
-    wrapper::write(&new, kind.daemon(), kind.client())?;
-    let version = version_of(&new.join("bin").join(kind.daemon()))?;
+    wrapper::write(&new, kind)?;
+    let version = version_of(&new.join("bin").join(kind.daemon()), kind.version_option())?;
     // Written last inside the new folder, which then appears as a whole.
     fs::write(new.join("complete"), format!("{}\n{version}\n", wrapper::LAYOUT))?;
     remove(home)?;
@@ -145,14 +152,16 @@ fn unpack(kind: Kind, debs: &[PathBuf], root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn version_of(program: &Path) -> Result<String> {
-    let out = Command::new(program).arg("--version").output();
+fn version_of(program: &Path, option: &str) -> Result<String> {
+    let out = Command::new(program).arg(option).output();
     let out = out.with_context(|| format!("cannot run {}", program.display()))?;
     if !out.status.success() {
-        bail!("{} --version fails: {}", program.display(), apt::tail(&out.stderr));
+        bail!("{} {option} fails: {}", program.display(), apt::tail(&out.stderr));
     }
-    let text = String::from_utf8_lossy(&out.stdout);
-    let version = text.split("Ver ").nth(1).and_then(|rest| rest.split_whitespace().next());
+    // nginx says it where other programs complain.
+    let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+    let after = ["Ver ", "nginx/"].into_iter().find_map(|name| text.split(name).nth(1));
+    let version = after.and_then(|rest| rest.split_whitespace().next());
     Ok(version.unwrap_or("unknown version").to_owned())
 }
 
@@ -167,12 +176,16 @@ fn remove(dir: &Path) -> Result<()> {
 
 fn advice(kind: Kind) -> String {
     let name = kind.daemon();
-    format!(
-        "cannot get {name}. Instead, install it with this machine's package manager ({}), or set \
-         `url` in [store] of config.toml to a server that runs already",
-        match kind {
-            Kind::Mysql => "`mysql-server` or `community-mysql-server`",
-            Kind::Mariadb => "`mariadb-server`",
+    let package = match kind {
+        Kind::Mysql => "`mysql-server` or `community-mysql-server`",
+        Kind::Mariadb => "`mariadb-server`",
+        Kind::Nginx => "`nginx`",
+    };
+    let or = match kind {
+        Kind::Mysql | Kind::Mariadb => {
+            ", or set `url` in [store] of config.toml to a server that runs already"
         }
-    )
+        Kind::Nginx => "",
+    };
+    format!("cannot get {name}. Instead, install it with this machine's package manager ({package}){or}")
 }

@@ -36,7 +36,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     let run_direct = async |clients| direct_round(clients, length).await;
     let run_proxy = async |clients| proxy_round(clients, length).await;
     let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
-    rates.report("64 clients, own keys, advisory: acquire and release", HALF, report);
+    report.add(rates.row("64 clients, own keys, advisory: acquire and release", &HALF));
     report.add(Row {
         name: "the same: connections to MySQL",
         target: "≤ 8",

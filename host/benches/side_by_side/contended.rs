@@ -73,7 +73,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
 
 /// As [`measure`], over two proxies, in an order that holds over both.
 pub async fn fleet(world: &World, quick: bool, report: &mut Report) -> Result<()> {
-    let other = world.another_proxy().await?;
+    let other = world.another_proxy("other", "").await?;
     let crowd = Crowd { apis: vec![world.api(), other.api()], prefix: "global", names: FLEET };
     crowd.measure(world, quick, report).await?;
     crowd.order(world, quick, report).await

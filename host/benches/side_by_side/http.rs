@@ -6,6 +6,9 @@ use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+/// What is written or read at a time of a body that is not kept.
+const PIECE: usize = 64 * 1024;
+
 /// One keep-alive connection.
 pub struct Client {
     stream: TcpStream,
@@ -87,8 +90,61 @@ impl Client {
         Ok(self.answer().await?.1)
     }
 
+    /// One exchange with a request that was made by [`get`] or [`post`]; anything but 200 is an error.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<&str> {
+        self.send(request).await?;
+        match self.answer().await? {
+            (200, body) => Ok(body),
+            (status, body) => bail!("the request was answered {status}: {body}"),
+        }
+    }
+
+    /// Sends a body of so many bytes, and returns the body of the answer.
+    pub async fn upload(&mut self, path: &str, bytes: u64) -> Result<&str> {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {bytes}\r\n\r\n");
+        self.send(head.as_bytes()).await?;
+        let piece = vec![b'x'; PIECE];
+        let mut left = bytes;
+        while left > 0 {
+            let next = left.min(PIECE as u64);
+            self.send(&piece[..next as usize]).await?;
+            left -= next;
+        }
+        match self.answer().await? {
+            (200, body) => Ok(body),
+            (status, body) => bail!("the upload was answered {status}: {body}"),
+        }
+    }
+
+    /// Reads a body of any length and forgets it; returns how many bytes it had.
+    pub async fn download(&mut self, path: &str) -> Result<u64> {
+        self.send(&get(path)).await?;
+        let (status, head, length) = self.head().await?;
+        if status != 200 {
+            bail!("the download was answered {status}");
+        }
+        let mut left = length.saturating_sub(self.buffer.len() - head);
+        let mut piece = vec![0; PIECE];
+        while left > 0 {
+            match self.stream.read(&mut piece).await? {
+                0 => bail!("the connection was closed {left} bytes before the end of the body"),
+                read => left = left.saturating_sub(read),
+            }
+        }
+        Ok(length as u64)
+    }
+
     /// Reads one answer: status and body.
     async fn answer(&mut self) -> Result<(u16, &str)> {
+        let (status, head, length) = self.head().await?;
+        while self.buffer.len() < head + length {
+            self.read_more().await?;
+        }
+        Ok((status, std::str::from_utf8(&self.buffer[head..head + length])?))
+    }
+
+    /// Reads the head of an answer, and maybe some of its body: the status, and the lengths of both.
+    async fn head(&mut self) -> Result<(u16, usize, usize)> {
         self.buffer.clear();
         let head = loop {
             if let Some(at) = find(&self.buffer, b"\r\n\r\n") {
@@ -99,15 +155,12 @@ impl Client {
         let text = std::str::from_utf8(&self.buffer[..head])?;
         let status: u16 = text.get(9..12).and_then(|status| status.parse().ok()).context("no status")?;
         let length = length(text).context("the answer has no content-length")?;
-        while self.buffer.len() < head + length {
-            self.read_more().await?;
-        }
-        Ok((status, std::str::from_utf8(&self.buffer[head..head + length])?))
+        Ok((status, head, length))
     }
 
     async fn read_more(&mut self) -> Result<()> {
         match self.stream.read_buf(&mut self.buffer).await? {
-            0 => bail!("the proxy closed the connection"),
+            0 => bail!("the connection was closed"),
             _ => Ok(()),
         }
     }
@@ -130,11 +183,11 @@ pub fn release(lease: &Lease) -> Vec<u8> {
     post("/v1/release", &format!("{{\"lease_id\":\"{}\"}}", lease.id))
 }
 
-fn get(path: &str) -> Vec<u8> {
+pub fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n").into_bytes()
 }
 
-fn post(path: &str, body: &str) -> Vec<u8> {
+pub fn post(path: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n");
     format!("{head}Content-Length: {length}\r\n\r\n{body}").into_bytes()

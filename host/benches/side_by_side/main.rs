@@ -1,4 +1,5 @@
-//! The proxy beside the same SQL run directly: one run, one server, full durability.
+//! The proxy beside the same SQL run directly, and its guarded routes beside nginx: one run, one server, full
+//! durability.
 //!
 //! The two sides take turns in short rounds, so that what disturbs the machine disturbs both. The
 //! load comes from this process, on the same cores: the client is as small as it can be.
@@ -16,14 +17,17 @@ mod crowd;
 mod cycles;
 mod decision;
 mod direct;
+mod guard;
 mod http;
 mod machine;
+mod nginx;
 mod once;
 mod report;
 mod rounds;
 mod single;
 mod stats;
 mod stripes;
+mod upstream;
 mod world;
 
 use report::{Report, Row};
@@ -45,6 +49,12 @@ struct Args {
     /// Run only the measurements whose name contains this text.
     #[arg(value_name = "NAME")]
     only: Option<String>,
+    /// The nginx that guarded routes are compared with; without it, that is not measured.
+    #[arg(long, value_name = "FILE")]
+    nginx: Option<PathBuf>,
+    /// Be the application behind the guarded routes, until standard input ends.
+    #[arg(long, hide = true)]
+    upstream: bool,
     /// Cargo passes it to every bench.
     #[arg(long, hide = true)]
     bench: bool,
@@ -52,7 +62,8 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match run(&args) {
+    let done = if args.upstream { upstream::serve().map(|()| true) } else { run(&args) };
+    match done {
         Ok(met) if met || !args.check => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -117,6 +128,9 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("stripes") {
         stripes::measure(world, args.quick, report).await.context("stripes")?;
+    }
+    if wanted("guard") {
+        guard::measure(world, args.nginx.as_deref(), args.quick, report).await.context("guard")?;
     }
     let deadlocks = direct::deadlocks(world.url()).await?;
     report.add(Row {

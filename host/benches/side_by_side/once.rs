@@ -33,7 +33,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     let run_direct = async |clients| direct_round(clients, length).await;
     let run_proxy = async |clients| proxy_round(clients, length).await;
     let rates = Rates::measure(rounds, direct, run_direct, proxy, run_proxy).await?;
-    rates.report("64 clients, once: 10 % duplicates", TWICE, report);
+    report.add(rates.row("64 clients, once: 10 % duplicates", &TWICE));
     Ok(())
 }
 

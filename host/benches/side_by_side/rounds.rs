@@ -6,54 +6,67 @@ use anyhow::Result;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::report::{Report, Row};
+use crate::report::Row;
 use crate::stats::median_rate;
 
 pub const CLIENTS: u64 = 64;
 
-pub const TWICE: (&str, f64) = ("≥ 2 times direct", 2.0);
-pub const HALF: (&str, f64) = ("≥ 0.5 times direct", 0.5);
+pub const TWICE: Target = Target { text: "≥ 2 times direct", times: 2.0, ours: "proxy", theirs: "direct" };
+pub const HALF: Target = Target { text: "≥ 0.5 times direct", times: 0.5, ..TWICE };
 
-/// Rates of what was done directly and through the proxy, one a round.
+/// The two sides by their names, and how many times the other side's rate ours is to be, at least.
+pub struct Target {
+    pub text: &'static str,
+    pub times: f64,
+    pub ours: &'static str,
+    pub theirs: &'static str,
+}
+
+/// Rates of the other side and of ours, one a round.
 #[derive(Default)]
 pub struct Rates {
-    direct: Vec<f64>,
-    proxy: Vec<f64>,
+    theirs: Vec<f64>,
+    ours: Vec<f64>,
 }
 
 impl Rates {
     /// Lets both sides run by turns. A side gets its clients and gives them back.
-    pub async fn measure<D, P>(
+    pub async fn measure<T, O>(
         rounds: usize,
-        mut direct: Vec<D>,
-        run_direct: impl AsyncFn(Vec<D>) -> Result<(Vec<D>, f64)>,
-        mut proxy: Vec<P>,
-        run_proxy: impl AsyncFn(Vec<P>) -> Result<(Vec<P>, f64)>,
+        mut theirs: Vec<T>,
+        run_theirs: impl AsyncFn(Vec<T>) -> Result<(Vec<T>, f64)>,
+        mut ours: Vec<O>,
+        run_ours: impl AsyncFn(Vec<O>) -> Result<(Vec<O>, f64)>,
     ) -> Result<Rates> {
         let mut rates = Rates::default();
         for _ in 0..rounds {
             let rate;
-            (direct, rate) = run_direct(direct).await?;
-            rates.direct.push(rate);
+            (theirs, rate) = run_theirs(theirs).await?;
+            rates.theirs.push(rate);
             let rate;
-            (proxy, rate) = run_proxy(proxy).await?;
-            rates.proxy.push(rate);
+            (ours, rate) = run_ours(ours).await?;
+            rates.ours.push(rate);
         }
         Ok(rates)
     }
 
-    /// The medians, and how they compare: the proxy is to be at least `least` times as fast.
-    pub fn report(self, name: &'static str, (target, least): (&'static str, f64), report: &mut Report) {
-        let (direct, proxy) = (median_rate(&self.direct), median_rate(&self.proxy));
-        let ratio = proxy / direct;
-        report.add(Row {
+    /// The medians, and how they compare.
+    pub fn row(self, name: &'static str, target: &Target) -> Row {
+        let (theirs, ours) = (median_rate(&self.theirs), median_rate(&self.ours));
+        let ratio = ours / theirs;
+        let field = |side: &str| format!("{}_per_s", side.to_lowercase().replace(' ', "_"));
+        Row {
             name,
-            target,
+            target: target.text,
             figure: format!("{ratio:.2} times"),
-            note: format!("proxy {proxy:.0}/s, direct {direct:.0}/s"),
-            met: Some(ratio >= least),
-            details: json!({ "ratio": ratio, "proxy_per_s": self.proxy, "direct_per_s": self.direct }),
-        });
+            note: format!("{} {ours:.0}/s, {} {theirs:.0}/s", target.ours, target.theirs),
+            met: Some(ratio >= target.times),
+            details: json!({
+                "ratio": ratio,
+                (field(target.ours)): self.ours,
+                (field(target.theirs)): self.theirs,
+            }),
+        }
     }
 }
 

@@ -36,7 +36,7 @@ impl World {
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(beside)?;
         let config = ManagedConfig { binary: ServerBinary::Mysql, data_dir: dir.path().join("mysql") };
         let server = ManagedServer::start(&config).await?;
-        let proxy = Proxy::start(dir.path(), server.url()).await?;
+        let proxy = Proxy::start(dir.path(), server.url(), "").await?;
         Ok(World { dir, server, proxy })
     }
 
@@ -57,11 +57,12 @@ impl World {
         self.proxy.api
     }
 
-    /// A second proxy on the same server.
-    pub async fn another_proxy(&self) -> Result<Proxy> {
-        let dir = self.dir.path().join("other");
+    /// A further proxy on the same server, with a folder of this name, and with these lines at the end of
+    /// its configuration.
+    pub async fn another_proxy(&self, name: &str, more: &str) -> Result<Proxy> {
+        let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir)?;
-        Proxy::start(&dir, self.url()).await
+        Proxy::start(&dir, self.url(), more).await
     }
 
     /// The server's name and version.
@@ -71,10 +72,7 @@ impl World {
 
     /// The proxy's resident memory in bytes.
     pub fn proxy_memory(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.proxy.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
-        Ok(kib * 1024)
+        self.proxy.memory()
     }
 }
 
@@ -127,11 +125,19 @@ impl Proxy {
         self.api
     }
 
-    async fn start(dir: &Path, url: &str) -> Result<Proxy> {
+    /// Its resident memory in bytes.
+    pub fn memory(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib * 1024)
+    }
+
+    async fn start(dir: &Path, url: &str, more: &str) -> Result<Proxy> {
         let (api, admin) = (free_address()?, free_address()?);
         let config = dir.join("config.toml");
         let text = format!(
-            "[store]\nurl = \"{url}\"\n[api]\nlisten = \"{api}\"\n[admin]\nlisten = \"{admin}\"\n{POLICIES}"
+            "[store]\nurl = \"{url}\"\n[api]\nlisten = \"{api}\"\n[admin]\nlisten = \"{admin}\"\n{POLICIES}{more}"
         );
         fs::write(&config, text)?;
         let log = dir.join("proxy.log");
@@ -179,6 +185,7 @@ impl Drop for Proxy {
     }
 }
 
-fn free_address() -> Result<SocketAddr> {
+/// An address of this machine that nobody listens on just now.
+pub fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }

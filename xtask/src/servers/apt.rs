@@ -17,7 +17,7 @@ const UNUSED: [&str; 4] = ["perl", "libperl", "libgdbm", "libc-gconv-modules"];
 pub fn fetch(machine: &Machine, kind: Kind, work: &Path) -> Result<Vec<PathBuf>> {
     let sources = match kind {
         Kind::Mysql => vec![machine.sid()?],
-        Kind::Mariadb => machine.own()?,
+        Kind::Mariadb | Kind::Nginx => machine.own()?,
     };
     let config = prepare(work, &sources)?;
     let suites: Vec<&str> = sources.iter().flat_map(|source| &source.suites).map(String::as_str).collect();

@@ -6,32 +6,42 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::Kind;
+
 /// Raised when the folder is laid out differently: older ones are then made anew.
 pub const LAYOUT: &str = "layout 1";
 
-/// Writes `bin/<daemon>` and `bin/<client>` for what is unpacked under `home/root`.
-pub fn write(home: &Path, daemon: &str, client: &str) -> Result<()> {
+/// Writes `bin/<daemon>`, and for a database `bin/<client>`, for what is unpacked under `home/root`.
+pub fn write(home: &Path, kind: Kind) -> Result<()> {
     let root = home.join("root");
     let bin = home.join("bin");
     fs::create_dir_all(&bin)?;
     let launch = launch(&root)?;
+    let plain = |name: &str, program: &str| {
+        let program = first(&root, &[program])?;
+        executable(&bin.join(name), &PLAIN.replace("@LAUNCH@", &launch.replace("@PROGRAM@", &program)))
+    };
+    match kind {
+        Kind::Mysql => plain("mysql", "usr/bin/mysql")?,
+        Kind::Mariadb => plain("mariadb", "usr/bin/mariadb")?,
+        Kind::Nginx => return plain("nginx", "usr/sbin/nginx"),
+    }
+    executable(&bin.join(kind.daemon()), &database(&root, &launch, kind.daemon())?)
+}
 
-    let server = first(&root, &[&format!("usr/sbin/{daemon}"), &format!("usr/libexec/{daemon}")])?;
-    let share = first(&root, &["usr/share/mysql", "usr/share/mariadb"])?;
-    let plugins = first(&root, &["usr/lib/mysql/plugin", "usr/lib64/mysql/plugin"]);
+/// The script that starts a database with the files that came with it.
+fn database(root: &Path, launch: &str, daemon: &str) -> Result<String> {
+    let server = first(root, &[&format!("usr/sbin/{daemon}"), &format!("usr/libexec/{daemon}")])?;
+    let share = first(root, &["usr/share/mysql", "usr/share/mariadb"])?;
+    let plugins = first(root, &["usr/lib/mysql/plugin", "usr/lib64/mysql/plugin"]);
     // A server without plugins must not look for them in the machine's own folder.
     let plugins = plugins.unwrap_or_else(|_| share.clone());
-    let charsets = first(&root, &["usr/share/mysql/charsets", "usr/share/mariadb/charsets"])?;
-    let text = SERVER
+    let charsets = first(root, &["usr/share/mysql/charsets", "usr/share/mariadb/charsets"])?;
+    Ok(SERVER
         .replace("@LAUNCH@", &launch.replace("@PROGRAM@", &server))
         .replace("@PLUGINS@", &plugins)
         .replace("@SHARE@", &share)
-        .replace("@CHARSETS@", &charsets);
-    executable(&bin.join(daemon), &text)?;
-
-    let program = first(&root, &[&format!("usr/bin/{client}")])?;
-    let text = CLIENT.replace("@LAUNCH@", &launch.replace("@PROGRAM@", &program));
-    executable(&bin.join(client), &text)
+        .replace("@CHARSETS@", &charsets))
 }
 
 const SERVER: &str = r#"#!/bin/sh
@@ -49,8 +59,8 @@ esac
     --lc-messages-dir="$root/@SHARE@" --character-sets-dir="$root/@CHARSETS@" "$@"
 "#;
 
-const CLIENT: &str = r#"#!/bin/sh
-# Made by `cargo xtask servers`: runs the client on the libraries that came with it.
+const PLAIN: &str = r#"#!/bin/sh
+# Made by `cargo xtask`: runs a program on the libraries that came with it, in this shell's place.
 self=$(readlink -f -- "$0") || exit 1
 root=${self%/*/*}/root
 @LAUNCH@ "$@"
