@@ -13,6 +13,9 @@
 //! | time between requests | `idle_timeout_ms` | closed |
 //! | HTTP/2 requests at once | `max_streams` | the client waits |
 //!
+//! A request that another server could take for something else (RFC 9112 leaves some room) gets 400 and
+//! the connection is closed: [`gate`] says which.
+//!
 //! A client over `max_connections` is answered rather than left in the listener's backlog, where
 //! it could not tell a full proxy from a dead network.
 //!
@@ -40,6 +43,7 @@ use crate::telemetry::Metrics;
 mod activity;
 mod body;
 mod connection;
+mod gate;
 mod peer;
 mod problem;
 mod request_id;

@@ -16,11 +16,16 @@ pub struct Activity {
     /// When the phase began, microseconds of [`clock::now`].
     since: AtomicU64,
     under_way: AtomicU32,
+    /// Requests that have begun, and the number of them after which comes one that is refused.
+    begun: AtomicU32,
+    refused_after: AtomicU64,
     /// A request was taken whose answer may not have left yet.
     unflushed: AtomicBool,
     /// The length of an answer was told neither ahead nor in chunks: the connection's end is its own.
     ended_by_close: AtomicBool,
 }
+
+const NEVER: u64 = u64::MAX;
 
 const FRESH: u8 = 0;
 const IDLE: u8 = 1;
@@ -46,6 +51,8 @@ impl Activity {
             phase: AtomicU8::new(FRESH),
             since: AtomicU64::new(clock::now().0),
             under_way: AtomicU32::new(0),
+            begun: AtomicU32::new(0),
+            refused_after: AtomicU64::new(NEVER),
             unflushed: AtomicBool::new(false),
             ended_by_close: AtomicBool::new(false),
         })
@@ -53,6 +60,8 @@ impl Activity {
 
     pub fn begin(self: &Arc<Activity>) -> UnderWay {
         self.under_way.fetch_add(1, Relaxed);
+        // Called from the connection's task alone.
+        self.begun.store(self.begun.load(Relaxed).wrapping_add(1), Relaxed);
         self.phase.store(BUSY, Relaxed);
         self.unflushed.store(true, Relaxed);
         UnderWay(Arc::clone(self))
@@ -75,6 +84,22 @@ impl Activity {
     /// Whether an answer that is written now can only be the HTTP library's own.
     pub fn unasked(&self) -> bool {
         !self.unflushed.load(Relaxed)
+    }
+
+    /// The request that follows the first `requests` will not be read.
+    pub fn refuse_after(&self, requests: u32) {
+        self.refused_after.store(u64::from(requests), Relaxed);
+    }
+
+    /// Whether nothing is left to do but to tell the client that its request is refused.
+    pub fn is_refused(&self) -> bool {
+        let after = self.refused_after.load(Relaxed);
+        after == u64::from(self.begun.load(Relaxed)) && !self.is_busy() && self.unasked()
+    }
+
+    /// Whether a request is under way.
+    pub fn is_busy(&self) -> bool {
+        self.phase.load(Relaxed) == BUSY
     }
 
     /// Whether a request has begun to arrive.

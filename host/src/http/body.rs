@@ -1,6 +1,7 @@
 //! Bodies: what is sent, and what is read under limits.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -48,7 +49,7 @@ pub enum BodyError {
     TooLarge { limit: usize },
     #[error("the body did not arrive within {} ms", limit.as_millis())]
     Slow { limit: Duration },
-    #[error("the body broke off: {0}")]
+    #[error("the body broke off: {}", cause(.0))]
     Broken(#[source] hyper::Error),
 }
 
@@ -112,6 +113,11 @@ async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
         }
     }
     Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+/// What the connection's task knows of it says more than that a body cannot be read.
+fn cause(error: &hyper::Error) -> &dyn Error {
+    error.source().unwrap_or(error)
 }
 
 impl From<BodyError> for Problem {

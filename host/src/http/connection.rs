@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
-use hyper::{StatusCode, Version};
+use hyper::{Method, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -22,9 +22,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
 use super::activity::{Activity, UnderWay, Verdict};
+use super::gate::Refusal;
 use super::problem::{Kind, Problem};
 use super::socket::Socket;
-use super::{Handler, Peer, Response, Stream, request_id};
+use super::{Handler, Peer, Request, Response, Stream, request_id};
 use crate::clock;
 use crate::config::HttpLimits;
 use crate::telemetry::Metrics;
@@ -50,7 +51,8 @@ const MAX_SEND_BUFFER: usize = 64 * 1024;
 
 pub async fn run<H: Handler>(stream: TcpStream, address: SocketAddr, shared: Arc<Shared<H>>) {
     let activity = Activity::new();
-    let mut socket = Socket::new(Stream::Plain(stream), Arc::clone(&activity));
+    let mut socket =
+        Socket::new(Stream::Plain(stream), shared.limits.max_header_bytes, Arc::clone(&activity));
     let sniffed = tokio::select! {
         sniffed = tokio::time::timeout(shared.limits.header_timeout, socket.sniff()) => sniffed,
         () = shared.stop.cancelled() => return,
@@ -96,19 +98,27 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
         .writev(false)
         .serve_connection(TokioIo::new(socket), requests);
     let mut watchdog = pin!(Watchdog::new(&shared, &activity));
+    let mut stopping = false;
     let end = poll_fn(|cx| {
         if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
             return Poll::Ready(End::Http(ended));
         }
-        match watchdog.as_mut().poll(cx) {
-            Poll::Ready(Alarm::Stop) => {
-                Pin::new(&mut connection).graceful_shutdown();
-                connection.poll_without_shutdown(cx).map(End::Http)
-            }
-            Poll::Ready(Alarm::Close) => Poll::Ready(End::Quiet),
-            Poll::Ready(Alarm::SlowHeaders) => Poll::Ready(End::SlowHeaders),
-            Poll::Pending => Poll::Pending,
+        if activity.is_refused() {
+            return Poll::Ready(End::Refused);
         }
+        match watchdog.as_mut().poll(cx) {
+            Poll::Ready(Alarm::Stop) => stopping = true,
+            Poll::Ready(Alarm::Close) => return Poll::Ready(End::Quiet),
+            Poll::Ready(Alarm::SlowHeaders) => return Poll::Ready(End::SlowHeaders),
+            Poll::Pending => {}
+        }
+        // The library does not know of headers that are half there, and would close upon them.
+        if stopping && !activity.is_in_headers() {
+            stopping = false;
+            Pin::new(&mut connection).graceful_shutdown();
+            return connection.poll_without_shutdown(cx).map(End::Http);
+        }
+        Poll::Pending
     })
     .await;
     let parts = connection.into_parts();
@@ -118,8 +128,12 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
     }
     // Boxed: a connection that waits should not hold the room for its own end.
     match end {
-        End::Http(Ok(())) if let Some(run) = peer.take_upgrade() => {
-            let upgraded = run(socket.into_stream(), parts.read_buf);
+        End::Http(Ok(()))
+            if let Some(run) = peer.take_upgrade()
+                && socket.refusal().is_none() =>
+        {
+            let (stream, held) = socket.into_parts();
+            let upgraded = run(stream, [&parts.read_buf[..], &held].concat().into());
             tokio::select! {
                 () = upgraded => {}
                 () = shared.stop.cancelled() => {}
@@ -130,7 +144,8 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
         End::Http(_) if socket.end_seen() => {}
         End::Http(_) => Box::pin(linger(socket.into_stream())).await,
         // Half a request that came in one piece with the one before it looks quiet from outside.
-        End::Quiet if parts.read_buf.is_empty() => {}
+        End::Quiet if parts.read_buf.is_empty() && !socket.holds_bytes() => {}
+        End::Refused => Box::pin(refuse(socket, &shared)).await,
         End::Quiet | End::SlowHeaders => Box::pin(timed_out(socket.into_stream(), &shared)).await,
     }
 }
@@ -172,6 +187,8 @@ enum End {
     /// Idle for too long.
     Quiet,
     SlowHeaders,
+    /// The gate lets the next request not through.
+    Refused,
 }
 
 enum Alarm {
@@ -252,26 +269,26 @@ impl<H> Clone for Requests<H> {
     }
 }
 
-impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
+impl<H: Handler> Service<Request> for Requests<H> {
     type Response = Response;
     type Error = Infallible;
     // Boxed, so that an idle connection does not hold the room for the largest handler.
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-    fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request) -> Self::Future {
         let under_way = self.activity.begin();
         let this = self.clone();
         let id = request_id::of(request.headers());
         let version = request.version();
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return Box::pin(async move {
-                let response = this.shared.handler.handle(request, &this.peer).await;
+                let response = this.ask(request).await;
                 Ok(this.finish(response, id, version, under_way))
             });
         }
         let span = debug_span!("request", front = H::FRONT, id = ?id, method = %request.method(), path = request.uri().path());
         let answer = async move {
-            let response = this.shared.handler.handle(request, &this.peer).await;
+            let response = this.ask(request).await;
             debug!(status = response.status().as_u16(), "answered");
             Ok(this.finish(response, id, version, under_way))
         };
@@ -280,6 +297,14 @@ impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
 }
 
 impl<H: Handler> Requests<H> {
+    async fn ask(&self, request: Request) -> Response {
+        // Over HTTP/1 the gate has refused it.
+        if request.method() == Method::CONNECT {
+            return Problem::from(Refusal::Connect).into_response();
+        }
+        self.shared.handler.handle(request, &self.peer).await
+    }
+
     fn finish(
         &self,
         mut response: Response,
@@ -319,6 +344,13 @@ fn should_warn() -> Option<u64> {
         return None;
     }
     Some(UNSAID.swap(0, Relaxed))
+}
+
+async fn refuse<H: Handler>(socket: Socket, shared: &Shared<H>) {
+    let Some(refusal) = socket.refusal() else { return };
+    let problem = Problem::from(refusal);
+    shared.metrics.http(H::FRONT, problem.status_code());
+    answer_and_close(socket.into_stream(), &problem).await;
 }
 
 async fn timed_out<H: Handler>(stream: Stream, shared: &Shared<H>) {

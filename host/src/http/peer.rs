@@ -32,7 +32,8 @@ impl Peer {
     /// Says what to do with the connection when the answer under way, which must be a 101 to an HTTP/1.1
     /// request that has an `Upgrade`, has been written.
     ///
-    /// `run` gets the connection and the bytes that the client sent early. Its future is awaited in the
+    /// `run` gets the connection and what the client sent early, which is nothing for clients that wait for
+    /// the 101 as they must: what comes before it is still read as HTTP. Its future is awaited in the
     /// connection's task: the connection counts under `max_connections` until it ends. It is dropped, and
     /// the connection closed, when the proxy shuts down. Where the answer is another one, and over HTTP/2,
     /// `run` is not called.

@@ -138,6 +138,10 @@ impl Problem {
         self
     }
 
+    pub fn status_code(&self) -> u16 {
+        self.status
+    }
+
     pub fn kind(&self) -> Kind {
         self.kind
     }

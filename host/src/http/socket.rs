@@ -1,7 +1,9 @@
-//! A connection's socket: remembers what arrived, and speaks for the HTTP library where that
-//! would answer without a body.
+//! A connection's socket: remembers what arrived, lets through what the gate does, and speaks for the
+//! HTTP library where that would answer without a body.
 
+use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -10,14 +12,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Stream;
 use super::activity::Activity;
+use super::gate::{Gate, Refusal};
 use super::problem::{Kind, Problem};
 
 pub struct Socket {
     stream: Stream,
-    /// Bytes that were read to find out which HTTP this is, and how many of them were passed on.
-    sniffed: [u8; PREFACE.len()],
-    sniffed_len: u8,
-    passed_on: u8,
+    /// Follows HTTP/1.
+    gate: Gate,
+    /// Bytes that were read and not passed on; the first `cleared` of them may be.
+    held: Vec<u8>,
+    cleared: usize,
     http2: bool,
     end_seen: bool,
     activity: Arc<Activity>,
@@ -27,14 +31,17 @@ pub struct Socket {
 
 /// What every HTTP/2 client sends first.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// What is read at once of bytes that may have to be held.
+const PART: usize = 1024;
 
 impl Socket {
-    pub fn new(stream: Stream, activity: Arc<Activity>) -> Socket {
+    /// `max_head` bounds the head of an HTTP/1 request, in bytes.
+    pub fn new(stream: Stream, max_head: usize, activity: Arc<Activity>) -> Socket {
         Socket {
             stream,
-            sniffed: [0; PREFACE.len()],
-            sniffed_len: 0,
-            passed_on: 0,
+            gate: Gate::new(max_head),
+            held: Vec::new(),
+            cleared: 0,
             http2: false,
             end_seen: false,
             activity,
@@ -44,24 +51,23 @@ impl Socket {
 
     /// Reads until it is clear whether the client speaks HTTP/2. Safe to drop and call again.
     pub async fn sniff(&mut self) -> io::Result<bool> {
-        use tokio::io::AsyncReadExt;
         loop {
-            let len = usize::from(self.sniffed_len);
-            if self.sniffed[..len] != PREFACE[..len] {
-                return Ok(false);
+            let len = self.held.len().min(PREFACE.len());
+            if self.held[..len] != PREFACE[..len] {
+                break;
             }
             if len == PREFACE.len() {
                 self.http2 = true;
+                self.cleared = self.held.len();
                 return Ok(true);
             }
-            let read = self.stream.read(&mut self.sniffed[len..]).await?;
-            if read == 0 {
-                self.end_seen = true;
-                return Ok(false);
+            if poll_fn(|cx| self.poll_hold(cx)).await? == 0 {
+                break;
             }
             self.activity.received();
-            self.sniffed_len += read as u8;
         }
+        self.cleared = self.gate.judge(&self.held);
+        Ok(false)
     }
 
     /// Whether the client has said that it sends no more.
@@ -69,8 +75,104 @@ impl Socket {
         self.end_seen
     }
 
+    /// Whether something came that was not passed on.
+    pub fn holds_bytes(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Why the client's next request will not be read.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.gate.refusal()
+    }
+
     pub fn into_stream(self) -> Stream {
         self.stream
+    }
+
+    /// The stream, and what was read of it and not passed on.
+    pub fn into_parts(self) -> (Stream, Vec<u8>) {
+        (self.stream, self.held)
+    }
+
+    /// Reads a part behind what is held. The number of bytes, none at the end.
+    fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut part = [MaybeUninit::uninit(); PART];
+        let mut part = ReadBuf::uninit(&mut part);
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+        self.held.extend_from_slice(part.filled());
+        self.end_seen |= part.filled().is_empty();
+        Poll::Ready(Ok(part.filled().len()))
+    }
+
+    /// Passes on what may be. Whether there was anything.
+    fn pass_on(&mut self, buf: &mut ReadBuf<'_>) -> bool {
+        let len = self.cleared.min(buf.remaining());
+        if len == 0 {
+            return false;
+        }
+        buf.put_slice(&self.held[..len]);
+        self.cleared -= len;
+        if len == self.held.len() {
+            // Connections that are idle hold no room.
+            self.held = Vec::new();
+        } else {
+            self.held.drain(..len);
+        }
+        true
+    }
+
+    /// Reads HTTP/1. Ready with bytes that may pass, or at the end.
+    fn poll_read_judged(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        while !self.pass_on(buf) {
+            if let Some(refusal) = self.gate.refusal() {
+                return self.poll_refused(cx, refusal);
+            }
+            if !self.held.is_empty() {
+                if ready!(self.poll_hold(cx))? == 0 {
+                    break;
+                }
+                self.activity.received();
+                self.cleared = self.gate.judge(&self.held);
+                continue;
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+            let fresh = &buf.filled()[before..];
+            if fresh.is_empty() {
+                self.end_seen = true;
+                break;
+            }
+            self.activity.received();
+            let pass = self.gate.judge(fresh);
+            if pass < fresh.len() {
+                self.held.extend_from_slice(&fresh[pass..]);
+                buf.set_filled(before + pass);
+            }
+            if pass > 0 {
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// There is nothing more that may pass. A message that is under way breaks off; a request that has
+    /// not begun is answered by the connection's task, when those before it have been.
+    fn poll_refused(&mut self, cx: &mut Context<'_>, refusal: Refusal) -> Poll<io::Result<()>> {
+        if self.gate.is_within_message() {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, refusal)));
+        }
+        self.activity.refuse_after(self.gate.heads());
+        // Whoever goes away while it waits for an answer is still noticed.
+        while self.activity.is_busy() {
+            self.held.clear();
+            if ready!(self.poll_hold(cx))? == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        Poll::Pending
     }
 }
 
@@ -81,19 +183,13 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let held = &this.sniffed[usize::from(this.passed_on)..usize::from(this.sniffed_len)];
-        if !held.is_empty() {
-            let part = &held[..held.len().min(buf.remaining())];
-            buf.put_slice(part);
-            this.passed_on += part.len() as u8;
-            return Poll::Ready(Ok(()));
+        if !this.http2 {
+            return this.poll_read_judged(cx, buf);
         }
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-        if buf.filled().len() == before {
-            this.end_seen = true;
-        } else if !this.http2 {
-            this.activity.received();
+        if !this.pass_on(buf) {
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+            this.end_seen = buf.filled().len() == before;
         }
         Poll::Ready(Ok(()))
     }

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod framing;
 mod proxying;
 
 /// Answers `/wait` never, `/slow` after 200 ms, `/stream` with a stream without an end, and anything

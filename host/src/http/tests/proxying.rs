@@ -174,6 +174,18 @@ async fn an_upgraded_connection_is_the_handlers() {
 }
 
 #[tokio::test]
+async fn what_comes_before_the_101_must_be_http_and_reaches_the_handler() {
+    let server = front(limits());
+    for early in ["GET / HTTP/1.1\r\nhost: x\r\n\r\n", "GET / HT"] {
+        let mut stream = server.send(&[SWITCH, early].concat()).await;
+        stream.shutdown().await.unwrap();
+        assert!(read_all(&mut stream).await.ends_with(&["\r\n\r\n", &early.to_ascii_uppercase()].concat()));
+    }
+    let mut stream = server.send(&[SWITCH, "no http\r\n"].concat()).await;
+    assert!(read_all(&mut stream).await.ends_with("\r\n\r\n"));
+}
+
+#[tokio::test]
 async fn a_shutdown_ends_upgraded_connections() {
     let server = front(limits());
     let mut stream = server.send(SWITCH).await;

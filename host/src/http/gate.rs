@@ -1,0 +1,401 @@
+//! What may pass from an HTTP/1 client to the HTTP library: nothing that another server could take for
+//! something else.
+//!
+//! A proxy and the server behind it must agree where each request ends; where they do not, one client's
+//! bytes become the start of another's request. The library reads leniently. So the gate reads along: it
+//! follows heads, bodies and trailers, and refuses what RFC 9112 leaves to interpretation.
+//!
+//! Heads, trailers and chunk sizes pass when they are whole and were found good; bodies pass as they come.
+//! The gate holds nothing: bytes that may not pass yet are shown to it again with those that follow. How
+//! many that can be is bounded by `http.max_header_bytes`.
+//!
+//! Bytes that come before an upgrade was answered are judged as the next request: RFC 9110 has clients
+//! wait for the 101.
+
+use memchr::memchr;
+
+use super::problem::{Kind, Problem};
+
+/// Longest chunk extension, in bytes.
+const MAX_EXTENSION: usize = 256;
+/// Digits that a u64 has at most.
+const MAX_SIZE_DIGITS: usize = 16;
+/// Size, semicolon, extension and line end.
+const MAX_SIZE_LINE: usize = MAX_SIZE_DIGITS + 1 + MAX_EXTENSION + 2;
+
+/// Follows what one client sends.
+pub struct Gate {
+    at: At,
+    /// Where the line that is being read begins, and how far its end was looked for; both from the first
+    /// byte that has not passed.
+    line: usize,
+    scanned: usize,
+    /// Of the head that is being read, once its request line was.
+    framing: Option<Framing>,
+    heads: u32,
+    max_head: usize,
+    refusal: Option<Refusal>,
+}
+
+/// What is expected next.
+#[derive(Clone, Copy)]
+enum At {
+    Head,
+    Data { left: u64, chunked: bool },
+    ChunkSize,
+    ChunkEnd,
+    Trailers,
+}
+
+/// Why bytes do not pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the request line and headers, or the trailers, are over the limit in bytes")]
+    TooLarge,
+    #[error("this is not an HTTP/1.1 or HTTP/2 request")]
+    RequestLine,
+    #[error("CONNECT is not served")]
+    Connect,
+    #[error("a line ends with LF alone")]
+    BareLf,
+    #[error("a CR that ends no line")]
+    BareCr,
+    #[error("a control character in a line")]
+    Control,
+    #[error("a line that begins with white space")]
+    Folded,
+    #[error("a header without a colon")]
+    NoColon,
+    #[error("a header without a name")]
+    NoName,
+    #[error("white space before the colon of a header")]
+    SpaceBeforeColon,
+    #[error("a header name with a character that names do not have")]
+    Name,
+    #[error("no Host")]
+    NoHost,
+    #[error("more than one Host")]
+    SecondHost,
+    #[error("a Host that is none")]
+    Host,
+    #[error("a Content-Length that is not a whole number below 2^64")]
+    Length,
+    #[error("more than one Content-Length")]
+    SecondLength,
+    #[error("Content-Length together with Transfer-Encoding")]
+    LengthAndEncoding,
+    #[error("a Transfer-Encoding other than chunked")]
+    Encoding,
+    #[error("more than one Transfer-Encoding")]
+    SecondEncoding,
+    #[error("Transfer-Encoding in HTTP/1.0")]
+    OldEncoding,
+    #[error("a chunk size that is not 1 to 16 hexadecimal digits")]
+    ChunkSize,
+    #[error("a chunk extension of more than {MAX_EXTENSION} bytes")]
+    Extension,
+    #[error("a chunk that does not end with CRLF")]
+    ChunkEnd,
+    #[error("a trailer that only a header can be")]
+    Trailer,
+}
+
+/// What a head says about the end of its message.
+struct Framing {
+    is_http11: bool,
+    host_seen: bool,
+    length: Option<u64>,
+    chunked: bool,
+}
+
+impl Gate {
+    /// `max_head` bounds a head or trailers, in bytes.
+    pub fn new(max_head: usize) -> Gate {
+        Gate { at: At::Head, line: 0, scanned: 0, framing: None, heads: 0, max_head, refusal: None }
+    }
+
+    /// Judges `bytes`: those that were not let through the last time, with what came after them.
+    ///
+    /// How many of them may pass; the rest must be shown again with what follows. Nothing passes once
+    /// there is a [refusal](Gate::refusal).
+    pub fn judge(&mut self, bytes: &[u8]) -> usize {
+        let mut passed = 0;
+        while self.refusal.is_none() && passed < bytes.len() {
+            match self.step(&bytes[passed..]) {
+                Ok(0) => break,
+                Ok(step) => passed += step,
+                Err(refusal) => self.refusal = Some(refusal),
+            }
+        }
+        passed
+    }
+
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refusal
+    }
+
+    /// Heads that may have passed.
+    pub fn heads(&self) -> u32 {
+        self.heads
+    }
+
+    /// Whether a head has passed whose message has not ended.
+    pub fn is_within_message(&self) -> bool {
+        !matches!(self.at, At::Head)
+    }
+
+    /// The number of bytes at the front of `bytes` that may pass; none where more must be seen first.
+    fn step(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
+        match self.at {
+            At::Head => self.head(bytes),
+            At::Data { left, chunked } => {
+                let part = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                let left = left - part as u64;
+                self.at = match (left, chunked) {
+                    (0, true) => At::ChunkEnd,
+                    (0, false) => At::Head,
+                    _ => At::Data { left, chunked },
+                };
+                Ok(part)
+            }
+            At::ChunkSize => self.chunk_size(bytes),
+            At::ChunkEnd => match bytes {
+                [b'\r', b'\n', ..] => {
+                    self.at = At::ChunkSize;
+                    Ok(2)
+                }
+                [b'\r'] => Ok(0),
+                _ => Err(Refusal::ChunkEnd),
+            },
+            At::Trailers => self.trailers(bytes),
+        }
+    }
+
+    fn head(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
+        while let Some(line) = self.next_line(bytes, self.max_head, Refusal::TooLarge)? {
+            match &mut self.framing {
+                // An empty line before a request is skipped, as RFC 9112 (2.2) asks.
+                None if line.is_empty() => {}
+                None => self.framing = Some(Framing::of_request_line(line)?),
+                Some(framing) if line.is_empty() => {
+                    let next = framing.body()?;
+                    self.framing = None;
+                    self.heads = self.heads.wrapping_add(1);
+                    return Ok(self.end_section(next));
+                }
+                Some(framing) => {
+                    let (name, value) = field(line)?;
+                    framing.note(name, value)?;
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    fn trailers(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
+        while let Some(line) = self.next_line(bytes, self.max_head, Refusal::TooLarge)? {
+            if line.is_empty() {
+                return Ok(self.end_section(At::Head));
+            }
+            let (name, _) = field(line)?;
+            if Known::of(name).is_some() {
+                return Err(Refusal::Trailer);
+            }
+        }
+        Ok(0)
+    }
+
+    fn chunk_size(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
+        let Some(line) = self.next_line(bytes, MAX_SIZE_LINE, Refusal::Extension)? else { return Ok(0) };
+        let digits = memchr(b';', line).unwrap_or(line.len());
+        if line.len() > digits + 1 + MAX_EXTENSION {
+            return Err(Refusal::Extension);
+        }
+        let next = match chunk_size(&line[..digits])? {
+            0 => At::Trailers,
+            left => At::Data { left, chunked: true },
+        };
+        Ok(self.end_section(next))
+    }
+
+    /// The next line without its end, where it is there; refused as `too_long` where it ends more than
+    /// `limit` bytes after those that passed.
+    fn next_line<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        limit: usize,
+        too_long: Refusal,
+    ) -> Result<Option<&'a [u8]>, Refusal> {
+        let Some(end) = memchr(b'\n', &bytes[self.scanned..]).map(|at| self.scanned + at) else {
+            self.scanned = bytes.len();
+            return if bytes.len() > limit { Err(too_long) } else { Ok(None) };
+        };
+        if end >= limit {
+            return Err(too_long);
+        }
+        let line = bytes[self.line..end].strip_suffix(b"\r").ok_or(Refusal::BareLf)?;
+        self.line = end + 1;
+        self.scanned = end + 1;
+        // Without a way out of the loop, so that it is done many bytes at a time.
+        let bad = line.iter().fold(false, |bad, &byte| bad | (byte < b' ' && byte != b'\t') | (byte == 0x7f));
+        match bad {
+            false => Ok(Some(line)),
+            true if line.contains(&b'\r') => Err(Refusal::BareCr),
+            true => Err(Refusal::Control),
+        }
+    }
+
+    /// The length of the section that has ended.
+    fn end_section(&mut self, next: At) -> usize {
+        self.at = next;
+        self.scanned = 0;
+        std::mem::take(&mut self.line)
+    }
+}
+
+impl Framing {
+    fn of_request_line(line: &[u8]) -> Result<Framing, Refusal> {
+        let mut parts = line.split(|&byte| byte == b' ');
+        let parts = (parts.next(), parts.next(), parts.next(), parts.next());
+        let (Some(method), Some(target), Some(version), None) = parts else {
+            return Err(Refusal::RequestLine);
+        };
+        let is_http11 = match version {
+            b"HTTP/1.1" => true,
+            b"HTTP/1.0" => false,
+            _ => return Err(Refusal::RequestLine),
+        };
+        if !is_token(method) || target.is_empty() || target.contains(&b'\t') {
+            return Err(Refusal::RequestLine);
+        }
+        if method == b"CONNECT" {
+            return Err(Refusal::Connect);
+        }
+        Ok(Framing { is_http11, host_seen: false, length: None, chunked: false })
+    }
+
+    fn note(&mut self, name: &[u8], value: &[u8]) -> Result<(), Refusal> {
+        match Known::of(name) {
+            None => {}
+            Some(Known::Host) if self.host_seen => return Err(Refusal::SecondHost),
+            Some(Known::Host) if !value.iter().all(|&byte| is_of_host(byte)) => return Err(Refusal::Host),
+            Some(Known::Host) => self.host_seen = true,
+            Some(Known::Length) if self.chunked => return Err(Refusal::LengthAndEncoding),
+            Some(Known::Length) if self.length.is_some() => return Err(Refusal::SecondLength),
+            Some(Known::Length) => self.length = Some(content_length(value)?),
+            Some(Known::Encoding) if self.length.is_some() => return Err(Refusal::LengthAndEncoding),
+            Some(Known::Encoding) if self.chunked => return Err(Refusal::SecondEncoding),
+            Some(Known::Encoding) if !self.is_http11 => return Err(Refusal::OldEncoding),
+            Some(Known::Encoding) if !value.eq_ignore_ascii_case(b"chunked") => {
+                return Err(Refusal::Encoding);
+            }
+            Some(Known::Encoding) => self.chunked = true,
+        }
+        Ok(())
+    }
+
+    /// What follows the head.
+    fn body(&self) -> Result<At, Refusal> {
+        if self.is_http11 && !self.host_seen {
+            return Err(Refusal::NoHost);
+        }
+        Ok(match self.length {
+            _ if self.chunked => At::ChunkSize,
+            None | Some(0) => At::Head,
+            Some(left) => At::Data { left, chunked: false },
+        })
+    }
+}
+
+/// The headers that the end of a message, or its addressee, depends on.
+enum Known {
+    Host,
+    Length,
+    Encoding,
+}
+
+impl Known {
+    fn of(name: &[u8]) -> Option<Known> {
+        let (known, text) = match name.len() {
+            4 => (Known::Host, "host"),
+            14 => (Known::Length, "content-length"),
+            17 => (Known::Encoding, "transfer-encoding"),
+            _ => return None,
+        };
+        name.eq_ignore_ascii_case(text.as_bytes()).then_some(known)
+    }
+}
+
+/// Name and value of a line that is not empty.
+fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
+    if is_blank(line[0]) {
+        return Err(Refusal::Folded);
+    }
+    let colon = memchr(b':', line).ok_or(Refusal::NoColon)?;
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    match name.last() {
+        None => Err(Refusal::NoName),
+        Some(&last) if is_blank(last) => Err(Refusal::SpaceBeforeColon),
+        _ if !is_token(name) => Err(Refusal::Name),
+        _ => Ok((name, value.trim_ascii())),
+    }
+}
+
+fn content_length(value: &[u8]) -> Result<u64, Refusal> {
+    let digits =
+        std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    digits.and_then(|digits| digits.parse().ok()).ok_or(Refusal::Length)
+}
+
+fn chunk_size(digits: &[u8]) -> Result<u64, Refusal> {
+    if !(1..=MAX_SIZE_DIGITS).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return Err(Refusal::ChunkSize);
+    }
+    let digit = |&byte| char::from(byte).to_digit(16).map_or(0, u64::from);
+    Ok(digits.iter().fold(0, |size, byte| size << 4 | digit(byte)))
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+fn is_token(text: &[u8]) -> bool {
+    !text.is_empty() && text.iter().all(|&byte| TOKEN[usize::from(byte)])
+}
+
+/// Of a name or address, and a port.
+fn is_of_host(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%:[]".contains(&byte)
+}
+
+/// Which bytes methods and header names have (RFC 9110, 5.6.2).
+const TOKEN: [bool; 256] = {
+    let mut token = [false; 256];
+    let mut byte = 0;
+    while byte < 128 {
+        token[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let others = b"!#$%&'*+-.^_`|~";
+    let mut at = 0;
+    while at < others.len() {
+        token[others[at] as usize] = true;
+        at += 1;
+    }
+    token
+};
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Problem {
+        let detail = refusal.to_string();
+        match refusal {
+            Refusal::TooLarge => {
+                Problem::new(Kind::HeadersTooLarge, detail).with("bound", "http.max_header_bytes")
+            }
+            _ => Problem::new(Kind::Invalid, detail),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Requests that another server could read otherwise, through a real socket.
+
+use super::*;
+
+const GOOD: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
+
+/// Heads with a line that is not to be, and what the answer says of it.
+const HEADS: [(&str, &str); 14] = [
+    ("GET / HTTP/1.1\nhost: x\n\n", "LF alone"),
+    ("GET / HTTP/1.1\r\nhost: x\r\nx: a\rb\r\n\r\n", "a CR that ends no line"),
+    ("GET / HTTP/1.1\r\nhost: x\r\nx: a\0b\r\n\r\n", "a control character"),
+    ("GET / HTTP/1.1\r\nhost: x\r\nx: a\r\n b\r\n\r\n", "begins with white space"),
+    ("GET / HTTP/1.1\r\nhost : x\r\n\r\n", "white space before the colon"),
+    ("GET / HTTP/1.1\r\nhost: x\r\n: a\r\n\r\n", "without a name"),
+    ("GET / HTTP/1.1\r\n\r\n", "no Host"),
+    ("GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", "more than one Host"),
+    (
+        "GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ncontent-length: 3\r\n\r\nabc",
+        "more than one Content-L",
+    ),
+    ("GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 3, 3\r\n\r\nabc", "not a whole number"),
+    (
+        "GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "together",
+    ),
+    ("GET / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "other than chunked"),
+    ("GET / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "in HTTP/1.0"),
+    ("CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n", "CONNECT"),
+];
+
+const BODIES: [(&str, &str); 7] = [
+    ("0x3\r\nabc\r\n0\r\n\r\n", "hexadecimal digits"),
+    ("3\nabc\r\n0\r\n\r\n", "LF alone"),
+    ("3;a\rb\r\nabc\r\n0\r\n\r\n", "a CR that ends no line"),
+    ("3\r\nabcd\r\n0\r\n\r\n", "does not end with CRLF"),
+    ("3\r\nabc\r\n0\r\ncontent-length: 3\r\n\r\n", "only a header can be"),
+    ("3\r\nabc\r\n0\r\nx : 3\r\n\r\n", "white space before the colon"),
+    ("3\r\nabc\r\n0\r\nx: 3\n\r\n", "LF alone"),
+];
+
+#[tokio::test]
+async fn a_head_that_could_be_read_otherwise_gets_400() {
+    let server = start(limits());
+    for (bad, why) in HEADS {
+        let answer = server.exchange(bad).await;
+        assert_problem(&answer, 400, "invalid");
+        assert!(answer.contains(why), "{bad:?}: {answer}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{bad:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn what_came_before_it_is_answered_first_and_what_follows_never() {
+    let server = start(limits());
+    for (bad, why) in HEADS {
+        let answers = server.exchange(&[GOOD, GOOD, bad, GOOD].concat()).await;
+        let answers: Vec<_> = answers.split("HTTP/1.1 ").skip(1).collect();
+        assert_eq!(answers.len(), 3, "{bad:?}: {answers:?}");
+        assert!(answers[0].starts_with("200 ") && answers[1].starts_with("200 "), "{answers:?}");
+        assert!(answers[2].starts_with("400 ") && answers[2].contains(why), "{answers:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_takes_its_time_is_answered_before_the_refusal() {
+    let server = start(limits());
+    let mut stream = server.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    server.waiting_becomes(1).await;
+    stream.write_all(HEADS[0].0.as_bytes()).await.unwrap();
+    let answers = read_all(&mut stream).await;
+    assert!(answers.starts_with("HTTP/1.1 200 ") && answers.contains("HTTP/1.1 400 "), "{answers}");
+}
+
+#[tokio::test]
+async fn who_leaves_after_a_refused_request_still_leaves_the_queue() {
+    let server = start(limits());
+    let mut stream = server.send("GET /wait HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    server.waiting_becomes(1).await;
+    stream.write_all(&[HEADS[0].0.as_bytes(), &[b'x'; 100_000]].concat()).await.unwrap();
+    drop(stream);
+    server.waiting_becomes(0).await;
+}
+
+#[tokio::test]
+async fn a_body_that_could_be_read_otherwise_breaks_off() {
+    let server = start(limits());
+    let head = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    for (bad, why) in BODIES {
+        for before in ["", GOOD] {
+            let answers = server.exchange(&[before, head, bad, GOOD].concat()).await;
+            let answer = answers.split("HTTP/1.1 200 ").last().unwrap();
+            let answer = &answer[answer.find("HTTP/1.1 400").expect("a refusal")..];
+            assert_problem(answer, 400, "invalid");
+            assert!(answer.contains(why), "{bad:?}: {answer}");
+            let count = answers.matches("HTTP/1.1 ").count();
+            assert_eq!(count, 1 + usize::from(!before.is_empty()), "{bad:?}: {answers}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn good_requests_pass_in_any_parts() {
+    let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
+                   2;ext\r\nab\r\n2\r\ncd\r\n0\r\ncheck: abc\r\n\r\n";
+    let last = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let all = [GOOD, "\r\n", chunked, GOOD, last].concat();
+    for part in [1, 2, 5, 30, 1_000] {
+        let server = start(HttpLimits { header_timeout: Duration::from_secs(5), ..limits() });
+        let mut stream = server.connect().await;
+        stream.set_nodelay(true).unwrap();
+        for part in all.as_bytes().chunks(part) {
+            stream.write_all(part).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let answers = read_all(&mut stream).await;
+        let bodies: Vec<_> = answers.split("\r\n\r\n").skip(1).map(|body| &body[..1]).collect();
+        assert_eq!(bodies, ["3", "4", "3", "0"], "{part}: {answers}");
+    }
+}
+
+#[tokio::test]
+async fn half_a_head_at_a_shutdown_may_still_become_a_request() {
+    let server = start(HttpLimits { header_timeout: Duration::from_secs(5), ..limits() });
+    let mut stream = server.send("GET / HTTP/1.1\r\nho").await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.stop.cancel();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    stream.write_all(b"st: x\r\n\r\n").await.unwrap();
+    assert!(read_all(&mut stream).await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn http2_does_not_connect() {
+    let server = start(limits());
+    let (mut send, _connection, _socket) = http2(&server).await;
+    let request = hyper::Request::connect("x:80").body(Full::from("")).unwrap();
+    assert_eq!(send.send_request(request).await.unwrap().status(), 400);
+}
