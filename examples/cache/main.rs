@@ -79,7 +79,7 @@ async fn play(stage: &Stage) -> Result<Numbers> {
     ];
     ensure!(rows[1].1 >= 2, "the page was loaded {} times, and never fell out of the cache", rows[1].1);
     let beside = stage.number(&format!("SELECT COUNT(*) FROM ({BESIDE}) x WHERE n > 0")).await?;
-    Ok(Numbers { rows, fault: ("slow queries beside another", beside) })
+    Ok(Numbers { rows, faults: vec![("slow queries beside another", beside)] })
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -77,7 +77,7 @@ async fn play(stage: &Stage) -> Result<Numbers> {
         ("settings in the document", kept),
         ("changes made again on a newer version", stage.number("SELECT COUNT(*) FROM conflicts").await?),
     ];
-    Ok(Numbers { rows, fault: ("changes lost", made - kept) })
+    Ok(Numbers { rows, faults: vec![("changes lost", made - kept)] })
 }
 
 #[tokio::main(flavor = "current_thread")]

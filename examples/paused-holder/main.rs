@@ -111,7 +111,7 @@ async fn play(stage: &Stage) -> Result<Numbers> {
         ("holders stopped for longer than a lease", u64::from(DOCUMENTS)),
         ("their writes refused", stage.number("SELECT COUNT(*) FROM refused").await?),
     ];
-    Ok(Numbers { rows, fault: ("later writes overwritten", stage.number(&lost).await?) })
+    Ok(Numbers { rows, faults: vec![("later writes overwritten", stage.number(&lost).await?)] })
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -1,24 +1,16 @@
 //! The proxy of an example, and the server beneath it.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use tempfile::TempDir;
-use tokio::process::{Child, Command};
-use tokio::time::sleep;
 
-use crate::{Args, Proxy};
-
-const POLL: Duration = Duration::from_millis(20);
-/// A private server is made and started within a few seconds; a busy machine takes longer.
-const POLLS: u32 = 6_000;
+use crate::Args;
+use crate::serving::{Guards, Serving};
 
 /// A running `lockkeeper serve`. Its data are gone when it is closed.
 pub struct House {
@@ -32,8 +24,9 @@ pub struct House {
     prefix: String,
     /// The server's data go with the folder.
     is_private: bool,
-    serving: Child,
-    _folder: Folder,
+    program: PathBuf,
+    serving: Serving,
+    folder: Folder,
 }
 
 /// Where the private server has its data. Gone when it is dropped.
@@ -58,18 +51,15 @@ impl House {
         let config = dir.join("config.toml");
         fs::write(&config, config_toml(url.as_deref().unwrap_or("managed"), &args.server, settings))?;
 
-        let log = dir.join("log");
-        let mut serving = serve(&program, &config, &log)?;
-        let lines = served(&mut serving, &log).await?;
-        let base = match (&args.url, lines.socket) {
+        let serving = Serving::start(&program, &config, &dir.join("log"), &[]).await?;
+        let base = match (&args.url, &serving.socket) {
             (Some(url), _) => with_database(url, ""),
             (None, Some(socket)) => format!("mysql://root@localhost/?socket={socket}"),
             (None, None) => bail!("the proxy does not say where its server is"),
         };
-        until_ready(&lines.admin).await?;
         let server = version(&base).await?;
-        let is_private = args.url.is_none();
-        Ok(House { proxy: lines.api, server, base, prefix, is_private, serving, _folder: folder })
+        let (proxy, is_private) = (serving.api.clone(), args.url.is_none());
+        Ok(House { proxy, server, base, prefix, is_private, program, serving, folder })
     }
 
     /// Makes a database: its URL.
@@ -80,22 +70,25 @@ impl House {
         Ok(with_database(&self.base, &name))
     }
 
+    /// What a guard is started with.
+    pub fn guards(&self) -> Guards {
+        let store = with_database(&self.base, &format!("{}_guard", self.prefix));
+        Guards { program: self.program.clone(), folder: self.folder.0.path().to_owned(), store }
+    }
+
     /// Drops what was made on the server, and stops the proxy; which stops its private server.
-    pub async fn close(mut self) {
+    pub async fn close(self) {
         if !self.is_private
             && let Err(error) = self.drop_databases().await
         {
             eprintln!("the databases {}_* may be left: {error:#}", self.prefix);
         }
-        if let Some(pid) = self.serving.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-        let _ = self.serving.wait().await;
+        self.serving.stop().await;
     }
 
     async fn drop_databases(&self) -> Result<()> {
         let mut conn = Conn::from_url(&self.base).await?;
-        for phase in ["without", "with", "locks"] {
+        for phase in ["without", "with", "locks", "guard"] {
             conn.query_drop(format!("DROP DATABASE IF EXISTS {}_{phase}", self.prefix)).await?;
         }
         Ok(())
@@ -109,7 +102,7 @@ impl Drop for Folder {
             if fs::remove_dir_all(self.0.path()).is_ok() {
                 return;
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
@@ -124,55 +117,6 @@ fn config_toml(url: &str, server: &str, settings: &str) -> String {
          [policies.default]\npath = \"builtin:default\"\n\
          [policies.default.settings]\n{settings}\n"
     )
-}
-
-fn serve(program: &Path, config: &PathBuf, log: &Path) -> Result<Child> {
-    let mut command = Command::new(program);
-    command.arg("serve").arg("--config").arg(config).stdin(Stdio::null()).kill_on_drop(true);
-    let log = File::create(log)?;
-    command.stdout(log.try_clone()?).stderr(log);
-    // What the user sets for a proxy of theirs is not for this one.
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("LOCKKEEPER_") {
-            command.env_remove(name);
-        }
-    }
-    command.spawn().with_context(|| format!("cannot start {}", program.display()))
-}
-
-/// What the proxy's log tells of it.
-struct Served {
-    api: String,
-    admin: String,
-    /// That of the private server, where there is one.
-    socket: Option<String>,
-}
-
-async fn served(serving: &mut Child, log: &Path) -> Result<Served> {
-    for _ in 0..POLLS {
-        let text = fs::read_to_string(log)?;
-        let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let told = |name: &str| lines.iter().find_map(|line| line[name].as_str()).map(str::to_owned);
-        if let (Some(api), Some(admin)) = (told("api"), told("admin")) {
-            return Ok(Served { api, admin, socket: told("socket") });
-        }
-        if let Some(status) = serving.try_wait()? {
-            bail!("the proxy ended with {status}: {}", text.trim());
-        }
-        sleep(POLL).await;
-    }
-    bail!("the proxy does not serve: {}", fs::read_to_string(log)?.trim())
-}
-
-async fn until_ready(admin: &str) -> Result<()> {
-    let admin = Proxy::new(admin);
-    for _ in 0..POLLS {
-        if admin.get("/ready").await?.0 == 200 {
-            return Ok(());
-        }
-        sleep(POLL).await;
-    }
-    bail!("the proxy's store is not ready: {}", admin.get("/ready").await?.1)
 }
 
 async fn version(base: &str) -> Result<String> {

@@ -1,13 +1,13 @@
 //! What the examples share, so that each of them shows its application and nothing else.
 //!
 //! An example is a program that plays one scene twice, without the proxy and with it. It starts
-//! `lockkeeper serve` on a private server ([`house`]), and itself again as the worker processes of the
-//! application ([`workers`]); what came of both goes into a table ([`report`]).
+//! `lockkeeper serve` on a private server ([`house`]), and itself again as the processes of the
+//! application ([`workers`]), which call the proxy or are guarded by one ([`serving`]); what came of both
+//! goes into a table ([`report`]).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
@@ -15,14 +15,17 @@ use mysql_async::prelude::Queryable;
 mod house;
 mod proxy;
 mod report;
+mod serving;
 mod workers;
 
-pub use anyhow::{Result, ensure};
+pub use anyhow::{Context, Result, bail, ensure};
 pub use proxy::Proxy;
 pub use report::Numbers;
-pub use workers::{Process, Worker};
+pub use serving::Guard;
+pub use workers::{LISTENING, Process, Server, Worker};
 
 use house::House;
+use serving::Guards;
 
 /// Shows what goes wrong without the proxy, and that it does not with it.
 ///
@@ -56,6 +59,7 @@ enum Role {
 pub struct Stage {
     database: String,
     proxy: Option<String>,
+    guards: Guards,
 }
 
 impl Stage {
@@ -72,6 +76,20 @@ impl Stage {
 
     pub async fn db(&self) -> Result<Conn> {
         Ok(Conn::from_url(&self.database).await?)
+    }
+
+    /// The URL of the application's database.
+    pub fn database(&self) -> &str {
+        &self.database
+    }
+
+    pub fn has_proxy(&self) -> bool {
+        self.proxy.is_some()
+    }
+
+    /// Starts a proxy that stands in front of the application: a second one, with this configuration.
+    pub async fn guard(&self, config: &str) -> Result<Guard> {
+        self.guards.start(config).await
     }
 
     /// Starts `count` worker processes, lets them begin together, and waits for all of them.
@@ -156,8 +174,9 @@ async fn play_both(
     house: &House,
     play: impl AsyncFn(&Stage) -> Result<Numbers>,
 ) -> Result<(Numbers, Numbers)> {
-    let without = Stage { database: house.database("without").await?, proxy: None };
+    let without = Stage { database: house.database("without").await?, proxy: None, guards: house.guards() };
     let without = play(&without).await.context("without the proxy")?;
-    let with = Stage { database: house.database("with").await?, proxy: Some(house.proxy.clone()) };
+    let proxy = Some(house.proxy.clone());
+    let with = Stage { database: house.database("with").await?, proxy, guards: house.guards() };
     Ok((without, play(&with).await.context("with the proxy")?))
 }

@@ -36,6 +36,10 @@ impl Proxy {
         self.call("GET", path, String::new()).await
     }
 
+    pub async fn delete(&self, path: &str) -> Result<(u16, Value)> {
+        self.call("DELETE", path, String::new()).await
+    }
+
     async fn call(&self, method: &str, path: &str, body: String) -> Result<(u16, Value)> {
         let request = Request::builder().method(method).uri(format!("{}{path}", self.address));
         let answer = self.http.request(request.body(Full::new(body.into()))?).await;

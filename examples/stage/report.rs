@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 pub struct Numbers {
     pub rows: Vec<(&'static str, u64)>,
     /// How often went wrong what must not go wrong.
-    pub fault: (&'static str, u64),
+    pub faults: Vec<(&'static str, u64)>,
 }
 
 pub struct Report<'a> {
@@ -20,11 +20,11 @@ pub struct Report<'a> {
 
 impl Report<'_> {
     fn is_shown(&self) -> bool {
-        self.without.fault.1 > 0
+        there(&self.without.faults) == self.without.faults.len()
     }
 
     fn is_cured(&self) -> bool {
-        self.with.fault.1 == 0
+        there(&self.with.faults) == 0
     }
 
     pub fn is_good(&self) -> bool {
@@ -37,7 +37,7 @@ impl Report<'_> {
             "server": self.server,
             "without": self.without.json(),
             "with": self.with.json(),
-            "fault": self.without.fault.0,
+            "faults": self.without.faults.iter().map(|(name, _)| name).collect::<Vec<_>>(),
             "shown": self.is_shown(),
             "cured": self.is_cured(),
         })
@@ -46,7 +46,7 @@ impl Report<'_> {
 
 impl Numbers {
     fn all(&self) -> impl Iterator<Item = &(&'static str, u64)> {
-        self.rows.iter().chain([&self.fault])
+        self.rows.iter().chain(&self.faults)
     }
 
     fn json(&self) -> Map<String, Value> {
@@ -61,36 +61,66 @@ impl fmt::Display for Report<'_> {
         for ((name, without), (_, with)) in self.without.all().zip(self.with.all()) {
             writeln!(f, "  {name:<38} {without:>17} {with:>10}")?;
         }
-        let (fault, without, with) = (self.without.fault.0, self.without.fault.1, self.with.fault.1);
-        write!(f, "{fault}: {without} without the proxy, {with} with it.")?;
-        if !self.is_shown() {
-            f.write_str(" FAILED: the fault was not shown without the proxy.")?;
+        match (&self.without.faults[..], &self.with.faults[..]) {
+            ([(fault, without)], [(_, with)]) => {
+                write!(f, "{fault}: {without} without the proxy, {with} with it.")?;
+            }
+            (without, with) => {
+                let (all, without, with) = (without.len(), there(without), there(with));
+                write!(f, "{without} of {all} faults without the proxy, {with} with it.")?;
+            }
         }
-        if !self.is_cured() {
-            f.write_str(" FAILED: the fault is there with the proxy, too.")?;
+        for ((fault, without), (_, with)) in self.without.faults.iter().zip(&self.with.faults) {
+            if *without == 0 {
+                write!(f, " FAILED: not shown without the proxy: {fault}.")?;
+            }
+            if *with > 0 {
+                write!(f, " FAILED: there with the proxy, too: {fault}.")?;
+            }
         }
         Ok(())
     }
+}
+
+/// How many of these faults there are.
+fn there(faults: &[(&str, u64)]) -> usize {
+    faults.iter().filter(|(_, times)| *times > 0).count()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn report(without: u64, with: u64) -> Report<'static> {
-        let numbers = |lost| Numbers { rows: vec![("made", 9)], fault: ("lost", lost) };
+    fn report(without: &[u64], with: &[u64]) -> Report<'static> {
+        let numbers = |lost: &[u64]| {
+            let faults = ["lost", "made again"].into_iter().zip(lost.iter().copied()).collect();
+            Numbers { rows: vec![("made", 9)], faults }
+        };
         Report { name: "a", server: "b", without: numbers(without), with: numbers(with) }
     }
 
     #[test]
     fn a_fault_must_be_shown_and_cured() {
-        let good = report(3, 0);
+        let good = report(&[3], &[0]);
         assert!(good.is_good() && !good.to_string().contains("FAILED"));
         assert_eq!(good.json()["without"], json!({"made": 9, "lost": 3}));
         for (without, with, words) in
             [(0, 0, "not shown"), (3, 1, "with the proxy, too"), (0, 1, "not shown")]
         {
-            let bad = report(without, with);
+            let bad = report(&[without], &[with]);
+            assert!(!bad.is_good() && bad.to_string().contains(words), "{bad}");
+        }
+    }
+
+    #[test]
+    fn each_of_several_faults_must_be_shown_and_cured() {
+        let good = report(&[3, 1], &[0, 0]);
+        assert!(good.is_good() && good.to_string().ends_with("2 of 2 faults without the proxy, 0 with it."));
+        for (without, with, words) in [
+            ([3, 0], [0, 0], "not shown without the proxy: made again"),
+            ([3, 1], [0, 1], "with the proxy, too: made again"),
+        ] {
+            let bad = report(&without, &with);
             assert!(!bad.is_good() && bad.to_string().contains(words), "{bad}");
         }
     }

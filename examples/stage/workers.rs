@@ -13,6 +13,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use crate::Proxy;
 
 const READY: &str = "ready";
+/// What a server says first, before its address.
+pub const LISTENING: &str = "listening on ";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -117,5 +119,27 @@ impl Process {
         let status = self.child.wait().await?;
         ensure!(status.success(), "a worker ended with {status}");
         Ok(())
+    }
+}
+
+/// A server of the application, in a process of its own. Killed when it is dropped.
+pub struct Server {
+    /// As `http://` and an address.
+    pub address: String,
+    _child: Child,
+}
+
+impl Server {
+    /// Starts it, and waits until it has said where it listens.
+    pub async fn start(mut command: Command) -> Result<Server> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        let program = command.as_std().get_program().to_owned();
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        let mut lines = BufReader::new(child.stdout.take().context("a server without output")?).lines();
+        let line = lines.next_line().await?.unwrap_or_default();
+        let address = line.strip_prefix(LISTENING).map(str::to_owned);
+        let address =
+            address.with_context(|| format!("{} does not say where it listens", program.display()))?;
+        Ok(Server { address, _child: child })
     }
 }

@@ -59,7 +59,7 @@ async fn play(stage: &Stage) -> Result<Numbers> {
         ("orders taken", orders),
         ("pieces left in the table", stage.number("SELECT pieces FROM stock").await?),
     ];
-    Ok(Numbers { rows, fault: ("oversold", orders - PIECES) })
+    Ok(Numbers { rows, faults: vec![("oversold", orders - PIECES)] })
 }
 
 #[tokio::main(flavor = "current_thread")]
