@@ -26,7 +26,6 @@ use crate::service::Service;
 mod acquire;
 #[cfg(test)]
 mod end_to_end;
-mod errors;
 mod fields;
 mod hold;
 mod lease_id;
@@ -34,7 +33,6 @@ mod leases;
 mod locks;
 mod mode;
 mod once;
-mod time;
 mod versions;
 mod watch;
 

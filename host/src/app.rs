@@ -13,6 +13,7 @@ use crate::api::Api;
 use crate::bell::{self, Bells};
 use crate::config::{Config, MemberConfig, ServerChoice, StoreConfig};
 use crate::fleet::{self, Fleet};
+use crate::guard::Guard;
 use crate::http;
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
@@ -21,8 +22,10 @@ use crate::policy::{self, Engine, EngineError, Policies, Rejection};
 use crate::service::{Bell, Parts, Service};
 use crate::store::{Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
+use crate::watch::watch;
 
 mod desk;
+mod reload;
 
 use desk::Desk;
 
@@ -43,7 +46,7 @@ pub enum StartError {
     Managed(#[from] ManagedError),
     #[error(transparent)]
     Store(#[from] OpenError),
-    #[error("policy files cannot be watched: {0}")]
+    #[error("files cannot be watched: {0}")]
     Watch(io::Error),
     #[error("a task of the start failed: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -59,6 +62,8 @@ pub struct App {
     config: Config,
     api: TcpListener,
     admin: TcpListener,
+    guards: Vec<TcpListener>,
+    guard: Guard,
     /// Where other proxies wake this one's waiters, and its name among them.
     bell: (TcpListener, String),
     managed: Option<ManagedServer>,
@@ -81,6 +86,8 @@ impl App {
         let api = listen("api.listen", config.api)?;
         let admin = listen("admin.listen", config.admin)?;
         let bell = listen("fleet.listen", config.fleet.listen)?;
+        let guards = config.guards.iter().map(|guard| listen("guard.listen", guard.listen));
+        let guards = guards.collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
         let policies = load_policies(&config, &metrics).await?;
         let (managed, urls) = match &config.store.server {
@@ -117,9 +124,17 @@ impl App {
             beat: config.fleet.beat,
             metrics: metrics.clone(),
         });
+        let guard = Guard::new(
+            &config.guards,
+            &config.upstreams,
+            service.clone(),
+            config.limits.clone(),
+            config.http.clone(),
+            metrics.clone(),
+        );
         let desk = Desk::new(policies, service.clone(), fleet.clone(), loaded);
         let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
-        Ok(App { config, api, admin, bell, managed, stores, desk, service, fleet, metrics })
+        Ok(App { config, api, admin, guards, guard, bell, managed, stores, desk, service, fleet, metrics })
     }
 
     /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
@@ -129,28 +144,39 @@ impl App {
     /// Where the policy files cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
         let desk = self.desk.clone();
-        let watching = policy::watch(&self.config.policies, self.config.engine.max_component_bytes);
+        let files = policy::files(&self.config.policies);
+        let watching = watch(files, self.config.engine.max_component_bytes);
         let (watcher, changes) = watching.map_err(StartError::Watch)?;
-        let reloads = tokio::spawn(desk.clone().reload(changes));
-        let (api, admin) = self.handlers(desk, &stop);
-        tracing::info!(api = %address(&self.api), admin = %address(&self.admin), "serving");
+        let guard = Arc::new(self.guard);
+        let (config_watcher, config_reloads) =
+            reload::watch_routes(&self.config, guard.clone(), self.metrics.clone())
+                .map_err(StartError::Watch)?;
+        let reloads = [tokio::spawn(desk.clone().reload(changes)), tokio::spawn(config_reloads)];
+        let (api, admin) = handlers(&self.config, &self.service, &self.fleet, &self.metrics, desk, &stop);
+        let guards: Vec<String> = self.guards.iter().map(address).collect();
+        tracing::info!(api = %address(&self.api), admin = %address(&self.admin), guard = guards.join(","), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
         let (bell, name) = self.bell;
         tokio::spawn(bell::answer(bell, name, self.service.clone(), stop.clone()));
-        let fronts = [
+        let mut fronts = vec![
             tokio::spawn(http::serve(self.api, api, limits.clone(), metrics.clone(), stop.clone())),
-            tokio::spawn(http::serve(self.admin, admin, limits, metrics, stop.clone())),
+            tokio::spawn(http::serve(self.admin, admin, limits.clone(), metrics.clone(), stop.clone())),
         ];
+        for (listener, front) in self.guards.into_iter().zip(guard.fronts()) {
+            let serve = http::serve(listener, front, limits.clone(), metrics.clone(), stop.clone());
+            fronts.push(tokio::spawn(serve));
+        }
 
         stop.cancelled().await;
         tracing::info!(longest = ?self.config.drain, "draining");
-        drop(watcher);
-        reloads.abort();
+        drop((watcher, config_watcher));
+        reloads.iter().for_each(tokio::task::JoinHandle::abort);
         let drained = tokio::time::timeout(self.config.drain, async {
             self.service.drain().await;
             for front in fronts {
                 let _ = front.await;
             }
+            guard.drain().await;
             // The connections that ended have let go of what they held.
             self.service.drain().await;
         });
@@ -167,21 +193,28 @@ impl App {
         tracing::info!("stopped");
         Ok(())
     }
+}
 
-    fn handlers(&self, desk: Desk, stop: &CancellationToken) -> (Api, Admin) {
-        let (limits, http) = (self.config.limits.clone(), self.config.http.clone());
-        let api = Api::new(self.service.clone(), limits, http.clone(), stop.clone());
-        let admin = Admin {
-            service: self.service.clone(),
-            policies: Arc::new(desk),
-            fleet: self.fleet.clone(),
-            metrics: self.metrics.clone(),
-            max_component_bytes: self.config.engine.max_component_bytes,
-            http,
-            stop: stop.clone(),
-        };
-        (api, admin)
-    }
+fn handlers(
+    config: &Config,
+    service: &Service,
+    fleet: &Fleet,
+    metrics: &Metrics,
+    desk: Desk,
+    stop: &CancellationToken,
+) -> (Api, Admin) {
+    let (limits, http) = (config.limits.clone(), config.http.clone());
+    let api = Api::new(service.clone(), limits, http.clone(), stop.clone());
+    let admin = Admin {
+        service: service.clone(),
+        policies: Arc::new(desk),
+        fleet: fleet.clone(),
+        metrics: metrics.clone(),
+        max_component_bytes: config.engine.max_component_bytes,
+        http,
+        stop: stop.clone(),
+    };
+    (api, admin)
 }
 
 fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {

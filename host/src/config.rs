@@ -45,6 +45,8 @@ pub struct Config {
     pub threads: usize,
     /// The longest that a shutdown waits for requests that are under way.
     pub drain: Duration,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
     /// What should be said in the log: environment variables that look like ours and are not.
     pub warnings: Vec<String>,
 }
@@ -64,7 +66,8 @@ impl Config {
         let text = text.map_err(|error| {
             vec![Fault { place: Place::File(path.to_owned()), what: format!("cannot be read: {error}") }]
         })?;
-        raw::parse(path, &text, env)
+        let file = path.exists().then(|| path.to_owned());
+        Ok(Config { file, ..raw::parse(path, &text, env)? })
     }
 }
 
@@ -287,6 +290,7 @@ impl Default for Config {
             log: LogConfig { json: false, filter: "info".into() },
             threads: half_of_the_cores(),
             drain: Duration::from_secs(10),
+            file: None,
             warnings: Vec::new(),
         }
     }

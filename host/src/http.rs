@@ -49,7 +49,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-pub use body::{Body, BodyError, json, read_body};
+pub use body::{Body, BodyError, BrokenBody, json, read_body};
 pub use peer::Peer;
 pub use problem::{Kind, Problem};
 pub use stream::Stream;

@@ -10,10 +10,10 @@
 //! | [`policy`] | loads, checks, runs and swaps WebAssembly policies |
 //! | [`service`] | the one loop between them |
 //! | [`fleet`] | the proxies of one store, and the policies that they all go by |
-//! | [`api`], [`admin`], [`cli`] | translators: HTTP and the command line |
+//! | [`api`], [`guard`], [`admin`], [`cli`] | translators: HTTP, an HTTP proxy, and the command line |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`bell`] | proxies that wake each other's waiters |
-//! | [`config`], [`clock`], [`telemetry`], [`app`] | settings, time, metrics and logs, wiring |
+//! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
 
 pub mod admin;
 pub mod api;
@@ -23,6 +23,8 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod fleet;
+mod fronts;
+pub mod guard;
 pub mod http;
 pub mod lock;
 pub mod mysql;
@@ -30,3 +32,4 @@ pub mod policy;
 pub mod service;
 pub mod store;
 pub mod telemetry;
+pub mod watch;

@@ -17,8 +17,9 @@ mod generations;
 mod module;
 mod rejection;
 mod scaffold;
-mod watch;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use builtin::builtin;
@@ -29,9 +30,18 @@ pub use generations::{Naming, Policies, Prepared};
 pub use module::Digest;
 pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
-pub use watch::{Changes, Watcher, watch};
 
+use crate::config::{PolicyConfig, PolicySource};
 use crate::lock::{Key, Mode, Space};
+
+/// The files of the policies that have one, by the policy's name.
+pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {
+    let file = |config: &PolicyConfig| match &config.source {
+        PolicySource::File(path) => Some((config.name.clone(), path.clone())),
+        PolicySource::Builtin(_) => None,
+    };
+    configs.iter().filter_map(file).collect()
+}
 
 /// What an application asks for, as a policy sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

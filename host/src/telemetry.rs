@@ -41,6 +41,9 @@ struct Inner {
     fleet_members: Gauge,
     fleet_changes: Family<Outcome, Counter>,
     requests: Family<Answered, Counter>,
+    guarded: Family<Outcome, Counter>,
+    guard_lost: Counter,
+    config_loads: Family<Outcome, Counter>,
     process: process::Process,
 }
 
@@ -147,6 +150,22 @@ impl Metrics {
         self.inner.requests.get_or_create(&Answered { front, status: status.into() }).inc();
     }
 
+    /// A request on a guarded route was answered. `outcome` is `passed` (no lock), `locked`, `unlocked`, `replayed`, or
+    /// the problem's slug.
+    pub fn guarded(&self, outcome: &'static str) {
+        self.inner.guarded.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// A changed configuration was made live (`live`), or refused (`refused`).
+    pub fn config_load(&self, outcome: &'static str) {
+        self.inner.config_loads.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// The lease of a guarded request was lost while the upstream worked.
+    pub fn guard_lost(&self) {
+        self.inner.guard_lost.inc();
+    }
+
     /// Everything as OpenMetrics text.
     pub fn encode(&self) -> String {
         self.inner.process.update();
@@ -230,6 +249,14 @@ impl Default for Metrics {
         lockkeeper.register("fleet_changes", changes, fleet_changes.clone());
         let requests = Family::default();
         lockkeeper.register("http_requests", "HTTP requests that were answered", requests.clone());
+        let guarded = Family::default();
+        lockkeeper.register("guard_requests", "Requests on guarded routes, by outcome", guarded.clone());
+        let guard_lost = Counter::default();
+        let lost = "Guarded requests whose lease was lost while the upstream worked";
+        lockkeeper.register("guard_lost", lost, guard_lost.clone());
+        let config_loads = Family::default();
+        let loads = "Changes of the configuration's guarded routes, by outcome";
+        lockkeeper.register("config_loads", loads, config_loads.clone());
         let process = process::Process::register(&mut registry);
         let inner = Inner {
             registry,
@@ -247,6 +274,9 @@ impl Default for Metrics {
             fleet_members,
             fleet_changes,
             requests,
+            guarded,
+            guard_lost,
+            config_loads,
             process,
         };
         Metrics { inner: Arc::new(inner) }
@@ -306,6 +336,8 @@ mod tests {
         metrics.waiters(5);
         metrics.leases(6);
         metrics.http("api", 409);
+        metrics.guarded("locked");
+        metrics.guard_lost();
         let text = metrics.encode();
         for line in [
             "lockkeeper_acquire_total{policy=\"default\",outcome=\"granted\"} 1",
@@ -325,6 +357,8 @@ mod tests {
             "lockkeeper_waiters 5",
             "lockkeeper_leases 6",
             "lockkeeper_http_requests_total{front=\"api\",status=\"409\"} 1",
+            "lockkeeper_guard_requests_total{outcome=\"locked\"} 1",
+            "lockkeeper_guard_lost_total 1",
             "process_resident_memory_bytes ",
             "process_start_time_seconds ",
         ] {

@@ -7,6 +7,7 @@ use super::fields::{Fields, Json, shown};
 use super::{lease_id, mode};
 use crate::clock;
 use crate::config::Limits;
+use crate::fronts::mode::Shown;
 use crate::http::Problem;
 use crate::lock::Key;
 use crate::service::{Lease, RESERVED, Request};
@@ -76,7 +77,7 @@ pub struct Granted<'a> {
     #[serde(serialize_with = "texts")]
     keys: &'a [Key],
     owner: &'a str,
-    mode: mode::Shown,
+    mode: Shown,
     token: u64,
     /// One for each key, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -101,7 +102,7 @@ impl<'a> Granted<'a> {
             resource: &lease.resource,
             keys: &lease.lease.keys,
             owner: &lease.owner,
-            mode: mode::Shown(lease.mode),
+            mode: Shown(lease.mode),
             token: lease.lease.token.0,
             tokens: if several { lease.tokens.iter().map(|token| token.0).collect() } else { Vec::new() },
             ttl_ms: lease.ttl_ms,

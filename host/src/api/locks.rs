@@ -3,7 +3,9 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::{Api, mode, time};
+use super::Api;
+use crate::fronts::mode::Shown;
+use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::Kept;
 use crate::lock::{Key, Mode, Space};
@@ -78,7 +80,7 @@ struct KeptValue {
 struct Holder {
     resource: String,
     owner: String,
-    mode: mode::Shown,
+    mode: Shown,
     #[serde(skip_serializing_if = "Option::is_none")]
     permits_limit: Option<u32>,
     token: u64,
@@ -101,7 +103,7 @@ struct View {
 struct Queued {
     position: u32,
     owner: String,
-    mode: mode::Shown,
+    mode: Shown,
     rank: i32,
     group: String,
     waited_ms: u32,
@@ -151,7 +153,7 @@ impl From<HolderEntry> for Holder {
         Holder {
             resource: entry.resource,
             owner: entry.owner,
-            mode: mode::Shown(entry.mode),
+            mode: Shown(entry.mode),
             permits_limit,
             token: entry.token.0,
             since: time::rfc3339(entry.since_us),
@@ -178,7 +180,7 @@ impl From<QueueEntry> for Queued {
         Queued {
             position: entry.position,
             owner: entry.owner,
-            mode: mode::Shown(entry.mode),
+            mode: Shown(entry.mode),
             rank: entry.rank,
             group: entry.group,
             waited_ms: entry.waited_ms,

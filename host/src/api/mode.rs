@@ -1,7 +1,4 @@
-//! `mode` in JSON: `"exclusive"`, `"shared"` or `{"permits": n}`.
-
-use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+//! `mode` in a request: `"exclusive"`, `"shared"` or `{"permits": n}`.
 
 use super::fields::{Json, shown};
 use crate::http::Problem;
@@ -25,32 +22,5 @@ pub fn parse(value: Option<Json<'_>>, max_permits: u32) -> Result<Mode, Problem>
             _ => Err(Problem::invalid("mode", format!("must be {EXPECTED}"))),
         },
         Some(other) => Err(other.not("mode", EXPECTED)),
-    }
-}
-
-/// A mode as clients see it.
-pub struct Shown(pub Mode);
-
-impl Shown {
-    pub fn to_value(&self) -> serde_json::Value {
-        match self.0 {
-            Mode::Exclusive => "exclusive".into(),
-            Mode::Shared => "shared".into(),
-            Mode::Permits { count, .. } => serde_json::json!({ "permits": count }),
-        }
-    }
-}
-
-impl Serialize for Shown {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0 {
-            Mode::Exclusive => serializer.serialize_str("exclusive"),
-            Mode::Shared => serializer.serialize_str("shared"),
-            Mode::Permits { count, .. } => {
-                let mut map = serializer.serialize_map(Some(1))?;
-                map.serialize_entry("permits", &count)?;
-                map.end()
-            }
-        }
     }
 }

@@ -4,10 +4,11 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::Api;
 use super::acquire::{self, Granted};
 use super::fields::{Fields, raw};
 use super::leases::{known_lease, lease_id_of};
-use super::{Api, time};
+use crate::fronts::time;
 use crate::http::{Problem, Response, json};
 use crate::lock::Mode;
 use crate::lock::record::Kept;

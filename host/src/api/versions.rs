@@ -4,9 +4,10 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::Api;
 use super::acquire::labels;
 use super::fields::{Fields, kept_value, raw};
-use super::{Api, time};
+use crate::fronts::time;
 use crate::http::{Kind, Problem, Response, json};
 use crate::lock::{Mode, Token};
 use crate::service::{AcquireError, Request};

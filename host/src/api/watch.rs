@@ -10,7 +10,8 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio_util::sync::CancellationToken;
 
-use super::{Api, time};
+use super::Api;
+use crate::fronts::time;
 use crate::http::{Body, Problem, Query, Response};
 use crate::lock::Key;
 use crate::service::{Notice, NoticeKind};

@@ -80,6 +80,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
         log,
         threads,
         drain,
+        file: None,
         warnings: Vec::new(),
     }
 }

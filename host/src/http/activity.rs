@@ -18,6 +18,8 @@ pub struct Activity {
     under_way: AtomicU32,
     /// A request was taken whose answer may not have left yet.
     unflushed: AtomicBool,
+    /// The length of an answer was told neither ahead nor in chunks: the connection's end is its own.
+    ended_by_close: AtomicBool,
 }
 
 const FRESH: u8 = 0;
@@ -45,6 +47,7 @@ impl Activity {
             since: AtomicU64::new(clock::now().0),
             under_way: AtomicU32::new(0),
             unflushed: AtomicBool::new(false),
+            ended_by_close: AtomicBool::new(false),
         })
     }
 
@@ -77,6 +80,14 @@ impl Activity {
     /// Whether a request has begun to arrive.
     pub fn is_in_headers(&self) -> bool {
         self.phase.load(Relaxed) == HEADERS
+    }
+
+    pub fn set_ended_by_close(&self) {
+        self.ended_by_close.store(true, Relaxed);
+    }
+
+    pub fn is_ended_by_close(&self) -> bool {
+        self.ended_by_close.load(Relaxed)
     }
 
     /// Whether nothing at all would be lost if the connection were closed now.

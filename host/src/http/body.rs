@@ -1,6 +1,6 @@
 //! Bodies: what is sent, and what is read under limits.
 
-use std::convert::Infallible;
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -15,7 +15,8 @@ use super::activity::UnderWay;
 use super::problem::{Kind, Problem};
 use super::{Request, Response};
 
-/// The body of an answer: some bytes, or a stream of them that ends when the client goes away.
+/// The body of an answer: some bytes, a stream of them that ends when the client goes away, or another
+/// server's body as it comes.
 pub struct Body {
     content: Content,
     /// The request counts as under way until its answer has been sent.
@@ -25,6 +26,19 @@ pub struct Body {
 enum Content {
     Full(Bytes),
     Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+    Proxied(Pin<Box<dyn HttpBody<Data = Bytes, Error = BrokenBody> + Send>>),
+}
+
+/// An answer that cannot be completed. The client is cut off, lest it take what it has for the whole:
+/// over HTTP/1 the connection is closed in the midst of the body, over HTTP/2 the stream is reset.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the answer broke off: {0}")]
+pub struct BrokenBody(Cow<'static, str>);
+
+impl BrokenBody {
+    pub fn new(why: impl Into<Cow<'static, str>>) -> BrokenBody {
+        BrokenBody(why.into())
+    }
 }
 
 /// Why a body could not be read.
@@ -45,6 +59,11 @@ impl Body {
 
     pub fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Body {
         Body { content: Content::Stream(Box::pin(stream)), under_way: None }
+    }
+
+    /// Passes a body on as it comes, with its trailers. One whose length is known is sent with it.
+    pub fn proxied(body: impl HttpBody<Data = Bytes, Error = BrokenBody> + Send + 'static) -> Body {
+        Body { content: Content::Proxied(Box::pin(body)), under_way: None }
     }
 
     pub(super) fn keep(&mut self, under_way: UnderWay) {
@@ -108,28 +127,34 @@ impl From<BodyError> for Problem {
 
 impl HttpBody for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = BrokenBody;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
         let next = match &mut self.content {
             Content::Full(bytes) if bytes.is_empty() => None,
             Content::Full(bytes) => Some(std::mem::take(bytes)),
             Content::Stream(stream) => ready!(stream.as_mut().poll_next(cx)),
+            Content::Proxied(body) => return body.as_mut().poll_frame(cx),
         };
         Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(&self.content, Content::Full(bytes) if bytes.is_empty())
+        match &self.content {
+            Content::Full(bytes) => bytes.is_empty(),
+            Content::Stream(_) => false,
+            Content::Proxied(body) => body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Content::Stream(_) => SizeHint::default(),
+            Content::Proxied(body) => body.size_hint(),
         }
     }
 }

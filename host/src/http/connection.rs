@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use hyper::StatusCode;
-use hyper::body::Incoming;
-use hyper::header::CONNECTION;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
+use hyper::{StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -21,7 +21,7 @@ use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
-use super::activity::{Activity, Verdict};
+use super::activity::{Activity, UnderWay, Verdict};
 use super::problem::{Kind, Problem};
 use super::socket::Socket;
 use super::{Handler, Peer, Response, Stream, request_id};
@@ -125,6 +125,8 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
                 () = shared.stop.cancelled() => {}
             }
         }
+        // What came so far must not pass for the whole.
+        End::Http(Err(_)) if activity.is_ended_by_close() => socket.into_stream().reset(),
         End::Http(_) if socket.end_seen() => {}
         End::Http(_) => Box::pin(linger(socket.into_stream())).await,
         // Half a request that came in one piece with the one before it looks quiet from outside.
@@ -258,48 +260,52 @@ impl<H: Handler> Service<hyper::Request<Incoming>> for Requests<H> {
 
     fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
         let under_way = self.activity.begin();
-        let Requests { shared, peer, .. } = self.clone();
+        let this = self.clone();
         let id = request_id::of(request.headers());
-        let http1 = request.version() < hyper::Version::HTTP_2;
+        let version = request.version();
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return Box::pin(async move {
-                let response = shared.handler.handle(request, &peer).await;
-                Ok(finish(response, id, http1, under_way, &shared, &peer))
+                let response = this.shared.handler.handle(request, &this.peer).await;
+                Ok(this.finish(response, id, version, under_way))
             });
         }
         let span = debug_span!("request", front = H::FRONT, id = ?id, method = %request.method(), path = request.uri().path());
         let answer = async move {
-            let response = shared.handler.handle(request, &peer).await;
+            let response = this.shared.handler.handle(request, &this.peer).await;
             debug!(status = response.status().as_u16(), "answered");
-            Ok(finish(response, id, http1, under_way, &shared, &peer))
+            Ok(this.finish(response, id, version, under_way))
         };
         Box::pin(answer.instrument(span))
     }
 }
 
-fn finish<H: Handler>(
-    mut response: Response,
-    id: hyper::header::HeaderValue,
-    http1: bool,
-    under_way: super::activity::UnderWay,
-    shared: &Shared<H>,
-    peer: &Peer,
-) -> Response {
-    let status = response.status();
-    shared.metrics.http(H::FRONT, status.as_u16());
-    if status.is_server_error()
-        && let Some(unsaid) = should_warn()
-    {
-        warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, unsaid, "answered with an error");
+impl<H: Handler> Requests<H> {
+    fn finish(
+        &self,
+        mut response: Response,
+        id: HeaderValue,
+        version: Version,
+        under_way: UnderWay,
+    ) -> Response {
+        let status = response.status();
+        self.shared.metrics.http(H::FRONT, status.as_u16());
+        if status.is_server_error()
+            && let Some(unsaid) = should_warn()
+        {
+            warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, unsaid, "answered with an error");
+        }
+        if version >= Version::HTTP_2 {
+            response.headers_mut().remove(CONNECTION);
+        } else if status == StatusCode::SWITCHING_PROTOCOLS {
+            self.peer.switch();
+        }
+        if version < Version::HTTP_11 && response.body().size_hint().exact().is_none() {
+            self.activity.set_ended_by_close();
+        }
+        response.headers_mut().insert(request_id::X_REQUEST_ID, id);
+        response.body_mut().keep(under_way);
+        response
     }
-    if !http1 {
-        response.headers_mut().remove(CONNECTION);
-    } else if status == StatusCode::SWITCHING_PROTOCOLS {
-        peer.switch();
-    }
-    response.headers_mut().insert(request_id::X_REQUEST_ID, id);
-    response.body_mut().keep(under_way);
-    response
 }
 
 /// Whether to warn of a failure, and of how many no warning was given since the last: at most ten a

@@ -34,6 +34,9 @@ pub enum Kind {
     ShuttingDown,
     /// Too many connections.
     Overloaded,
+    /// The application behind the proxy.
+    UpstreamFailed,
+    UpstreamTimeout,
 }
 
 /// An answer that says what went wrong.
@@ -75,6 +78,8 @@ impl Kind {
             Kind::UnsupportedMediaType => ("unsupported_media_type", 415, "The body must be JSON"),
             Kind::ShuttingDown => ("shutting_down", 503, "The proxy is shutting down"),
             Kind::Overloaded => ("overloaded", 503, "The proxy has too many connections"),
+            Kind::UpstreamFailed => ("upstream_failed", 502, "The application gave no usable answer"),
+            Kind::UpstreamTimeout => ("upstream_timeout", 504, "The application took too long"),
         }
     }
 }
@@ -119,6 +124,12 @@ impl Problem {
     /// Sets Retry-After: whole seconds, rounded up, at least 1.
     pub fn retry_after_ms(mut self, ms: u32) -> Problem {
         self.retry_after_s = Some(ms.div_ceil(1_000).max(1));
+        self
+    }
+
+    /// Says it in other words.
+    pub fn say(mut self, detail: impl Into<Cow<'static, str>>) -> Problem {
+        self.detail = detail.into();
         self
     }
 

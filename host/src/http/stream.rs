@@ -3,6 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -10,6 +11,14 @@ use tokio::net::TcpStream;
 /// A client's connection.
 pub enum Stream {
     Plain(TcpStream),
+}
+
+impl Stream {
+    /// Ends the connection so that the client's system reports an error.
+    pub(super) fn reset(self) {
+        let Stream::Plain(stream) = &self;
+        let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    }
 }
 
 impl AsyncRead for Stream {

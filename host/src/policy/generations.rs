@@ -263,7 +263,7 @@ fn read(source: &PolicySource, max: usize) -> Result<Vec<u8>, Rejection> {
             let component = builtin(name).ok_or_else(|| Rejection::NoBuiltin { name: name.clone() })?;
             Ok(component.to_vec())
         }
-        PolicySource::File(path) => super::watch::read(path, max).map_err(|error| Rejection::Unreadable {
+        PolicySource::File(path) => crate::watch::read(path, max).map_err(|error| Rejection::Unreadable {
             path: path.display().to_string(),
             detail: error.to_string(),
         }),

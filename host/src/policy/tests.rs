@@ -4,7 +4,6 @@ mod outside;
 mod refused;
 mod running;
 mod swapping;
-mod watching;
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;

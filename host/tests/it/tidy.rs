@@ -5,20 +5,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 15] = [
+const MAY_IMPORT: [(&str, &[&str]); 17] = [
     ("bell", &["lock", "service"]),
     ("lock", &[]),
     ("clock", &["lock"]),
     ("config", &["lock"]),
     ("telemetry", &["clock", "config", "policy"]),
+    ("watch", &[]),
     ("store", &["lock", "clock"]),
     ("mysql", &["store", "lock", "clock", "config", "telemetry"]),
-    ("policy", &["lock", "clock", "config", "telemetry"]),
+    ("policy", &["lock", "clock", "config", "telemetry", "watch"]),
     ("service", &["lock", "store", "policy", "clock", "config", "telemetry"]),
     ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry"]),
     ("http", &["lock", "clock", "config", "telemetry"]),
-    ("api", &["service", "lock", "store", "clock", "config", "http"]),
-    ("guard", &["service", "lock", "store", "clock", "config", "http"]),
+    ("fronts", &["service", "lock", "store", "http"]),
+    ("api", &["service", "lock", "store", "clock", "config", "http", "fronts"]),
+    ("guard", &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts"]),
     ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
     ("cli", &["lock", "clock", "config", "telemetry", "http", "policy"]),
 ];

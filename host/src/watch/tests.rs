@@ -7,8 +7,13 @@ use tokio::sync::mpsc::Receiver;
 use super::*;
 
 fn watched(path: &Path) -> (Watcher, Receiver<(String, Vec<u8>)>) {
-    let config = PolicyConfig { source: PolicySource::File(path.to_owned()), ..builtin_config("a", "") };
-    watch(&[config], 1_000).unwrap()
+    watch(BTreeMap::from([("a".to_owned(), path.to_owned())]), 1_000).unwrap()
+}
+
+fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    (dir, path)
 }
 
 async fn next(changes: &mut Receiver<(String, Vec<u8>)>) -> Vec<u8> {
@@ -56,7 +61,7 @@ async fn a_file_written_in_pieces_is_told_when_it_is_whole() {
     use std::io::Write as _;
     let (_dir, path) = temporary();
     let (_watcher, mut changes) = watched(&path);
-    let mut file = std::fs::File::create(&path).unwrap();
+    let mut file = File::create(&path).unwrap();
     let whole = "0123456789".repeat(8);
     for piece in whole.as_bytes().chunks(10) {
         file.write_all(piece).unwrap();

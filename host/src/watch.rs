@@ -1,4 +1,4 @@
-//! Tells when a policy's file has changed.
+//! Tells when a file has changed: a policy's component, or the configuration.
 //!
 //! The parent folder is watched, because a deploy may replace the file or a link to it; changes are
 //! read after things have been quiet for a moment; and every two seconds the files are read in any
@@ -16,8 +16,7 @@ use std::time::Duration;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 
-use super::Digest;
-use crate::config::{PolicyConfig, PolicySource};
+use sha2::{Digest as _, Sha256};
 
 const QUIET: Duration = Duration::from_millis(200);
 /// A folder that never is quiet is read after this many events all the same.
@@ -30,7 +29,7 @@ enum Signal {
     Stop,
 }
 
-/// Names of policies, each with its new component.
+/// Names of files, each with its new contents.
 pub type Changes = mpsc::Receiver<(String, Vec<u8>)>;
 
 /// Watches until it is dropped.
@@ -39,29 +38,22 @@ pub struct Watcher {
     _notify: Option<RecommendedWatcher>,
 }
 
-/// Watches the files of the policies that have one, and sends the name of each policy with its
-/// component whenever the contents change; at first with what the file holds now. A file over
-/// `max_bytes` is sent cut one byte above, so that its load is refused for its size.
+/// Watches files, and sends the name of each with its contents whenever they change; at first with
+/// what the file holds now. A file over `max_bytes` is sent cut one byte above.
 ///
 /// # Errors
 /// Where no thread can be started.
-pub fn watch(configs: &[PolicyConfig], max_bytes: usize) -> std::io::Result<(Watcher, Changes)> {
-    let mut files = BTreeMap::new();
-    for config in configs {
-        if let PolicySource::File(path) = &config.source {
-            files.insert(config.name.clone(), path.clone());
-        }
-    }
+pub fn watch(files: BTreeMap<String, PathBuf>, max_bytes: usize) -> std::io::Result<(Watcher, Changes)> {
     let (signals, signalled) = channel();
     let (changes, changed) = mpsc::channel(MAX_UNREAD);
     let notify = notify_of(&files, signals.clone());
     let scan = Scan { files, seen: BTreeMap::new(), max_bytes, changes };
-    std::thread::Builder::new().name("policy-watch".into()).spawn(move || scan.run(&signalled))?;
+    std::thread::Builder::new().name("file-watch".into()).spawn(move || scan.run(&signalled))?;
     Ok((Watcher { signals, _notify: notify }, changed))
 }
 
-/// Reads a policy's file, and not more than one byte above `max_bytes` of it.
-pub(super) fn read(path: &Path, max_bytes: usize) -> std::io::Result<Vec<u8>> {
+/// Reads a file, and not more than one byte above `max_bytes` of it.
+pub fn read(path: &Path, max_bytes: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(max_bytes as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -73,12 +65,11 @@ fn notify_of(files: &BTreeMap<String, PathBuf>, signals: Sender<Signal>) -> Opti
         // Nobody listens only while the watcher is being dropped.
         let _ = signals.send(Signal::Event);
     });
-    let mut watcher =
-        watcher.inspect_err(|error| tracing::warn!(%error, "policy files are polled only")).ok()?;
+    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "files are polled only")).ok()?;
     let parents: BTreeSet<PathBuf> = files.values().map(|path| parent(path)).collect();
     for folder in parents {
         if let Err(error) = watcher.watch(&folder, RecursiveMode::NonRecursive) {
-            tracing::warn!(folder = %folder.display(), %error, "policy files are polled only");
+            tracing::warn!(folder = %folder.display(), %error, "files are polled only");
         }
     }
     Some(watcher)
@@ -93,7 +84,7 @@ fn parent(path: &Path) -> PathBuf {
 
 struct Scan {
     files: BTreeMap<String, PathBuf>,
-    seen: BTreeMap<String, Digest>,
+    seen: BTreeMap<String, [u8; 32]>,
     max_bytes: usize,
     changes: mpsc::Sender<(String, Vec<u8>)>,
 }
@@ -110,13 +101,13 @@ impl Scan {
     /// An error where nobody listens any more.
     fn scan(&mut self) -> Result<(), ()> {
         for (name, path) in &self.files {
-            // A file that is gone, or not there yet, changes nothing: the old policy stays.
-            let Ok(component) = read(path, self.max_bytes) else { continue };
-            let digest = Digest::of(&component);
+            // A file that is gone, or not there yet, changes nothing.
+            let Ok(contents) = read(path, self.max_bytes) else { continue };
+            let digest = Sha256::digest(&contents).into();
             if self.seen.get(name) == Some(&digest) {
                 continue;
             }
-            self.changes.blocking_send((name.clone(), component)).map_err(|_| ())?;
+            self.changes.blocking_send((name.clone(), contents)).map_err(|_| ())?;
             self.seen.insert(name.clone(), digest);
         }
         Ok(())
@@ -146,3 +137,6 @@ impl Drop for Watcher {
         let _ = self.signals.send(Signal::Stop);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! Guarded routes: an HTTP proxy in front of an application, which holds a lock for the length of each request.
+//!
+//! | step | file |
+//! | --- | --- |
+//! | which route a request takes | `routes` |
+//! | what its policy sees, and the name of what is locked | `view` |
+//! | headers that stay behind, and those that the proxy sets | `headers` |
+//! | the request to the upstream, with its time-outs | `exchange`, `upstream`, `upload` |
+//! | the answer to the client, and the end of the lock | `relay`, `locked` |
+//! | answers that are kept for duplicates | `replay` |
+//! | connections that change their protocol | `tunnel` |
+//! | upstreams that are asked how they are | `health` |
+//!
+//! A client that goes away while it is queued leaves the queue. Once the lock is granted the exchange goes on
+//! without its client, as the upstream does: the lock is let go when the answer has ended.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use hyper::Method;
+use hyper::header::{self, HeaderValue};
+use hyper::http::request::Parts;
+use tokio_util::task::TaskTracker;
+
+use crate::clock;
+use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, UpstreamLimits};
+use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
+use crate::lock::Instant;
+use crate::service::{AcquireError, Answer, Guarded, HttpView, Request as Wanted, Service, Via};
+use crate::store::Health;
+use crate::telemetry::Metrics;
+
+mod exchange;
+mod headers;
+mod health;
+mod idle;
+mod locked;
+mod relay;
+mod replay;
+mod routes;
+mod tunnel;
+mod upload;
+mod upstream;
+mod view;
+
+use exchange::Exchange;
+use locked::Locked;
+use replay::Once;
+use routes::{Route, Routes, Targets};
+use upload::{Prefix, Upload};
+
+/// What all guarded listeners have in common.
+pub struct Guard {
+    shared: Arc<Shared>,
+    routes: Vec<Arc<ArcSwap<Routes>>>,
+}
+
+struct Shared {
+    service: Service,
+    targets: Targets,
+    limits: Limits,
+    http: HttpLimits,
+    metrics: Metrics,
+    /// Exchanges that go on without their clients.
+    tasks: TaskTracker,
+}
+
+/// The handler of one listener.
+pub struct Front {
+    shared: Arc<Shared>,
+    routes: Arc<ArcSwap<Routes>>,
+}
+
+impl Guard {
+    pub fn new(
+        configs: &[GuardConfig],
+        upstreams: &UpstreamLimits,
+        service: Service,
+        limits: Limits,
+        http: HttpLimits,
+        metrics: Metrics,
+    ) -> Guard {
+        let targets = Targets::new(upstreams);
+        let routes =
+            configs.iter().map(|config| Arc::new(ArcSwap::from_pointee(Routes::new(config, &targets))));
+        let routes: Vec<_> = routes.collect();
+        let shared = Shared { service, targets, limits, http, metrics, tasks: TaskTracker::new() };
+        let guard = Guard { shared: Arc::new(shared), routes };
+        if !guard.routes.is_empty() {
+            tokio::spawn(health::watch(guard.shared.clone(), guard.routes.clone(), upstreams.health_every));
+        }
+        guard
+    }
+
+    /// The handlers of the listeners, in the order of the configuration.
+    pub fn fronts(&self) -> Vec<Front> {
+        let front =
+            |routes: &Arc<ArcSwap<Routes>>| Front { shared: self.shared.clone(), routes: routes.clone() };
+        self.routes.iter().map(front).collect()
+    }
+
+    /// Replaces the routes; requests that are under way go on by those that they came in by. The listeners must be
+    /// the same as before.
+    pub fn reload(&self, configs: &[GuardConfig]) {
+        for (routes, config) in self.routes.iter().zip(configs) {
+            routes.store(Arc::new(Routes::new(config, &self.shared.targets)));
+        }
+    }
+
+    /// Waits for the exchanges that go on without their clients.
+    pub async fn drain(&self) {
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+}
+
+impl Handler for Front {
+    const FRONT: &'static str = "guard";
+
+    async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
+        let (outcome, response) = match self.answer(request, peer).await {
+            Ok(answered) => answered,
+            Err(problem) => (problem.kind().slug(), problem.into_response()),
+        };
+        self.shared.metrics.guarded(outcome);
+        response
+    }
+}
+
+type Answered = Result<(&'static str, Response), Problem>;
+
+impl Front {
+    async fn answer(&self, request: Request, peer: &Arc<Peer>) -> Answered {
+        if request.method() == Method::CONNECT {
+            return Err(Problem::method_not_allowed("any but CONNECT"));
+        }
+        let routes = self.routes.load();
+        let trust = routes.trust_forwarded;
+        let (mut parts, mut body) = request.into_parts();
+        let (route, captures) = routes.find(&parts)?;
+        drop(routes);
+        let upgrade = rewrite(&mut parts, peer, trust);
+        let Some(lock) = &route.config.lock else {
+            let (upload, sending) = Upload::new(Prefix::default(), body, route.config.idle_timeout);
+            let request = hyper::Request::from_parts(parts, upload);
+            let exchange = Exchange {
+                route,
+                sending,
+                lock: None,
+                upgrade,
+                peer: peer.clone(),
+                tasks: self.shared.tasks.clone(),
+            };
+            return Ok(("passed", exchange.run(request).await?));
+        };
+        let prefix = Prefix::read(&mut body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
+        let view = view::view(&parts, captures, lock, prefix.bytes(lock.see_body_bytes))?;
+        let wanted = self.wanted(&route, lock, &parts, view, peer)?;
+        let (outcome, lock) = match self.lock(lock, &wanted).await? {
+            Grant::Locked(locked) => {
+                headers::fence(&mut parts.headers, locked.keys(), locked.tokens());
+                ("locked", Some(locked))
+            }
+            Grant::Unlocked => {
+                parts.headers.insert(headers::LOCK_STATUS, HeaderValue::from_static("unlocked"));
+                ("unlocked", None)
+            }
+            Grant::Answered(outcome, response) => return Ok((outcome, response)),
+        };
+        let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
+        let request = hyper::Request::from_parts(parts, upload);
+        let tasks = self.shared.tasks.clone();
+        let exchange = Exchange { route, sending, lock, upgrade, peer: peer.clone(), tasks };
+        let mut response = exchange.outlive(request).await?;
+        if outcome == "unlocked" {
+            response.headers_mut().insert(headers::LOCK_STATUS, HeaderValue::from_static("unlocked"));
+        }
+        Ok((outcome, response))
+    }
+
+    /// What is asked of the service for a request.
+    fn wanted(
+        &self,
+        route: &Route,
+        lock: &GuardLock,
+        parts: &Parts,
+        view: HttpView,
+        peer: &Peer,
+    ) -> Result<Wanted, Problem> {
+        let limits = &self.shared.limits;
+        let fill = |template| view::fill(template, parts, &view, limits);
+        let resource = fill(&lock.resource)?;
+        let labels = lock.labels.iter().map(|(name, template)| {
+            let value = fill(template)?;
+            match value.len() <= limits.max_label_bytes {
+                true => Ok((name.clone(), value)),
+                false => {
+                    let detail = format!("has {} bytes; may have {}", value.len(), limits.max_label_bytes);
+                    Err(Problem::invalid(format!("labels.{name}"), detail))
+                }
+            }
+        });
+        Ok(Wanted {
+            resource,
+            // Nobody else has it, so a re-entrant policy never takes two requests for one.
+            owner: format!("{}/{:016x}", peer.address.ip(), rand::random::<u64>()),
+            mode: lock.mode,
+            ttl_ms: lock.ttl_ms,
+            wait_ms: lock.wait_ms,
+            request_id: None,
+            labels: labels.collect::<Result<_, _>>()?,
+            via: Some(Via { policy: route.policy.clone(), http: Arc::new(view) }),
+        })
+    }
+
+    /// Waits for the lock, or says what the client is answered instead.
+    async fn lock(&self, lock: &GuardLock, wanted: &Wanted) -> Result<Grant, Problem> {
+        let shared = &self.shared;
+        if lock.fail_open && matches!(shared.service.store_health(), Health::Unavailable { .. }) {
+            return Ok(Grant::Unlocked);
+        }
+        let once = || Once {
+            fingerprint: wanted
+                .via
+                .as_ref()
+                .map_or_else(String::new, |via| replay::fingerprint(&via.http))
+                .into(),
+            max_bytes: lock.max_replay_bytes,
+            max_value_bytes: shared.limits.max_value_bytes,
+        };
+        let begun = clock::now();
+        match shared.service.guard(wanted).await {
+            Ok(Guarded::Held(hold)) => {
+                Ok(Grant::Locked(Box::new(Locked::new(*hold, once, shared.metrics.clone()))))
+            }
+            Ok(Guarded::Done(kept)) => {
+                Ok(Grant::Answered("replayed", replay::replay(&kept, &once().fingerprint)?))
+            }
+            Err(AcquireError::Store(_)) if lock.fail_open => Ok(Grant::Unlocked),
+            Err(error) => self.refused(wanted, error, begun),
+        }
+    }
+
+    fn refused(&self, wanted: &Wanted, error: AcquireError, begun: Instant) -> Result<Grant, Problem> {
+        let waited_ms = clock::now().ms_since(begun);
+        match self.shared.service.refusal(wanted, &error, waited_ms) {
+            Some(answer) => Ok(Grant::Answered("contended", contended(answer, error))),
+            None => {
+                let is_fault =
+                    matches!(error, AcquireError::PolicyFault { .. } | AcquireError::NoPrimitive { .. });
+                let problem = Problem::from(error);
+                // The application is there; what stands before it is not able to decide.
+                Err(if is_fault { problem.status(503) } else { problem })
+            }
+        }
+    }
+}
+
+/// What came of asking for the lock.
+enum Grant {
+    Locked(Box<Locked>),
+    /// The store is unavailable, and the route passes requests on then.
+    Unlocked,
+    Answered(&'static str, Response),
+}
+
+/// The policy's answer to a client whose request cannot have its lock.
+fn contended(answer: Answer, error: AcquireError) -> Response {
+    let problem =
+        Problem::from(error).say(answer.detail).status(answer.status).retry_after_ms(answer.retry_after_ms);
+    let mut response = problem.into_response();
+    let headers = response.headers_mut();
+    for (name, value) in answer.headers {
+        if let (Ok(name), Ok(value)) = (header::HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+/// The head of a request as the upstream gets it. What the client wants to change the protocol to, where it
+/// does.
+fn rewrite(parts: &mut Parts, peer: &Peer, trust: bool) -> Option<HeaderValue> {
+    let is_http1 = parts.version == hyper::Version::HTTP_11;
+    let upgrade = headers::strip_hop_by_hop(&mut parts.headers).filter(|_| is_http1);
+    headers::strip_own(&mut parts.headers);
+    headers::join_cookies(&mut parts.headers);
+    // The client's connection has answered it when the body is first asked for.
+    parts.headers.remove(header::EXPECT);
+    // A target that names its host goes before the header (RFC 9112, 3.2.2).
+    let authority = parts.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
+    if let Some(host) = authority {
+        parts.headers.insert(header::HOST, host);
+    }
+    let host = parts.headers.get(header::HOST).cloned();
+    headers::forward(&mut parts.headers, peer, host.as_ref(), trust);
+    if parts.uri.authority().is_some() {
+        let path = parts.uri.path_and_query().cloned();
+        let path = path.unwrap_or_else(|| hyper::http::uri::PathAndQuery::from_static("/"));
+        parts.uri = hyper::Uri::from(path);
+    }
+    parts.version = hyper::Version::HTTP_11;
+    if let Some(protocol) = &upgrade {
+        parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        parts.headers.insert(header::UPGRADE, protocol.clone());
+    }
+    upgrade
+}
+
+/// An upstream's answer without a body.
+fn empty(head: hyper::http::response::Parts) -> Response {
+    Response::from_parts(head, Body::full(bytes::Bytes::new()))
+}
+
+fn upstream_failed(detail: String) -> Problem {
+    Problem::new(Kind::UpstreamFailed, detail)
+}

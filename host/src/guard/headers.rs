@@ -1,0 +1,225 @@
+//! Headers on their way through: what concerns one connection alone stays behind, what the proxy says of a
+//! request is its own.
+
+use hyper::header::{
+    self, CONNECTION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::http::Peer;
+use crate::lock::{Key, Token};
+
+/// The keys that are held for a request, percent-encoded, with commas between them.
+pub const LOCK_KEY: HeaderName = HeaderName::from_static("lock-key");
+/// Their fencing tokens, in the same order.
+pub const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
+/// `unlocked`, towards both sides: the store was unavailable, and the route passes requests on then. `lost`,
+/// in an answer or its trailers: the lease was lost while the upstream worked.
+pub const LOCK_STATUS: HeaderName = HeaderName::from_static("lock-status");
+/// `true`: the answer is that of an earlier request.
+pub const LOCK_REPLAYED: HeaderName = HeaderName::from_static("lock-replayed");
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// What a key must not hold in a header, where commas part keys.
+const NOT_IN_KEYS: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%').add(b',');
+
+/// Takes out what is meant for the next hop alone. Whether it asked to change the protocol, and to which.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
+    let mut upgrade = headers.remove(UPGRADE);
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        .collect();
+    if !named.contains(&UPGRADE) {
+        upgrade = None;
+    }
+    let takes_trailers = headers.get(TE).is_some_and(|te| contains_token(te, "trailers"));
+    // What frames the message is not a connection's to take away.
+    for name in named.iter().filter(|name| !matches!(**name, header::HOST | header::CONTENT_LENGTH)) {
+        headers.remove(name);
+    }
+    let own = [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRANSFER_ENCODING,
+    ];
+    for name in own {
+        headers.remove(name);
+    }
+    if takes_trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    upgrade
+}
+
+fn contains_token(value: &HeaderValue, token: &str) -> bool {
+    let value = value.to_str().unwrap_or_default();
+    value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token))
+}
+
+/// Takes out what only the proxy may say of a request. Gateways of some languages do not tell `_` from
+/// `-` in a name, so neither counts.
+pub fn strip_own(headers: &mut HeaderMap) {
+    let is_own = |name: &HeaderName| {
+        let name = name.as_str().as_bytes();
+        name.starts_with(b"lock-") || name.starts_with(b"lock_")
+    };
+    let own: Vec<HeaderName> = headers.keys().filter(|name| is_own(name)).cloned().collect();
+    for name in own {
+        headers.remove(name);
+    }
+}
+
+/// Says who asked, of which host and how.
+pub fn forward(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, trust: bool) {
+    let ip = peer.address.ip();
+    let proto = if peer.tls { "https" } else { "http" };
+    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
+    let host_text = host.and_then(|host| host.to_str().ok()).filter(|host| !host.contains(['"', '\\']));
+    let forwarded = match host_text {
+        Some(host) => format!("for={node};host=\"{host}\";proto={proto}"),
+        None => format!("for={node};proto={proto}"),
+    };
+    add(headers, FORWARDED_FOR, &ip.to_string(), trust);
+    add(headers, header::FORWARDED, &forwarded, trust);
+    if !trust || !headers.contains_key(FORWARDED_PROTO) {
+        headers.insert(FORWARDED_PROTO, HeaderValue::from_static(proto));
+    }
+    if let Some(host) = host
+        && (!trust || !headers.contains_key(FORWARDED_HOST))
+    {
+        headers.insert(FORWARDED_HOST, host.clone());
+    } else if !trust {
+        headers.remove(FORWARDED_HOST);
+    }
+}
+
+/// Adds to what earlier proxies said, where they are trusted.
+fn add(headers: &mut HeaderMap, name: HeaderName, value: &str, trust: bool) {
+    let before: Vec<&str> = match trust {
+        true => headers.get_all(&name).iter().filter_map(|value| value.to_str().ok()).collect(),
+        false => Vec::new(),
+    };
+    let all = if before.is_empty() { value.to_owned() } else { format!("{}, {value}", before.join(", ")) };
+    if let Ok(value) = HeaderValue::try_from(all) {
+        headers.insert(name, value);
+    }
+}
+
+/// Tells the upstream what is held.
+pub fn fence(headers: &mut HeaderMap, keys: &[Key], tokens: &[Token]) {
+    let keys: Vec<String> =
+        keys.iter().map(|key| utf8_percent_encode(key.as_str(), NOT_IN_KEYS).to_string()).collect();
+    let tokens: Vec<String> = tokens.iter().map(|token| token.0.to_string()).collect();
+    for (name, value) in [(LOCK_KEY, keys.join(", ")), (LOCK_TOKEN, tokens.join(", "))] {
+        // What is percent-encoded is a header's value, whatever it was.
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(name, value);
+        }
+    }
+}
+
+/// One header of what HTTP/2 may split, which HTTP/1.1 applications read one of (RFC 9113, 8.2.3).
+pub fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if cookies.len() > 1
+        && let Ok(all) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
+    {
+        headers.insert(header::COOKIE, all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
+            .collect()
+    }
+
+    fn sorted(headers: &HeaderMap) -> Vec<String> {
+        let mut lines: Vec<String> =
+            headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn what_is_for_one_hop_stays_behind() {
+        let mut headers = map(&[
+            ("connection", "close, X-Private, content-length, host"),
+            ("x-private", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "gzip, Trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "websocket"),
+            ("host", "a"),
+            ("content-length", "3"),
+            ("accept", "*/*"),
+        ]);
+        assert_eq!(strip_hop_by_hop(&mut headers), None, "the connection does not name it");
+        assert_eq!(sorted(&headers), ["accept: */*", "content-length: 3", "host: a", "te: trailers"]);
+        let mut headers = map(&[("connection", "Upgrade"), ("upgrade", "websocket")]);
+        assert_eq!(strip_hop_by_hop(&mut headers).unwrap(), "websocket");
+    }
+
+    #[test]
+    fn no_client_speaks_for_the_proxy() {
+        let mut headers =
+            map(&[("lock-token", "9"), ("lock_token", "9"), ("lock-key", "a"), ("locked", "1")]);
+        strip_own(&mut headers);
+        assert_eq!(sorted(&headers), ["locked: 1"]);
+    }
+
+    #[test]
+    fn who_asked_is_said_and_only_believed_where_trusted() {
+        let peer = Peer::new("[2001:db8::1]:5".parse().unwrap(), true);
+        let host = HeaderValue::from_static("shop.example");
+        let lie = [("x-forwarded-for", "1.2.3.4"), ("x-forwarded-proto", "ftp"), ("forwarded", "for=x")];
+        let mut headers = map(&lie);
+        forward(&mut headers, &peer, Some(&host), false);
+        assert_eq!(headers["x-forwarded-for"], "2001:db8::1");
+        assert_eq!(headers["forwarded"], "for=\"[2001:db8::1]\";host=\"shop.example\";proto=https");
+        assert_eq!(
+            (&headers["x-forwarded-proto"], &headers["x-forwarded-host"]),
+            (&"https".parse().unwrap(), &host)
+        );
+        let mut headers = map(&lie);
+        forward(&mut headers, &peer, Some(&host), true);
+        assert_eq!(headers["x-forwarded-for"], "1.2.3.4, 2001:db8::1");
+        assert_eq!(headers["x-forwarded-proto"], "ftp");
+    }
+
+    #[test]
+    fn keys_and_tokens_are_told_in_one_order() {
+        let mut headers = HeaderMap::new();
+        let keys = ["a,b", "ä c"].map(|key| Key::new(key).unwrap());
+        fence(&mut headers, &keys, &[Token(7), Token(9)]);
+        assert_eq!(headers[LOCK_KEY], "a%2Cb, %C3%A4%20c");
+        assert_eq!(headers[LOCK_TOKEN], "7, 9");
+    }
+
+    #[test]
+    fn cookies_are_joined() {
+        let mut headers = map(&[("cookie", "a=1"), ("accept", "x")]);
+        headers.append("cookie", HeaderValue::from_static("b=2"));
+        join_cookies(&mut headers);
+        assert_eq!(headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+    }
+}

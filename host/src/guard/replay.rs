@@ -1,0 +1,168 @@
+//! Answers that are kept for the duplicates of a request.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{StatusCode, http::response};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::headers;
+use crate::http::{Body, Kind, Problem, Response};
+use crate::lock::record::Kept;
+use crate::service::HttpView;
+
+/// An answer as it is kept: JSON.
+#[derive(Serialize, Deserialize)]
+struct Outcome {
+    /// Of the request, so that another one with the same name is not taken for it.
+    request: String,
+    status: u16,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    headers: Vec<(String, String)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base64: Option<String>,
+    /// It was over the limit: only its status is kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    too_large: bool,
+}
+
+/// An answer that is written down as it passes.
+pub struct Recording {
+    outcome: Outcome,
+    body: Vec<u8>,
+    /// What is left of the bytes that may be kept.
+    left: usize,
+    max_value_bytes: usize,
+}
+
+/// What a request is recognised by: all that the policy saw of it.
+pub fn fingerprint(view: &HttpView) -> String {
+    let mut hash = Sha256::new();
+    let query = view.query.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
+    for piece in [view.method.as_bytes(), view.path.as_bytes(), &view.body].into_iter().chain(query) {
+        hash.update((piece.len() as u64).to_le_bytes());
+        hash.update(piece);
+    }
+    let digest: [u8; 32] = hash.finalize().into();
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether an answer says what came of the request, rather than that it should be sent again.
+fn is_final(status: StatusCode) -> bool {
+    !matches!(status.as_u16(), 408 | 425 | 429 | 502 | 503 | 504)
+}
+
+impl Recording {
+    /// `None` for an answer that is not kept.
+    pub fn new(
+        head: &response::Parts,
+        fingerprint: String,
+        max_bytes: usize,
+        max_value_bytes: usize,
+    ) -> Option<Recording> {
+        if !is_final(head.status) {
+            return None;
+        }
+        let kept = |(name, value): (&HeaderName, &HeaderValue)| {
+            let own = [header::DATE, header::TRAILER, header::CONTENT_LENGTH];
+            let value = value.to_str().ok().filter(|_| !own.contains(name))?;
+            Some((name.as_str().to_owned(), value.to_owned()))
+        };
+        let headers: Vec<_> = head.headers.iter().filter_map(kept).collect();
+        let head_bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let mut outcome = Outcome {
+            request: fingerprint,
+            status: head.status.as_u16(),
+            headers,
+            text: None,
+            base64: None,
+            too_large: false,
+        };
+        outcome.too_large = head_bytes > max_bytes;
+        Some(Recording {
+            outcome,
+            body: Vec::new(),
+            left: max_bytes.saturating_sub(head_bytes),
+            max_value_bytes,
+        })
+    }
+
+    pub fn data(&mut self, data: &[u8]) {
+        if data.len() > self.left {
+            self.outcome.too_large = true;
+            self.body = Vec::new();
+            self.left = 0;
+        } else if !self.outcome.too_large {
+            self.left -= data.len();
+            self.body.extend_from_slice(data);
+        }
+    }
+
+    /// The answer as JSON text that fits into the store.
+    pub fn finish(mut self) -> Box<str> {
+        if !self.outcome.too_large {
+            match String::from_utf8(self.body) {
+                Ok(text) => self.outcome.text = Some(text),
+                Err(bytes) => self.outcome.base64 = Some(STANDARD.encode(bytes.as_bytes())),
+            }
+            let json = serde_json::to_string(&self.outcome).unwrap_or_default();
+            if json.len() <= self.max_value_bytes {
+                return json.into();
+            }
+        }
+        let Outcome { request, status, .. } = self.outcome;
+        let bare =
+            Outcome { request, status, headers: Vec::new(), text: None, base64: None, too_large: true };
+        serde_json::to_string(&bare).unwrap_or_default().into()
+    }
+}
+
+/// The kept answer again.
+pub fn replay(kept: &Kept, fingerprint: &str) -> Result<Response, Problem> {
+    let Ok(outcome) = serde_json::from_str::<Outcome>(&kept.value) else {
+        let detail = "the kept outcome is no HTTP answer: it was left through the lock API";
+        return Err(Problem::new(Kind::Conflict, detail));
+    };
+    if outcome.request != fingerprint {
+        let detail = "another request was made under the same name before";
+        return Err(Problem::new(Kind::RequestIdReused, detail).status(422));
+    }
+    if outcome.too_large {
+        let detail = "it was done before, and the answer was too large to be kept";
+        return Err(Problem::new(Kind::Conflict, detail).with("original_status", outcome.status));
+    }
+    let body = match (outcome.text, outcome.base64) {
+        (Some(text), _) => Bytes::from(text),
+        (None, Some(base64)) => STANDARD.decode(base64).unwrap_or_default().into(),
+        (None, None) => Bytes::new(),
+    };
+    let mut response = Response::new(Body::full(body));
+    *response.status_mut() = StatusCode::from_u16(outcome.status).unwrap_or_default();
+    let map = response.headers_mut();
+    put(map, &outcome.headers);
+    map.insert(headers::LOCK_REPLAYED, HeaderValue::from_static("true"));
+    Ok(response)
+}
+
+fn put(map: &mut HeaderMap, pairs: &[(String, String)]) {
+    for (name, value) in pairs {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value))
+        {
+            map.append(name, value);
+        }
+    }
+}
+
+/// What is needed to recognise a duplicate, and to keep the answer for it.
+#[derive(Clone)]
+pub struct Once {
+    pub fingerprint: Arc<str>,
+    pub max_bytes: usize,
+    pub max_value_bytes: usize,
+}

@@ -1,0 +1,206 @@
+//! Upstreams: which of them is asked, and the connections that are kept to them.
+
+use std::cmp::Reverse;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::upload::Upload;
+use crate::clock;
+use crate::config::UpstreamLimits;
+use crate::lock::Instant;
+
+type Request = hyper::Request<Upload>;
+type Response = hyper::Response<Incoming>;
+
+/// One upstream, whichever routes lead to it.
+pub struct Target {
+    /// `host:port`.
+    name: String,
+    limits: UpstreamLimits,
+    /// The one that was used last is at the end.
+    kept: Mutex<Vec<Kept>>,
+    places: Arc<Semaphore>,
+    /// It refused a connection: not asked before this moment, while there is another.
+    down_until: AtomicU64,
+    /// What its `health` path told last.
+    is_sick: AtomicBool,
+}
+
+struct Kept {
+    sender: SendRequest<Upload>,
+    until: Instant,
+}
+
+/// A connection that is in use.
+pub struct Connection {
+    sender: SendRequest<Upload>,
+    target: Arc<Target>,
+    was_kept: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    #[error("{name} cannot be reached: {source}")]
+    Connect { name: String, source: io::Error },
+    #[error("{name} has {limit} requests under way, which is the limit")]
+    Busy { name: String, limit: usize },
+    /// The request may have arrived.
+    #[error("{name} gave no whole answer: {source}")]
+    Broken { name: String, source: hyper::Error },
+}
+
+/// Sends a request to one of the targets, and waits for the head of its answer.
+///
+/// A request that has not left is sent again: to another target where one cannot be reached, and on another
+/// connection where one was closed a moment ago. One that may have left never is.
+pub async fn send(
+    targets: &[Arc<Target>],
+    mut request: Request,
+) -> Result<(Response, Connection), SendError> {
+    let mut last = None;
+    for target in in_order(targets) {
+        loop {
+            let mut connection = match target.connection().await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    last = Some(error);
+                    break;
+                }
+            };
+            match connection.sender.try_send_request(request).await {
+                Ok(response) => return Ok((response, connection)),
+                Err(mut failed) => {
+                    let unsent = failed.take_message();
+                    let error = SendError::Broken { name: target.name.clone(), source: failed.into_error() };
+                    let Some(unsent) = unsent else { return Err(error) };
+                    request = unsent;
+                    if !connection.was_kept {
+                        last = Some(error);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    let none =
+        || SendError::Connect { name: "the upstream".to_owned(), source: io::ErrorKind::NotFound.into() };
+    Err(last.unwrap_or_else(none))
+}
+
+/// Those that work before those that do not, the least busy first.
+fn in_order(targets: &[Arc<Target>]) -> Vec<&Arc<Target>> {
+    let mut order: Vec<&Arc<Target>> = targets.iter().collect();
+    if order.len() > 1 {
+        let now = clock::now();
+        let start = rand::random_range(0..order.len());
+        order.rotate_left(start);
+        order.sort_by_key(|target| (!target.is_up(now), Reverse(target.places.available_permits())));
+    }
+    order
+}
+
+impl Target {
+    pub fn new(name: &str, limits: &UpstreamLimits) -> Target {
+        Target {
+            name: name.to_owned(),
+            limits: limits.clone(),
+            kept: Mutex::default(),
+            places: Arc::new(Semaphore::new(limits.max_requests)),
+            down_until: AtomicU64::new(0),
+            is_sick: AtomicBool::new(false),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_up(&self, now: Instant) -> bool {
+        !self.is_sick.load(Relaxed) && self.down_until.load(Relaxed) <= now.0
+    }
+
+    /// Notes what the health path told. Whether that is news.
+    pub fn note_health(&self, is_sick: bool) -> bool {
+        self.is_sick.swap(is_sick, Relaxed) != is_sick
+    }
+
+    /// A kept connection, or a new one.
+    async fn connection(self: &Arc<Target>) -> Result<Connection, SendError> {
+        let busy = || SendError::Busy { name: self.name.clone(), limit: self.limits.max_requests };
+        let place = self.places.clone().try_acquire_owned().map_err(|_| busy())?;
+        if let Some(sender) = self.take_kept() {
+            return Ok(Connection { sender, target: self.clone(), was_kept: true, _place: place });
+        }
+        match self.connect().await {
+            Ok(sender) => Ok(Connection { sender, target: self.clone(), was_kept: false, _place: place }),
+            Err(source) => {
+                let until = clock::now().plus_us(self.limits.down.as_micros() as u64);
+                self.down_until.store(until.0, Relaxed);
+                Err(SendError::Connect { name: self.name.clone(), source })
+            }
+        }
+    }
+
+    fn take_kept(&self) -> Option<SendRequest<Upload>> {
+        let now = clock::now();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // The oldest are at the front.
+        let expired = kept.iter().take_while(|kept| kept.until <= now).count();
+        kept.drain(..expired);
+        let ready = kept.iter().rposition(|kept| kept.sender.is_ready())?;
+        Some(kept.remove(ready).sender)
+    }
+
+    async fn connect(&self) -> io::Result<SendRequest<Upload>> {
+        let limit = self.limits.connect_timeout;
+        let late = |_| {
+            let why = format!("no connection within {} ms", limit.as_millis());
+            io::Error::new(io::ErrorKind::TimedOut, why)
+        };
+        let stream = tokio::time::timeout(limit, TcpStream::connect(&self.name)).await.map_err(late)??;
+        stream.set_nodelay(true)?;
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(self.limits.max_header_bytes);
+        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let name = self.name.clone();
+        tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(upstream = name, %error, "a connection broke");
+            }
+        });
+        Ok(sender)
+    }
+
+    /// Closes kept connections that nobody has used for a while.
+    pub fn sweep(&self) {
+        let now = clock::now();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|kept| kept.until > now && !kept.sender.is_closed());
+    }
+}
+
+impl Connection {
+    pub fn target(&self) -> &str {
+        &self.target.name
+    }
+
+    /// Keeps the connection for the next request. To be called when the whole answer has arrived.
+    pub fn keep(self) {
+        let keepalive = self.target.limits.keepalive;
+        if keepalive > Duration::ZERO && !self.sender.is_closed() {
+            let until = clock::now().plus_us(keepalive.as_micros() as u64);
+            let mut kept = self.target.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push(Kept { sender: self.sender, until });
+        }
+    }
+}
