@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use builtin::builtin;
-pub use check::{Report, check_file};
+pub use check::{Report, check_file, load_file};
 pub use engine::{Engine, EngineError};
 pub use generation::Generation;
 pub use generations::{Naming, Policies, Prepared};
@@ -322,6 +322,17 @@ impl Plan {
         self.keys = keys.into();
         self.primitive = primitive;
         self
+    }
+}
+
+impl OnLoss {
+    /// As in config.toml and in a plan's label.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            OnLoss::Finish => "finish",
+            OnLoss::Mark => "mark",
+            OnLoss::Cut => "cut",
+        }
     }
 }
 

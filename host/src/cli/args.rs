@@ -83,7 +83,7 @@ pub fn duration_ms(text: &str) -> Result<u32, String> {
     if ms > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms as u32) }
 }
 
-fn mode(text: &str) -> Result<Mode, String> {
+pub fn mode(text: &str) -> Result<Mode, String> {
     match text {
         "exclusive" => Ok(Mode::Exclusive),
         "shared" => Ok(Mode::Shared),

@@ -21,6 +21,9 @@ pub enum Failure {
     /// A component that a proxy would not load.
     #[error("{0}")]
     Refused(String),
+    /// A component that failed at a call.
+    #[error("{0}")]
+    Fault(String),
     /// A command that was to run under a lock and could not, with the code for it.
     #[error("{what}")]
     Command { what: String, code: u8 },
@@ -37,7 +40,7 @@ impl Failure {
             Failure::Lost(_) => 4,
             Failure::Refused(_) => 6,
             Failure::Command { code, .. } => *code,
-            Failure::Other(_) => 1,
+            Failure::Fault(_) | Failure::Other(_) => 1,
             Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
                 "contended" | "conflict" | "too_many_waiters" => 3,
                 "lost" => 4,
@@ -73,6 +76,7 @@ impl Failure {
             Failure::Silent { .. } => "timeout",
             Failure::Lost(_) => "lost",
             Failure::Refused(_) => "refused",
+            Failure::Fault(_) => "policy_fault",
             Failure::Command { .. } => "command",
             Failure::Problem { .. } | Failure::Other(_) => "failure",
         }

@@ -13,6 +13,7 @@ use super::failure::Failure;
 use super::{Options, output};
 
 mod tools;
+mod trial;
 
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
@@ -43,6 +44,14 @@ pub enum PolicyCommand {
         #[arg(long, value_name = "JSON", default_value = "{}")]
         settings: String,
     },
+    /// Show what a component makes of a request
+    ///
+    /// The component is checked as a proxy with default limits would, and asked for its plan; no lock is
+    /// taken. With --request the request is one of a guarded route. Exits with 6 where the policy refuses
+    /// it, and with 1 where it fails at it.
+    ///
+    /// Example: lockkeeper policy try orders.wasm --request 'POST /orders/42/pay' --path '/orders/{id}/pay'
+    Try(Box<trial::TryArgs>),
     /// Make a component the live generation of a policy
     ///
     /// Example: lockkeeper policy push default tenants/tenants.wasm
@@ -78,6 +87,7 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let found = tools::check(&read(&file)?, &settings)?;
             report(options, &found, &found_fine(&file, &found));
         }
+        PolicyCommand::Try(args) => trial::run(*args, options.json)?,
         PolicyCommand::Push { name, file } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
             let component = read(&file)?.into();

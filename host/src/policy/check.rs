@@ -6,11 +6,12 @@ use serde_json::{Map, Value};
 
 use super::module::Module;
 use super::{
-    Contention, Engine, Expiring, Fault, FaultKind, GroupView, Hook, PlanRequest, QueueView, Rejection,
-    ResponseContention, WaiterView, bindings, clamp, form,
+    Contention, Engine, Expiring, Fault, FaultKind, Generation, GroupView, Hook, HttpView, PlanRequest,
+    QueueView, Rejection, ResponseContention, WaiterView, bindings, clamp, form,
 };
 use crate::config::{EngineLimits, Limits};
 use crate::lock::{Key, Mode};
+use crate::telemetry::Metrics;
 
 /// What a policy is found to be: for `lockkeeper policy check`.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -42,8 +43,7 @@ pub fn check_file(
     engine: &EngineLimits,
     limits: &Limits,
 ) -> Result<Report, Rejection> {
-    let engine = Engine::new(engine).map_err(|error| Rejection::Broken { detail: error.to_string() })?;
-    let checked = component_with_settings(&engine, component, settings, limits)?;
+    let checked = checked_file(component, settings, engine, limits)?;
     let module = &checked.module;
     Ok(Report {
         digest: module.digest().to_string(),
@@ -51,6 +51,31 @@ pub fn check_file(
         hooks: hooks(module),
         notes: checked.notes,
     })
+}
+
+/// A component as it would be live in a proxy, to be asked without one. `name` is what it is called.
+///
+/// # Errors
+/// What the proxy would refuse it for.
+pub fn load_file(
+    name: &str,
+    component: &[u8],
+    settings: &Map<String, Value>,
+    engine: &EngineLimits,
+    limits: &Limits,
+) -> Result<Generation, Rejection> {
+    let checked = checked_file(component, settings, engine, limits)?;
+    Ok(Generation::new(name, 1, settings.clone(), checked, limits.clone(), Metrics::default()))
+}
+
+fn checked_file(
+    component: &[u8],
+    settings: &Map<String, Value>,
+    engine: &EngineLimits,
+    limits: &Limits,
+) -> Result<Checked, Rejection> {
+    let engine = Engine::new(engine).map_err(|error| Rejection::Broken { detail: error.to_string() })?;
+    component_with_settings(&engine, component, settings, limits)
 }
 
 /// Checks form, settings and trial requests of a component that is not compiled yet.
@@ -113,7 +138,7 @@ fn try_out(module: &Module, settings: &[u8], limits: &Limits) -> Result<Vec<Stri
 }
 
 fn try_out_others(module: &Module, settings: &[u8]) -> Result<(), Rejection> {
-    let (_, request) = &requests()[0];
+    let [.., (_, guarded)] = &requests();
     let Some(key) = Key::new("trial/1") else { return Ok(()) };
     let queue = bindings::queue(&queue(&key));
     asked_twice("a queue of three", || module.choose(settings, &queue))?;
@@ -121,7 +146,7 @@ fn try_out_others(module: &Module, settings: &[u8]) -> Result<(), Rejection> {
     asked_twice("a key held elsewhere", || module.backoff(settings, &contention))?;
     let expiring = bindings::expiring(&expiring(&key));
     asked_twice("a lease near its end", || module.renewal(settings, &expiring))?;
-    let (request, contention) = (bindings::request(request), bindings::refused(&refused(&key)));
+    let (request, contention) = (bindings::request(guarded), bindings::refused(&refused(&key)));
     asked_twice("a guarded request without its lock", || module.response(settings, &request, &contention))
 }
 
@@ -151,7 +176,7 @@ fn twice<R: std::fmt::Debug>(
     }
 }
 
-fn requests() -> [(&'static str, PlanRequest); 4] {
+fn requests() -> [(&'static str, PlanRequest); 5] {
     let plain = PlanRequest {
         resource: "trial/1".to_owned(),
         owner: "trial".to_owned(),
@@ -170,13 +195,31 @@ fn requests() -> [(&'static str, PlanRequest); 4] {
         ..plain.clone()
     };
     let shared = PlanRequest { resource: "trial/ä".to_owned(), mode: Mode::Shared, ..labelled.clone() };
+    let guarded =
+        PlanRequest { resource: "/trial/1".to_owned(), http: Some(Arc::new(http())), ..plain.clone() };
     let permits = PlanRequest { mode: Mode::Permits { count: 1, limit: 0 }, ..labelled.clone() };
     [
         ("a plain request", plain),
         ("a request with labels", labelled),
         ("a shared one", shared),
         ("permits", permits),
+        ("a guarded request", guarded),
     ]
+}
+
+fn http() -> HttpView {
+    let pairs = |pairs: &[(&str, &str)]| {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    };
+    HttpView {
+        method: "POST".to_owned(),
+        path: "/trial/1".to_owned(),
+        captures: pairs(&[("id", "1")]),
+        query: pairs(&[("page", "2")]),
+        headers: pairs(&[("idempotency-key", "trial-1"), ("x-tenant", "acme")]),
+        // As a route that shows some bytes would: cut off.
+        body: br#"{"id": 1, "items": [{"sku": "A-7"}], "note": "tri"#.to_vec(),
+    }
 }
 
 fn queue(key: &Key) -> QueueView {

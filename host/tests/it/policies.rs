@@ -17,6 +17,7 @@ mod order;
 mod refused;
 mod reload;
 mod run;
+mod trying;
 
 /// Names its keys `x/` and the resource; with a label `pool`, `x/` and that.
 pub(crate) static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed"));
@@ -24,8 +25,13 @@ pub(crate) static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed")
 static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
 
 fn guest(name: &str) -> Vec<u8> {
+    built(&format!("tests/guests/{name}"))
+}
+
+/// Builds a crate, named by its folder in this package.
+fn built(folder: &str) -> Vec<u8> {
     let host = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (dir, target) = (host.join("tests/guests").join(name), host.join("../target/policies"));
+    let (dir, target) = (host.join(folder), host.join("../target/policies"));
     lockkeeper_builder::build(&dir, Some(&target)).expect("the guest builds")
 }
 

@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
-use crate::policy;
+use crate::lock::Key;
+use crate::policy::{self, Answer, Generation, Plan, PlanError, PlanRequest, Rejection, ResponseContention};
 
 /// Writes a policy's crate into a new folder of its name; that folder.
 pub fn scaffold(name: &str) -> Result<PathBuf, Failure> {
@@ -24,13 +25,83 @@ pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 
 /// Checks a component as a proxy with default limits would; what it is found to be.
 pub fn check(component: &[u8], settings: &str) -> Result<Value, Failure> {
-    let settings: Map<String, Value> = serde_json::from_str(settings)
-        .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))?;
-    // One instance at a time: there is nobody else, and address space may be scarce.
-    let engine = EngineLimits { instances: 1, ..EngineLimits::default() };
-    let report = policy::check_file(component, &settings, &engine, &Limits::default())
-        .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
+    let report = policy::check_file(component, &settings_table(settings)?, &alone(), &Limits::default())
+        .map_err(refused)?;
     serde_json::to_value(report).map_err(other)
+}
+
+/// What a component made of a request.
+pub struct Tried {
+    /// Its name and the beginning of its digest.
+    pub by: String,
+    pub plan: Plan,
+    /// To the request without its lock; and whether it is the component's own.
+    pub answer: Option<(Answer, bool)>,
+}
+
+/// Asks a component that a proxy with default limits would load for a plan and, if `is_contended`, for what
+/// the request is answered without its lock.
+pub fn try_request(
+    name: &str,
+    component: &[u8],
+    settings: &str,
+    request: &PlanRequest,
+    is_contended: bool,
+) -> Result<Tried, Failure> {
+    let settings = settings_table(settings)?;
+    let generation =
+        policy::load_file(name, component, &settings, &alone(), &Limits::default()).map_err(refused)?;
+    let plan = generation.plan(request).map_err(|error| match error {
+        PlanError::Refused { reason } => Failure::Refused(format!("the policy refuses: {reason}")),
+        PlanError::Fault(fault) => Failure::Fault(format!("{fault}; a proxy would refuse the request")),
+    })?;
+    let answer = match plan.keys.first().filter(|_| is_contended) {
+        Some(key) => Some(contended(&generation, request, key, plan.wait_ms)?),
+        None => None,
+    };
+    Ok(Tried { by: generation.id().to_string(), plan, answer })
+}
+
+/// As when another request holds the key, is the only one in front, and stays.
+fn contended(
+    generation: &Generation,
+    request: &PlanRequest,
+    key: &Key,
+    waited_ms: u32,
+) -> Result<(Answer, bool), Failure> {
+    let key = key.clone();
+    let holder = "another".to_owned();
+    let contention = ResponseContention { key, holder, position: 1, waited_ms, retry_after_ms: 1_000 };
+    match generation.response(request, &contention) {
+        None => Ok((policy::fallback::response(&contention), false)),
+        Some(Ok(answer)) => Ok((answer, true)),
+        Some(Err(fault)) => Err(Failure::Fault(format!("{fault}; a proxy would answer in its own words"))),
+    }
+}
+
+/// The component of a file, or of `builtin:` and a name; and what it is called.
+pub fn component(source: &str) -> Result<(String, Vec<u8>), Failure> {
+    if let Some(name) = source.strip_prefix("builtin:") {
+        let unknown = || Failure::Usage(Rejection::NoBuiltin { name: name.to_owned() }.to_string());
+        return Ok((name.to_owned(), policy::builtin(name).ok_or_else(unknown)?.to_vec()));
+    }
+    let file = Path::new(source);
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok((name, super::read(file)?))
+}
+
+fn settings_table(text: &str) -> Result<Map<String, Value>, Failure> {
+    serde_json::from_str(text)
+        .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))
+}
+
+/// One instance at a time: there is nobody else, and address space may be scarce.
+fn alone() -> EngineLimits {
+    EngineLimits { instances: 1, ..EngineLimits::default() }
+}
+
+fn refused(rejection: Rejection) -> Failure {
+    Failure::Refused(rejection.to_string())
 }
 
 fn other(error: impl std::fmt::Display) -> Failure {

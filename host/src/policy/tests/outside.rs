@@ -23,6 +23,33 @@ fn the_example_passes_and_is_live_at_once() {
 }
 
 #[test]
+fn the_example_for_guarded_routes_passes_and_sees_what_the_route_shows() {
+    let component = built("../examples/orders-policy");
+    assert_eq!(checked(&component).notes, Vec::<String>::new());
+    let (engine, limits) = (EngineLimits { instances: 1, ..EngineLimits::default() }, Limits::default());
+    let orders = load_file("orders", &component, &Map::new(), &engine, &limits).unwrap();
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let http = HttpView {
+        method: "POST".into(),
+        path: "/orders/42/pay".into(),
+        captures: vec![pair("id", "42")],
+        headers: vec![pair("x-tenant", "acme"), pair("idempotency-key", "7f3a")],
+        ..HttpView::default()
+    };
+    let request = PlanRequest { http: Some(Arc::new(http)), ..request("/orders/42/pay") };
+    let plan = orders.plan(&request).unwrap();
+    assert_eq!((plan.keys[0].as_str(), plan.primitive), ("acme/orders/42/pay/7f3a", Primitive::Once));
+    let contention = ResponseContention {
+        key: plan.keys[0].clone(),
+        holder: "another".into(),
+        position: 1,
+        waited_ms: 0,
+        retry_after_ms: 0,
+    };
+    assert_eq!(orders.response(&request, &contention).unwrap().unwrap().status, 409);
+}
+
+#[test]
 fn a_new_policy_builds_and_passes_its_test_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let root = scaffold("orders-by-day", dir.path(), None).unwrap();

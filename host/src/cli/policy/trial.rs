@@ -1,0 +1,254 @@
+//! `policy try`: what a component makes of one request.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use hyper::header::{HeaderName, HeaderValue};
+use lockkeeper_sdk::HttpRequest;
+use serde_json::{Map, Value, json};
+
+use super::tools::{self, Tried};
+use crate::cli::args::{self, Mode};
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use crate::config::PathPattern;
+use crate::lock;
+use crate::policy::{Answer, HttpView, Plan, PlanRequest};
+
+/// The most of a body that a route can let its policy see.
+const MAX_SEEN_BYTES: usize = 8_192;
+
+#[derive(Args, Debug)]
+pub struct TryArgs {
+    /// The component: a file, or builtin:NAME
+    #[arg(value_name = "FILE")]
+    source: String,
+    /// A request of a guarded route: its method and path, e.g. 'POST /orders/42/pay?x=1'
+    #[arg(long, value_parser = line, value_name = "LINE")]
+    request: Option<Line>,
+    /// The route's path, for what its {name}s stand for, e.g. '/orders/{id}/pay'
+    #[arg(long, value_parser = PathPattern::parse, value_name = "PATTERN", requires = "request")]
+    path: Option<PathPattern>,
+    /// A header that the route lets the policy see; may be given several times
+    #[arg(long = "header", value_parser = header, value_name = "NAME: VALUE", requires = "request")]
+    headers: Vec<(String, String)>,
+    /// The body, of which the policy sees the first 8 KiB; @FILE reads it from a file
+    #[arg(long, value_name = "TEXT", requires = "request")]
+    body: Option<String>,
+    /// What is to be locked [default: the path of the request]
+    #[arg(long, value_name = "NAME", required_unless_present = "request")]
+    resource: Option<String>,
+    #[arg(long, default_value = "somebody")]
+    owner: String,
+    /// exclusive, shared, or permits=N
+    #[arg(long, value_parser = args::mode, default_value = "exclusive")]
+    mode: Mode,
+    /// How long the lease is to live, e.g. 500ms, 10s, 2m [default: the policy's]
+    #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
+    ttl: Option<u32>,
+    /// How long to wait for the lock [default: the policy's]
+    #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
+    wait: Option<u32>,
+    /// A label of the request; may be given several times
+    #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
+    labels: Vec<(String, String)>,
+    /// The policy's settings, as JSON; @FILE reads them from a file
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    settings: String,
+    /// Also print what the request is answered that does not get its lock
+    #[arg(long, requires = "request")]
+    contended: bool,
+}
+
+/// A request's first line.
+#[derive(Clone, Debug)]
+struct Line {
+    http: HttpRequest,
+    /// The path as it is sent.
+    sent: String,
+}
+
+pub fn run(args: TryArgs, as_json: bool) -> Result<(), Failure> {
+    let (name, component) = tools::component(&args.source)?;
+    let settings = String::from_utf8(text_or_file(&args.settings)?)
+        .map_err(|_| Failure::Usage("--settings is not UTF-8".to_owned()))?;
+    let contended = args.contended;
+    let tried = tools::try_request(&name, &component, &settings, &request(args)?, contended)?;
+    if as_json {
+        let mut told = json!({"policy": tried.by, "plan": plan_json(&tried.plan)});
+        if let Some((answer, _)) = &tried.answer {
+            told["contended"] = answer_json(answer);
+        }
+        output::json(&told);
+    } else {
+        print_plan(&tried);
+        if let Some((answer, own)) = &tried.answer {
+            print_answer(answer, *own);
+        }
+    }
+    Ok(())
+}
+
+fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
+    let http = match args.request {
+        Some(line) => Some(view(line, args.path.as_ref(), args.headers, args.body.as_deref())?),
+        None => None,
+    };
+    let path = http.as_ref().map(|http| http.path.clone());
+    Ok(PlanRequest {
+        resource: args.resource.or(path).unwrap_or_default(),
+        owner: args.owner,
+        mode: match args.mode {
+            Mode::Exclusive => lock::Mode::Exclusive,
+            Mode::Shared => lock::Mode::Shared,
+            Mode::Permits(count) => lock::Mode::Permits { count, limit: 0 },
+        },
+        ttl_ms: args.ttl,
+        wait_ms: args.wait,
+        labels: args.labels,
+        http: http.map(Arc::new),
+        // One question has one answer.
+        seed: 1,
+    })
+}
+
+fn view(
+    line: Line,
+    path: Option<&PathPattern>,
+    headers: Vec<(String, String)>,
+    body: Option<&str>,
+) -> Result<HttpView, Failure> {
+    let sent = &line.sent;
+    let captures = match path {
+        Some(path) => path
+            .captures(sent)
+            .ok_or_else(|| Failure::Usage(format!("--path is not the pattern of the path {sent}")))?,
+        None => Vec::new(),
+    };
+    let mut body = body.map(text_or_file).transpose()?.unwrap_or_default();
+    body.truncate(MAX_SEEN_BYTES);
+    Ok(HttpView {
+        method: line.http.method,
+        path: line.http.path,
+        captures,
+        query: line.http.query.into_iter().map(|pair| (pair.name, pair.value)).collect(),
+        headers,
+        body,
+    })
+}
+
+fn line(text: &str) -> Result<Line, String> {
+    let http = HttpRequest::parse(text)?;
+    let target = text.split_once(' ').map_or("", |(_, target)| target);
+    Ok(Line { http, sent: target.split('?').next().unwrap_or_default().to_owned() })
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("must be NAME: VALUE")?;
+    let name = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| format!("`{name}` is not the name of a header"))?;
+    let value = value.trim();
+    HeaderValue::from_str(value).map_err(|_| format!("`{value}` cannot be the value of a header"))?;
+    // A `HeaderName` is in lower case.
+    Ok((name.as_str().to_owned(), value.to_owned()))
+}
+
+fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
+    match text.strip_prefix('@') {
+        Some(file) => super::read(Path::new(file)),
+        None => Ok(text.as_bytes().to_vec()),
+    }
+}
+
+fn plan_json(plan: &Plan) -> Value {
+    let labels: Map<String, Value> =
+        plan.labels.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+    json!({
+        "keys": plan.keys.iter().map(lock::Key::as_str).collect::<Vec<_>>(),
+        "any_of_keys": plan.any,
+        "primitive": plan.primitive.as_str(),
+        "second_primitive": plan.second.map(|second| second.as_str()),
+        "global_order": plan.global_order,
+        "mode": match plan.mode {
+            lock::Mode::Exclusive => json!("exclusive"),
+            lock::Mode::Shared => json!("shared"),
+            lock::Mode::Permits { count, limit } => json!({"permits": count, "limit": limit}),
+        },
+        "ttl_ms": plan.ttl_ms,
+        "wait_ms": plan.wait_ms,
+        "rank": plan.rank,
+        "group": plan.group,
+        "weight": plan.weight,
+        "reentrant": plan.reentrant,
+        "max_waiters": plan.max_waiters,
+        "lock_at_least_ms": plan.lock_at_least_ms,
+        "keep_ms": plan.keep_ms,
+        "lock_delay_ms": plan.lock_delay_ms,
+        "max_hold_ms": plan.max_hold_ms,
+        "on_loss": plan.on_loss.as_str(),
+        "labels": labels,
+    })
+}
+
+fn print_plan(tried: &Tried) {
+    let plan = &tried.plan;
+    let keys: Vec<&str> = plan.keys.iter().map(lock::Key::as_str).collect();
+    let time = |ms: u32| output::time(&json!(ms));
+    let yes_no = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    let second = plan.second.map(|second| format!(", else {}", second.as_str())).unwrap_or_default();
+    let kept = match plan.primitive {
+        crate::policy::Primitive::Once => ("outcome kept", time(plan.keep_ms)),
+        _ => ("lock at least", time(plan.lock_at_least_ms)),
+    };
+    let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    output::pairs(&[
+        ("policy", tried.by.clone()),
+        (if plan.any { "any of keys" } else { "keys" }, keys.join("  ")),
+        ("primitive", format!("{}{second}", plan.primitive.as_str())),
+        (
+            "mode",
+            match plan.mode {
+                lock::Mode::Exclusive => "exclusive".to_owned(),
+                lock::Mode::Shared => "shared".to_owned(),
+                lock::Mode::Permits { count, limit } => format!("permits={count} of {limit}"),
+            },
+        ),
+        ("ttl", time(plan.ttl_ms)),
+        ("wait", time(plan.wait_ms)),
+        ("rank", plan.rank.to_string()),
+        ("group", format!("{:?}, weight {}", plan.group, plan.weight)),
+        ("global order", yes_no(plan.global_order)),
+        ("reentrant", yes_no(plan.reentrant)),
+        ("max waiters", plan.max_waiters.to_string()),
+        kept,
+        ("lock delay", time(plan.lock_delay_ms)),
+        ("max hold", time(plan.max_hold_ms)),
+        ("on loss", plan.on_loss.as_str().to_owned()),
+        ("labels", labels.join("  ")),
+    ]);
+}
+
+fn answer_json(answer: &Answer) -> Value {
+    let headers: Vec<Value> =
+        answer.headers.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+    json!({
+        "status": answer.status,
+        "retry_after_ms": answer.retry_after_ms,
+        "headers": headers,
+        "detail": answer.detail,
+    })
+}
+
+fn print_answer(answer: &Answer, own: bool) {
+    let whose = if own { "the policy answers" } else { "the proxy answers, the policy leaves it to it" };
+    output::line(&format!("\nwithout the lock ({whose})"));
+    let headers: Vec<String> =
+        answer.headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    output::pairs(&[
+        ("status", answer.status.to_string()),
+        ("retry after", output::time(&json!(answer.retry_after_ms))),
+        ("headers", headers.join("  ")),
+        ("detail", answer.detail.clone()),
+    ]);
+}
