@@ -11,6 +11,7 @@ mod harness;
 mod bad_input;
 mod faults;
 mod fleet;
+mod guard;
 mod policies;
 mod promises;
 mod systems;

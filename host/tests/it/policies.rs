@@ -22,7 +22,7 @@ mod trying;
 /// Names its keys `x/` and the resource; with a label `pool`, `x/` and that.
 pub(crate) static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed"));
 /// Misbehaves in the way that the name of the resource, or of the key, says.
-static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
+pub(crate) static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
 
 fn guest(name: &str) -> Vec<u8> {
     built(&format!("tests/guests/{name}"))

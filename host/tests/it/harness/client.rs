@@ -32,6 +32,12 @@ pub struct Response {
 }
 
 impl Client {
+    /// Speaks HTTP/2 from the first byte on.
+    pub fn http2(address: SocketAddr) -> Client {
+        let mut builder = hyper_util::client::legacy::Client::builder(TokioExecutor::new());
+        Client { http: builder.http2_only(true).build_http(), address }
+    }
+
     pub fn new(address: SocketAddr) -> Client {
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
         Client { http, address }
@@ -39,7 +45,28 @@ impl Client {
 
     /// `None` where there is no whole answer.
     pub async fn try_send(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Response> {
-        let response = self.http.request(self.request(method, path, body)).await.ok()?;
+        self.try_request(self.request(method, path, body)).await
+    }
+
+    /// A request with headers, which must be answered.
+    pub async fn send_with(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Response {
+        let mut request = self.request(method, path, body);
+        for (name, value) in headers {
+            let name = hyper::header::HeaderName::from_bytes(name.as_bytes()).expect("a name");
+            request.headers_mut().append(name, value.parse().expect("a value"));
+        }
+        let response = self.try_request(request).await;
+        response.unwrap_or_else(|| panic!("{method} {path}: no answer"))
+    }
+
+    async fn try_request(&self, request: hyper::Request<Full<Bytes>>) -> Option<Response> {
+        let response = self.http.request(request).await.ok()?;
         let (parts, body) = response.into_parts();
         let body = body.collect().await.ok()?.to_bytes();
         let json = serde_json::from_slice(&body).unwrap_or(Value::Null);

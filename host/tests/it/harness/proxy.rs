@@ -27,8 +27,9 @@ pub struct Proxy {
     child: Child,
     api: SocketAddr,
     admin: SocketAddr,
+    guards: Vec<SocketAddr>,
     log: PathBuf,
-    _dir: Option<tempfile::TempDir>,
+    dir: Option<tempfile::TempDir>,
 }
 
 impl Proxy {
@@ -45,7 +46,7 @@ impl Proxy {
         command.arg("serve").arg("--config").arg(&config).current_dir(dir.path());
         let log = dir.path().join("log");
         let mut proxy = Proxy::start_as(command, log).await;
-        proxy._dir = Some(dir);
+        proxy.dir = Some(dir);
         proxy
     }
 
@@ -68,8 +69,8 @@ impl Proxy {
         command.stderr(fs::File::options().append(true).open(&log).expect("a log"));
         let mut child = command.spawn().expect("the proxy's binary");
         for _ in 0..1200 {
-            if let Some((api, admin)) = addresses(&log) {
-                return Proxy { child, api, admin, log, _dir: None };
+            if let Some((api, admin, guards)) = addresses(&log) {
+                return Proxy { child, api, admin, guards, log, dir: None };
             }
             if let Some(status) = child.try_wait().expect("its own child") {
                 panic!("the proxy ended ({status}): {}", fs::read_to_string(&log).unwrap_or_default());
@@ -87,6 +88,20 @@ impl Proxy {
 
     pub fn admin(&self) -> Client {
         Client::new(self.admin)
+    }
+
+    /// A client of the first guarded listener.
+    pub fn guarded(&self) -> Client {
+        Client::new(self.guard_address())
+    }
+
+    pub fn guard_address(&self) -> SocketAddr {
+        *self.guards.first().expect("a guarded listener")
+    }
+
+    /// The file that it was started with, for one that was started by [`Proxy::with`].
+    pub fn config_file(&self) -> PathBuf {
+        self.dir.as_ref().expect("it has a folder of its own").path().join("config.toml")
     }
 
     pub fn api_address(&self) -> SocketAddr {
@@ -181,10 +196,11 @@ pub fn lockkeeper() -> Command {
 }
 
 /// Where the proxy says that it serves.
-fn addresses(log: &Path) -> Option<(SocketAddr, SocketAddr)> {
+fn addresses(log: &Path) -> Option<(SocketAddr, SocketAddr, Vec<SocketAddr>)> {
     let log = BufReader::new(fs::File::open(log).ok()?);
     let line = log.lines().map_while(Result::ok).find(|line| line.contains("\"serving\""))?;
     let line: serde_json::Value = serde_json::from_str(&line).ok()?;
-    let address = |name: &str| line[name].as_str()?.strip_prefix("http://")?.parse().ok();
-    Some((address("api")?, address("admin")?))
+    let address = |url: &str| url.split_once("://")?.1.parse().ok();
+    let guards = line["guard"].as_str()?.split(',').filter_map(address).collect();
+    Some((address(line["api"].as_str()?)?, address(line["admin"].as_str()?)?, guards))
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use futures_util::stream;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -107,7 +107,8 @@ impl Drop for Upstream {
 fn an_upstream_is_a_process_of_its_own() {
     match std::env::var(ADDRESSES) {
         Ok(listen) => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(serve(&listen));
         }
         Err(_) => super::run(async {
@@ -239,9 +240,11 @@ fn bytes_of(mut left: u64) -> Answer {
     let pieces = stream::poll_fn(move |_| {
         let take = left.min(PIECE.len() as u64);
         left -= take;
-        std::task::Poll::Ready((take > 0).then(|| Ok(Frame::data(Bytes::from_static(&PIECE[..take as usize])))))
+        std::task::Poll::Ready(
+            (take > 0).then(|| Ok(Frame::data(Bytes::from_static(&PIECE[..take as usize])))),
+        )
     });
-    Response::new(StreamBody::new(pieces).boxed())
+    Response::new(BodyExt::boxed(StreamBody::new(pieces)))
 }
 
 async fn count(mut body: Incoming) -> Answer {
@@ -262,7 +265,7 @@ async fn trailers(body: Incoming) -> Answer {
     let mut map = HeaderMap::new();
     map.insert("x-check", "42".parse().expect("a header"));
     let frames = [Ok(Frame::data(Bytes::from(got))), Ok(Frame::trailers(map))];
-    let mut answer = Response::new(StreamBody::new(stream::iter(frames)).boxed());
+    let mut answer = Response::new(BodyExt::boxed(StreamBody::new(stream::iter(frames))));
     answer.headers_mut().insert("trailer", "x-check".parse().expect("a header"));
     answer
 }
@@ -300,14 +303,17 @@ async fn misbehave(mut stream: TcpStream) {
         }
         "close" => Box::pin(async { Vec::new() }),
         "half" => Box::pin(async { b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf".to_vec() }),
-        "half-chunk" => Box::pin(async { b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n64\r\nhalf".to_vec() }),
+        "half-chunk" => {
+            Box::pin(async { b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n64\r\nhalf".to_vec() })
+        }
         "half-head" => Box::pin(async { b"HTTP/1.1 200 OK\r\ncontent-".to_vec() }),
         "both-lengths" => Box::pin(async {
-            b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n".to_vec()
+            b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+                .to_vec()
         }),
-        "two-lengths" => {
-            Box::pin(async { b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabcd".to_vec() })
-        }
+        "two-lengths" => Box::pin(async {
+            b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\nabcd".to_vec()
+        }),
         "large-head" => Box::pin(async {
             let mut bytes = b"HTTP/1.1 200 OK\r\n".to_vec();
             for n in 0..50 {

@@ -1,0 +1,243 @@
+//! Applications, clients, stores and policies that fail in the midst of a guarded request.
+
+use rustix::process::Signal;
+
+use super::*;
+use crate::harness::{folder, own_server, signal};
+use crate::policies::{RENAMED, default_policy};
+
+/// The lock is free: a request that does not wait gets it.
+async fn is_free(guarded: &Guarded) {
+    eventually("the lock is free", async || {
+        guarded.client().send("GET", "/work/probe?ms=0", "").await.status == 200
+    })
+    .await;
+    let released = guarded.proxy.metric("lockkeeper_releases_total", &["\"lost\""]).await;
+    assert!(released < 0.5, "each was released once");
+}
+
+/// One lock for all paths, without waiting.
+fn one_lock(more: &str) -> String {
+    let bad = route("/bad/{name}", &format!("resource = \"one\"\n{more}")).replace("GOOD", "BAD");
+    LISTEN.to_owned() + &bad + &route("/{*all}", &format!("resource = \"one\"\n{more}"))
+}
+
+on_both! {
+    /// What a server must not send, and what the client is told of it.
+    async fn a_bad_answer_is_told_and_its_lock_released(kind: Kind) {
+        let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 700\nidle_timeout_ms = 700")).await;
+        let client = guarded.client();
+        for (name, status, slug) in [
+            ("reset", 502, "upstream_failed"),
+            ("close", 502, "upstream_failed"),
+            ("half-head", 502, "upstream_failed"),
+            ("both-lengths", 502, "upstream_failed"),
+            ("two-lengths", 502, "upstream_failed"),
+            ("large-head", 502, "upstream_failed"),
+            ("garbage", 502, "upstream_failed"),
+            ("hang", 504, "upstream_timeout"),
+        ] {
+            let answer = client.get(&format!("/bad/{name}")).await;
+            assert_eq!((answer.status, answer.slug()), (status, slug), "{name}: {}", answer.text);
+            is_free(&guarded).await;
+        }
+        for name in ["half", "half-chunk"] {
+            let broken = client.try_send("GET", &format!("/bad/{name}"), "").await;
+            assert!(broken.is_none(), "{name} is not taken for a whole answer: {broken:?}");
+            is_free(&guarded).await;
+        }
+        assert_eq!(client.get("/bad/old").await.text, "old", "an HTTP/1.0 server will do");
+        is_free(&guarded).await;
+        assert_eq!(client.get("/never").await.status, 504);
+        is_free(&guarded).await;
+    }
+
+    async fn an_application_that_is_not_there_is_told(kind: Kind) {
+        let mut guarded = Guarded::start(kind, &one_lock("")).await;
+        let address = guarded.upstream.good.to_string();
+        guarded.upstream.kill();
+        let refused = guarded.client().get("/work/1").await;
+        assert_eq!((refused.status, refused.slug()), (502, "upstream_failed"), "{}", refused.text);
+        assert!(refused.json["detail"].as_str().unwrap().contains(&address), "{}", refused.text);
+        guarded.upstream = Upstream::at(&address).await;
+        is_free(&guarded).await;
+    }
+
+    async fn a_client_that_leaves_the_queue_is_not_served(kind: Kind) {
+        let guarded = Guarded::start(kind, &one_lock("wait_ms = 20_000")).await;
+        let held = guarded.send("POST", "/work/1?ms=1200", &[]);
+        guarded.until_served("/work/1", 1).await;
+        let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
+        gone.send("GET /work/gone HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let api = guarded.proxy.client();
+        api.until_queued("one", 1).await;
+        drop(gone);
+        api.until_queued("one", 0).await;
+        assert_eq!(held.await.unwrap().status, 200);
+        is_free(&guarded).await;
+        assert_eq!(guarded.upstream.served("/work/gone").await, 0);
+    }
+
+    /// The application goes on working for a client that is gone, so its lock stays.
+    async fn the_lock_stays_until_the_application_is_done(kind: Kind) {
+        let guarded = Guarded::start(kind, &one_lock("ttl_ms = 1_000")).await;
+        let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
+        gone.send("POST /work/1?ms=2500 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await;
+        guarded.until_served("/work/1", 1).await;
+        let begun = Instant::now();
+        drop(gone);
+        while begun.elapsed() < Duration::from_millis(2_000) {
+            assert_eq!(guarded.client().get("/work/2").await.status, 423, "held, and renewed");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        is_free(&guarded).await;
+
+        // While the answer streams: the rest is read, and then the lock is free.
+        let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
+        gone.send("GET /bytes?n=30000000 HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(gone.hears_within(Duration::from_secs(10)).await);
+        assert_eq!(guarded.client().get("/work/2").await.status, 423);
+        drop(gone);
+        is_free(&guarded).await;
+    }
+
+    /// A client that leaves, and an application that never ends: the longest hold is the end.
+    async fn no_lock_outlasts_the_longest_hold(kind: Kind) {
+        let config = one_lock("ttl_ms = 500\nresponse_timeout_ms = 60_000")
+            + "[policies.default]\npath = \"builtin:default\"\nsettings = { max_hold_ms = 1_500 }\n";
+        let guarded = Guarded::start(kind, &config).await;
+        let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
+        gone.send("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        guarded.until_served("/never", 1).await;
+        drop(gone);
+        assert_eq!(guarded.client().get("/work/2").await.status, 423);
+        eventually("it is free", async || guarded.client().get("/work/2").await.status == 200).await;
+    }
+
+    async fn a_policy_that_refuses_or_fails_is_told_and_the_application_not_asked(kind: Kind) {
+        let dir = folder();
+        let policy = |name: &str, bytes: &[u8]| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            format!("[policies.{name}]\npath = \"{}\"\n", path.display())
+        };
+        let bad: &[u8] = &crate::policies::BAD;
+        let config = LISTEN.to_owned()
+            + &route("/work/refuse", "resource = \"refuse\"").replace("\"default\"", "\"bad\"")
+            + &route("/work/trap", "resource = \"trap\"").replace("\"default\"", "\"bad\"")
+            + &route("/work/once", "resource = \"version\"")
+            + &policy("bad", bad)
+            + "[policies.default]\npath = \"builtin:default\"\nsettings = { primitive = \"version\" }\n";
+        let guarded = Guarded::start(kind, &config).await;
+        let refused = guarded.client().get("/work/refuse").await;
+        assert_eq!((refused.status, refused.slug()), (403, "refused"), "{}", refused.text);
+        assert!(refused.json["reason"].is_string());
+        let trapped = guarded.client().get("/work/trap").await;
+        assert_eq!((trapped.status, trapped.slug(), &trapped.json["reason"]), (503, "policy_fault", &json!("trap")));
+        let never = guarded.client().get("/work/once").await;
+        assert_eq!((never.status, never.slug()), (400, "invalid"), "{}", never.text);
+        for path in ["/work/refuse", "/work/trap", "/work/once"] {
+            assert_eq!(guarded.upstream.served(path).await, 0);
+        }
+    }
+
+    /// A lease that is taken away while the application works: by the policy's choice.
+    async fn a_lost_lease_is_marked_or_cut_off_or_let_be(kind: Kind) {
+        let policy = |name: &str, on_loss: &str| {
+            format!("[policies.{name}]\npath = \"builtin:default\"\nsettings = {{ on_loss = \"{on_loss}\" }}\n")
+        };
+        let named = |name: &str| {
+            route(&format!("/work/{name}"), &format!("resource = \"{name}\""))
+                .replace("\"default\"", &format!("\"{name}\""))
+        };
+        let config = LISTEN.to_owned()
+            + &named("finish") + &named("mark") + &named("cut")
+            + &policy("finish", "finish") + &policy("mark", "mark") + &policy("cut", "cut");
+        let guarded = Guarded::start(kind, &config).await;
+        let mut asks = Vec::new();
+        for path in ["/work/finish?ms=1500", "/work/mark?ms=1500", "/work/cut?ms=60000"] {
+            asks.push(guarded.send("GET", path, &[]));
+            guarded.until_served(path.split('?').next().unwrap(), 1).await;
+        }
+        for key in ["finish", "mark", "cut"] {
+            let taken = guarded.proxy.admin().send("DELETE", &format!("/v1/locks/{key}"), "").await;
+            assert_eq!((taken.status, taken.number("holders")), (200, 1), "{}", taken.text);
+        }
+        let mut answers = Vec::new();
+        for ask in asks {
+            answers.push(ask.await.unwrap());
+        }
+        let [finish, mark, cut] = &answers[..] else { panic!("three") };
+        assert!((finish.status, &*finish.text) == (200, "done") && !finish.headers.contains_key("lock-status"));
+        assert_eq!((mark.status, &*mark.text), (200, "done"));
+        assert_eq!(mark.headers["lock-status"], "lost");
+        assert_eq!((cut.status, cut.slug()), (503, "lost"), "{}", cut.text);
+        assert!(guarded.proxy.metric("lockkeeper_guard_lost_total", &[]).await >= 2.0);
+    }
+
+    /// The store goes away between the grant and the answer, which is delivered and says so.
+    async fn an_answer_is_delivered_without_the_store(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let config = one_lock("ttl_ms = 1_000")
+            + "[policies.default]\npath = \"builtin:default\"\nsettings = { on_loss = \"mark\" }\n";
+        let guarded = Guarded::on(server.url(), &config).await;
+        let ask = guarded.send("GET", "/work/1?ms=3000", &[]);
+        guarded.until_served("/work/1", 1).await;
+        signal(server.pid().unwrap(), Signal::STOP);
+        let answer = ask.await.unwrap();
+        assert_eq!((answer.status, &*answer.text, &answer.headers["lock-status"]), (200, "done", &"lost".parse().unwrap()));
+        assert!(guarded.proxy.log().contains("a lease was lost while the upstream worked"));
+        assert_eq!(guarded.proxy.metric("lockkeeper_guard_lost_total", &[]).await, 1.0);
+        signal(server.pid().unwrap(), Signal::CONT);
+        is_free(&guarded).await;
+        server.stop().await;
+    }
+
+    /// Without the store a route is closed, unless it says that it is open; then requests are marked.
+    async fn routes_are_closed_or_open_while_the_store_is_down(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let config = LISTEN.to_owned()
+            + &route("/echo/closed", "resource = \"a\"")
+            + &route("/echo/open", "resource = \"b\"\nfail = \"open\"")
+            + "[[guard.routes]]\nmatch = { path = \"/echo/free\" }\nupstream = \"GOOD\"\n";
+        let guarded = Guarded::on(server.url(), &config).await;
+        assert!(guarded.client().get("/echo/open").await.json["headers"]["lock-token"].is_array());
+        signal(server.pid().unwrap(), Signal::STOP);
+        let closed = guarded.client().get("/echo/closed").await;
+        assert_eq!((closed.status, closed.slug()), (503, "store_unavailable"), "{}", closed.text);
+        assert!(closed.headers.contains_key("retry-after"));
+        let open = guarded.client().get("/echo/open").await;
+        assert_eq!((open.status, &open.headers["lock-status"]), (200, &"unlocked".parse().unwrap()));
+        let seen = &open.json["headers"];
+        assert_eq!((&seen["lock-status"], &seen["lock-token"]), (&json!(["unlocked"]), &Value::Null));
+        assert_eq!(guarded.client().get("/echo/free").await.status, 200, "it needs no store");
+        assert_eq!(guarded.outcomes("unlocked").await, 1.0);
+        assert_eq!(guarded.upstream.served("/echo/closed").await, 0);
+        signal(server.pid().unwrap(), Signal::CONT);
+        guarded.proxy.until_ready().await;
+        assert_eq!(guarded.client().get("/echo/closed").await.status, 200);
+        server.stop().await;
+    }
+
+    /// The policy of a route is replaced while a request is under way: whoever comes later waits for it.
+    async fn a_policy_is_replaced_under_a_guarded_request(kind: Kind) {
+        let dir = folder();
+        let path = dir.path().join("p.wasm");
+        std::fs::write(&path, default_policy()).unwrap();
+        let config = LISTEN.to_owned()
+            + &route("/work/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000").replace("\"default\"", "\"p\"")
+            + &format!("[policies.p]\npath = \"{}\"\n", path.display());
+        let guarded = Guarded::start(kind, &config).await;
+        let held = guarded.send("POST", "/work/1?ms=2500", &[]);
+        guarded.until_served("/work/1", 1).await;
+        let pushed = guarded.proxy.admin().send("PUT", "/v1/policies/p", RENAMED.clone()).await;
+        assert_eq!(pushed.status, 200, "{}", pushed.text);
+        let next = guarded.send("POST", "/work/1?ms=10", &[]);
+        assert_eq!((held.await.unwrap().status, next.await.unwrap().status), (200, 200));
+        assert_eq!((guarded.upstream.together("/work/1").await, guarded.upstream.served("/work/1").await), (1, 2));
+        let keys = guarded.proxy.client().show("x/jobs/1").await;
+        assert!(!keys.is_null(), "the new name is known");
+    }
+}

@@ -1,0 +1,122 @@
+//! Requests that are done once, and answered to all who send them.
+
+use rustix::process::Signal;
+
+use super::*;
+
+const SETTINGS: &str = "[policies.default]\npath = \"builtin:default\"\n\
+                        settings = { primitive = \"once\", wait_ms = 20_000, ttl_ms = 2_000 }\n";
+
+fn config(path: &str) -> String {
+    LISTEN.to_owned() + &route(path, "resource = \"pay/{header.idempotency-key}\"\nsee = { body_bytes = 64 }") + SETTINGS
+}
+
+on_both! {
+    async fn duplicates_get_the_answer_of_the_first(kind: Kind) {
+        let guarded = Guarded::start(kind, &config("/{*all}")).await;
+        let client = guarded.client();
+        let asks = (0..6).map(|_| {
+            let client = client.clone();
+            async move { client.send_with("POST", "/work/pay?ms=200", &[("idempotency-key", "a")], "{}").await }
+        });
+        let answers = join_all(asks).await;
+        assert!(answers.iter().all(|answer| (answer.status, &*answer.text) == (200, "done")), "{answers:?}");
+        let replayed = answers.iter().filter(|answer| answer.headers.contains_key("lock-replayed")).count();
+        assert_eq!((replayed, guarded.upstream.served("/work/pay").await), (5, 1));
+        let other = client.send_with("POST", "/work/pay?ms=200", &[("idempotency-key", "b")], "{}").await;
+        assert!(other.status == 200 && !other.headers.contains_key("lock-replayed"));
+
+        let first = client.send_with("POST", "/status/402", &[("idempotency-key", "c")], "").await;
+        let again = client.send_with("POST", "/status/402", &[("idempotency-key", "c")], "").await;
+        assert_eq!((first.status, &*first.text), (402, "status 402"));
+        assert_eq!((again.status, &*again.text), (402, "status 402"));
+        let cookies: Vec<_> = again.headers.get_all("set-cookie").iter().collect();
+        assert_eq!(cookies, ["a=1", "b=2"], "headers are kept, each of them");
+        assert_eq!(again.headers["lock-replayed"], "true");
+        let misused = client.send_with("POST", "/status/402", &[("idempotency-key", "c")], "other").await;
+        assert_eq!((misused.status, misused.slug()), (422, "request_id_reused"), "{}", misused.text);
+        assert_eq!(guarded.upstream.served("/status/402").await, 1);
+        assert_eq!(guarded.outcomes("replayed").await, 6.0);
+    }
+
+    /// What says "not now" is not what came of a request.
+    async fn an_answer_that_is_none_is_not_kept(kind: Kind) {
+        let guarded = Guarded::start(kind, &config("/{*all}")).await;
+        let client = guarded.client();
+        for status in [503, 429] {
+            let path = format!("/status/{status}");
+            let key = status.to_string();
+            for _ in 0..2 {
+                let answer = client.send_with("POST", &path, &[("idempotency-key", &key)], "").await;
+                assert_eq!(answer.status, status);
+                assert!(!answer.headers.contains_key("lock-replayed"));
+            }
+            assert_eq!(guarded.upstream.served(&path).await, 2);
+        }
+    }
+
+    async fn an_answer_over_the_limit_is_known_to_have_been_given(kind: Kind) {
+        let guarded = Guarded::start(kind, &config("/{*all}")).await;
+        let client = guarded.client();
+        let whole = client.send_with("POST", "/bytes?n=5000", &[("idempotency-key", "a")], "").await;
+        let again = client.send_with("POST", "/bytes?n=5000", &[("idempotency-key", "a")], "").await;
+        assert!(again.text == whole.text && again.headers.contains_key("lock-replayed"));
+        let large = client.send_with("POST", "/bytes?n=500000", &[("idempotency-key", "b")], "").await;
+        assert_eq!((large.status, large.text.len()), (200, 500_000), "the first has it in whole");
+        let again = client.send_with("POST", "/bytes?n=500000", &[("idempotency-key", "b")], "").await;
+        assert_eq!((again.status, again.slug()), (409, "conflict"), "{}", again.text);
+        assert_eq!((&again.json["original_status"], guarded.upstream.served("/bytes").await), (&json!(200), 2));
+    }
+
+    /// The application dies in the midst of the first: the next to ask does it.
+    async fn a_crash_of_the_application_frees_the_place(kind: Kind) {
+        let url = database(kind).await;
+        let mut guarded = Guarded::on(&url, &config("/{*all}")).await;
+        let first = guarded.send("POST", "/work/pay?ms=20000", &[("idempotency-key", "a")]);
+        guarded.until_served("/work/pay", 1).await;
+        let address = guarded.upstream.good.to_string();
+        guarded.upstream.kill();
+        let failed = first.await.unwrap();
+        assert_eq!((failed.status, failed.slug()), (502, "upstream_failed"), "{}", failed.text);
+        guarded.upstream = Upstream::at(&address).await;
+        let path = "/work/pay?ms=20000".replace("20000", "1");
+        let again = guarded.client().send_with("POST", &path, &[("idempotency-key", "a")], "").await;
+        assert_eq!(again.status, 200, "{}", again.text);
+        assert_eq!(guarded.upstream.served("/work/pay").await, 1);
+    }
+
+    /// The proxy dies in the midst of the first: another one lets the next to ask do it when the lease has ended.
+    async fn a_crash_of_the_proxy_frees_the_place(kind: Kind) {
+        let url = database(kind).await;
+        let guarded = Guarded::on(&url, &config("/{*all}")).await;
+        let other = before(&guarded.upstream, &url, &config("/{*all}")).await;
+        let client = guarded.client();
+        let first = tokio::spawn(async move { client.try_send("POST", "/work/none", "").await });
+        drop(first);
+        let client = guarded.client();
+        let begun = tokio::spawn(async move {
+            let headers = [("idempotency-key", "a")];
+            tokio::time::timeout(Duration::from_secs(5), client.send_with("POST", "/work/pay?ms=3000", &headers, "")).await.is_ok()
+        });
+        guarded.until_served("/work/pay", 1).await;
+        guarded.proxy.signal(Signal::KILL);
+        let again = other.guarded().send_with("POST", "/work/pay?ms=3000", &[("idempotency-key", "a")], "").await;
+        assert_eq!((again.status, &*again.text), (200, "done"), "{}", again.text);
+        assert_eq!(guarded.upstream.served("/work/pay").await, 2);
+        let replayed = other.guarded().send_with("POST", "/work/pay?ms=3000", &[("idempotency-key", "a")], "").await;
+        assert_eq!(replayed.headers["lock-replayed"], "true");
+        begun.abort();
+    }
+
+    /// The first client is gone before its answer is there: it is kept all the same.
+    async fn the_outcome_is_kept_for_a_client_that_left(kind: Kind) {
+        let guarded = Guarded::start(kind, &config("/{*all}")).await;
+        let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
+        raw.send("POST /work/pay?ms=700 HTTP/1.1\r\nhost: x\r\nidempotency-key: a\r\ncontent-length: 0\r\n\r\n").await;
+        guarded.until_served("/work/pay", 1).await;
+        drop(raw);
+        let again = guarded.client().send_with("POST", "/work/pay?ms=700", &[("idempotency-key", "a")], "").await;
+        assert_eq!((again.status, &*again.text), (200, "done"));
+        assert_eq!((again.headers["lock-replayed"].to_str().unwrap(), guarded.upstream.served("/work/pay").await), ("true", 1));
+    }
+}
