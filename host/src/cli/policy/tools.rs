@@ -26,7 +26,7 @@ pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 /// Checks a component as a proxy with default limits would; what it is found to be.
 pub fn check(component: &[u8], settings: &str) -> Result<Value, Failure> {
     let report = policy::check_file(component, &settings_table(settings)?, &alone(), &Limits::default())
-        .map_err(refused)?;
+        .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     serde_json::to_value(report).map_err(other)
 }
 
@@ -49,8 +49,8 @@ pub fn try_request(
     is_contended: bool,
 ) -> Result<Tried, Failure> {
     let settings = settings_table(settings)?;
-    let generation =
-        policy::load_file(name, component, &settings, &alone(), &Limits::default()).map_err(refused)?;
+    let generation = policy::load_file(name, component, &settings, &alone(), &Limits::default())
+        .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     let plan = generation.plan(request).map_err(|error| match error {
         PlanError::Refused { reason } => Failure::Refused(format!("the policy refuses: {reason}")),
         PlanError::Fault(fault) => Failure::Fault(format!("{fault}; a proxy would refuse the request")),
@@ -98,10 +98,6 @@ fn settings_table(text: &str) -> Result<Map<String, Value>, Failure> {
 /// One instance at a time: there is nobody else, and address space may be scarce.
 fn alone() -> EngineLimits {
     EngineLimits { instances: 1, ..EngineLimits::default() }
-}
-
-fn refused(rejection: Rejection) -> Failure {
-    Failure::Refused(rejection.to_string())
 }
 
 fn other(error: impl std::fmt::Display) -> Failure {

@@ -95,9 +95,9 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
         Some(line) => Some(view(line, args.path.as_ref(), args.headers, args.body.as_deref())?),
         None => None,
     };
-    let path = http.as_ref().map(|http| http.path.clone());
+    let path = http.as_ref().map(|http| plain(&http.path)).unwrap_or_default();
     Ok(PlanRequest {
-        resource: args.resource.or(path).unwrap_or_default(),
+        resource: args.resource.unwrap_or(path),
         owner: args.owner,
         mode: match args.mode {
             Mode::Exclusive => lock::Mode::Exclusive,
@@ -111,6 +111,12 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
         // One question has one answer.
         seed: 1,
     })
+}
+
+/// The name of a route that has no `resource`: the path without empty segments.
+fn plain(path: &str) -> String {
+    let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+    format!("/{}", segments.join("/"))
 }
 
 fn view(
