@@ -7,9 +7,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::harness::{
-    Client, Kind, Proxy, Raw, Response, Settings, Upstream, database, eventually, parsed,
-};
+use crate::harness::{Client, Kind, Proxy, Raw, Response, Settings, Upstream, database, eventually, parsed};
 
 mod faults;
 mod once;
@@ -63,7 +61,11 @@ impl Guarded {
 }
 
 async fn before(upstream: &Upstream, url: &str, config: &str) -> Proxy {
-    let proxy = Proxy::with(Settings { url: url.to_owned(), sections: named(upstream, config), ..Settings::default() });
+    let proxy = Proxy::with(Settings {
+        url: url.to_owned(),
+        sections: named(upstream, config),
+        ..Settings::default()
+    });
     let proxy = proxy.await;
     proxy.until_ready().await;
     proxy

@@ -8,7 +8,9 @@ const SETTINGS: &str = "[policies.default]\npath = \"builtin:default\"\n\
                         settings = { primitive = \"once\", wait_ms = 20_000, ttl_ms = 2_000 }\n";
 
 fn config(path: &str) -> String {
-    LISTEN.to_owned() + &route(path, "resource = \"pay/{header.idempotency-key}\"\nsee = { body_bytes = 64 }") + SETTINGS
+    LISTEN.to_owned()
+        + &route(path, "resource = \"pay/{header.idempotency-key}\"\nsee = { body_bytes = 64 }")
+        + SETTINGS
 }
 
 on_both! {

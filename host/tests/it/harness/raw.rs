@@ -37,6 +37,27 @@ impl Raw {
         let _ = self.0.shutdown().await;
     }
 
+    /// What comes, up to and with this text, within 20 s.
+    pub async fn until(&mut self, end: &str) -> String {
+        let mut bytes = Vec::new();
+        let read = async {
+            while !bytes.ends_with(end.as_bytes()) {
+                bytes.push(self.0.read_u8().await.expect("the connection lives"));
+            }
+        };
+        let read = tokio::time::timeout(Duration::from_secs(20), read).await;
+        assert!(read.is_ok(), "{end:?} does not come after {:?}", String::from_utf8_lossy(&bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// How many bytes come until the other side closes, within a minute.
+    pub async fn count(&mut self) -> u64 {
+        let mut sink = tokio::io::sink();
+        let read =
+            tokio::time::timeout(Duration::from_secs(60), tokio::io::copy(&mut self.0, &mut sink)).await;
+        read.expect("the other side closes").unwrap_or(0)
+    }
+
     /// Everything that comes until the other side closes, which it must within 20 s.
     pub async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
