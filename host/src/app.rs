@@ -13,7 +13,7 @@ use crate::api::Api;
 use crate::bell::{self, Bells};
 use crate::config::{Config, MemberConfig, ServerChoice, StoreConfig};
 use crate::fleet::{self, Fleet};
-use crate::http;
+use crate::http::{self, Listener};
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
 use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
@@ -138,8 +138,14 @@ impl App {
         let (bell, name) = self.bell;
         tokio::spawn(bell::answer(bell, name, self.service.clone(), stop.clone()));
         let fronts = [
-            tokio::spawn(http::serve(self.api, api, limits.clone(), metrics.clone(), stop.clone())),
-            tokio::spawn(http::serve(self.admin, admin, limits, metrics, stop.clone())),
+            tokio::spawn(http::serve(
+                Listener::plain(self.api),
+                api,
+                limits.clone(),
+                metrics.clone(),
+                stop.clone(),
+            )),
+            tokio::spawn(http::serve(Listener::plain(self.admin), admin, limits, metrics, stop.clone())),
         ];
 
         stop.cancelled().await;
