@@ -11,10 +11,10 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::Admin;
 use crate::api::Api;
 use crate::bell::{self, Bells};
-use crate::config::{Config, MemberConfig, ServerChoice, StoreConfig};
+use crate::config::{Config, GuardConfig, MemberConfig, ServerChoice, StoreConfig};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
-use crate::http;
+use crate::http::{self, Listener, TlsError};
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
 use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
@@ -38,6 +38,8 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 pub enum StartError {
     #[error("cannot listen at {address} ({key}): {source}")]
     Listen { key: &'static str, address: SocketAddr, source: io::Error },
+    #[error("guard.tls: {0}")]
+    Tls(#[from] TlsError),
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("{}", list(.0))]
@@ -62,7 +64,8 @@ pub struct App {
     config: Config,
     api: TcpListener,
     admin: TcpListener,
-    guards: Vec<TcpListener>,
+    /// Each with its address.
+    guards: Vec<(String, Listener)>,
     guard: Guard,
     /// Where other proxies wake this one's waiters, and its name among them.
     bell: (TcpListener, String),
@@ -86,8 +89,7 @@ impl App {
         let api = listen("api.listen", config.api)?;
         let admin = listen("admin.listen", config.admin)?;
         let bell = listen("fleet.listen", config.fleet.listen)?;
-        let guards = config.guards.iter().map(|guard| listen("guard.listen", guard.listen));
-        let guards = guards.collect::<Result<Vec<_>, _>>()?;
+        let guards = config.guards.iter().map(guarded_listener).collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
         let policies = load_policies(&config, &metrics).await?;
         let (managed, urls) = match &config.store.server {
@@ -153,16 +155,17 @@ impl App {
                 .map_err(StartError::Watch)?;
         let reloads = [tokio::spawn(desk.clone().reload(changes)), tokio::spawn(config_reloads)];
         let (api, admin) = handlers(&self.config, &self.service, &self.fleet, &self.metrics, desk, &stop);
-        let guards: Vec<String> = self.guards.iter().map(address).collect();
+        let guards: Vec<&str> = self.guards.iter().map(|(address, _)| address.as_str()).collect();
         tracing::info!(api = %address(&self.api), admin = %address(&self.admin), guard = guards.join(","), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
         let (bell, name) = self.bell;
         tokio::spawn(bell::answer(bell, name, self.service.clone(), stop.clone()));
+        let (api_listener, admin_listener) = (Listener::plain(self.api), Listener::plain(self.admin));
         let mut fronts = vec![
-            tokio::spawn(http::serve(self.api, api, limits.clone(), metrics.clone(), stop.clone())),
-            tokio::spawn(http::serve(self.admin, admin, limits.clone(), metrics.clone(), stop.clone())),
+            tokio::spawn(http::serve(api_listener, api, limits.clone(), metrics.clone(), stop.clone())),
+            tokio::spawn(http::serve(admin_listener, admin, limits.clone(), metrics.clone(), stop.clone())),
         ];
-        for (listener, front) in self.guards.into_iter().zip(guard.fronts()) {
+        for ((_, listener), front) in self.guards.into_iter().zip(guard.fronts()) {
             let serve = http::serve(listener, front, limits.clone(), metrics.clone(), stop.clone());
             fronts.push(tokio::spawn(serve));
         }
@@ -219,6 +222,19 @@ fn handlers(
 
 fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
     http::bind(address).map_err(|source| StartError::Listen { key, address, source })
+}
+
+/// A guarded listener, with its address.
+fn guarded_listener(guard: &GuardConfig) -> Result<(String, Listener), StartError> {
+    let tcp = listen("guard.listen", guard.listen)?;
+    let address = address(&tcp);
+    Ok(match &guard.tls {
+        None => (address, Listener::plain(tcp)),
+        Some(files) => {
+            let config = http::tls_config(&files.cert, &files.key)?;
+            (address.replacen("http://", "https://", 1), Listener::tls(tcp, config))
+        }
+    })
 }
 
 /// Where other proxies reach the listener.

@@ -1,14 +1,14 @@
 //! The HTTP server that the fronts share, and its limits.
 //!
-//! One accept loop a listener; HTTP/1.1, and HTTP/2 for a client that opens with its preface
-//! (prior knowledge). Each connection is one task. What a client may cost is bounded:
+//! One accept loop a listener; HTTP/1.1, and HTTP/2 for a client that opens with its preface (prior
+//! knowledge) or asks for it in the handshake of TLS. Each connection is one task. What a client may cost is bounded:
 //!
 //! | what | limit (`[http]` of config.toml) | answer |
 //! | --- | --- | --- |
 //! | connections | `max_connections` | 503, closed |
 //! | header bytes | `max_header_bytes` | 431, closed |
 //! | body bytes | `max_body_bytes` | 413, closed |
-//! | time to send the headers | `header_timeout_ms` | 408, closed |
+//! | time to agree on TLS and send the headers | `header_timeout_ms` | 408, closed |
 //! | time to send the body | `body_timeout_ms` | 408, closed |
 //! | time between requests | `idle_timeout_ms` | closed |
 //! | HTTP/2 requests at once | `max_streams` | the client waits |
@@ -17,7 +17,8 @@
 //! the connection is closed: [`gate`] says which.
 //!
 //! A client over `max_connections` is answered rather than left in the listener's backlog, where
-//! it could not tell a full proxy from a dead network.
+//! it could not tell a full proxy from a dead network; over TLS, where that would cost a handshake, it is
+//! closed.
 //!
 //! A connection that ends, or an HTTP/2 stream that is reset, drops the future of its handler: that
 //! is how waiters leave the queue. Half-closed connections count as ended.
@@ -33,6 +34,7 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
@@ -52,12 +54,14 @@ mod stream;
 mod target;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 pub use body::{Body, BodyError, BrokenBody, json, read_body};
 pub use peer::Peer;
 pub use problem::{Kind, Problem};
 pub use stream::Stream;
 pub use target::{Query, decode_path};
+pub use tls::{TlsError, tls_config};
 
 pub type Request = hyper::Request<Incoming>;
 pub type Response = hyper::Response<Body>;
@@ -69,6 +73,23 @@ pub trait Handler: Send + Sync + 'static {
 
     /// Answers one request of `peer`. Dropped where the client goes away.
     fn handle(&self, request: Request, peer: &Arc<Peer>) -> impl Future<Output = Response> + Send;
+}
+
+/// Where connections come from, and whether they speak TLS.
+pub struct Listener {
+    pub tcp: TcpListener,
+    pub tls: Option<Arc<ServerConfig>>,
+}
+
+impl Listener {
+    pub fn plain(tcp: TcpListener) -> Listener {
+        Listener { tcp, tls: None }
+    }
+
+    /// With what [`tls_config`] made.
+    pub fn tls(tcp: TcpListener, config: Arc<ServerConfig>) -> Listener {
+        Listener { tcp, tls: Some(config) }
+    }
 }
 
 /// Connections that are told that there are too many, at the same time; more are closed unanswered.
@@ -116,7 +137,7 @@ pub fn raise_file_limit() -> u64 {
 ///
 /// Returns when the last connection has ended. How long that may take is the caller's to limit.
 pub async fn serve<H: Handler>(
-    listener: TcpListener,
+    listener: Listener,
     handler: H,
     limits: HttpLimits,
     metrics: Metrics,
@@ -130,7 +151,7 @@ pub async fn serve<H: Handler>(
         let accepted = tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = listener.tcp.accept() => accepted,
         };
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
@@ -140,13 +161,16 @@ pub async fn serve<H: Handler>(
             }
         };
         if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
-            let shared = Arc::clone(&shared);
+            let (tls, shared) = (listener.tls.clone(), Arc::clone(&shared));
             connections.spawn(async move {
-                connection::run(stream, address, shared).await;
+                connection::run(stream, address, tls, shared).await;
                 drop(place);
             });
         } else {
-            refuse(stream, &shared, &refusals);
+            shared.metrics.http(H::FRONT, 503);
+            if listener.tls.is_none() {
+                refuse(stream, &shared, &refusals);
+            }
         }
     }
     drop(listener);
@@ -156,7 +180,6 @@ pub async fn serve<H: Handler>(
 
 /// Tells a client that there are too many connections, while there are not too many of those.
 fn refuse<H: Handler>(stream: TcpStream, shared: &connection::Shared<H>, refusals: &Arc<Semaphore>) {
-    shared.metrics.http(H::FRONT, 503);
     let Ok(place) = Arc::clone(refusals).try_acquire_owned() else { return };
     let problem = Problem::new(
         Kind::Overloaded,

@@ -38,7 +38,7 @@ fn start() -> Proxy {
     let api = Api::new(service, config.limits, config.http.clone(), stop.clone());
     let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(http::serve(listener, api, config.http, metrics, stop.clone()));
+    tokio::spawn(http::serve(http::Listener::plain(listener), api, config.http, metrics, stop.clone()));
     Proxy { address, stop }
 }
 

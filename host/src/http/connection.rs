@@ -18,6 +18,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
@@ -49,21 +51,31 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// One HTTP/2 connection buffers this much of its answers.
 const MAX_SEND_BUFFER: usize = 64 * 1024;
 
-pub async fn run<H: Handler>(stream: TcpStream, address: SocketAddr, shared: Arc<Shared<H>>) {
+/// Serves a connection that was accepted, with TLS where it is told how.
+pub async fn run<H: Handler>(
+    stream: TcpStream,
+    address: SocketAddr,
+    tls: Option<Arc<ServerConfig>>,
+    shared: Arc<Shared<H>>,
+) {
+    let peer = Arc::new(Peer::new(address, tls.is_some()));
+    let deadline = tokio::time::Instant::now() + shared.limits.header_timeout;
+    let stream = match tls {
+        None => Stream::Plain(stream),
+        Some(tls) => match Box::pin(shake_hands(stream, tls, deadline, &shared.stop)).await {
+            Some(stream) => stream,
+            None => return,
+        },
+    };
     let activity = Activity::new();
-    let mut socket =
-        Socket::new(Stream::Plain(stream), shared.limits.max_header_bytes, Arc::clone(&activity));
+    let mut socket = Socket::new(stream, shared.limits.max_header_bytes, Arc::clone(&activity));
     let sniffed = tokio::select! {
-        sniffed = tokio::time::timeout(shared.limits.header_timeout, socket.sniff()) => sniffed,
+        sniffed = tokio::time::timeout_at(deadline, socket.sniff()) => sniffed,
         () = shared.stop.cancelled() => return,
     };
     match sniffed {
         Ok(Ok(http2)) => {
-            let requests = Requests {
-                shared: Arc::clone(&shared),
-                activity: Arc::clone(&activity),
-                peer: Arc::new(Peer::new(address, false)),
-            };
+            let requests = Requests { shared, activity, peer };
             // Boxed: the HTTP/2 state is several times larger, and every connection would pay for it.
             if http2 {
                 Box::pin(run_http2(socket, requests)).await;
@@ -75,6 +87,27 @@ pub async fn run<H: Handler>(stream: TcpStream, address: SocketAddr, shared: Arc
         // Nothing was asked: there is nothing to answer.
         Err(_elapsed) if activity.is_quiet() => {}
         Err(_elapsed) => Box::pin(timed_out(socket.into_stream(), &shared)).await,
+    }
+}
+
+/// The connection once TLS is agreed upon. A client with which it cannot be gets TLS's own alert.
+async fn shake_hands(
+    stream: TcpStream,
+    tls: Arc<ServerConfig>,
+    deadline: tokio::time::Instant,
+    stop: &CancellationToken,
+) -> Option<Stream> {
+    let accept = TlsAcceptor::from(tls).accept(stream);
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout_at(deadline, accept) => accepted.ok()?,
+        () = stop.cancelled() => return None,
+    };
+    match accepted {
+        Ok(stream) => Some(Stream::Tls(Box::new(stream))),
+        Err(error) => {
+            debug!(%error, "a TLS handshake failed");
+            None
+        }
     }
 }
 

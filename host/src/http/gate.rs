@@ -275,21 +275,20 @@ impl Framing {
     }
 
     fn note(&mut self, name: &[u8], value: &[u8]) -> Result<(), Refusal> {
-        match Known::of(name) {
-            None => {}
-            Some(Known::Host) if self.host_seen => return Err(Refusal::SecondHost),
-            Some(Known::Host) if !value.iter().all(|&byte| is_of_host(byte)) => return Err(Refusal::Host),
-            Some(Known::Host) => self.host_seen = true,
-            Some(Known::Length) if self.chunked => return Err(Refusal::LengthAndEncoding),
-            Some(Known::Length) if self.length.is_some() => return Err(Refusal::SecondLength),
-            Some(Known::Length) => self.length = Some(content_length(value)?),
-            Some(Known::Encoding) if self.length.is_some() => return Err(Refusal::LengthAndEncoding),
-            Some(Known::Encoding) if self.chunked => return Err(Refusal::SecondEncoding),
-            Some(Known::Encoding) if !self.is_http11 => return Err(Refusal::OldEncoding),
-            Some(Known::Encoding) if !value.eq_ignore_ascii_case(b"chunked") => {
-                return Err(Refusal::Encoding);
-            }
-            Some(Known::Encoding) => self.chunked = true,
+        let Some(known) = Known::of(name) else { return Ok(()) };
+        let value = value.trim_ascii();
+        match known {
+            Known::Host if self.host_seen => return Err(Refusal::SecondHost),
+            Known::Host if !value.iter().all(|&byte| HOST[usize::from(byte)]) => return Err(Refusal::Host),
+            Known::Host => self.host_seen = true,
+            Known::Length if self.chunked => return Err(Refusal::LengthAndEncoding),
+            Known::Length if self.length.is_some() => return Err(Refusal::SecondLength),
+            Known::Length => self.length = Some(content_length(value)?),
+            Known::Encoding if self.length.is_some() => return Err(Refusal::LengthAndEncoding),
+            Known::Encoding if self.chunked => return Err(Refusal::SecondEncoding),
+            Known::Encoding if !self.is_http11 => return Err(Refusal::OldEncoding),
+            Known::Encoding if !value.eq_ignore_ascii_case(b"chunked") => return Err(Refusal::Encoding),
+            Known::Encoding => self.chunked = true,
         }
         Ok(())
     }
@@ -326,18 +325,20 @@ impl Known {
     }
 }
 
-/// Name and value of a line that is not empty.
+/// Name and value, with the white space around it, of a line that is not empty.
 fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
     if is_blank(line[0]) {
         return Err(Refusal::Folded);
     }
-    let colon = memchr(b':', line).ok_or(Refusal::NoColon)?;
-    let (name, value) = (&line[..colon], &line[colon + 1..]);
-    match name.last() {
-        None => Err(Refusal::NoName),
-        Some(&last) if is_blank(last) => Err(Refusal::SpaceBeforeColon),
-        _ if !is_token(name) => Err(Refusal::Name),
-        _ => Ok((name, value.trim_ascii())),
+    let end = line.iter().position(|&byte| !TOKEN[usize::from(byte)]).unwrap_or(line.len());
+    match (&line[..end], &line[end..]) {
+        ([], [b':', ..]) => Err(Refusal::NoName),
+        (name, [b':', value @ ..]) => Ok((name, value)),
+        (_, rest) => match memchr(b':', rest) {
+            None => Err(Refusal::NoColon),
+            Some(colon) if is_blank(rest[colon - 1]) => Err(Refusal::SpaceBeforeColon),
+            Some(_) => Err(Refusal::Name),
+        },
     }
 }
 
@@ -363,27 +364,25 @@ fn is_token(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(|&byte| TOKEN[usize::from(byte)])
 }
 
-/// Of a name or address, and a port.
-fn is_of_host(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%:[]".contains(&byte)
-}
+/// What methods and header names consist of (RFC 9110, 5.6.2).
+static TOKEN: [bool; 256] = alphanumeric_and(b"!#$%&'*+-.^_`|~");
+/// What a name or address, and a port, consist of.
+static HOST: [bool; 256] = alphanumeric_and(b"-._~!$&'()*+,;=%:[]");
 
-/// Which bytes methods and header names have (RFC 9110, 5.6.2).
-const TOKEN: [bool; 256] = {
-    let mut token = [false; 256];
+const fn alphanumeric_and(others: &[u8]) -> [bool; 256] {
+    let mut table = [false; 256];
     let mut byte = 0;
     while byte < 128 {
-        token[byte] = (byte as u8).is_ascii_alphanumeric();
+        table[byte] = (byte as u8).is_ascii_alphanumeric();
         byte += 1;
     }
-    let others = b"!#$%&'*+-.^_`|~";
     let mut at = 0;
     while at < others.len() {
-        token[others[at] as usize] = true;
+        table[others[at] as usize] = true;
         at += 1;
     }
-    token
-};
+    table
+}
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Problem {

@@ -38,19 +38,22 @@ impl Socket {
     /// `max_head` bounds the head of an HTTP/1 request, in bytes.
     pub fn new(stream: Stream, max_head: usize, activity: Arc<Activity>) -> Socket {
         Socket {
+            http2: stream.is_http2(),
             stream,
             gate: Gate::new(max_head),
             held: Vec::new(),
             cleared: 0,
-            http2: false,
             end_seen: false,
             activity,
             instead: None,
         }
     }
 
-    /// Reads until it is clear whether the client speaks HTTP/2. Safe to drop and call again.
+    /// Reads until it is clear whether the client speaks HTTP/2, where no handshake has said so.
     pub async fn sniff(&mut self) -> io::Result<bool> {
+        if self.http2 {
+            return Ok(true);
+        }
         loop {
             let len = self.held.len().min(PREFACE.len());
             if self.held[..len] != PREFACE[..len] {

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod encrypted;
 mod framing;
 mod proxying;
 
@@ -93,8 +94,16 @@ fn start(limits: HttpLimits) -> Server {
 }
 
 fn start_with(handler: impl Handler, limits: HttpLimits, waiting: Arc<AtomicUsize>) -> Server {
-    let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = listener.local_addr().unwrap();
+    start_on(Listener::plain(bind("127.0.0.1:0".parse().unwrap()).unwrap()), handler, limits, waiting)
+}
+
+fn start_on(
+    listener: Listener,
+    handler: impl Handler,
+    limits: HttpLimits,
+    waiting: Arc<AtomicUsize>,
+) -> Server {
+    let address = listener.tcp.local_addr().unwrap();
     let stop = CancellationToken::new();
     let task = tokio::spawn(serve(listener, handler, limits, Metrics::default(), stop.clone()));
     Server { address, waiting, stop, task }

@@ -88,7 +88,13 @@ async fn run_under(renewals: Renewals, script: &str) -> Ended {
     let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let server = format!("http://{}", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    tokio::spawn(http::serve(listener, proxy, HttpLimits::default(), Metrics::default(), stop));
+    tokio::spawn(http::serve(
+        http::Listener::plain(listener),
+        proxy,
+        HttpLimits::default(),
+        Metrics::default(),
+        stop,
+    ));
 
     use clap::Parser;
     let args = ["lockkeeper", "run", "--server", &server, "r", "--", "sh", "-c", script];

@@ -1,0 +1,122 @@
+//! The proxy's certificate and key.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{Error, ServerConfig};
+
+/// What a client may ask for in its handshake, the best first.
+pub const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
+
+/// Why a certificate and a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}: this is not PEM: {source}", path.display())]
+    Pem { path: PathBuf, source: pem::Error },
+    #[error("{}: there is no certificate in it", path.display())]
+    NoCertificate { path: PathBuf },
+    #[error("{}: the certificate cannot be used: {source}", path.display())]
+    Certificate { path: PathBuf, source: Error },
+    #[error("{}: there is no private key in it, or it is encrypted", path.display())]
+    NoKey { path: PathBuf },
+    #[error("{}: the private key cannot be used: {source}", path.display())]
+    Key { path: PathBuf, source: Error },
+    #[error("{}: the key is not that of the certificate in {}", key.display(), cert.display())]
+    Mismatch { key: PathBuf, cert: PathBuf },
+}
+
+/// TLS 1.2 and 1.3 with the certificate, and those that vouch for it, in one PEM file and its key in
+/// another (or the same). Clients may ask for HTTP/2 and HTTP/1.1.
+///
+/// Reads the files; what it makes does not change with them.
+pub fn tls_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+    let chain = certificates(cert)?;
+    let private = private_key(key)?;
+    let provider = Arc::new(ring::default_provider());
+    // Loaded here as well to tell a fault of the key from one of the certificate.
+    provider
+        .key_provider
+        .load_private_key(private.clone_key())
+        .map_err(|source| TlsError::Key { path: key.into(), source })?;
+    let refused = |source| match source {
+        Error::InconsistentKeys(_) => TlsError::Mismatch { key: key.into(), cert: cert.into() },
+        source => TlsError::Certificate { path: cert.into(), source },
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(refused)?
+        .with_no_client_auth()
+        .with_single_cert(chain, private)
+        .map_err(refused)?;
+    config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    let chain = chain.map_err(|source| TlsError::Pem { path: path.into(), source })?;
+    if chain.is_empty() {
+        return Err(TlsError::NoCertificate { path: path.into() });
+    }
+    Ok(chain)
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => TlsError::NoKey { path: path.into() },
+        source => TlsError::Pem { path: path.into(), source },
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|source| TlsError::Read { path: path.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+    use super::*;
+
+    fn refused(cert: &str, key: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        fs::write(&cert_file, cert).unwrap();
+        fs::write(&key_file, key).unwrap();
+        let error = tls_config(&cert_file, &key_file).expect_err("it is refused").to_string();
+        error.replace(&format!("{}/", folder.path().display()), "")
+    }
+
+    #[test]
+    fn a_fault_names_its_file() {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".into()]).unwrap();
+        let other = generate_simple_self_signed(["localhost".into()]).unwrap();
+        let (cert, key) = (cert.pem(), signing_key.serialize_pem());
+        assert_eq!(refused("", &key), "cert.pem: there is no certificate in it");
+        assert_eq!(refused(&key, &key), "cert.pem: there is no certificate in it");
+        assert_eq!(refused(&cert, &cert), "key.pem: there is no private key in it, or it is encrypted");
+        let mismatch = refused(&cert, &other.signing_key.serialize_pem());
+        assert_eq!(mismatch, "key.pem: the key is not that of the certificate in cert.pem");
+        let cut = &cert[..cert.len() / 2];
+        assert!(refused(cut, &key).starts_with("cert.pem: this is not PEM: "), "{}", refused(cut, &key));
+        let nonsense = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(refused(nonsense, &key).starts_with("cert.pem: the certificate cannot be used: "));
+        let nonsense = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+        assert!(refused(&cert, nonsense).starts_with("key.pem: the private key cannot be used: "));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = tls_config(Path::new("/nowhere/cert.pem"), Path::new("/nowhere/key.pem")).unwrap_err();
+        assert!(error.to_string().starts_with("/nowhere/cert.pem: No such file"), "{error}");
+    }
+}
