@@ -119,7 +119,7 @@ pub enum AcquireError {
     Contended {
         resource: String,
         key: Key,
-        holder: Option<HeldBy>,
+        holder: Option<Box<HeldBy>>,
         /// Place in the queue when the wait ended, 1 for the next; 0 where it never queued.
         position: u32,
         retry_after_ms: u32,

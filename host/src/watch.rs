@@ -16,11 +16,13 @@ use std::time::Duration;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 
+use crate::clock;
+
 use sha2::{Digest as _, Sha256};
 
 const QUIET: Duration = Duration::from_millis(200);
-/// A folder that never is quiet is read after this many events all the same.
-const MOST_EVENTS: usize = 10_000;
+/// A folder that never is quiet, for somebody writes a log there, is read after this long all the same.
+const MOST_MS: u32 = 2_000;
 const POLL: Duration = Duration::from_secs(2);
 const MAX_UNREAD: usize = 16;
 
@@ -121,7 +123,8 @@ fn wait(signals: &Receiver<Signal>) -> bool {
         Err(RecvTimeoutError::Timeout) => return true,
         Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
     }
-    for _ in 0..MOST_EVENTS {
+    let latest = clock::now().plus_ms(MOST_MS);
+    while clock::now() < latest {
         match signals.recv_timeout(QUIET) {
             Ok(Signal::Event) => {}
             Err(RecvTimeoutError::Timeout) => break,

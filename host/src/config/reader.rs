@@ -124,6 +124,13 @@ impl<'a> Section<'a> {
         })
     }
 
+    /// As [`Section::integer`], for a key that may be absent.
+    pub fn optional<T: TryFrom<u64>>(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<T> {
+        self.scalar(key)?;
+        let lowest = T::try_from(*range.start()).ok()?;
+        Some(self.integer(key, range, lowest))
+    }
+
     pub fn boolean(&self, key: &'static str, default: bool) -> bool {
         let Some((given, place)) = self.scalar(key) else { return default };
         match given {

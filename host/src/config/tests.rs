@@ -247,3 +247,60 @@ fn paths_are_relative_to_the_file() {
     let config = Config::load(Some(&file), &Env::new()).unwrap();
     assert_eq!(config.policies[0].source, PolicySource::File(folder.path().join("p.wasm")));
 }
+
+const GUARD: &str = "[[guard]]\nlisten = \"127.0.0.1:7080\"\n[[guard.routes]]\n";
+
+#[test]
+fn guarded_routes_are_read() {
+    let text = format!(
+        "{GUARD}match = {{ method = [\"PUT\", \"POST\"], path = \"/orders/{{id}}\", headers = {{ X-A = \"*\", x-b = \"1\" }} }}\n\
+         upstream = [\"http://a\", \"http://[::1]:9000/\"]\npolicy = \"default\"\nresource = \"orders/{{id}}\"\n\
+         mode = {{ permits = 2 }}\nwait_ms = 5\nlabels = {{ t = \"{{header.x-t}}\" }}\nfail = \"open\"\n\
+         see = {{ headers = \"X-A\", body_bytes = 10 }}\n[[guard.routes]]\nmatch = {{ path = \"/\" }}\nupstream = \"http://a:1\"\n"
+    );
+    let guards = parse(&text).unwrap().guards;
+    let [guard] = &guards[..] else { panic!("one") };
+    let [first, second] = &guard.routes[..] else { panic!("two") };
+    assert_eq!((&*first.methods.join(","), &*first.upstreams.join(",")), ("PUT,POST", "a:80,[::1]:9000"));
+    assert_eq!(first.headers, [("x-a".to_owned(), None), ("x-b".to_owned(), Some("1".to_owned()))]);
+    let lock = first.lock.as_ref().unwrap();
+    assert_eq!(
+        (lock.mode, lock.wait_ms, lock.ttl_ms),
+        (crate::lock::Mode::Permits { count: 2, limit: 0 }, Some(5), None)
+    );
+    assert!(lock.fail_open && lock.see_body_bytes == 10 && lock.see_headers == ["x-a"]);
+    assert!(second.lock.is_none() && second.methods.is_empty());
+}
+
+#[test]
+fn faults_of_guarded_routes_are_named() {
+    let route = |more: &str| {
+        format!("{GUARD}match = {{ path = \"/orders/{{id}}\" }}\nupstream = \"http://a\"\n{more}\n")
+    };
+    let locked = |more: &str| route(&format!("policy = \"default\"\n{more}"));
+    for (text, expected) in [
+        ("[[guard]]\nlisten = \"127.0.0.1:7080\"\n".to_owned(), "has no [[guard.routes]]"),
+        (format!("{GUARD}upstream = \"http://a\"\n"), "guard[0].routes[0].match.path: is missing"),
+        (format!("{GUARD}match = {{ path = \"/\" }}\n"), "guard[0].routes[0].upstream: is missing"),
+        (route("").replace("/orders", "orders"), "must begin with `/`"),
+        (route("").replace("http://a", "https://a"), "only http:// can be behind the proxy"),
+        (route("").replace("http://a", "http://a/x"), "is not like http://127.0.0.1:9000"),
+        (route("wait_ms = 5"), "wait_ms: is for routes with a `policy`"),
+        (route("policy = \"defualt\""), "no policy is named `defualt`; there are default; did you mean"),
+        (locked("resource = \"{sku}\""), "resource: `{sku}` is not in the path of the route"),
+        (locked("resource = \"{json.id}\""), "needs see.body_bytes"),
+        (locked("labels = { t = \"{what.x}\" }"), "labels: t: `{what.x}` is not known"),
+        (locked("mode = \"upsert\""), "mode: is `upsert`; must be"),
+        (
+            locked("see = { body_bytes = 10000 }"),
+            "see.body_bytes: is 10000; must be a whole number from 0 to 8192",
+        ),
+        (locked("fail = \"ajar\""), "fail: is `ajar`; must be \"closed\" or \"open\""),
+        (locked("wiat_ms = 5"), "unknown key `guard[0].routes[0].wiat_ms`; did you mean"),
+        (route("").replace(":7080", ":7070"), "which another listener has"),
+        (route("health = \"x\""), "health: is `x`; must be a path"),
+    ] {
+        let fault = fault(&text);
+        assert!(fault.contains(expected), "{text}\n{fault}");
+    }
+}

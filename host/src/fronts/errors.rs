@@ -17,7 +17,7 @@ impl From<AcquireError> for Problem {
         match error {
             AcquireError::Contended { holder, position, retry_after_ms, reason, .. } => {
                 let mut problem = Problem::new(Kind::Contended, detail)
-                    .with("holder", holder.as_ref().map(held_by))
+                    .with("holder", holder.as_deref().map(held_by))
                     .with("position", position)
                     .with("retry_after_ms", retry_after_ms)
                     .retry_after_ms(retry_after_ms);
@@ -97,7 +97,7 @@ mod tests {
         let error = AcquireError::Contended {
             resource: "r".into(),
             key: crate::lock::Key::new("r").unwrap(),
-            holder: Some(holder),
+            holder: Some(Box::new(holder)),
             position: 3,
             retry_after_ms: 2_500,
             reason: None,

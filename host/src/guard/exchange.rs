@@ -86,7 +86,7 @@ impl Exchange {
         };
         tokio::select! {
             biased;
-            sent = upstream::send(&self.route.targets, request) => sent.map_err(|error| self.failed(error)),
+            sent = upstream::send(&self.route.targets, request) => sent.map_err(|error| self.failed(&error)),
             limit = silence(&self.sending, self.route.config.response_timeout) => {
                 let detail = format!("the upstream did not answer within {} ms", limit.as_millis());
                 Err(Problem::new(Kind::UpstreamTimeout, detail))
@@ -98,9 +98,9 @@ impl Exchange {
         }
     }
 
-    fn failed(&self, error: SendError) -> Problem {
+    fn failed(&self, error: &SendError) -> Problem {
         let mut detail = error.to_string();
-        let mut source = std::error::Error::source(&error);
+        let mut source = std::error::Error::source(error);
         while let Some(cause) = source {
             let cause_text = cause.to_string();
             if !detail.ends_with(&cause_text) {
@@ -111,7 +111,7 @@ impl Exchange {
         match error {
             _ if self.sending.failed() => Problem::new(Kind::Timeout, detail),
             SendError::Busy { limit, .. } => {
-                Problem::new(Kind::Overloaded, detail).with("bound", limit).retry_after_ms(1_000)
+                Problem::new(Kind::Overloaded, detail).with("bound", *limit).retry_after_ms(1_000)
             }
             SendError::Connect { .. } | SendError::Broken { .. } => {
                 tracing::debug!(detail, "an upstream failed");

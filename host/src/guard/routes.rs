@@ -51,6 +51,9 @@ impl Targets {
     }
 }
 
+/// What the names of a route's path stand for in a request.
+pub type Captures = Vec<(String, String)>;
+
 impl Routes {
     pub fn new(config: &GuardConfig, targets: &Targets) -> Routes {
         let route = |config: &GuardRoute| {
@@ -65,7 +68,7 @@ impl Routes {
     ///
     /// # Errors
     /// Where none does, or the path is one that applications read in different ways.
-    pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Vec<(String, String)>), Problem> {
+    pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Captures), Problem> {
         let path = parts.uri.path();
         if has_dots(path) {
             let detail = "a part of the path is `.` or `..`, which would be read in different ways";
@@ -84,7 +87,7 @@ impl Routes {
     }
 }
 
-fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Option<Vec<(String, String)>> {
+fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Option<Captures> {
     let method = parts.method.as_str();
     if !route.methods.is_empty() && !route.methods.iter().any(|known| known == method) {
         return None;

@@ -292,7 +292,7 @@ fn settle(
             Err(AcquireError::Contended {
                 resource: resource(),
                 key,
-                holder,
+                holder: holder.map(Box::new),
                 position,
                 retry_after_ms,
                 reason,

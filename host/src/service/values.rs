@@ -125,7 +125,7 @@ impl Service {
             Outcome::Held(denial) => Err(AcquireError::Contended {
                 resource: resource(),
                 key: commit_key,
-                holder: denial.holder,
+                holder: denial.holder.map(Box::new),
                 position: 0,
                 retry_after_ms: u32::try_from(denial.free_in_us / 1_000).unwrap_or(u32::MAX).max(1),
                 reason: None,

@@ -78,3 +78,22 @@ async fn a_file_over_the_limit_is_not_read_whole() {
     let (_watcher, mut changes) = watched(&path);
     assert_eq!(next(&mut changes).await.len(), 1_001);
 }
+
+/// As where a log is written beside the file.
+#[tokio::test]
+async fn a_folder_that_is_never_quiet_does_not_keep_a_change_back() {
+    let (_dir, path) = temporary();
+    std::fs::write(&path, "one").unwrap();
+    let (_watcher, mut changes) = watched(&path);
+    assert_eq!(next(&mut changes).await, b"one");
+    let log = path.with_extension("log");
+    let noise = tokio::spawn(async move {
+        loop {
+            std::fs::write(&log, "x").unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    std::fs::write(&path, "two").unwrap();
+    assert_eq!(next(&mut changes).await, b"two");
+    noise.abort();
+}

@@ -11,7 +11,7 @@ const MAY_IMPORT: [(&str, &[&str]); 17] = [
     ("clock", &["lock"]),
     ("config", &["lock"]),
     ("telemetry", &["clock", "config", "policy"]),
-    ("watch", &[]),
+    ("watch", &["clock"]),
     ("store", &["lock", "clock"]),
     ("mysql", &["store", "lock", "clock", "config", "telemetry"]),
     ("policy", &["lock", "clock", "config", "telemetry", "watch"]),

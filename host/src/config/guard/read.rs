@@ -186,8 +186,8 @@ fn lock(
         resource,
         labels: labels.collect(),
         mode: mode(section, limits),
-        ttl_ms: optional(section, "ttl_ms", limits.min_ttl_ms, limits.max_ttl_ms),
-        wait_ms: optional(section, "wait_ms", 0, limits.max_wait_ms),
+        ttl_ms: section.optional("ttl_ms", limits.min_ttl_ms.into()..=limits.max_ttl_ms.into()),
+        wait_ms: section.optional("wait_ms", 0..=limits.max_wait_ms.into()),
         see_headers,
         see_body_bytes,
         fail_open: section.parsed("fail", false, |text, _| match text {
@@ -202,10 +202,6 @@ fn lock(
         ),
         policy: policy?,
     })
-}
-
-fn optional(section: &Section<'_>, key: &'static str, min: u32, max: u32) -> Option<u32> {
-    section.holds(key).then(|| section.integer(key, u64::from(min)..=u64::from(max), min))
 }
 
 fn mode(section: &Section<'_>, limits: &Limits) -> Mode {
