@@ -24,6 +24,9 @@ pub const MAX_HOLDERS: usize = 1024;
 pub const MAX_REPEATS: usize = 8;
 /// The longest line of a key over all proxies.
 pub const MAX_LINE: usize = 1_000;
+/// How far the store's clock may be set forward without anybody noticing: a lease that has ended by it is
+/// respected for as long, as its holder may count on.
+pub const UNNOTICED_US: u64 = 100_000;
 /// How long a place in line is kept without a word from its proxy.
 pub const PLACE_MS: u32 = 5_000;
 /// The deepest re-entrance of one holder.
@@ -414,14 +417,21 @@ impl Env {
     }
 }
 
+impl Holder {
+    /// When a holder that does nothing more is out of the way.
+    ///
+    /// That is a little after its lease has ended: if the store's clock is set forward by less than is
+    /// noticed, the holder is certain until then on its own.
+    pub fn free_at(&self) -> ServerTime {
+        self.until.plus_us(UNNOTICED_US).plus_ms(self.delay_ms).max(self.at_least_until)
+    }
+}
+
 impl Record {
     /// The latest moment at which a holder, a delay or a kept value of the record ends, if nobody does
     /// anything.
     pub fn until(&self) -> ServerTime {
-        let ends = self.holders.iter().map(|holder| {
-            let expires = holder.until.plus_ms(holder.delay_ms);
-            expires.max(holder.at_least_until)
-        });
+        let ends = self.holders.iter().map(Holder::free_at);
         ends.chain(self.kept.iter().map(|kept| kept.until)).fold(self.not_before, ServerTime::max)
     }
 }

@@ -7,7 +7,7 @@
 use crate::lock::{Instant, ServerTime};
 
 /// How far the server's clock may run ahead unnoticed, in microseconds.
-pub const MARGIN_US: u64 = 100_000;
+pub const MARGIN_US: u64 = crate::lock::record::UNNOTICED_US;
 
 /// How much the rates of two clocks may differ: a clock that is being corrected runs up to 500
 /// parts in a million faster, and so may the other.

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use super::moved::Moved;
 use super::{Reply, Store, StoreError};
 use crate::clock;
-use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag};
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag, UNNOTICED_US};
 use crate::lock::{Key, LeaseRef, Mode, Space, Token};
 
 mod grants;

@@ -197,7 +197,7 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
     let mut frees: Vec<(ServerTime, u64)> = Vec::new();
     let mut blocker: Option<&Holder> = None;
     for holder in &record.holders {
-        let free_at = free_at(holder);
+        let free_at = holder.free_at();
         if free_at <= env.now && env.takeover {
             continue;
         }
@@ -245,11 +245,6 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
     Err(Some(Denial { key: key.clone(), holder, free_in_us, turn: None }))
 }
 
-/// When a holder that does nothing more is out of the way.
-fn free_at(holder: &Holder) -> ServerTime {
-    holder.until.plus_ms(holder.delay_ms).max(holder.at_least_until)
-}
-
 /// What a holder takes of the room that a claim counts in: all of it, nothing, or its permits.
 fn weight_against(held: Mode, claimed: Mode) -> u64 {
     match (held, claimed) {
@@ -270,7 +265,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     for key in &*claim.keys {
         let record = records.write(key);
         // In doubt, an expired holder may still be certain of its lease: it stays.
-        for gone in record.holders.extract_if(.., |holder| env.takeover && free_at(holder) <= env.now) {
+        for gone in record.holders.extract_if(.., |holder| env.takeover && holder.free_at() <= env.now) {
             remember(&mut record.ended, &gone);
         }
         record.token = env.token_after(record.token);
@@ -448,7 +443,7 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
 }
 
 fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
-    let live = |holder: &Holder| free_at(holder) > env.now;
+    let live = |holder: &Holder| holder.free_at() > env.now;
     let record = records.read(key);
     let holders = record.holders.iter().filter(|holder| live(holder)).count() as u32;
     if holders == 0 && record.not_before <= env.now {

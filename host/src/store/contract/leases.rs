@@ -61,6 +61,7 @@ pub async fn an_expired_lease_is_lost(store: &dyn Store) {
     pass_ms(200).await;
     assert_eq!(renew(store, &lease(&mine, &grant), 10_000).await, Outcome::Lost);
     assert_eq!(release(store, &lease(&mine, &grant)).await, Outcome::Lost);
+    pass_ms(UNNOTICED_US / 1_000).await;
     let yours = claim(&[&names.key("k")], "you");
     let next = granted(store, &yours).await;
     assert!(next.tokens[0] > grant.tokens[0]);

@@ -64,7 +64,7 @@ pub async fn only_what_is_held_is_listed(store: &dyn Store) {
     release(store, &lease(&released, &grant)).await;
     granted(store, &Claim { ttl_ms: 100, ..claim(&[&expired], "me") }).await;
     granted(store, &Claim { ttl_ms: 100, delay_ms: 10_000, ..claim(&[&delayed], "me") }).await;
-    pass_ms(150).await;
+    pass_ms(150 + UNNOTICED_US / 1_000).await;
     assert_eq!(listed(store, &names.key(""), None, 10).await.0, [delayed, kept]);
     let key = |name: &str| Key::new(name).expect("it is a key");
     let stored = store.read(key(&gone)).await.expect("it reads").expect("it is remembered");

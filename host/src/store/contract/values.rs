@@ -51,7 +51,7 @@ async fn a_once_without_an_outcome_is_free_again(store: &dyn Store) {
     release(store, &lease(&first, &grant)).await;
     let second = Claim { ttl_ms: 100, ..once(&key, "you") };
     let late = granted(store, &second).await;
-    pass_ms(200).await;
+    pass_ms(200 + UNNOTICED_US / 1_000).await;
     let third = once(&key, "they");
     let grant = granted(store, &third).await;
     assert_eq!(one(store, finish(&second, &late, "1")).await, Outcome::Lost);
