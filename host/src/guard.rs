@@ -2,8 +2,8 @@
 //!
 //! | step | file |
 //! | --- | --- |
-//! | which route a request takes | `routes` |
-//! | what its policy sees, and the name of what is locked | `view` |
+//! | which route a request takes, what its policy sees, and the name of what is locked | `crate::route` |
+//! | the routes and the upstreams, as they are now | `routes` |
 //! | headers that stay behind, and those that the proxy sets | `headers` |
 //! | the request to the upstream, with its time-outs | `exchange`, `upstream`, `upload` |
 //! | the answer to the client, and the end of the lock | `relay`, `locked` |
@@ -26,7 +26,8 @@ use crate::clock;
 use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, UpstreamLimits};
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
-use crate::service::{AcquireError, Answer, Guarded, HttpView, Request as Wanted, Service, Via};
+use crate::route::{self, Asked};
+use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
 use crate::store::Health;
 use crate::telemetry::Metrics;
 
@@ -41,7 +42,6 @@ mod routes;
 mod tunnel;
 mod upload;
 mod upstream;
-mod view;
 
 use exchange::Exchange;
 use locked::Locked;
@@ -154,8 +154,9 @@ impl Front {
             return Ok(("passed", exchange.run(request).await?));
         };
         let prefix = Prefix::read(&mut body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
-        let view = view::view(&parts, captures, lock, prefix.bytes(lock.see_body_bytes))?;
-        let wanted = self.wanted(&route, lock, &parts, view, peer)?;
+        let seen = prefix.bytes(lock.see_body_bytes);
+        let asked = route::asked(lock, &parts, captures, seen, &self.shared.limits)?;
+        let wanted = wanted(&route, lock, asked, peer);
         let (outcome, lock) = match self.lock(lock, &wanted).await? {
             Grant::Locked(locked) => {
                 headers::fence(&mut parts.headers, locked.keys(), locked.tokens());
@@ -176,41 +177,6 @@ impl Front {
             response.headers_mut().insert(headers::LOCK_STATUS, HeaderValue::from_static("unlocked"));
         }
         Ok((outcome, response))
-    }
-
-    /// What is asked of the service for a request.
-    fn wanted(
-        &self,
-        route: &Route,
-        lock: &GuardLock,
-        parts: &Parts,
-        view: HttpView,
-        peer: &Peer,
-    ) -> Result<Wanted, Problem> {
-        let limits = &self.shared.limits;
-        let fill = |template| view::fill(template, parts, &view, limits);
-        let resource = fill(&lock.resource)?;
-        let labels = lock.labels.iter().map(|(name, template)| {
-            let value = fill(template)?;
-            match value.len() <= limits.max_label_bytes {
-                true => Ok((name.clone(), value)),
-                false => {
-                    let detail = format!("has {} bytes; may have {}", value.len(), limits.max_label_bytes);
-                    Err(Problem::invalid(format!("labels.{name}"), detail))
-                }
-            }
-        });
-        Ok(Wanted {
-            resource,
-            // Nobody else has it, so a re-entrant policy never takes two requests for one.
-            owner: format!("{}/{:016x}", peer.address.ip(), rand::random::<u64>()),
-            mode: lock.mode,
-            ttl_ms: lock.ttl_ms,
-            wait_ms: lock.wait_ms,
-            request_id: None,
-            labels: labels.collect::<Result<_, _>>()?,
-            via: Some(Via { policy: route.policy.clone(), http: Arc::new(view) }),
-        })
     }
 
     /// Waits for the lock, or says what the client is answered instead.
@@ -253,6 +219,21 @@ impl Front {
                 Err(if is_fault { problem.status(503) } else { problem })
             }
         }
+    }
+}
+
+/// What is asked of the service for a request.
+fn wanted(route: &Route, lock: &GuardLock, asked: Asked, peer: &Peer) -> Wanted {
+    Wanted {
+        resource: asked.resource,
+        // Nobody else has it, so a re-entrant policy never takes two requests for one.
+        owner: format!("{}/{:016x}", peer.address.ip(), rand::random::<u64>()),
+        mode: lock.mode,
+        ttl_ms: lock.ttl_ms,
+        wait_ms: lock.wait_ms,
+        request_id: None,
+        labels: asked.labels,
+        via: Some(Via { policy: route.policy.clone(), http: Arc::new(asked.http) }),
     }
 }
 

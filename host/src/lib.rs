@@ -11,6 +11,7 @@
 //! | [`service`] | the one loop between them |
 //! | [`fleet`] | the proxies of one store, and the policies that they all go by |
 //! | [`api`], [`guard`], [`admin`], [`cli`] | translators: HTTP, an HTTP proxy, and the command line |
+//! | `route` | what a guarded route makes of a request |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`bell`] | proxies that wake each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
@@ -29,6 +30,7 @@ pub mod http;
 pub mod lock;
 pub mod mysql;
 pub mod policy;
+mod route;
 pub mod service;
 pub mod store;
 pub mod telemetry;

@@ -12,6 +12,7 @@ use super::client::{Client, encode_path};
 use super::failure::Failure;
 use super::{Options, output};
 
+mod routed;
 mod tools;
 mod trial;
 
@@ -47,10 +48,13 @@ pub enum PolicyCommand {
     /// Show what a component makes of a request
     ///
     /// The component is checked as a proxy with default limits would, and asked for its plan; no lock is
-    /// taken. With --request the request is one of a guarded route. Exits with 6 where the policy refuses
-    /// it, and with 1 where it fails at it.
+    /// taken. With --request the request is one of a guarded route; with --config it takes its route through
+    /// that file, and what the route and its policy are is shown, too. Exits with 6 where the policy refuses it
+    /// or no route takes it, and with 1 where the policy fails at it.
     ///
     /// Example: lockkeeper policy try orders.wasm --request 'POST /orders/42/pay' --path '/orders/{id}/pay'
+    ///
+    /// Example: lockkeeper policy try --config config.toml --request 'POST /orders/42/pay'
     Try(Box<trial::TryArgs>),
     /// Make a component the live generation of a policy
     ///

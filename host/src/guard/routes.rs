@@ -8,6 +8,7 @@ use hyper::http::request::Parts;
 use super::upstream::Target;
 use crate::config::{GuardConfig, GuardRoute, UpstreamLimits};
 use crate::http::Problem;
+use crate::route::{self, Captures};
 
 /// The routes of a listener, as they are now.
 pub struct Routes {
@@ -51,9 +52,6 @@ impl Targets {
     }
 }
 
-/// What the names of a route's path stand for in a request.
-pub type Captures = Vec<(String, String)>;
-
 impl Routes {
     pub fn new(config: &GuardConfig, targets: &Targets) -> Routes {
         let route = |config: &GuardRoute| {
@@ -69,79 +67,11 @@ impl Routes {
     /// # Errors
     /// Where none does, or the path is one that applications read in different ways.
     pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Captures), Problem> {
-        let path = parts.uri.path();
-        if has_dots(path) {
-            let detail = "a part of the path is `.` or `..`, which would be read in different ways";
-            return Err(Problem::invalid("path", detail));
-        }
-        for route in &self.routes {
-            if let Some(captures) = fits(&route.config, parts, path) {
-                return Ok((route.clone(), captures));
-            }
-        }
-        Err(Problem::not_found(path))
+        let (at, captures) = route::find(self.routes.iter().map(|route| &route.config), parts)?;
+        Ok((self.routes[at].clone(), captures))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter()
-    }
-}
-
-fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Option<Captures> {
-    let method = parts.method.as_str();
-    if !route.methods.is_empty() && !route.methods.iter().any(|known| known == method) {
-        return None;
-    }
-    let has = |(name, wanted): &(String, Option<String>)| {
-        let mut values = parts.headers.get_all(name).iter();
-        values.any(|value| wanted.as_ref().is_none_or(|wanted| value.as_bytes() == wanted.as_bytes()))
-    };
-    if !route.headers.iter().all(has) {
-        return None;
-    }
-    route.path.captures(path)
-}
-
-/// Whether a segment means this folder or the one above, however it is spelt.
-fn has_dots(path: &str) -> bool {
-    let dots = |part: &str| {
-        let part = part.replace("%2e", ".").replace("%2E", ".");
-        // What follows a semicolon is a parameter to some, who look at the rest alone.
-        let name = part.split(';').next().unwrap_or_default();
-        name == "." || name == ".."
-    };
-    path.contains(['.', '%']) && path.split(['/', '\\']).flat_map(split_encoded).any(dots)
-}
-
-/// At slashes that are percent-encoded.
-fn split_encoded(part: &str) -> impl Iterator<Item = &str> {
-    part.split("%2f")
-        .flat_map(|part| part.split("%2F"))
-        .flat_map(|part| part.split("%5c"))
-        .flat_map(|part| part.split("%5C"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dots_are_found_however_they_are_spelt() {
-        for path in [
-            "/a/../b",
-            "/a/./b",
-            "/..",
-            "/a/%2e%2E/b",
-            "/a/.%2e",
-            "/a%2f..%2fb",
-            "/a/..;x/b",
-            "/a\\..\\b",
-            "/a/%2e%5c",
-        ] {
-            assert!(has_dots(path), "{path}");
-        }
-        for path in ["/a.b/c", "/...", "/a/%20", "/.well-known/x", "/a..b"] {
-            assert!(!has_dots(path), "{path}");
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 17] = [
+const MAY_IMPORT: [(&str, &[&str]); 18] = [
     ("bell", &["lock", "service"]),
     ("lock", &[]),
     ("clock", &["lock"]),
@@ -18,11 +18,12 @@ const MAY_IMPORT: [(&str, &[&str]); 17] = [
     ("service", &["lock", "store", "policy", "clock", "config", "telemetry"]),
     ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry"]),
     ("http", &["lock", "clock", "config", "telemetry"]),
+    ("route", &["config", "http", "policy"]),
     ("fronts", &["service", "lock", "store", "http"]),
     ("api", &["service", "lock", "store", "clock", "config", "http", "fronts"]),
-    ("guard", &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts"]),
+    ("guard", &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts", "route"]),
     ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
-    ("cli", &["lock", "clock", "config", "telemetry", "http", "policy"]),
+    ("cli", &["lock", "clock", "config", "telemetry", "http", "policy", "route"]),
 ];
 
 /// What the lock core has no business with.

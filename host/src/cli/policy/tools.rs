@@ -25,9 +25,21 @@ pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 
 /// Checks a component as a proxy with default limits would; what it is found to be.
 pub fn check(component: &[u8], settings: &str) -> Result<Value, Failure> {
-    let report = policy::check_file(component, &settings_table(settings)?, &alone(), &Limits::default())
+    let (engine, limits) = (alone(&EngineLimits::default()), Limits::default());
+    let report = policy::check_file(component, &settings_table(settings)?, &engine, &limits)
         .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     serde_json::to_value(report).map_err(other)
+}
+
+/// What is asked of a component.
+pub struct Question {
+    /// What the policy is called.
+    pub name: String,
+    pub component: Vec<u8>,
+    pub settings: Map<String, Value>,
+    pub engine: EngineLimits,
+    pub limits: Limits,
+    pub request: PlanRequest,
 }
 
 /// What a component made of a request.
@@ -39,17 +51,11 @@ pub struct Tried {
     pub answer: Option<(Answer, bool)>,
 }
 
-/// Asks a component that a proxy with default limits would load for a plan and, if `is_contended`, for what
+/// Asks a component that a proxy with these limits would load for a plan and, if `is_contended`, for what
 /// the request is answered without its lock.
-pub fn try_request(
-    name: &str,
-    component: &[u8],
-    settings: &str,
-    request: &PlanRequest,
-    is_contended: bool,
-) -> Result<Tried, Failure> {
-    let settings = settings_table(settings)?;
-    let generation = policy::load_file(name, component, &settings, &alone(), &Limits::default())
+pub fn try_request(question: &Question, is_contended: bool) -> Result<Tried, Failure> {
+    let Question { name, component, settings, request, limits, .. } = question;
+    let generation = policy::load_file(name, component, settings, &alone(&question.engine), limits)
         .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     let plan = generation.plan(request).map_err(|error| match error {
         PlanError::Refused { reason } => Failure::Refused(format!("the policy refuses: {reason}")),
@@ -90,14 +96,14 @@ pub fn component(source: &str) -> Result<(String, Vec<u8>), Failure> {
     Ok((name, super::read(file)?))
 }
 
-fn settings_table(text: &str) -> Result<Map<String, Value>, Failure> {
+pub fn settings_table(text: &str) -> Result<Map<String, Value>, Failure> {
     serde_json::from_str(text)
         .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))
 }
 
 /// One instance at a time: there is nobody else, and address space may be scarce.
-fn alone() -> EngineLimits {
-    EngineLimits { instances: 1, ..EngineLimits::default() }
+fn alone(engine: &EngineLimits) -> EngineLimits {
+    EngineLimits { instances: 1, ..engine.clone() }
 }
 
 fn other(error: impl std::fmt::Display) -> Failure {

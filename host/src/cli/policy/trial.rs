@@ -1,6 +1,7 @@
 //! `policy try`: what a component makes of one request.
 
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -8,39 +9,50 @@ use hyper::header::{HeaderName, HeaderValue};
 use lockkeeper_sdk::HttpRequest;
 use serde_json::{Map, Value, json};
 
-use super::tools::{self, Tried};
+use super::routed::{self, Taken};
+use super::tools::{self, Question, Tried};
 use crate::cli::args::{self, Mode};
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::config::PathPattern;
+use crate::config::{EngineLimits, Limits, PathPattern};
 use crate::lock;
 use crate::policy::{Answer, HttpView, Plan, PlanRequest};
+use crate::route;
 
 /// The most of a body that a route can let its policy see.
 const MAX_SEEN_BYTES: usize = 8_192;
 
+/// What a route and its policy have settled.
+const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];
+
 #[derive(Args, Debug)]
 pub struct TryArgs {
-    /// The component: a file, or builtin:NAME
-    #[arg(value_name = "FILE")]
-    source: String,
-    /// A request of a guarded route: its method and path, e.g. 'POST /orders/42/pay?x=1'
+    /// The component: a file, or builtin:NAME. With --config, one to try in place of the route's
+    #[arg(value_name = "FILE", required_unless_present = "config")]
+    pub(super) source: Option<String>,
+    /// Take the route, its policy and all settings from this file, as a proxy would
+    #[arg(long, value_name = "FILE", requires = "request", conflicts_with_all = FROM_CONFIG)]
+    config: Option<PathBuf>,
+    /// Which guarded listener in --config is asked [default: the first that has a route for the request]
+    #[arg(long, value_name = "ADDRESS", requires = "config")]
+    pub(super) listen: Option<SocketAddr>,
+    /// A guarded request: its method and path, e.g. 'POST /orders/42/pay?x=1'
     #[arg(long, value_parser = line, value_name = "LINE")]
     request: Option<Line>,
     /// The route's path, for what its {name}s stand for, e.g. '/orders/{id}/pay'
     #[arg(long, value_parser = PathPattern::parse, value_name = "PATTERN", requires = "request")]
     path: Option<PathPattern>,
-    /// A header that the route lets the policy see; may be given several times
+    /// A header that the route lets the policy see; with --config, any. May be given several times
     #[arg(long = "header", value_parser = header, value_name = "NAME: VALUE", requires = "request")]
-    headers: Vec<(String, String)>,
-    /// The body, of which the policy sees the first 8 KiB; @FILE reads it from a file
+    pub(super) headers: Vec<(String, String)>,
+    /// The body, of which the policy sees the first 8 KiB, or what its route says; @FILE reads it from a file
     #[arg(long, value_name = "TEXT", requires = "request")]
-    body: Option<String>,
+    pub(super) body: Option<String>,
     /// What is to be locked [default: the path of the request]
     #[arg(long, value_name = "NAME", required_unless_present = "request")]
     resource: Option<String>,
     #[arg(long, default_value = "somebody")]
-    owner: String,
+    pub(super) owner: String,
     /// exclusive, shared, or permits=N
     #[arg(long, value_parser = args::mode, default_value = "exclusive")]
     mode: Mode,
@@ -63,31 +75,60 @@ pub struct TryArgs {
 
 /// A request's first line.
 #[derive(Clone, Debug)]
-struct Line {
-    http: HttpRequest,
-    /// The path as it is sent.
-    sent: String,
+pub struct Line {
+    pub http: HttpRequest,
+    /// Path and query as they are sent.
+    pub target: String,
 }
 
 pub fn run(args: TryArgs, as_json: bool) -> Result<(), Failure> {
-    let (name, component) = tools::component(&args.source)?;
-    let settings = String::from_utf8(text_or_file(&args.settings)?)
-        .map_err(|_| Failure::Usage("--settings is not UTF-8".to_owned()))?;
     let contended = args.contended;
-    let tried = tools::try_request(&name, &component, &settings, &request(args)?, contended)?;
+    let (taken, question) = match (&args.config, &args.request) {
+        (Some(file), Some(line)) => {
+            let (taken, question) = routed::ask(file, line, &args)?;
+            (Some(taken), question)
+        }
+        _ => (None, Some(question(args)?)),
+    };
+    let blamed = |failure| match &taken {
+        Some(taken) => taken.blamed(failure),
+        None => failure,
+    };
+    let tried = question.map(|question| tools::try_request(&question, contended)).transpose();
+    let tried = tried.map_err(blamed)?;
     if as_json {
-        let mut told = json!({"policy": tried.by, "plan": plan_json(&tried.plan)});
-        if let Some((answer, _)) = &tried.answer {
-            told["contended"] = answer_json(answer);
-        }
-        output::json(&told);
-    } else {
-        print_plan(&tried);
-        if let Some((answer, own)) = &tried.answer {
-            print_answer(answer, *own);
-        }
+        output::json(&told(taken.as_ref(), tried.as_ref()));
+        return Ok(());
+    }
+    let mut rows = taken.as_ref().map(Taken::rows).unwrap_or_default();
+    rows.extend(tried.as_ref().map(plan_rows).unwrap_or_default());
+    output::pairs(&rows);
+    if let Some((answer, own)) = tried.and_then(|tried| tried.answer) {
+        print_answer(&answer, own);
     }
     Ok(())
+}
+
+/// As JSON.
+fn told(taken: Option<&Taken>, tried: Option<&Tried>) -> Value {
+    let mut told = taken.map_or_else(|| json!({}), Taken::json);
+    told["policy"] = tried.map_or(Value::Null, |tried| json!(tried.by));
+    told["plan"] = tried.map_or(Value::Null, |tried| plan_json(&tried.plan));
+    if let Some((answer, _)) = tried.and_then(|tried| tried.answer.as_ref()) {
+        told["contended"] = answer_json(answer);
+    }
+    told
+}
+
+/// What a component is asked under default limits.
+fn question(args: TryArgs) -> Result<Question, Failure> {
+    let source = args.source.as_deref().unwrap_or_default();
+    let (name, component) = tools::component(source)?;
+    let settings = String::from_utf8(text_or_file(&args.settings)?)
+        .map_err(|_| Failure::Usage("--settings is not UTF-8".to_owned()))?;
+    let settings = tools::settings_table(&settings)?;
+    let (engine, limits) = (EngineLimits::default(), Limits::default());
+    Ok(Question { name, component, settings, engine, limits, request: request(args)? })
 }
 
 fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
@@ -95,7 +136,7 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
         Some(line) => Some(view(line, args.path.as_ref(), args.headers, args.body.as_deref())?),
         None => None,
     };
-    let path = http.as_ref().map(|http| plain(&http.path)).unwrap_or_default();
+    let path = http.as_ref().map(|http| route::plain(&http.path)).unwrap_or_default();
     Ok(PlanRequest {
         resource: args.resource.unwrap_or(path),
         owner: args.owner,
@@ -113,19 +154,13 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
     })
 }
 
-/// The name of a route that has no `resource`: the path without empty segments.
-fn plain(path: &str) -> String {
-    let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
-    format!("/{}", segments.join("/"))
-}
-
 fn view(
     line: Line,
     path: Option<&PathPattern>,
     headers: Vec<(String, String)>,
     body: Option<&str>,
 ) -> Result<HttpView, Failure> {
-    let sent = &line.sent;
+    let sent = line.target.split('?').next().unwrap_or_default();
     let captures = match path {
         Some(path) => path
             .captures(sent)
@@ -147,7 +182,7 @@ fn view(
 fn line(text: &str) -> Result<Line, String> {
     let http = HttpRequest::parse(text)?;
     let target = text.split_once(' ').map_or("", |(_, target)| target);
-    Ok(Line { http, sent: target.split('?').next().unwrap_or_default().to_owned() })
+    Ok(Line { http, target: target.to_owned() })
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -160,7 +195,7 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.as_str().to_owned(), value.to_owned()))
 }
 
-fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
+pub fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
     match text.strip_prefix('@') {
         Some(file) => super::read(Path::new(file)),
         None => Ok(text.as_bytes().to_vec()),
@@ -197,7 +232,7 @@ fn plan_json(plan: &Plan) -> Value {
     })
 }
 
-fn print_plan(tried: &Tried) {
+fn plan_rows(tried: &Tried) -> Vec<(&'static str, String)> {
     let plan = &tried.plan;
     let keys: Vec<&str> = plan.keys.iter().map(lock::Key::as_str).collect();
     let time = |ms: u32| output::time(&json!(ms));
@@ -208,7 +243,7 @@ fn print_plan(tried: &Tried) {
         _ => ("lock at least", time(plan.lock_at_least_ms)),
     };
     let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    output::pairs(&[
+    vec![
         ("policy", tried.by.clone()),
         (if plan.any { "any of keys" } else { "keys" }, keys.join("  ")),
         ("primitive", format!("{}{second}", plan.primitive.as_str())),
@@ -232,7 +267,7 @@ fn print_plan(tried: &Tried) {
         ("max hold", time(plan.max_hold_ms)),
         ("on loss", plan.on_loss.as_str().to_owned()),
         ("labels", labels.join("  ")),
-    ]);
+    ]
 }
 
 fn answer_json(answer: &Answer) -> Value {

@@ -9,6 +9,8 @@ use std::fmt;
 /// being spelt differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
+    /// As it is written.
+    text: String,
     segments: Vec<Segment>,
 }
 
@@ -38,7 +40,7 @@ impl PathPattern {
             }
             segments.push(segment);
         }
-        let pattern = PathPattern { segments };
+        let pattern = PathPattern { text: text.to_owned(), segments };
         let names: Vec<&str> = pattern.names().collect();
         match names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
             Some((_, name)) => Err(format!("`{{{name}}}` is in `{text}` twice")),
@@ -86,6 +88,12 @@ impl PathPattern {
             }
         }
         parts.next().is_none().then_some(captures)
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

@@ -153,3 +153,193 @@ fn what_is_wrong_is_named() {
         serde_json::from_slice(&bench.run("bad.wasm|--resource|panic|--json").stdout).unwrap();
     assert_eq!(failed["type"], "policy_fault");
 }
+
+/// Routes of every kind, on two listeners.
+const CONFIG: &str = r#"
+[policies.orders]
+path = "orders.wasm"
+settings = { keep_ms = 60_000 }
+[policies.bad]
+path = "bad.wasm"
+[limits]
+max_ttl_ms = 9_000
+
+[[guard]]
+listen = "127.0.0.1:7080"
+[[guard.routes]]
+match = { method = ["GET", "PUT"], path = "/reports/{*name}", headers = { x-mode = "batch" } }
+upstream = ["http://127.0.0.1:9000", "http://127.0.0.1:9001"]
+policy = "default"
+resource = "reports/{name}/{query.day}"
+labels = { tenant = "{header.x-tenant}" }
+mode = "shared"
+ttl_ms = 8_500
+wait_ms = 0
+[[guard.routes]]
+match = { path = "/orders/{id}/{*rest}" }
+upstream = "http://127.0.0.1:9000"
+policy = "orders"
+see = { headers = ["x-tenant", "idempotency-key"] }
+[[guard.routes]]
+match = { method = "POST", path = "/carts" }
+upstream = "http://127.0.0.1:9000"
+policy = "default"
+resource = "cart/{json.cart.id}"
+see = { body_bytes = 40 }
+[[guard.routes]]
+match = { path = "/blind/{id}" }
+upstream = "http://127.0.0.1:9000"
+policy = "orders"
+[[guard.routes]]
+match = { path = "/trap" }
+upstream = "http://127.0.0.1:9000"
+policy = "bad"
+resource = "panic"
+[[guard.routes]]
+match = { path = "/static/{*all}" }
+upstream = "http://127.0.0.1:9000"
+
+[[guard]]
+listen = "127.0.0.1:7081"
+[[guard.routes]]
+match = { path = "/{*all}" }
+upstream = "http://127.0.0.1:9002"
+policy = "default"
+resource = "everything"
+"#;
+
+/// A folder with components and a configuration.
+fn with_routes() -> Bench {
+    let bench = Bench::new();
+    std::fs::write(bench.0.path().join("config.toml"), CONFIG).unwrap();
+    bench
+}
+
+const ROUTED: &str = "--config|config.toml|--request";
+
+#[test]
+fn a_configuration_says_which_route_and_policy_a_request_takes() {
+    let bench = with_routes();
+    let report = "PUT /reports//2%36/x/?day=mo|--header|X-Mode: batch|--header|X-Tenant: acme";
+    let told = bench.json(&format!("{ROUTED}|{report}"));
+    assert_eq!((&told["route"], &told["path"]), (&json!("guard[0].routes[0]"), &json!("/reports/{*name}")));
+    assert_eq!(told["upstreams"], json!(["127.0.0.1:9000", "127.0.0.1:9001"]));
+    assert_eq!((&told["resource"], &told["listen"]), (&json!("reports/26/x/mo"), &json!("127.0.0.1:7080")));
+    assert_eq!(told["other_routes"], json!(["guard[1].routes[0]"]));
+    assert!(told["policy"].as_str().is_some_and(|by| by.starts_with("default@sha256:")), "{told}");
+    let plan = &told["plan"];
+    assert_eq!((&plan["keys"], &plan["mode"]), (&json!(["reports/26/x/mo"]), &json!("shared")));
+    assert_eq!((&plan["ttl_ms"], &plan["wait_ms"]), (&json!(8_500), &json!(0)));
+    assert_eq!(told["labels"], json!({"tenant": "acme"}));
+
+    let pay = "POST /orders/4%2F2/pay|--header|X-Tenant: acme|--header|Idempotency-Key: k|--contended";
+    let told = bench.json(&format!("{ROUTED}|{pay}"));
+    assert_eq!((&told["route"], &told["plan"]["keep_ms"]), (&json!("guard[0].routes[1]"), &json!(60_000)));
+    assert_eq!(told["plan"]["keys"], json!(["acme/orders/4%2F2/pay/k"]));
+    assert_eq!(told["contended"]["status"], 409);
+    assert!(
+        told["plan"]["ttl_ms"].as_u64().is_some_and(|ttl| ttl <= 9_000),
+        "within the file's limits: {told}"
+    );
+    let text = bench.printed(&format!("{ROUTED}|{pay}"));
+    for row in [
+        "route         guard[0].routes[1], /orders/{id}/{*rest}, on 127.0.0.1:7080; others by --listen: guard[1].routes[0]",
+        "upstreams     127.0.0.1:9000",
+        "resource      /orders/4/2/pay",
+        "outcome kept  1m00s",
+    ] {
+        assert!(text.contains(row), "`{row}` is not in:\n{text}");
+    }
+    let other = bench.json(&format!("--listen|127.0.0.1:7081|{ROUTED}|{pay}"));
+    assert_eq!((&other["route"], &other["resource"]), (&json!("guard[1].routes[0]"), &json!("everything")));
+}
+
+#[test]
+fn a_policy_is_tried_with_what_its_route_shows() {
+    let bench = with_routes();
+    // The tenant's header is there; the route does not show it.
+    let blind = bench.run(&format!("{ROUTED}|PUT /blind/42|--header|X-Tenant: acme"));
+    let told = text(&blind.stderr);
+    assert_eq!(blind.status.code(), Some(6), "{told}");
+    assert!(
+        told.contains("guard[0].routes[3]: the policy refuses: the request needs one header `x-tenant`"),
+        "{told}"
+    );
+
+    let cart = |body: &str| format!("{ROUTED}|POST /carts|--body|{body}");
+    assert_eq!(
+        bench.json(&cart(r#"{"cart": {"id": 7}, "more": "and more, and more"}"#))["resource"],
+        "cart/7"
+    );
+    let far = bench.run(&cart(r#"{"more": "and more, and more, and more", "cart": {"id": 7}}"#));
+    assert_eq!(far.status.code(), Some(6), "{}", text(&far.stdout));
+    assert!(
+        text(&far.stderr).contains("the proxy answers 400: json.cart.id: is missing"),
+        "{}",
+        text(&far.stderr)
+    );
+
+    // Another component in place of the route's, with the same settings.
+    let told = bench.json("builtin:default|--config|config.toml|--request|PUT /orders/42");
+    assert_eq!(
+        (&told["route"], &told["plan"]["keys"]),
+        (&json!("guard[0].routes[1]"), &json!(["/orders/42"]))
+    );
+    assert!(told["policy"].as_str().is_some_and(|by| by.starts_with("orders@sha256:")), "{told}");
+}
+
+#[test]
+fn a_route_without_a_policy_passes_and_what_has_no_route_is_refused() {
+    let bench = with_routes();
+    let open = bench.json(&format!("{ROUTED}|GET /static/logo.png"));
+    assert_eq!((&open["route"], &open["resource"]), (&json!("guard[0].routes[5]"), &Value::Null));
+    assert_eq!((&open["policy"], &open["plan"]), (&Value::Null, &Value::Null));
+    let told = bench.printed(&format!("{ROUTED}|GET /static/logo.png"));
+    assert!(told.contains("policy     none; the request passes without a lock"), "{told}");
+
+    let first = "--listen|127.0.0.1:7080|--config|config.toml|--request";
+    let plain = CONFIG.split("[[guard]]").next().unwrap();
+    std::fs::write(bench.0.path().join("plain.toml"), plain).unwrap();
+    std::fs::write(
+        bench.0.path().join("faulty.toml"),
+        format!("[stor]\n{}", CONFIG.replace("see =", "sea =")),
+    )
+    .unwrap();
+    for (args, code, words) in [
+        (&*format!("{first}|GET /absent"), 6, "the proxy answers 404: no such path: /absent"),
+        (&format!("{first}|DELETE /carts"), 6, "the proxy answers 404"),
+        (&format!("{first}|PUT /reports/1?day=mo|--header|X-Mode: other"), 6, "the proxy answers 404"),
+        (
+            &format!("{ROUTED}|PUT /reports/1|--header|X-Mode: batch"),
+            6,
+            "guard[0].routes[0]: the proxy answers 400: query.day: is missing",
+        ),
+        (
+            &format!("{ROUTED}|GET /orders/../admin"),
+            6,
+            "the proxy answers 400: path: a part of the path is `.`",
+        ),
+        (&format!("{ROUTED}|GET /trap"), 1, "guard[0].routes[4]: policy hook plan: trap"),
+        ("--config|plain.toml|--request|GET /a", 2, "has no [[guard]]"),
+        ("--config|absent.toml|--request|GET /a", 2, "absent.toml: cannot be read"),
+        ("--config|faulty.toml|--request|GET /a", 2, "did you mean `see`?"),
+        ("--config|faulty.toml|--request|GET /a", 2, "did you mean `store`?"),
+        (
+            &format!("--listen|127.0.0.1:1|{ROUTED}|GET /a"),
+            2,
+            "listens on 127.0.0.1:1; there are 127.0.0.1:7080, 127.0.0.1:7081",
+        ),
+        ("--config|config.toml", 2, "--request <LINE>"),
+        ("--request|GET /a", 2, "<FILE>"),
+        ("builtin:default|--listen|127.0.0.1:7080|--request|GET /a", 2, "--config <FILE>"),
+        (&format!("{ROUTED}|GET /static/a|--ttl|1s"), 2, "cannot be used with"),
+    ] {
+        let output = bench.run(args);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args}: {told}");
+        assert!(told.contains(words), "{args}: `{words}` is not in: {told}");
+    }
+    let none: Value =
+        serde_json::from_slice(&bench.run(&format!("{first}|GET /absent|--json")).stdout).unwrap();
+    assert_eq!(none["type"], "refused");
+}

@@ -1,0 +1,234 @@
+//! What a guarded route makes of a request: which route it takes, what its policy may see of it, and the name
+//! of what is locked.
+//!
+//! Decisions alone: the proxy and `lockkeeper policy try` go by the same.
+
+use std::borrow::Cow;
+
+use hyper::header::HeaderMap;
+use hyper::http::request::Parts;
+use percent_encoding::percent_decode_str;
+
+use crate::config::{GuardLock, GuardRoute, Limits, Part, Template};
+use crate::http::{Kind, Problem};
+use crate::policy::HttpView;
+
+/// The most that a policy is shown, beside the body. It is kept with the lease, as long as that lasts.
+const MAX_BYTES: usize = 8_192;
+
+/// What the names of a route's path stand for in a request.
+pub type Captures = Vec<(String, String)>;
+
+/// What is asked for a request.
+pub struct Asked {
+    pub resource: String,
+    pub labels: Vec<(String, String)>,
+    /// What the policy may see.
+    pub http: HttpView,
+}
+
+/// The place of the first route that fits, with the captures of its path.
+///
+/// # Errors
+/// Where none does, or the path is one that applications read in different ways.
+pub fn find<'a>(
+    routes: impl IntoIterator<Item = &'a GuardRoute>,
+    parts: &Parts,
+) -> Result<(usize, Captures), Problem> {
+    let path = parts.uri.path();
+    if has_dots(path) {
+        let detail = "a part of the path is `.` or `..`, which would be read in different ways";
+        return Err(Problem::invalid("path", detail));
+    }
+    let mut routes = routes.into_iter().enumerate();
+    let found = routes.find_map(|(at, route)| Some((at, fits(route, parts, path)?)));
+    found.ok_or_else(|| Problem::not_found(path))
+}
+
+/// What the lock of a route is asked for. `body` is what the route lets the policy see of it.
+///
+/// # Errors
+/// Where the request lacks a part that it is named by, or has too much that the policy would see.
+pub fn asked(
+    lock: &GuardLock,
+    parts: &Parts,
+    captures: Captures,
+    body: Vec<u8>,
+    limits: &Limits,
+) -> Result<Asked, Problem> {
+    let http = view(parts, captures, lock, body)?;
+    let fill = |template| fill(template, parts, &http, limits);
+    let resource = fill(&lock.resource)?;
+    let labels = lock.labels.iter().map(|(name, template)| {
+        let value = fill(template)?;
+        match value.len() <= limits.max_label_bytes {
+            true => Ok((name.clone(), value)),
+            false => {
+                let detail = format!("has {} bytes; may have {}", value.len(), limits.max_label_bytes);
+                Err(Problem::invalid(format!("labels.{name}"), detail))
+            }
+        }
+    });
+    let labels = labels.collect::<Result<_, _>>()?;
+    Ok(Asked { resource, labels, http })
+}
+
+/// The name of a decoded path, which empty segments do not change.
+pub fn plain(path: &str) -> String {
+    let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+    format!("/{}", segments.join("/"))
+}
+
+fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Option<Captures> {
+    let method = parts.method.as_str();
+    if !route.methods.is_empty() && !route.methods.iter().any(|known| known == method) {
+        return None;
+    }
+    let has = |(name, wanted): &(String, Option<String>)| {
+        let mut values = parts.headers.get_all(name).iter();
+        values.any(|value| wanted.as_ref().is_none_or(|wanted| value.as_bytes() == wanted.as_bytes()))
+    };
+    if !route.headers.iter().all(has) {
+        return None;
+    }
+    route.path.captures(path)
+}
+
+/// Whether a segment means this folder or the one above, however it is spelt.
+fn has_dots(path: &str) -> bool {
+    let dots = |part: &str| {
+        let part = part.replace("%2e", ".").replace("%2E", ".");
+        // What follows a semicolon is a parameter to some, who look at the rest alone.
+        let name = part.split(';').next().unwrap_or_default();
+        name == "." || name == ".."
+    };
+    path.contains(['.', '%']) && path.split(['/', '\\']).flat_map(split_encoded).any(dots)
+}
+
+/// At slashes that are percent-encoded.
+fn split_encoded(part: &str) -> impl Iterator<Item = &str> {
+    part.split("%2f")
+        .flat_map(|part| part.split("%2F"))
+        .flat_map(|part| part.split("%5c"))
+        .flat_map(|part| part.split("%5C"))
+}
+
+fn view(
+    parts: &Parts,
+    captures: Vec<(String, String)>,
+    lock: &GuardLock,
+    body: Vec<u8>,
+) -> Result<HttpView, Problem> {
+    let view = HttpView {
+        method: parts.method.as_str().to_owned(),
+        path: decoded(parts.uri.path()).into_owned(),
+        captures,
+        query: query(parts.uri.query().unwrap_or_default()),
+        headers: lock.see_headers.iter().flat_map(|name| values(&parts.headers, name)).collect(),
+        body,
+    };
+    let pairs = [&view.captures, &view.query, &view.headers];
+    let bytes: usize =
+        pairs.into_iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+            + view.path.len();
+    if bytes > MAX_BYTES {
+        let detail = format!(
+            "the path, the query and the headers that the policy sees have {bytes} bytes; may have {MAX_BYTES}"
+        );
+        return Err(Problem::new(Kind::HeadersTooLarge, detail).with("bound", MAX_BYTES));
+    }
+    Ok(view)
+}
+
+/// What is not UTF-8 is shown with replacements.
+fn decoded(path: &str) -> Cow<'_, str> {
+    percent_decode_str(path).decode_utf8_lossy()
+}
+
+fn query(query: &str) -> Vec<(String, String)> {
+    form_urlencoded::parse(query.as_bytes()).into_owned().collect()
+}
+
+fn values<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = (String, String)> + 'a {
+    let values = headers.get_all(name).iter();
+    values.map(|value| (name.to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+}
+
+/// Fills in a template. A part that the request lacks, or has twice, is refused: another request would
+/// be locked by the same name.
+fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) -> Result<String, Problem> {
+    let mut text = String::new();
+    for part in template.parts() {
+        match part {
+            Part::Text(piece) => text.push_str(piece),
+            Part::Method => text.push_str(&view.method),
+            Part::Path => text.push_str(&plain(&view.path)),
+            Part::Capture(name) => text.push_str(one(part, view.captures.iter(), name)?),
+            Part::Query(name) => text.push_str(one(part, view.query.iter(), name)?),
+            Part::Header(name) => {
+                let mut found = values(&parts.headers, name);
+                match (found.next(), found.next()) {
+                    (Some((_, value)), None) if !value.is_empty() => text.push_str(&value),
+                    (None, _) => return Err(missing(part)),
+                    _ => return Err(Problem::invalid(part.to_string(), "is empty, or given twice")),
+                }
+            }
+            Part::Json(path) => {
+                let value = lockkeeper_sdk::json_field(&view.body, path).ok_or_else(|| missing(part))?;
+                text.push_str(&value);
+            }
+        }
+    }
+    match text.len() {
+        1.. if text.len() <= limits.max_resource_bytes => Ok(text),
+        bytes => {
+            let bound = format!("1 to {} bytes", limits.max_resource_bytes);
+            let detail = format!("the route makes a name of {bytes} bytes of this request; may have {bound}");
+            Err(Problem::invalid("resource", detail).with("bound", bound))
+        }
+    }
+}
+
+fn one<'a>(
+    part: &Part,
+    pairs: impl Iterator<Item = &'a (String, String)>,
+    name: &str,
+) -> Result<&'a str, Problem> {
+    let mut found = pairs.filter(|(known, _)| known == name);
+    match (found.next(), found.next()) {
+        (Some((_, value)), None) => Ok(value),
+        (None, _) => Err(missing(part)),
+        _ => Err(Problem::invalid(part.to_string(), "is given twice")),
+    }
+}
+
+fn missing(part: &Part) -> Problem {
+    let what = part.to_string();
+    let what = what.trim_matches(['{', '}']).to_owned();
+    Problem::invalid(what, "is missing; this route's lock is named by it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dots_are_found_however_they_are_spelt() {
+        for path in [
+            "/a/../b",
+            "/a/./b",
+            "/..",
+            "/a/%2e%2E/b",
+            "/a/.%2e",
+            "/a%2f..%2fb",
+            "/a/..;x/b",
+            "/a\\..\\b",
+            "/a/%2e%5c",
+        ] {
+            assert!(has_dots(path), "{path}");
+        }
+        for path in ["/a.b/c", "/...", "/a/%20", "/.well-known/x", "/a..b"] {
+            assert!(!has_dots(path), "{path}");
+        }
+    }
+}
