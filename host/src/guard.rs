@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use hyper::Method;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::http::request::Parts;
 use tokio_util::task::TaskTracker;
@@ -116,6 +117,7 @@ impl Guard {
 
 impl Handler for Front {
     const FRONT: &'static str = "guard";
+    const WATCHES_PEERS: bool = true;
 
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
         let (outcome, response) = match self.answer(request, peer).await {
@@ -139,7 +141,7 @@ impl Front {
         let (mut parts, mut body) = request.into_parts();
         let (route, captures) = routes.find(&parts)?;
         drop(routes);
-        let upgrade = rewrite(&mut parts, peer, trust);
+        let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, trust);
         let Some(lock) = &route.config.lock else {
             let (upload, sending) = Upload::new(Prefix::default(), body, route.config.idle_timeout);
             let request = hyper::Request::from_parts(parts, upload);
@@ -148,16 +150,24 @@ impl Front {
                 sending,
                 lock: None,
                 upgrade,
+                takes_trailers,
                 peer: peer.clone(),
                 tasks: self.shared.tasks.clone(),
             };
             return Ok(("passed", exchange.run(request).await?));
         };
         let prefix = Prefix::read(&mut body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
-        let seen = prefix.bytes(lock.see_body_bytes);
+        let seen = prefix.seen(lock.see_body_bytes, &body);
         let asked = route::asked(lock, &parts, captures, seen, &self.shared.limits)?;
         let wanted = wanted(&route, lock, asked, peer);
-        let (outcome, lock) = match self.lock(lock, &wanted).await? {
+        let waits_for_body = !body.is_end_stream();
+        let grant = tokio::select! {
+            grant = self.lock(lock, &wanted, &parts) => grant?,
+            () = peer.gone(), if waits_for_body => {
+                return Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"));
+            }
+        };
+        let (outcome, lock) = match grant {
             Grant::Locked(locked) => {
                 headers::fence(&mut parts.headers, locked.keys(), locked.tokens());
                 ("locked", Some(locked))
@@ -171,7 +181,7 @@ impl Front {
         let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
         let request = hyper::Request::from_parts(parts, upload);
         let tasks = self.shared.tasks.clone();
-        let exchange = Exchange { route, sending, lock, upgrade, peer: peer.clone(), tasks };
+        let exchange = Exchange { route, sending, lock, upgrade, takes_trailers, peer: peer.clone(), tasks };
         let mut response = exchange.outlive(request).await?;
         if outcome == "unlocked" {
             response.headers_mut().insert(headers::LOCK_STATUS, HeaderValue::from_static("unlocked"));
@@ -180,7 +190,7 @@ impl Front {
     }
 
     /// Waits for the lock, or says what the client is answered instead.
-    async fn lock(&self, lock: &GuardLock, wanted: &Wanted) -> Result<Grant, Problem> {
+    async fn lock(&self, lock: &GuardLock, wanted: &Wanted, parts: &Parts) -> Result<Grant, Problem> {
         let shared = &self.shared;
         if lock.fail_open && matches!(shared.service.store_health(), Health::Unavailable { .. }) {
             return Ok(Grant::Unlocked);
@@ -189,7 +199,7 @@ impl Front {
             fingerprint: wanted
                 .via
                 .as_ref()
-                .map_or_else(String::new, |via| replay::fingerprint(&via.http))
+                .map_or_else(String::new, |via| replay::fingerprint(&via.http, &parts.headers))
                 .into(),
             max_bytes: lock.max_replay_bytes,
             max_value_bytes: shared.limits.max_value_bytes,
@@ -259,9 +269,9 @@ fn contended(answer: Answer, error: AcquireError) -> Response {
     response
 }
 
-/// The head of a request as the upstream gets it. What the client wants to change the protocol to, where it
-/// does.
-fn rewrite(parts: &mut Parts, peer: &Peer, trust: bool) -> Option<HeaderValue> {
+/// Makes the head of a request what the upstream gets. The protocol that the client wants to change to, where it
+/// does, and whether it takes trailers.
+fn rewrite(parts: &mut Parts, body: &Incoming, peer: &Peer, trust: bool) -> (Option<HeaderValue>, bool) {
     let is_http1 = parts.version == hyper::Version::HTTP_11;
     let upgrade = headers::strip_hop_by_hop(&mut parts.headers).filter(|_| is_http1);
     headers::strip_own(&mut parts.headers);
@@ -280,12 +290,18 @@ fn rewrite(parts: &mut Parts, peer: &Peer, trust: bool) -> Option<HeaderValue> {
         let path = path.unwrap_or_else(|| hyper::http::uri::PathAndQuery::from_static("/"));
         parts.uri = hyper::Uri::from(path);
     }
+    let takes_trailers =
+        parts.version == hyper::Version::HTTP_2 || (is_http1 && parts.headers.contains_key(header::TE));
     parts.version = hyper::Version::HTTP_11;
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        // Said by hand, for the library takes some methods to have no body where nobody says how long it is.
+        parts.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     if let Some(protocol) = &upgrade {
         parts.headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         parts.headers.insert(header::UPGRADE, protocol.clone());
     }
-    upgrade
+    (upgrade, takes_trailers)
 }
 
 /// An upstream's answer without a body.

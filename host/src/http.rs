@@ -70,6 +70,8 @@ pub type Response = hyper::Response<Body>;
 pub trait Handler: Send + Sync + 'static {
     /// The front's name in metrics and logs.
     const FRONT: &'static str;
+    /// Whether it asks for [`Peer::gone`], which costs a file descriptor for each connection.
+    const WATCHES_PEERS: bool = false;
 
     /// Answers one request of `peer`. Dropped where the client goes away.
     fn handle(&self, request: Request, peer: &Arc<Peer>) -> impl Future<Output = Response> + Send;
@@ -109,15 +111,20 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(address)?;
     let listener = socket.listen(BACKLOG)?;
     // Accepted sockets inherit these, which saves a few system calls for each.
-    let options = socket2::SockRef::from(&listener);
-    options.set_tcp_nodelay(true)?;
+    socket2::SockRef::from(&listener).set_tcp_nodelay(true)?;
+    keep_alive(&listener)?;
+    Ok(listener)
+}
+
+/// Has the kernel find out when the other side is gone without a word.
+pub fn keep_alive(socket: &impl std::os::fd::AsFd) -> io::Result<()> {
+    let options = socket2::SockRef::from(socket);
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(KEEPALIVE_AFTER)
         .with_interval(KEEPALIVE_EVERY)
         .with_retries(3);
     options.set_tcp_keepalive(&keepalive)?;
-    options.set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
-    Ok(listener)
+    options.set_tcp_user_timeout(Some(PEER_TIMEOUT))
 }
 
 /// Raises the process's limit of open files as far as it may. The number that is allowed now.

@@ -15,6 +15,8 @@ use crate::policy::HttpView;
 
 /// The most that a policy is shown, beside the body. It is kept with the lease, as long as that lasts.
 const MAX_BYTES: usize = 8_192;
+/// What a pair costs beside its texts.
+const PAIR_BYTES: usize = 16;
 
 /// What the names of a route's path stand for in a request.
 pub type Captures = Vec<(String, String)>;
@@ -35,6 +37,10 @@ pub fn find<'a>(
     routes: impl IntoIterator<Item = &'a GuardRoute>,
     parts: &Parts,
 ) -> Result<(usize, Captures), Problem> {
+    if parts.method.as_str().contains(char::is_lowercase) {
+        let detail = "has lower-case letters; some applications take it for the method in upper case";
+        return Err(Problem::invalid("method", detail));
+    }
     let path = parts.uri.path();
     if has_dots(path) {
         let detail = "a part of the path is `.` or `..`, which would be read in different ways";
@@ -45,7 +51,13 @@ pub fn find<'a>(
     found.ok_or_else(|| Problem::not_found(path))
 }
 
-/// What the lock of a route is asked for. `body` is what the route lets the policy see of it.
+/// What is known of a body: what the route lets the policy see, and whether that is all of it.
+pub struct Seen {
+    pub body: Vec<u8>,
+    pub is_whole: bool,
+}
+
+/// What the lock of a route is asked for.
 ///
 /// # Errors
 /// Where the request lacks a part that it is named by, or has too much that the policy would see.
@@ -53,10 +65,17 @@ pub fn asked(
     lock: &GuardLock,
     parts: &Parts,
     captures: Captures,
-    body: Vec<u8>,
+    seen: Seen,
     limits: &Limits,
 ) -> Result<Asked, Problem> {
-    let http = view(parts, captures, lock, body)?;
+    if lock.names_body() && !seen.is_whole {
+        // A second member of the same name may follow, and be the one that the application reads.
+        let bound = lock.see_body_bytes;
+        let detail =
+            format!("the body is over {bound} bytes, which is what this route reads to name its lock");
+        return Err(Problem::new(Kind::TooLarge, detail).with("bound", bound));
+    }
+    let http = view(parts, captures, lock, seen.body)?;
     let fill = |template| fill(template, parts, &http, limits);
     let resource = fill(&lock.resource)?;
     let labels = lock.labels.iter().map(|(name, template)| {
@@ -129,7 +148,7 @@ fn view(
     };
     let pairs = [&view.captures, &view.query, &view.headers];
     let bytes: usize =
-        pairs.into_iter().flatten().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+        pairs.into_iter().flatten().map(|(name, value)| name.len() + value.len() + PAIR_BYTES).sum::<usize>()
             + view.path.len();
     if bytes > MAX_BYTES {
         let detail = format!(

@@ -9,10 +9,12 @@ use serde_json::value::RawValue;
 ///
 /// `path` leads from the outermost object or list inwards: names of members and, counted from 0, elements
 /// of lists, with dots between them (`items.0.sku`). It cannot name a member with a dot in its name. A
-/// text is given as it is, a number as it is written, `true` and `false` as these words.
+/// text is given as it is, a whole number in digits, `true` and `false` as these words.
 ///
 /// `None` where
 /// - there is no such field in the prefix, or it is an object, a list or `null`;
+/// - it is a number that can be written in several ways (`1.0`, `1e0`, `-0`): one thing would have several
+///   names;
 /// - the prefix ends inside the field, or directly behind a number, which may go on;
 /// - a name on the path is there twice in the prefix: of two readers, one may take the first and one the
 ///   last;
@@ -97,7 +99,8 @@ fn scalar(json: &str) -> Option<String> {
     match json.as_bytes().first()? {
         b'{' | b'[' | b'n' => None,
         b'"' => serde_json::from_str(json).ok(),
-        _ => Some(json.to_owned()),
+        b't' | b'f' => Some(json.to_owned()),
+        _ => Some(json.to_owned()).filter(|number| !number.contains(['.', 'e', 'E']) && number != "-0"),
     }
 }
 

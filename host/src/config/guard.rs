@@ -70,6 +70,14 @@ pub struct GuardLock {
     pub max_replay_bytes: usize,
 }
 
+impl GuardLock {
+    /// Whether the lock is named by something in the body.
+    pub fn names_body(&self) -> bool {
+        let labels = self.labels.iter().map(|(_, template)| template);
+        labels.chain([&self.resource]).any(Template::reads_body)
+    }
+}
+
 /// What all upstreams have in common.
 #[derive(Clone, Debug)]
 pub struct UpstreamLimits {

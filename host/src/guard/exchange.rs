@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::http::response;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::locked::Locked;
-use super::relay::{self, Relay};
+use super::relay::{self, Relay, Telling};
 use super::routes::Route;
 use super::upload::{Sending, Upload};
 use super::upstream::{self, Connection, SendError};
@@ -29,6 +31,7 @@ pub struct Exchange {
     pub lock: Option<Box<Locked>>,
     /// The protocol that the client wants to change to.
     pub upgrade: Option<HeaderValue>,
+    pub takes_trailers: bool,
     pub peer: Arc<Peer>,
     pub tasks: TaskTracker,
 }
@@ -37,43 +40,62 @@ impl Exchange {
     /// As [`Exchange::run`]; goes on in a task of its own where the caller goes away, for the upstream does, too.
     pub fn outlive(self, request: Request) -> impl Future<Output = Result<Response, Problem>> {
         let tasks = self.tasks.clone();
-        Surviving { future: Some(Box::pin(self.run(request))), tasks }
+        let loss = self.lock.as_ref().map(|lock| lock.loss());
+        Surviving { future: Some(Box::pin(self.run(request))), loss, _under_way: tasks.token(), tasks }
     }
 
     /// Answers with what the upstream answers. Its end lets go of the lock, and so does any failure.
     pub async fn run(mut self, request: Request) -> Result<Response, Problem> {
-        let (answer, connection) = self.send(request).await?;
+        let (answer, mut connection) = self.send(request).await?;
         if answer.status() == hyper::StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(answer);
+            return self.switch(answer, connection);
         }
         let (mut head, body) = answer.into_parts();
         check(&head, &connection)?;
         headers::strip_hop_by_hop(&mut head.headers);
-        // An HTTP/1.0 upstream does not make its client one.
+        headers::strip_own(&mut head.headers);
+        if head.version == hyper::Version::HTTP_10 {
+            // The library would go on in HTTP/1.0 on this connection, and without chunks.
+            connection.is_last();
+        }
         head.version = hyper::Version::HTTP_11;
         let lock = self.lock.take();
-        if lock.as_ref().is_some_and(|lock| lock.is_lost() && lock.marks()) {
-            head.headers.insert(headers::LOCK_STATUS, HeaderValue::from_static("lost"));
-        }
         if body.is_end_stream() {
+            self.sending.stop();
             connection.keep();
             return Ok(end(head, lock).await);
         }
-        if lock.as_ref().is_some_and(|lock| lock.marks()) {
-            // Only an answer in chunks has trailers.
-            head.headers.remove(header::CONTENT_LENGTH);
-            head.headers.append(header::TRAILER, HeaderValue::from(headers::LOCK_STATUS));
-        }
         let recording = lock.as_ref().and_then(|lock| lock.recording(&head));
+        let telling = self.telling(&mut head, lock.as_deref());
         let relay = Relay::new(relay::Parts {
             body,
             connection,
+            sending: self.sending,
             idle_timeout: self.route.config.idle_timeout,
             lock: lock.map(|lock| *lock),
             recording,
+            telling,
             tasks: self.tasks,
         });
         Ok(Response::from_parts(head, Body::proxied(relay)))
+    }
+
+    /// How the client is told of a lost lease, where its policy wants that; now, if it is lost already.
+    fn telling(&self, head: &mut response::Parts, lock: Option<&Locked>) -> Telling {
+        match lock.filter(|lock| lock.marks()) {
+            None => Telling::Nothing,
+            Some(lock) if lock.is_lost() => {
+                head.headers.insert(headers::LOCK_STATUS, HeaderValue::from_static("lost"));
+                Telling::Nothing
+            }
+            Some(_) if self.takes_trailers => {
+                // Only an answer in chunks has trailers.
+                head.headers.remove(header::CONTENT_LENGTH);
+                head.headers.append(header::TRAILER, HeaderValue::from(headers::LOCK_STATUS));
+                Telling::Trailer
+            }
+            Some(_) => Telling::BreakOff,
+        }
     }
 
     async fn send(&self, request: Request) -> Result<(hyper::Response<Incoming>, Connection), Problem> {
@@ -120,14 +142,26 @@ impl Exchange {
         }
     }
 
-    fn switch(mut self, mut answer: hyper::Response<Incoming>) -> Result<Response, Problem> {
+    fn switch(
+        mut self,
+        mut answer: hyper::Response<Incoming>,
+        connection: Connection,
+    ) -> Result<Response, Problem> {
         if self.upgrade.is_none() {
             let detail = "the upstream changed the protocol, which nobody had asked for".to_owned();
             return Err(upstream_failed(detail));
         }
         let upstream = hyper::upgrade::on(&mut answer);
         let lock = self.lock.take();
-        self.peer.upgrade(move |client, early| Box::pin(tunnel::run(client, early, upstream, lock)));
+        let idle = self.route.config.idle_timeout;
+        self.peer.upgrade(move |client, early| {
+            let tunnel = tunnel::run(client, early, upstream, lock, idle);
+            Box::pin(async move {
+                tunnel.await;
+                // Its place among those of the upstream was taken until now.
+                drop(connection);
+            })
+        });
         let (mut head, _) = answer.into_parts();
         head.version = hyper::Version::HTTP_11;
         Ok(empty(head))
@@ -139,7 +173,7 @@ async fn end(mut head: response::Parts, lock: Option<Box<Locked>>) -> Response {
     if let Some(lock) = lock {
         let marks = lock.marks();
         let kept = match lock.recording(&head) {
-            Some(recording) => lock.finish(recording.finish()).await.is_ok(),
+            Some(recording) => lock.finish(recording.finish()).await,
             None => lock.end(),
         };
         if marks && !kept {
@@ -151,32 +185,45 @@ async fn end(mut head: response::Parts, lock: Option<Box<Locked>>) -> Response {
 
 /// Refuses answers whose length can be read in two ways.
 fn check(head: &response::Parts, connection: &Connection) -> Result<(), Problem> {
-    let headers = &head.headers;
-    let lengths = headers.get_all(header::CONTENT_LENGTH).iter().count();
-    let what = match headers.contains_key(header::TRANSFER_ENCODING) {
-        true if lengths > 0 => "both a content-length and a transfer-encoding",
-        _ if lengths > 1 => "more than one content-length",
-        _ => return Ok(()),
+    let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
+    let mut lengths = head.headers.get_all(header::CONTENT_LENGTH).iter();
+    let is_number = |length: &HeaderValue| length.as_bytes().iter().all(u8::is_ascii_digit);
+    let what = match (codings.next(), codings.next(), lengths.next(), lengths.next()) {
+        (Some(_), _, Some(_), _) => "both a content-length and a transfer-encoding",
+        (None, _, _, Some(_)) => "more than one content-length",
+        (None, _, Some(length), None) if !is_number(length) => "a content-length that is no number",
+        (Some(coding), None, None, _) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => return Ok(()),
+        (Some(_), ..) => "a transfer-encoding other than chunked",
+        (None, ..) => return Ok(()),
     };
     Err(upstream_failed(format!("{} sent {what}", connection.target())))
 }
 
-/// When the upstream has been sent all that there is, and has said nothing for `limit`.
+/// How often it is looked whether a request has been sent in whole.
+const LOOK: u32 = 500;
+
+/// When the upstream has been sent the whole request, and has said nothing for `limit`.
 async fn silence(sending: &Sending, limit: Duration) -> Duration {
-    let limit_us = limit.as_micros() as u64;
     loop {
-        let until = sending.last().plus_us(limit_us);
-        if clock::now() >= until {
+        let until = match sending.ended_at() {
+            Some(ended) => ended.plus_us(limit.as_micros() as u64),
+            None => clock::now().plus_ms(LOOK),
+        };
+        clock::sleep_until(until).await;
+        if sending.ended_at().is_some_and(|ended| clock::now() >= ended.plus_us(limit.as_micros() as u64)) {
             return limit;
         }
-        clock::sleep_until(until).await;
     }
 }
 
-/// A future that is finished in a task of its own where nobody waits for it any more.
+/// A future that is finished in a task of its own where nobody waits for it any more, unless the lease that
+/// it is under is lost.
 struct Surviving<F: Future + Send + 'static> {
     future: Option<Pin<Box<F>>>,
+    loss: Option<BoxFuture<'static, Arc<str>>>,
     tasks: TaskTracker,
+    /// A drain waits for exchanges that are under way.
+    _under_way: TaskTrackerToken,
 }
 
 impl<F: Future + Send + 'static> Future for Surviving<F> {
@@ -192,8 +239,16 @@ impl<F: Future + Send + 'static> Future for Surviving<F> {
 
 impl<F: Future + Send + 'static> Drop for Surviving<F> {
     fn drop(&mut self) {
-        if let Some(future) = self.future.take() {
-            self.tasks.spawn(async move { drop(future.await) });
-        }
+        let Some(future) = self.future.take() else { return };
+        let loss = self.loss.take();
+        self.tasks.spawn(async move {
+            match loss {
+                None => drop(future.await),
+                Some(loss) => tokio::select! {
+                    answer = future => drop(answer),
+                    _ = loss => {}
+                },
+            }
+        });
     }
 }

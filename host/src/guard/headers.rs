@@ -21,6 +21,7 @@ pub const LOCK_STATUS: HeaderName = HeaderName::from_static("lock-status");
 pub const LOCK_REPLAYED: HeaderName = HeaderName::from_static("lock-replayed");
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -39,7 +40,8 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         .collect();
-    if !named.contains(&UPGRADE) {
+    // HTTP/2 in a tunnel would lead past the routes (RFC 9113, 3.1: it is not used any more).
+    if !named.contains(&UPGRADE) || upgrade.as_ref().is_some_and(|protocol| contains_token(protocol, "h2c")) {
         upgrade = None;
     }
     let takes_trailers = headers.get(TE).is_some_and(|te| contains_token(te, "trailers"));
@@ -55,6 +57,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         PROXY_AUTHORIZATION,
         TE,
         TRANSFER_ENCODING,
+        HTTP2_SETTINGS,
     ];
     for name in own {
         headers.remove(name);
@@ -73,18 +76,25 @@ fn contains_token(value: &HeaderValue, token: &str) -> bool {
 /// Takes out what only the proxy may say of a request. Gateways of some languages do not tell `_` from
 /// `-` in a name, so neither counts.
 pub fn strip_own(headers: &mut HeaderMap) {
-    let is_own = |name: &HeaderName| {
-        let name = name.as_str().as_bytes();
-        name.starts_with(b"lock-") || name.starts_with(b"lock_")
-    };
-    let own: Vec<HeaderName> = headers.keys().filter(|name| is_own(name)).cloned().collect();
-    for name in own {
+    strip(headers, |name| name.starts_with("lock-") || name.starts_with("lock_"));
+}
+
+fn strip(headers: &mut HeaderMap, is_unwanted: impl Fn(&str) -> bool) {
+    let unwanted: Vec<HeaderName> =
+        headers.keys().filter(|name| is_unwanted(name.as_str())).cloned().collect();
+    for name in unwanted {
         headers.remove(name);
     }
 }
 
-/// Says who asked, of which host and how.
+/// Says who asked, of which host and how. Without `trust`, what the client says of that is taken out.
 pub fn forward(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, trust: bool) {
+    if !trust {
+        strip(headers, |name| {
+            let name = name.replace('_', "-");
+            name.starts_with("x-forwarded-") || name == "x-real-ip"
+        });
+    }
     let ip = peer.address.ip();
     let proto = if peer.tls { "https" } else { "http" };
     let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
@@ -102,8 +112,6 @@ pub fn forward(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>,
         && (!trust || !headers.contains_key(FORWARDED_HOST))
     {
         headers.insert(FORWARDED_HOST, host.clone());
-    } else if !trust {
-        headers.remove(FORWARDED_HOST);
     }
 }
 
@@ -177,6 +185,8 @@ mod tests {
         assert_eq!(sorted(&headers), ["accept: */*", "content-length: 3", "host: a", "te: trailers"]);
         let mut headers = map(&[("connection", "Upgrade"), ("upgrade", "websocket")]);
         assert_eq!(strip_hop_by_hop(&mut headers).unwrap(), "websocket");
+        let mut headers = map(&[("connection", "Upgrade"), ("upgrade", "h2c"), ("http2-settings", "AAM")]);
+        assert_eq!((strip_hop_by_hop(&mut headers), headers.len()), (None, 0));
     }
 
     #[test]
@@ -191,9 +201,17 @@ mod tests {
     fn who_asked_is_said_and_only_believed_where_trusted() {
         let peer = Peer::new("[2001:db8::1]:5".parse().unwrap(), true);
         let host = HeaderValue::from_static("shop.example");
-        let lie = [("x-forwarded-for", "1.2.3.4"), ("x-forwarded-proto", "ftp"), ("forwarded", "for=x")];
+        let lie = [
+            ("x-forwarded-for", "1.2.3.4"),
+            ("x-forwarded-proto", "ftp"),
+            ("x-forwarded-port", "1"),
+            ("x_forwarded_for", "1.2.3.4"),
+            ("x-real-ip", "1.2.3.4"),
+            ("forwarded", "for=x"),
+        ];
         let mut headers = map(&lie);
         forward(&mut headers, &peer, Some(&host), false);
+        assert_eq!(headers.len(), 4, "{headers:?}");
         assert_eq!(headers["x-forwarded-for"], "2001:db8::1");
         assert_eq!(headers["forwarded"], "for=\"[2001:db8::1]\";host=\"shop.example\";proto=https");
         assert_eq!(

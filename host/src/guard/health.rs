@@ -1,6 +1,6 @@
 //! Upstreams that are asked how they are.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,49 +11,56 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::Shared;
-use super::routes::Routes;
+use super::routes::{Route, Routes};
 use super::upstream::Target;
 
 /// One question may take this long.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Kept connections that nobody uses are looked for as often.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// Asks each upstream of a route with a `health` path, again and again, and closes connections that
 /// nobody uses.
 pub async fn watch(shared: Arc<Shared>, routes: Vec<Arc<ArcSwap<Routes>>>, every: Duration) {
     let mut rounds = tokio::time::interval(every);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut sweeps = tokio::time::interval(SWEEP);
     loop {
-        rounds.tick().await;
-        for target in shared.targets.all() {
-            target.sweep();
+        tokio::select! {
+            _ = rounds.tick() => round(&shared, &routes).await,
+            _ = sweeps.tick() => shared.targets.all().iter().for_each(|target| target.sweep()),
         }
-        let mut asked = HashSet::new();
-        let mut questions = Vec::new();
-        for routes in routes.iter().map(|routes| routes.load_full()) {
-            for route in routes.iter() {
-                let Some(path) = &route.config.health else { continue };
-                for target in &route.targets {
-                    if asked.insert((target.name().to_owned(), path.clone())) {
-                        questions.push(ask(target.clone(), path.clone()));
-                    }
-                }
-            }
-        }
-        futures_util::future::join_all(questions).await;
     }
 }
 
-async fn ask(target: Arc<Target>, path: String) {
-    let answer = tokio::time::timeout(PATIENCE, probe(target.name(), &path)).await;
-    let trouble = match answer {
-        Ok(Ok(status)) if status.is_success() => None,
-        Ok(Ok(status)) => Some(format!("answered {status}")),
-        Ok(Err(error)) => Some(format!("{error:#}")),
-        Err(_elapsed) => Some(format!("did not answer within {} ms", PATIENCE.as_millis())),
-    };
+async fn round(shared: &Shared, routes: &[Arc<ArcSwap<Routes>>]) {
+    let routes: Vec<Arc<Routes>> = routes.iter().map(|routes| routes.load_full()).collect();
+    let questions = shared.targets.all().into_iter().map(|target| {
+        let leads_there = |route: &&Arc<Route>| route.targets.iter().any(|known| Arc::ptr_eq(known, &target));
+        let routes = routes.iter().flat_map(|routes| routes.iter()).filter(leads_there);
+        let paths: BTreeSet<String> = routes.filter_map(|route| route.config.health.clone()).collect();
+        ask(target, paths)
+    });
+    futures_util::future::join_all(questions.collect::<Vec<_>>()).await;
+}
+
+/// A target that nobody asks about is taken to be well.
+async fn ask(target: Arc<Target>, paths: BTreeSet<String>) {
+    let mut trouble = None;
+    for path in paths {
+        let answer = tokio::time::timeout(PATIENCE, probe(target.name(), &path)).await;
+        let what = match answer {
+            Ok(Ok(status)) if status.is_success() => continue,
+            Ok(Ok(status)) => format!("answered {status}"),
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_elapsed) => format!("did not answer within {} ms", PATIENCE.as_millis()),
+        };
+        trouble = Some(format!("{path}: {what}"));
+    }
     if target.note_health(trouble.is_some()) {
         match trouble {
-            Some(why) => tracing::warn!(upstream = target.name(), path, why, "an upstream is not well"),
+            Some(why) => tracing::warn!(upstream = target.name(), why, "an upstream is not well"),
             None => tracing::info!(upstream = target.name(), "an upstream is well again"),
         }
     }
@@ -66,6 +73,8 @@ async fn probe(name: &str, path: &str) -> anyhow::Result<hyper::StatusCode> {
         .header(hyper::header::HOST, name)
         .header(hyper::header::CONNECTION, "close")
         .body(Empty::<bytes::Bytes>::new())?;
-    let (answer, _) = tokio::join!(sender.send_request(request), connection);
-    Ok(answer?.status())
+    tokio::select! {
+        answer = sender.send_request(request) => Ok(answer?.status()),
+        _ = connection => anyhow::bail!("the connection was closed"),
+    }
 }

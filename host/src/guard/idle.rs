@@ -18,6 +18,10 @@ impl Idle {
         Idle { limit, timer: None, moved: false }
     }
 
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
     pub fn moved(&mut self) {
         self.moved = true;
     }

@@ -7,12 +7,13 @@ use tokio::sync::watch;
 
 use super::replay::{Once, Recording};
 use crate::lock::{Key, Token};
-use crate::service::{Hold, Keeping, LeaseError, OnLoss};
+use crate::service::{Hold, Keeping, OnLoss};
 use crate::telemetry::Metrics;
 
 /// What a request holds. Dropping it lets go, without an outcome: what was to be done once was not done.
 pub struct Locked {
-    keeping: Keeping,
+    /// Until it is let go.
+    keeping: Option<Keeping>,
     lost: watch::Receiver<Option<Arc<str>>>,
     on_loss: OnLoss,
     keys: Arc<[Key]>,
@@ -31,7 +32,16 @@ impl Locked {
         let once = (lease.primitive == "once").then(once);
         let (resource, on_loss) = (lease.resource.clone(), hold.on_loss());
         let keeping = hold.keep();
-        Locked { lost: keeping.watch(), keeping, on_loss, keys, tokens, resource, once, metrics }
+        Locked {
+            lost: keeping.watch(),
+            keeping: Some(keeping),
+            on_loss,
+            keys,
+            tokens,
+            resource,
+            once,
+            metrics,
+        }
     }
 
     pub fn keys(&self) -> &[Key] {
@@ -48,22 +58,24 @@ impl Locked {
     }
 
     pub fn is_lost(&self) -> bool {
-        self.keeping.is_lost().is_some()
+        self.lost.borrow().is_some()
     }
 
-    /// Tells when the request must be broken off, and why, where the policy asks for that.
-    pub fn cut(&self) -> Option<BoxFuture<'static, Arc<str>>> {
-        if self.on_loss != OnLoss::Cut {
-            return None;
-        }
+    /// Tells when the lease is lost, and why.
+    pub fn loss(&self) -> BoxFuture<'static, Arc<str>> {
         let mut lost = self.lost.clone();
-        Some(Box::pin(async move {
+        Box::pin(async move {
             let why = lost.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
             match why {
                 Ok(why) => why,
                 Err(_) => std::future::pending().await,
             }
-        }))
+        })
+    }
+
+    /// As [`Locked::loss`], where the policy wants the request to be broken off then.
+    pub fn cut(&self) -> Option<BoxFuture<'static, Arc<str>>> {
+        (self.on_loss == OnLoss::Cut).then(|| self.loss())
     }
 
     /// What writes the answer down, where it is kept.
@@ -72,22 +84,30 @@ impl Locked {
         Recording::new(head, once.fingerprint.to_string(), once.max_bytes, once.max_value_bytes)
     }
 
-    /// Keeps the outcome, and lets go.
-    pub async fn finish(self, outcome: Box<str>) -> Result<(), LeaseError> {
-        let Locked { keeping, resource, metrics, .. } = self;
+    /// Keeps the outcome, and lets go. Whether it is kept; that it is not is logged and counted.
+    pub async fn finish(mut self, outcome: Box<str>) -> bool {
+        let Some(keeping) = self.keeping.take() else { return false };
         let finished = keeping.finish(outcome).await;
         if let Err(error) = &finished {
-            metrics.guard_lost();
+            self.metrics.guard_lost();
+            let resource = &self.resource;
             tracing::warn!(resource, %error, "the outcome of a request could not be kept; it may be done again");
         }
-        finished
+        finished.is_ok()
     }
 
-    /// The upstream is done. Whether the lease lasted as long; a loss is logged and counted.
+    /// The upstream is done. Whether the lease lasted as long.
     pub fn end(self) -> bool {
-        let Some(why) = self.keeping.is_lost() else { return true };
-        self.metrics.guard_lost();
-        tracing::warn!(resource = self.resource, %why, "a lease was lost while the upstream worked");
-        false
+        !self.is_lost()
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let Some(_keeping) = self.keeping.take() else { return };
+        if let Some(why) = self.lost.borrow().as_ref() {
+            self.metrics.guard_lost();
+            tracing::warn!(resource = self.resource, %why, "a lease was lost while the upstream worked");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! The body of an upstream's answer on its way to the client, and the end of the lock.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -10,32 +11,58 @@ use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderValue};
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::headers::LOCK_STATUS;
 use super::idle::Idle;
 use super::locked::Locked;
 use super::replay::Recording;
+use super::upload::Sending;
 use super::upstream::Connection;
+use crate::clock;
 use crate::http::BrokenBody;
+use crate::lock::Instant;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, BrokenBody>>>;
 
 /// Passes the answer on piece by piece. Where the client goes away, the rest is read all the same:
-/// the lock is kept until the upstream is done.
+/// the lock is kept until the upstream is done. Where the client only stops reading, it is given up after a while.
 pub struct Relay {
-    stream: Option<Box<Stream>>,
+    shared: Arc<Shared>,
+    /// Somebody sees to it that the client reads on.
+    is_watched: bool,
     tasks: TaskTracker,
+    /// A drain waits for answers that are under way.
+    _under_way: TaskTrackerToken,
+}
+
+struct Shared {
+    /// `None` once it was given up.
+    stream: Mutex<Option<Box<Stream>>>,
+    why: OnceLock<String>,
+    /// When the client last took a piece.
+    taken_at: AtomicU64,
+}
+
+/// How the client learns that the lease was lost while the answer streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// It need not.
+    Nothing,
+    Trailer,
+    /// It takes no trailers: its answer breaks off.
+    BreakOff,
 }
 
 struct Stream {
     body: Incoming,
     idle: Idle,
     connection: Option<Connection>,
+    sending: Arc<Sending>,
     lock: Option<Locked>,
     cut: Option<BoxFuture<'static, Arc<str>>>,
     recording: Option<Recording>,
-    /// The answer's trailers say whether the lease was lost.
-    marks: bool,
+    telling: Telling,
     /// The outcome is on its way to the store; tells whether it was kept.
     keeping: Option<BoxFuture<'static, bool>>,
     /// The last piece, which waits for that.
@@ -49,23 +76,25 @@ struct Stream {
 pub struct Parts {
     pub body: Incoming,
     pub connection: Connection,
+    pub sending: Arc<Sending>,
     pub idle_timeout: Duration,
     pub lock: Option<Locked>,
     pub recording: Option<Recording>,
+    pub telling: Telling,
     pub tasks: TaskTracker,
 }
 
 impl Relay {
     /// For a body that has not ended.
     pub fn new(parts: Parts) -> Relay {
-        let marks = parts.lock.as_ref().is_some_and(Locked::marks);
         let stream = Stream {
             idle: Idle::new(parts.idle_timeout),
             connection: Some(parts.connection),
+            sending: parts.sending,
             cut: parts.lock.as_ref().and_then(Locked::cut),
             lock: parts.lock,
             recording: parts.recording,
-            marks,
+            telling: parts.telling,
             keeping: None,
             withheld: None,
             lost: false,
@@ -73,7 +102,58 @@ impl Relay {
             done: false,
             body: parts.body,
         };
-        Relay { stream: Some(Box::new(stream)), tasks: parts.tasks }
+        let shared = Shared {
+            stream: Mutex::new(Some(Box::new(stream))),
+            why: OnceLock::new(),
+            taken_at: AtomicU64::new(clock::now().0),
+        };
+        let under_way = parts.tasks.token();
+        Relay { shared: Arc::new(shared), is_watched: false, tasks: parts.tasks, _under_way: under_way }
+    }
+}
+
+impl Shared {
+    fn with<R>(&self, look: impl FnOnce(&mut Option<Box<Stream>>) -> R) -> R {
+        look(&mut self.stream.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn give_up(&self, why: String) {
+        tracing::debug!(why, "an answer is given up");
+        let _ = self.why.set(why);
+        drop(self.with(Option::take));
+    }
+}
+
+/// Gives an answer up whose client has taken nothing for `limit`, or whose lease is lost and is to be cut off then:
+/// while the client does not read, nothing asks for the body.
+async fn watch(shared: Weak<Shared>, limit: Duration, mut cut: Option<BoxFuture<'static, Arc<str>>>) {
+    loop {
+        let until = {
+            let Some(shared) = shared.upgrade() else { return };
+            if shared.with(|stream| stream.as_ref().is_none_or(|stream| stream.done)) {
+                return;
+            }
+            let until = Instant(shared.taken_at.load(Relaxed)).plus_us(limit.as_micros() as u64);
+            if clock::now() >= until {
+                return shared.give_up(format!("nothing moved for {} ms", limit.as_millis()));
+            }
+            until
+        };
+        let cut = async {
+            match &mut cut {
+                Some(cut) => cut.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = clock::sleep_until(until) => {}
+            why = cut => {
+                if let Some(shared) = shared.upgrade() {
+                    shared.give_up(format!("the lease was lost: {why}"));
+                }
+                return;
+            }
+        }
     }
 }
 
@@ -83,6 +163,8 @@ impl Stream {
     fn upstream_done(&mut self) {
         self.upstream_done = true;
         self.cut = None;
+        // An application that has answered gets no more of the request: its lock is about to be free.
+        self.sending.stop();
         if let Some(connection) = self.connection.take() {
             connection.keep();
         }
@@ -90,7 +172,7 @@ impl Stream {
         match self.recording.take() {
             Some(recording) => {
                 let outcome = recording.finish();
-                self.keeping = Some(Box::pin(async move { lock.finish(outcome).await.is_ok() }));
+                self.keeping = Some(Box::pin(lock.finish(outcome)));
             }
             None => self.lost = !lock.end(),
         }
@@ -112,6 +194,9 @@ impl Stream {
             if let Some(keeping) = &mut self.keeping {
                 self.lost = !ready!(keeping.as_mut().poll(cx));
                 self.keeping = None;
+            }
+            if self.upstream_done && self.lost && self.telling == Telling::BreakOff {
+                return self.broken("the lease was lost while the upstream worked".to_owned());
             }
             if let Some(frame) = self.withheld.take() {
                 return self.pass(frame);
@@ -155,14 +240,14 @@ impl Stream {
                 Poll::Ready(self.mark(Some(trailers)).map(Ok))
             }
             Err(frame) => {
-                self.done = self.upstream_done && !self.marks;
+                self.done = self.upstream_done && self.telling != Telling::Trailer;
                 Poll::Ready(Some(Ok(frame)))
             }
         }
     }
 
     fn mark(&self, trailers: Option<HeaderMap>) -> Option<Frame<Bytes>> {
-        if !(self.marks && self.lost) {
+        if !(self.telling == Telling::Trailer && self.lost) {
             return trailers.map(Frame::trailers);
         }
         let mut trailers = trailers.unwrap_or_default();
@@ -171,36 +256,72 @@ impl Stream {
     }
 }
 
+impl Stream {
+    fn is_end(&self) -> bool {
+        let nothing_left = self.withheld.is_none() && self.keeping.is_none();
+        self.done || (self.upstream_done && nothing_left && self.telling == Telling::Nothing)
+    }
+}
+
 impl Body for Relay {
     type Data = Bytes;
     type Error = BrokenBody;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
-        self.stream.as_mut().map_or(Poll::Ready(None), |stream| stream.poll(cx))
+        let this = &mut *self;
+        let shared = &this.shared;
+        let polled = shared.with(|stream| stream.as_mut().map(|stream| (stream.poll(cx), stream.done)));
+        let Some((polled, done)) = polled else {
+            let why = shared.why.get().cloned().unwrap_or_default();
+            return Poll::Ready(Some(Err(BrokenBody::new(why))));
+        };
+        if let Poll::Ready(Some(Ok(_))) = &polled {
+            shared.taken_at.store(clock::now().0, Relaxed);
+            // Most answers are one piece, for which nobody need watch.
+            if !done && !std::mem::replace(&mut this.is_watched, true) {
+                let (limit, cut) = shared.with(|stream| {
+                    let stream = stream.as_ref();
+                    let cut = stream.and_then(|stream| stream.lock.as_ref()).and_then(Locked::cut);
+                    (stream.map(|stream| stream.idle.limit()), cut)
+                });
+                if let Some(limit) = limit {
+                    tokio::spawn(watch(Arc::downgrade(shared), limit, cut));
+                }
+            }
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.stream.as_ref().is_none_or(|stream| {
-            let nothing_left = stream.withheld.is_none() && stream.keeping.is_none() && !stream.marks;
-            stream.done || (stream.upstream_done && nothing_left)
-        })
+        self.shared.with(|stream| stream.as_ref().is_some_and(|stream| stream.is_end()))
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.stream {
-            Some(stream) if !stream.marks => stream.body.size_hint(),
+        self.shared.with(|stream| match stream {
+            Some(stream) if stream.telling != Telling::Trailer => stream.body.size_hint(),
             _ => SizeHint::default(),
-        }
+        })
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        let Some(mut stream) = self.stream.take() else { return };
-        if stream.lock.is_some() || stream.keeping.is_some() {
-            self.tasks.spawn(async move {
-                while let Some(Ok(_)) = std::future::poll_fn(|cx| stream.poll(cx)).await {}
-            });
+        let Some(mut stream) = self.shared.with(Option::take) else { return };
+        if stream.lock.is_none() && stream.keeping.is_none() {
+            return;
         }
+        // The client is gone, and the application is not told: it works on, under its lock. When that is lost
+        // nothing is left to wait for.
+        let loss = stream.lock.as_ref().map(Locked::loss);
+        self.tasks.spawn(async move {
+            let rest = async { while let Some(Ok(_)) = std::future::poll_fn(|cx| stream.poll(cx)).await {} };
+            match loss {
+                None => rest.await,
+                Some(loss) => tokio::select! {
+                    () = rest => {}
+                    _ = loss => {}
+                },
+            }
+        });
     }
 }

@@ -41,11 +41,20 @@ pub struct Recording {
     max_value_bytes: usize,
 }
 
-/// What a request is recognised by: all that the policy saw of it.
-pub fn fingerprint(view: &HttpView) -> String {
+/// What a request is recognised by: its host, all that the policy saw of it, and how long its body is.
+pub fn fingerprint(view: &HttpView, headers: &HeaderMap) -> String {
     let mut hash = Sha256::new();
-    let query = view.query.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
-    for piece in [view.method.as_bytes(), view.path.as_bytes(), &view.body].into_iter().chain(query) {
+    let pairs = view.query.iter().chain(&view.headers);
+    let pairs = pairs.flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
+    let said = |name| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
+    let own = [
+        view.method.as_bytes(),
+        view.path.as_bytes(),
+        &view.body,
+        said(header::HOST),
+        said(header::CONTENT_LENGTH),
+    ];
+    for piece in own.into_iter().chain(pairs) {
         hash.update((piece.len() as u64).to_le_bytes());
         hash.update(piece);
     }
@@ -70,7 +79,8 @@ impl Recording {
             return None;
         }
         let kept = |(name, value): (&HeaderName, &HeaderValue)| {
-            let own = [header::DATE, header::TRAILER, header::CONTENT_LENGTH];
+            // A cookie is for the one who got it first.
+            let own = [header::DATE, header::TRAILER, header::CONTENT_LENGTH, header::SET_COOKIE];
             let value = value.to_str().ok().filter(|_| !own.contains(name))?;
             Some((name.as_str().to_owned(), value.to_owned()))
         };

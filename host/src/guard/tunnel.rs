@@ -1,19 +1,37 @@
 //! A connection that changed its protocol, for example to WebSocket, under the lock of its request.
 
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
 use bytes::Bytes;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::locked::Locked;
+use crate::clock;
 use crate::http::Stream;
+use crate::lock::Instant;
 
-/// Passes bytes both ways until both sides have closed, or the lease is lost and the policy wants to
-/// break off then.
-pub async fn run(mut client: Stream, early: Bytes, upstream: OnUpgrade, lock: Option<Box<Locked>>) {
+/// Passes bytes both ways until both sides have closed, nothing has come from either for `idle`, or the lease
+/// is lost and the policy wants to break off then.
+pub async fn run(
+    client: Stream,
+    early: Bytes,
+    upstream: OnUpgrade,
+    lock: Option<Box<Locked>>,
+    idle: Duration,
+) {
     let cut = lock.as_ref().and_then(|lock| lock.cut());
+    let heard_at = Arc::new(AtomicU64::new(clock::now().0));
     let pass = async {
-        let mut upstream = TokioIo::new(upstream.await.map_err(std::io::Error::other)?);
+        let upstream = TokioIo::new(upstream.await.map_err(io::Error::other)?);
+        let mut client = Heard { stream: client, at: heard_at.clone() };
+        let mut upstream = Heard { stream: upstream, at: heard_at.clone() };
         upstream.write_all(&early).await?;
         tokio::io::copy_bidirectional(&mut client, &mut upstream).await
     };
@@ -27,9 +45,51 @@ pub async fn run(mut client: Stream, early: Bytes, upstream: OnUpgrade, lock: Op
         passed = pass => if let Err(error) = passed {
             tracing::debug!(%error, "an upgraded connection broke");
         },
+        () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was silent"),
         () = cut => {}
     }
-    if let Some(lock) = lock {
-        lock.end();
+}
+
+async fn silence(heard_at: &AtomicU64, idle: Duration) {
+    loop {
+        let until = Instant(heard_at.load(Relaxed)).plus_us(idle.as_micros() as u64);
+        if clock::now() >= until {
+            return;
+        }
+        clock::sleep_until(until).await;
+    }
+}
+
+/// Notes when something was last heard.
+struct Heard<S> {
+    stream: S,
+    at: Arc<AtomicU64>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_ready() {
+            self.at.store(clock::now().0, Relaxed);
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -8,13 +8,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
+use super::headers;
 use super::idle::Idle;
 use crate::clock;
 use crate::http::{BodyError, BrokenBody};
 use crate::lock::Instant;
+use crate::route::Seen;
 
 /// What was read of it before, and the rest as it arrives. A client that sends nothing for too long breaks it.
 pub struct Upload {
@@ -26,18 +29,29 @@ pub struct Upload {
 
 /// How far the upstream has been sent its request.
 pub struct Sending {
-    last: AtomicU64,
+    /// When it had been sent in whole, by the proxy's clock; 0 until then.
+    ended_at: AtomicU64,
     failed: AtomicBool,
+    stopped: AtomicBool,
+    waker: AtomicWaker,
 }
 
 impl Sending {
-    fn moved(&self) {
-        self.last.store(clock::now().0, Relaxed);
+    fn ended(&self) {
+        self.ended_at.store(clock::now().0, Relaxed);
     }
 
-    /// When a piece of the body was last passed on; at first, when it began.
-    pub fn last(&self) -> Instant {
-        Instant(self.last.load(Relaxed))
+    /// When the whole request had been passed on, if it has been.
+    pub fn ended_at(&self) -> Option<Instant> {
+        Some(Instant(self.ended_at.load(Relaxed))).filter(|at| at.0 > 0)
+    }
+
+    /// Breaks the request off where it has not ended: the answer has.
+    pub fn stop(&self) {
+        if self.ended_at().is_none() {
+            self.stopped.store(true, Relaxed);
+            self.waker.wake();
+        }
     }
 
     /// Whether the client did not send its request to the end.
@@ -48,8 +62,13 @@ impl Sending {
 
 impl Upload {
     pub fn new(prefix: Prefix, rest: Incoming, idle: Duration) -> (Upload, Arc<Sending>) {
-        let sending =
-            Arc::new(Sending { last: AtomicU64::new(clock::now().0), failed: AtomicBool::new(false) });
+        let is_empty = prefix.frames.is_empty() && rest.is_end_stream();
+        let sending = Arc::new(Sending {
+            ended_at: AtomicU64::new(if is_empty { clock::now().0 } else { 0 }),
+            failed: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
         (Upload { first: prefix.frames, rest, idle: Idle::new(idle), sending: sending.clone() }, sending)
     }
 
@@ -68,17 +87,30 @@ impl Body for Upload {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenBody>>> {
         let this = &mut *self;
-        if let Some(frame) = this.first.pop_front() {
-            return Poll::Ready(Some(Ok(frame)));
+        let next = match this.first.pop_front() {
+            Some(frame) => Poll::Ready(Some(Ok(frame))),
+            None => Pin::new(&mut this.rest).poll_frame(cx),
+        };
+        this.sending.waker.register(cx.waker());
+        if this.sending.stopped.load(Relaxed) {
+            return this.broken("the upstream has answered before the request had ended".to_owned());
         }
-        match Pin::new(&mut this.rest).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
+        match next {
+            Poll::Ready(Some(Ok(mut frame))) => {
                 this.idle.moved();
-                this.sending.moved();
+                if let Some(trailers) = frame.trailers_mut() {
+                    headers::strip_own(trailers);
+                }
+                if this.is_end_stream() {
+                    this.sending.ended();
+                }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(error))) => this.broken(format!("the request broke off: {error}")),
-            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Ready(None) => {
+                this.sending.ended();
+                Poll::Ready(None)
+            }
             Poll::Pending => match this.idle.poll(cx) {
                 Poll::Ready(limit) => {
                     this.broken(format!("the client sent nothing for {} ms", limit.as_millis()))
@@ -109,6 +141,7 @@ impl Body for Upload {
 #[derive(Default)]
 pub struct Prefix {
     frames: VecDeque<Frame<Bytes>>,
+    ended: bool,
 }
 
 impl Prefix {
@@ -123,10 +156,18 @@ impl Prefix {
         }
         let read = async {
             let mut len = 0;
-            while len < bytes {
-                let Some(frame) = body.frame().await else { break };
+            // One more, which tells whether there is more.
+            while len <= bytes {
+                let Some(frame) = body.frame().await else {
+                    prefix.ended = true;
+                    break;
+                };
                 let frame = frame.map_err(BodyError::Broken)?;
-                len += frame.data_ref().map_or(0, Bytes::len);
+                match frame.data_ref().map(Bytes::len) {
+                    // HTTP/2 has empty pieces, any number of them.
+                    Some(0) => continue,
+                    some => len += some.unwrap_or(0),
+                }
                 prefix.frames.push_back(frame);
             }
             Ok(())
@@ -137,9 +178,10 @@ impl Prefix {
         }
     }
 
-    /// At most `bytes` of it.
-    pub fn bytes(&self, bytes: usize) -> Vec<u8> {
-        let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
-        data.take(bytes).copied().collect()
+    /// At most `bytes` of it; `rest` is what has not been read.
+    pub fn seen(&self, bytes: usize, rest: &Incoming) -> Seen {
+        let data: Vec<u8> = self.frames.iter().filter_map(Frame::data_ref).flatten().copied().collect();
+        let is_whole = (self.ended || rest.is_end_stream()) && data.len() <= bytes;
+        Seen { body: data.into_iter().take(bytes).collect(), is_whole }
     }
 }

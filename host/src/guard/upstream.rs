@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::upload::Upload;
 use crate::clock;
 use crate::config::UpstreamLimits;
+use crate::http;
 use crate::lock::Instant;
 
 type Request = hyper::Request<Upload>;
@@ -44,6 +45,7 @@ pub struct Connection {
     sender: SendRequest<Upload>,
     target: Arc<Target>,
     was_kept: bool,
+    is_last: bool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -139,10 +141,22 @@ impl Target {
         let busy = || SendError::Busy { name: self.name.clone(), limit: self.limits.max_requests };
         let place = self.places.clone().try_acquire_owned().map_err(|_| busy())?;
         if let Some(sender) = self.take_kept() {
-            return Ok(Connection { sender, target: self.clone(), was_kept: true, _place: place });
+            return Ok(Connection {
+                sender,
+                target: self.clone(),
+                was_kept: true,
+                is_last: false,
+                _place: place,
+            });
         }
         match self.connect().await {
-            Ok(sender) => Ok(Connection { sender, target: self.clone(), was_kept: false, _place: place }),
+            Ok(sender) => Ok(Connection {
+                sender,
+                target: self.clone(),
+                was_kept: false,
+                is_last: false,
+                _place: place,
+            }),
             Err(source) => {
                 let until = clock::now().plus_us(self.limits.down.as_micros() as u64);
                 self.down_until.store(until.0, Relaxed);
@@ -169,6 +183,7 @@ impl Target {
         };
         let stream = tokio::time::timeout(limit, TcpStream::connect(&self.name)).await.map_err(late)??;
         stream.set_nodelay(true)?;
+        http::keep_alive(&stream)?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(self.limits.max_header_bytes);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
@@ -194,10 +209,15 @@ impl Connection {
         &self.target.name
     }
 
+    /// No other request is sent on it.
+    pub fn is_last(&mut self) {
+        self.is_last = true;
+    }
+
     /// Keeps the connection for the next request. To be called when the whole answer has arrived.
     pub fn keep(self) {
         let keepalive = self.target.limits.keepalive;
-        if keepalive > Duration::ZERO && !self.sender.is_closed() {
+        if keepalive > Duration::ZERO && !self.is_last && !self.sender.is_closed() {
             let until = clock::now().plus_us(keepalive.as_micros() as u64);
             let mut kept = self.target.kept.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push(Kept { sender: self.sender, until });

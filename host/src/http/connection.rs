@@ -58,7 +58,11 @@ pub async fn run<H: Handler>(
     tls: Option<Arc<ServerConfig>>,
     shared: Arc<Shared<H>>,
 ) {
-    let peer = Arc::new(Peer::new(address, tls.is_some()));
+    let mut peer = Peer::new(address, tls.is_some());
+    if H::WATCHES_PEERS {
+        peer.watch(&stream);
+    }
+    let peer = Arc::new(peer);
     let deadline = tokio::time::Instant::now() + shared.limits.header_timeout;
     let stream = match tls {
         None => Stream::Plain(stream),

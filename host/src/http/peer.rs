@@ -1,11 +1,15 @@
 //! The client at the other end of a connection.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
 
 use super::Stream;
 
@@ -16,6 +20,8 @@ pub struct Peer {
     /// Whether the client speaks TLS to the proxy.
     pub tls: bool,
     upgrade: Mutex<Option<Upgrade>>,
+    /// The connection once more, to be told when it is closed.
+    socket: Option<OwnedFd>,
     /// The last answer was a 101.
     switched: AtomicBool,
 }
@@ -26,7 +32,29 @@ pub type Upgrade = Box<dyn FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Sen
 impl Peer {
     pub fn new(address: SocketAddr, tls: bool) -> Peer {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        Peer { address, tls, upgrade: Mutex::new(None), switched: AtomicBool::new(false) }
+        Peer { address, tls, upgrade: Mutex::new(None), socket: None, switched: AtomicBool::new(false) }
+    }
+
+    /// Has [`Peer::gone`] tell.
+    pub(super) fn watch(&mut self, stream: &TcpStream) {
+        self.socket = stream.as_fd().try_clone_to_owned().ok();
+    }
+
+    /// Tells when the client has closed its side. The library tells, too, by dropping the handler, but not
+    /// while a part of the request's body has not been asked for: it does not read on then.
+    pub async fn gone(&self) {
+        let watched = self.socket.as_ref().and_then(|socket| socket.try_clone().ok());
+        let watched = watched.and_then(|socket| TcpStream::from_std(socket.into()).ok());
+        if let Some(watched) = watched {
+            while let Ok(ready) = watched.ready(Interest::READABLE).await {
+                if ready.is_read_closed() {
+                    return;
+                }
+                // What has arrived is not for us: only news are.
+                let _ = watched.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+            }
+        }
+        std::future::pending::<()>().await;
     }
 
     /// Says what to do with the connection when the answer under way, which must be a 101 to an HTTP/1.1

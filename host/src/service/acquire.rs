@@ -205,7 +205,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
     let plan = &planned.plan;
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
     let mut labels: Vec<_> = request.labels.iter().map(label).collect();
-    labels.extend(request.via.iter().flat_map(|via| via::labels(&via.http)));
+    labels.extend(via::labels(request, plan.mode));
     let claim = Claim {
         keys: plan.keys.clone(),
         any: plan.any,

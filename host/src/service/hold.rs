@@ -197,12 +197,7 @@ impl Drop for Hold {
 }
 
 impl Keeping {
-    /// Why the lease cannot be relied on any more, where that is so.
-    pub fn is_lost(&self) -> Option<Arc<str>> {
-        self.lost.borrow().clone()
-    }
-
-    /// Tells of a loss; [`Keeping::is_lost`] says why.
+    /// Tells when the lease cannot be relied on any more, and why.
     pub fn watch(&self) -> watch::Receiver<Option<Arc<str>>> {
         self.lost.clone()
     }

@@ -108,7 +108,7 @@ pub(super) fn request_of(claim: &Claim) -> PlanRequest {
 }
 
 fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanRequest {
-    let mode = match mode {
+    let mode = match via::mode(tag).unwrap_or(mode) {
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
         mode => mode,
     };

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
+use super::Request;
+use crate::lock::Mode;
 use crate::lock::record::Tag;
 use crate::policy::HttpView;
 
@@ -19,6 +21,7 @@ const CAPTURE: &str = ":capture.";
 const QUERY: &str = ":query.";
 const HEADER: &str = ":header.";
 const BODY: &str = ":body";
+const MODE: &str = ":mode";
 
 /// The way in of a request that came through a guarded route.
 #[derive(Clone, Debug)]
@@ -28,7 +31,38 @@ pub struct Via {
     pub http: Arc<HttpView>,
 }
 
-pub(super) fn labels(http: &HttpView) -> Vec<(Box<str>, Box<str>)> {
+/// What a policy must be told again that its plan does not say. A mode is noted where the plan has another.
+pub(super) fn labels(request: &Request, planned: Mode) -> Vec<(Box<str>, Box<str>)> {
+    let mut labels = request.via.as_ref().map(|via| of_http(&via.http)).unwrap_or_default();
+    let differs = match (planned, request.mode) {
+        (Mode::Permits { count: planned, .. }, Mode::Permits { count: asked, .. }) => planned != asked,
+        (planned, asked) => std::mem::discriminant(&planned) != std::mem::discriminant(&asked),
+    };
+    if differs {
+        labels.push((MODE.into(), kind(request.mode).into()));
+    }
+    labels
+}
+
+fn kind(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".to_owned(),
+        Mode::Shared => "shared".to_owned(),
+        Mode::Permits { count, .. } => count.to_string(),
+    }
+}
+
+/// The mode that was asked for, where it is not that of the plan.
+pub(super) fn mode(tag: &Tag) -> Option<Mode> {
+    let (_, text) = tag.labels.iter().find(|(name, _)| &**name == MODE)?;
+    match &**text {
+        "exclusive" => Some(Mode::Exclusive),
+        "shared" => Some(Mode::Shared),
+        count => count.parse().ok().map(|count| Mode::Permits { count, limit: 0 }),
+    }
+}
+
+fn of_http(http: &HttpView) -> Vec<(Box<str>, Box<str>)> {
     let mut labels: Vec<(Box<str>, Box<str>)> =
         vec![(METHOD.into(), http.method.as_str().into()), (PATH.into(), http.path.as_str().into())];
     let lists = [(CAPTURE, &http.captures), (QUERY, &http.query), (HEADER, &http.headers)];
@@ -52,6 +86,9 @@ pub(super) fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>)
             plain.push((name.to_string(), value.to_string()));
             continue;
         }
+        if &**name == MODE {
+            continue;
+        }
         let http = http.get_or_insert_default();
         let lists = [(CAPTURE, &mut http.captures), (QUERY, &mut http.query), (HEADER, &mut http.headers)];
         match &**name {
@@ -72,7 +109,7 @@ pub(super) fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>)
 
 /// The policy of a guarded request: that which planned it, as routes may have changed since.
 pub(super) fn policy(tag: &Tag) -> Option<&str> {
-    let guarded = tag.labels.iter().any(|(name, _)| name.starts_with(RESERVED));
+    let guarded = tag.labels.iter().any(|(name, _)| &**name == METHOD);
     guarded.then(|| tag.policy.split_once('@').map_or(&*tag.policy, |(name, _)| name))
 }
 
@@ -91,12 +128,21 @@ mod tests {
             headers: vec![pair("idempotency-key", "k")],
             body: b"{\"n\": \xff}".to_vec(),
         };
-        let mut tag = Tag { resource: "r".into(), policy: "orders@sha256:12".into(), labels: labels(&http) };
+        let mut tag = Tag { resource: "r".into(), policy: "orders@sha256:12".into(), labels: of_http(&http) };
         tag.labels.push(("tenant".into(), "a".into()));
         assert_eq!(split(&tag), (vec![pair("tenant", "a")], Some(Arc::new(http))));
         assert_eq!(policy(&tag), Some("orders"));
         tag.labels.retain(|(name, _)| &**name == "tenant");
         assert_eq!(split(&tag), (vec![pair("tenant", "a")], None));
-        assert_eq!(policy(&tag), None);
+        assert_eq!((policy(&tag), mode(&tag)), (None, None));
+        for (text, asked) in [
+            ("exclusive", Mode::Exclusive),
+            ("shared", Mode::Shared),
+            ("3", Mode::Permits { count: 3, limit: 0 }),
+        ] {
+            assert_eq!(kind(asked), text);
+            tag.labels = vec![(MODE.into(), text.into())];
+            assert_eq!((mode(&tag), policy(&tag), split(&tag)), (Some(asked), None, (Vec::new(), None)));
+        }
     }
 }

@@ -142,3 +142,13 @@ fn depth_is_bounded_on_the_path_and_costs_nothing_beside_it() {
     is(&beside, "id", "7");
     is_none(&format!(r#"{{"id": {}}}"#, nested(100_000)), "id");
 }
+
+#[test]
+fn a_number_that_has_several_spellings_names_nothing() {
+    for number in ["1.0", "1e0", "1E2", "-0", "0.5"] {
+        is_none(&format!(r#"{{"id": {number}, "x": 1}}"#), "id");
+    }
+    for number in ["0", "7", "-7", "123456789012345678901234567890"] {
+        is(&format!(r#"{{"id": {number}, "x": 1}}"#), "id", number);
+    }
+}

@@ -13,7 +13,7 @@ use crate::cli::failure::Failure;
 use crate::config::{Config, GuardConfig, GuardLock, PolicyConfig, PolicySource, process_env};
 use crate::http::Problem;
 use crate::policy::PlanRequest;
-use crate::route::{self, Asked, Captures};
+use crate::route::{self, Asked, Captures, Seen};
 
 /// The route that a request takes.
 pub struct Taken {
@@ -57,8 +57,9 @@ pub fn ask(file: &Path, line: &Line, args: &TryArgs) -> Result<(Taken, Option<Qu
     };
     let Some(lock) = &route.lock else { return Ok((taken, None)) };
     let mut body = args.body.as_deref().map(text_or_file).transpose()?.unwrap_or_default();
+    let is_whole = body.len() <= lock.see_body_bytes;
     body.truncate(lock.see_body_bytes);
-    let asked = route::asked(lock, &parts, first.captures, body, &config.limits);
+    let asked = route::asked(lock, &parts, first.captures, Seen { body, is_whole }, &config.limits);
     let asked = asked.map_err(|problem| taken.blamed(answered(&problem)))?;
     (taken.resource, taken.labels) = (Some(asked.resource.clone()), asked.labels.clone());
     let policy = config.policies.iter().find(|policy| policy.name == lock.policy);

@@ -4,9 +4,9 @@ use std::fmt;
 
 /// The path of a guarded route: `/orders/{id}/pay`, `/files/{*rest}`.
 ///
-/// Segments are compared after percent-decoding; a trailing slash and empty segments do not count, as
-/// most applications do not tell them apart either: a request must not get past its lock by
-/// being spelt differently.
+/// Segments are compared after percent-decoding; a trailing slash, empty segments and what follows a `;` do
+/// not count, as many applications do not tell them apart either: a request must not get past its lock by
+/// being spelt differently. Capital letters count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     /// As it is written.
@@ -61,6 +61,14 @@ impl PathPattern {
     /// An encoded slash is data to some applications and a slash to others, so a path that matches either
     /// way matches.
     pub fn captures(&self, path: &str) -> Option<Vec<(String, String)>> {
+        let mut captures = self.spelt(path)?;
+        for (_, value) in &mut captures {
+            *value = value.trim_matches('/').to_owned();
+        }
+        Some(captures)
+    }
+
+    fn spelt(&self, path: &str) -> Option<Vec<(String, String)>> {
         let decoded: Vec<String> = parts(path).map(decode).collect::<Option<_>>()?;
         let as_sent = self.fit(&decoded);
         if as_sent.is_some() || !decoded.iter().any(|part| part.contains('/')) {
@@ -97,8 +105,10 @@ impl fmt::Display for PathPattern {
     }
 }
 
+/// The segments, without their parameters.
 fn parts(path: &str) -> impl Iterator<Item = &str> {
-    path.split('/').filter(|part| !part.is_empty())
+    let segments = path.split('/').map(|part| part.split(';').next().unwrap_or_default());
+    segments.filter(|part| !part.is_empty())
 }
 
 fn decode(part: &str) -> Option<String> {
@@ -112,6 +122,7 @@ fn segment(part: &str) -> Result<Segment, String> {
     let Some(inner) = part.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else {
         return match part.contains(['{', '}']) {
             true => Err(format!("`{part}` must be a text or one `{{name}}`, not both")),
+            false if part.contains(';') => Err(format!("`{part}`: what follows a `;` does not count")),
             false => decode(part)
                 .map(Segment::Literal)
                 .ok_or_else(|| format!("`{part}` is not percent-encoded UTF-8")),
@@ -233,6 +244,8 @@ mod tests {
         }
         assert_eq!(captures("/orders/{id}/pay", "/orders%2F42/pay").as_deref(), Some("id=42"));
         assert_eq!(captures("/orders/{id}/pay", "/orders/a%2Fb/pay").as_deref(), Some("id=a/b"));
+        assert_eq!(captures("/orders/{id}/pay", "/orders/42%2F/pay").as_deref(), Some("id=42"));
+        assert_eq!(captures("/orders/{id}/pay", "/orders;x=1/42;y/pay;").as_deref(), Some("id=42"));
         for path in ["/orders/42", "/orders/42/pay/now", "/orders/42/PAY", "/orders/%ff/pay", "/"] {
             assert_eq!(captures("/orders/{id}/pay", path), None, "{path}");
         }
@@ -255,6 +268,7 @@ mod tests {
             ("/{}", "a name has"),
             ("/{id}/{id}", "twice"),
             ("/%ff", "percent-encoded"),
+            ("/a;b", "does not count"),
         ] {
             let error = PathPattern::parse(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

@@ -65,14 +65,21 @@ on_both! {
 
     async fn a_client_that_leaves_the_queue_is_not_served(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("wait_ms = 20_000")).await;
-        let held = guarded.send("POST", "/work/1?ms=1200", &[]);
+        let held = guarded.send("POST", "/work/1?ms=2500", &[]);
         guarded.until_served("/work/1", 1).await;
-        let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
-        gone.send("GET /work/gone HTTP/1.1\r\nhost: x\r\n\r\n").await;
         let api = guarded.proxy.client();
-        api.until_queued("one", 1).await;
-        drop(gone);
-        api.until_queued("one", 0).await;
+        for request in [
+            "GET /work/gone HTTP/1.1\r\nhost: x\r\n\r\n",
+            "POST /work/gone HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n",
+            "POST /work/gone HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+            "POST /work/gone HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\nhalf",
+        ] {
+            let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
+            gone.send(request).await;
+            api.until_queued("one", 1).await;
+            drop(gone);
+            api.until_queued("one", 0).await;
+        }
         assert_eq!(held.await.unwrap().status, 200);
         is_free(&guarded).await;
         assert_eq!(guarded.upstream.served("/work/gone").await, 0);
@@ -98,6 +105,39 @@ on_both! {
         assert!(gone.hears_within(Duration::from_secs(10)).await);
         assert_eq!(guarded.client().get("/work/2").await.status, 423);
         drop(gone);
+        is_free(&guarded).await;
+    }
+
+    /// A client that reads nothing more, and one that leaves an answer without end.
+    async fn an_answer_that_is_not_taken_frees_its_lock(kind: Kind) {
+        let config = one_lock("idle_timeout_ms = 700\nttl_ms = 500\nresponse_timeout_ms = 60_000")
+            + "[policies.default]\npath = \"builtin:default\"\nsettings = { max_hold_ms = 2_000 }\n";
+        let guarded = Guarded::start(kind, &config).await;
+        let mut slow = Raw::connect(guarded.proxy.guard_address()).await;
+        slow.send("GET /bytes?n=500000000 HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(slow.hears_within(Duration::from_secs(10)).await);
+        assert_eq!(guarded.client().get("/work/2").await.status, 423);
+        is_free(&guarded).await;
+        assert!(slow.count().await < 500_000_000, "it is not told that this was all");
+
+        let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
+        gone.send("GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(gone.hears_within(Duration::from_secs(10)).await);
+        drop(gone);
+        eventually("the longest hold is over, and with it the exchange", async || {
+            guarded.upstream.stats().await["now"]["/endless"] == 0
+        })
+        .await;
+        is_free(&guarded).await;
+    }
+
+    /// An application that answers before it has been sent the whole request gets no more of it.
+    async fn an_early_answer_ends_the_exchange(kind: Kind) {
+        let guarded = Guarded::start(kind, &one_lock("")).await;
+        let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
+        raw.send("POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nhalf").await;
+        let answer = raw.until("early").await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         is_free(&guarded).await;
     }
 
@@ -171,8 +211,9 @@ on_both! {
         assert!((finish.status, &*finish.text) == (200, "done") && !finish.headers.contains_key("lock-status"));
         assert_eq!((mark.status, &*mark.text), (200, "done"));
         assert_eq!(mark.headers["lock-status"], "lost");
+        assert!(!guarded.client().get("/work/mark").await.headers.contains_key("lock-status"));
         assert_eq!((cut.status, cut.slug()), (503, "lost"), "{}", cut.text);
-        assert!(guarded.proxy.metric("lockkeeper_guard_lost_total", &[]).await >= 2.0);
+        assert_eq!(guarded.proxy.metric("lockkeeper_guard_lost_total", &[]).await, 3.0);
     }
 
     /// The store goes away between the grant and the answer, which is delivered and says so.

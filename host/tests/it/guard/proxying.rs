@@ -27,7 +27,17 @@ on_both! {
         assert_eq!(seen["host"], json!([guarded.proxy.guard_address().to_string()]));
         assert_eq!((&seen["x-forwarded-for"], &seen["x-forwarded-proto"]), (&json!(["127.0.0.1"]), &json!(["http"])));
         assert!(seen["forwarded"][0].as_str().unwrap().starts_with("for=127.0.0.1;host="), "{seen}");
+        let plain = guarded.client().get("/status/200").await;
+        assert!(!plain.headers.contains_key("lock-status"), "the application does not speak for the proxy");
         assert_eq!(guarded.client().get("/status/204").await.status, 204);
+        // A body whose length nobody says, of a method that mostly has none.
+        let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
+        raw.send(
+            "GET /count HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n\
+             3\r\nabc\r\n0\r\n\r\n",
+        )
+        .await;
+        assert_eq!(parsed(&raw.rest().await).1, json!({"bytes": 3, "sum": 294}));
         let head = guarded.client().send("HEAD", "/status/200", "").await;
         assert_eq!((head.status, &*head.text, head.headers["content-length"].to_str().unwrap()), (200, "", "10"));
         assert_eq!(guarded.client().get("/status/503").await.text, "status 503", "errors are the application's own");
@@ -106,6 +116,15 @@ on_both! {
         }
         drop(raw);
         eventually("it is free", async || guarded.client().get("/work/1").await.status == 200).await;
+        // HTTP/2 in a tunnel would lead past the routes.
+        let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
+        raw.send(
+            "GET /echo HTTP/1.1\r\nhost: x\r\nconnection: close, upgrade, http2-settings\r\nupgrade: h2c\r\n\
+             http2-settings: AAM\r\n\r\n",
+        )
+        .await;
+        let answer = raw.rest().await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && !answer.contains("h2c"), "{answer}");
         let plain = guarded.client().get("/socket").await;
         assert_eq!((plain.status, plain.slug()), (502, "upstream_failed"), "nobody asked for it: {}", plain.text);
     }
@@ -129,6 +148,7 @@ on_both! {
             "GET /work/s HTTP/1.1\r\nhost: x\r\n folded: y\r\n\r\n",
             "GET /work/s HTTP/1.1\r\n\r\n",
             "GET /work/s HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+            "get /work/s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
             "GET /work/../secret HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
             "GET /work/%2e%2e/secret HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
         ];

@@ -6,6 +6,8 @@
 //! | `/work…?ms=` | after a while, `done`; counts who works on the same path at the same time |
 //! | `/bytes?n=` | so many bytes, in chunks |
 //! | `/count` | how many bytes the body had, and the sum of them |
+//! | `/early` | `early`, before the request has ended |
+//! | `/endless` | a byte now and then, without end |
 //! | `/trailers` | a body with a trailer; the request's trailers in the body |
 //! | `/socket` | a 101, after which each byte comes back |
 //! | `/status/N` | that status, with a cookie |
@@ -194,14 +196,18 @@ async fn answer(mut request: Request<Incoming>, stats: &Stats) -> Answer {
     let path = request.uri().path().to_owned();
     if path == "/stats" {
         let counted = stats.lock().expect("nobody panics with it");
-        return full(json!({"served": counted.served, "together": counted.together}).to_string());
+        return full(
+            json!({"served": counted.served, "now": counted.now, "together": counted.together}).to_string(),
+        );
     }
-    let _here = OnPath::enter(stats, &path);
+    let here = OnPath::enter(stats, &path);
     match path.as_str() {
         "/never" => std::future::pending().await,
         "/socket" => socket(&mut request),
         "/bytes" => bytes_of(parameter(&request, "n")),
         "/count" => count(request.into_body()).await,
+        "/early" => full("early"),
+        "/endless" => endless(here),
         "/trailers" => trailers(request.into_body()).await,
         path if path.starts_with("/work") => {
             let ms = parameter(&request, "ms");
@@ -215,6 +221,9 @@ async fn answer(mut request: Request<Incoming>, stats: &Stats) -> Answer {
             *answer.status_mut() = hyper::StatusCode::from_u16(status).expect("a status");
             answer.headers_mut().append("set-cookie", "a=1".parse().expect("a header"));
             answer.headers_mut().append("set-cookie", "b=2".parse().expect("a header"));
+            answer.headers_mut().append("link", "</a>".parse().expect("a header"));
+            answer.headers_mut().append("link", "</b>".parse().expect("a header"));
+            answer.headers_mut().append("lock-status", "mine".parse().expect("a header"));
             answer
         }
         _ => echo(request).await,
@@ -244,6 +253,18 @@ fn bytes_of(mut left: u64) -> Answer {
             (take > 0).then(|| Ok(Frame::data(Bytes::from_static(&PIECE[..take as usize])))),
         )
     });
+    Response::new(BodyExt::boxed(StreamBody::new(pieces)))
+}
+
+fn endless(here: OnPath) -> Answer {
+    let (send, mut pieces) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        let _here = here;
+        while send.send(Ok(Frame::data(Bytes::from_static(b"x")))).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let pieces = stream::poll_fn(move |cx| pieces.poll_recv(cx));
     Response::new(BodyExt::boxed(StreamBody::new(pieces)))
 }
 
