@@ -228,26 +228,4 @@ fn missing(part: &Part) -> Problem {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dots_are_found_however_they_are_spelt() {
-        for path in [
-            "/a/../b",
-            "/a/./b",
-            "/..",
-            "/a/%2e%2E/b",
-            "/a/.%2e",
-            "/a%2f..%2fb",
-            "/a/..;x/b",
-            "/a\\..\\b",
-            "/a/%2e%5c",
-        ] {
-            assert!(has_dots(path), "{path}");
-        }
-        for path in ["/a.b/c", "/...", "/a/%20", "/.well-known/x", "/a..b"] {
-            assert!(!has_dots(path), "{path}");
-        }
-    }
-}
+mod tests;

@@ -12,8 +12,10 @@ use crate::harness::{Client, Kind, Proxy, Raw, Response, Settings, Upstream, dat
 mod faults;
 mod once;
 mod plans;
+mod policies;
 mod proxying;
 mod reload;
+mod tls;
 
 /// A proxy before an application. In `config`, `GOOD` and `BAD` stand for the application's addresses.
 struct Guarded {

@@ -23,6 +23,10 @@ mod trying;
 pub(crate) static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed"));
 /// Misbehaves in the way that the name of the resource, or of the key, says.
 pub(crate) static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
+/// Several keys: one for each of the `items` in a guarded request's query.
+pub(crate) static BASKET: LazyLock<Vec<u8>> = LazyLock::new(|| guest("basket"));
+/// The example for guarded routes.
+pub(crate) static ORDERS: LazyLock<Vec<u8>> = LazyLock::new(|| built("../examples/orders-policy"));
 
 fn guest(name: &str) -> Vec<u8> {
     built(&format!("tests/guests/{name}"))

@@ -14,11 +14,11 @@ fn is_none(prefix: &str, path: &str) {
 
 #[test]
 fn fields_are_found_by_their_paths() {
-    let body = r#" {"id": "a/\u00e4\"b", "n": -1.50e+3, "yes": true, "no": false, "nothing": null, "": "empty",
+    let body = r#" {"id": "a/\u00e4\"b", "n": -150, "yes": true, "no": false, "nothing": null, "": "empty",
         "items": [{"sku": "A-7"}, [1, [2, "deep"]], {"0": "a name"}], "of": {"the": {"day": "ä"}}} "#;
     for (path, expected) in [
         ("id", "a/ä\"b"),
-        ("n", "-1.50e+3"),
+        ("n", "-150"),
         ("yes", "true"),
         ("no", "false"),
         ("", "empty"),

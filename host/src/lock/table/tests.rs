@@ -13,6 +13,7 @@ use crate::lock::ServerTime;
 use crate::lock::record::{Env, Holder, InLine, Op, Record, Records, Tag, Turn, apply};
 
 mod random;
+mod readers;
 
 use random::Random;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::flights::Part;
 use super::queue::Place;
-use super::{Action, Entry, MAX_POLL_MS, Table, Timer, Verdict, Waiter, WaiterId};
+use super::{Action, Entry, MAX_POLL_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
 use crate::lock::record::{Claim, Denial};
 use crate::lock::{Instant, Key, Mode};
 
@@ -171,16 +171,22 @@ impl Table {
         true
     }
 
-    /// Whether only a flight that may leave room stands between the waiter and its own attempt.
+    /// Whether only a flight that may leave room stands between the waiter and its own attempt, and waiters that
+    /// the attempt would take along.
     pub(super) fn is_next_after_flight(&self, entry: &Entry) -> bool {
-        let exclusive = entry.waiter.claim.mode == Mode::Exclusive;
+        let claim = &entry.waiter.claim;
         let mut waits_for_flight = false;
-        for key in &*entry.waiter.claim.keys {
+        for key in &*claim.keys {
             let Some(queue) = self.queues.get(key) else { continue };
+            let mut along = 0;
             let clear = queue.ahead_of(entry.place).all(|id| {
                 self.waiters.get(&id).is_some_and(|ahead| {
-                    let leaves_room = !exclusive && ahead.waiter.claim.mode != Mode::Exclusive;
-                    ahead.cancelled || (ahead.flight.is_some() && leaves_room)
+                    let other = &ahead.waiter.claim;
+                    let leaves_room = claim.mode != Mode::Exclusive && other.mode != Mode::Exclusive;
+                    let single = claim.keys.len() == 1 && other.keys.len() == 1;
+                    along += usize::from(ahead.flight.is_none());
+                    let is_asked = ahead.flight.is_some() || (single && along < RUN_MAX);
+                    ahead.cancelled || (is_asked && leaves_room)
                 })
             });
             if !clear || (queue.flight.is_none() && !queue.ready) {

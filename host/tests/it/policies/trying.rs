@@ -1,15 +1,11 @@
 //! `lockkeeper policy try`: a component asked without a proxy.
 
 use std::process::{Command, Output};
-use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
 use super::command_line::text;
 use super::*;
-
-/// The example for guarded routes: examples/orders-policy.
-static ORDERS: LazyLock<Vec<u8>> = LazyLock::new(|| built("../examples/orders-policy"));
 
 /// A folder with components to try.
 struct Bench(TempDir);

@@ -1,0 +1,142 @@
+//! Paths however they are spelt, and what is no pattern or template.
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use super::*;
+
+fn captures(pattern: &str, path: &str) -> Option<String> {
+    let pairs = PathPattern::parse(pattern).unwrap().captures(path)?;
+    Some(pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","))
+}
+
+#[test]
+fn a_path_matches_however_it_is_spelt() {
+    for path in ["/orders/42/pay", "/orders/42/pay/", "//orders//42/pay", "/orders/%34%32/p%61y"] {
+        assert_eq!(captures("/orders/{id}/pay", path).as_deref(), Some("id=42"), "{path}");
+    }
+    assert_eq!(captures("/orders/{id}/pay", "/orders%2F42/pay").as_deref(), Some("id=42"));
+    assert_eq!(captures("/orders/{id}/pay", "/orders/a%2Fb/pay").as_deref(), Some("id=a/b"));
+    assert_eq!(captures("/orders/{id}/pay", "/orders/%2F42%2f%2F/pay%2F").as_deref(), Some("id=42"));
+    assert_eq!(captures("/orders/{id}/pay", "/orders;x=1/42;y/pay;").as_deref(), Some("id=42"));
+    for path in ["/orders/42", "/orders/42/pay/now", "/orders/42/PAY", "/orders/%ff/pay", "/"] {
+        assert_eq!(captures("/orders/{id}/pay", path), None, "{path}");
+    }
+}
+
+/// A segment of any characters but `/`.
+fn any_segment(random: &mut StdRng) -> String {
+    let letters: Vec<char> = "aZ09-._~!$&'()*+,;=:@%? #{}|\\\"é日🦀".chars().collect();
+    (0..random.random_range(1..6)).map(|_| letters.choose(random).unwrap()).collect()
+}
+
+/// One of the ways to send a segment; with bytes that must be encoded, and others that need not.
+fn spelt(random: &mut StdRng, segment: &str) -> String {
+    let mut text = String::new();
+    for byte in segment.bytes() {
+        let plain = byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte);
+        match (plain, random.random_range(0..4)) {
+            (true, 0..3) => text.push(byte.into()),
+            (_, 0..2) => text.push_str(&format!("%{byte:02x}")),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+/// Segments parted by one of the separators each; some may follow the last one.
+fn sent(random: &mut StdRng, segments: &[String], separators: &[&str]) -> String {
+    let mut path = String::new();
+    for segment in segments {
+        path.push_str(separators.choose(random).unwrap());
+        path.push_str(&spelt(random, segment));
+    }
+    match random.random() {
+        true => path + separators.choose(random).unwrap(),
+        false => path,
+    }
+}
+
+#[test]
+fn every_spelling_of_a_path_has_the_same_captures() {
+    for seed in 0..20_000 {
+        let random = &mut StdRng::seed_from_u64(seed);
+        let segments: Vec<String> = (0..random.random_range(1..6)).map(|_| any_segment(random)).collect();
+        let (mut pattern, mut expected) = (String::new(), Vec::new());
+        let rest_from = random.random_range(0..segments.len() * 2);
+        for (at, segment) in segments.iter().enumerate().take(rest_from) {
+            if random.random() {
+                pattern.push_str(&format!("/{{n{at}}}"));
+                expected.push((format!("n{at}"), segment.clone()));
+            } else {
+                pattern.push_str(&format!("/{}", spelt(random, segment)));
+            }
+        }
+        if rest_from <= segments.len() {
+            pattern.push_str("/{*rest}");
+            expected.push(("rest".to_owned(), segments[rest_from..].join("/")));
+        }
+        let parsed = PathPattern::parse(&pattern).unwrap();
+        // An encoded slash beside another one parts nothing more, whoever decodes it when.
+        for separators in [&["/"][..], &["/", "//", "///"], &["/", "/%2F", "%2f/", "/%2F%2f//"]] {
+            let path = sent(random, &segments, separators);
+            assert_eq!(parsed.captures(&path).as_ref(), Some(&expected), "{seed}: {pattern}: {path}");
+        }
+        let longer = [&segments[..], &["x".to_owned()]].concat();
+        let matches = parsed.captures(&sent(random, &longer, &["/"])).is_some();
+        assert_eq!(matches, rest_from <= segments.len(), "{seed}: {pattern}: {longer:?}");
+    }
+}
+
+#[test]
+fn the_rest_may_be_anything_or_nothing() {
+    assert_eq!(captures("/files/{*rest}", "/files/a/b").as_deref(), Some("rest=a/b"));
+    assert_eq!(captures("/files/{*rest}", "/files").as_deref(), Some("rest="));
+    assert_eq!(captures("/{*rest}", "/").as_deref(), Some("rest="));
+    assert_eq!(captures("/", "/").as_deref(), Some(""));
+}
+
+#[test]
+fn what_is_no_pattern_is_refused() {
+    for (text, expected) in [
+        ("orders", "must begin with `/`"),
+        ("/a{id}", "not both"),
+        ("/{*rest}/x", "must be the last"),
+        ("/{}", "a name has"),
+        ("/{id}/{id}", "twice"),
+        ("/%ff", "percent-encoded"),
+        ("/a;b", "does not count"),
+    ] {
+        let error = PathPattern::parse(text).unwrap_err();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_template_names_the_parts_of_a_request() {
+    let template = Template::parse("{method} a/{id}-{header.X-Key}{query.q}{json.order.id}{path}").unwrap();
+    let text = |text: &str| Part::Text(text.to_owned());
+    let expected = [
+        Part::Method,
+        text(" a/"),
+        Part::Capture("id".into()),
+        text("-"),
+        Part::Header("x-key".into()),
+        Part::Query("q".into()),
+        Part::Json("order.id".into()),
+        Part::Path,
+    ];
+    assert_eq!(template.parts(), expected);
+    assert!(template.reads_body());
+    for (text, expected) in [
+        ("", "empty"),
+        ("{", "brace"),
+        ("a}", "brace"),
+        ("{cookie.x}", "not known"),
+        ("{header.}", "no header"),
+    ] {
+        let error = Template::parse(text).unwrap_err();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
