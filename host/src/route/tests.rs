@@ -44,7 +44,7 @@ fn named(routes: &[GuardRoute], target: &str) -> (usize, String) {
     let parts = parts(target);
     let (at, captures) = find(routes, &parts).unwrap_or_else(|problem| panic!("{target}: {problem:?}"));
     let lock = routes[at].lock.as_ref().unwrap();
-    let asked = asked(lock, &parts, captures, Vec::new(), &Limits::default());
+    let asked = asked(lock, &parts, captures, Seen { body: Vec::new(), is_whole: true }, &Limits::default());
     (at, asked.unwrap_or_else(|problem| panic!("{target}: {problem:?}")).resource)
 }
 
