@@ -73,8 +73,11 @@ async fn probe(name: &str, path: &str) -> anyhow::Result<hyper::StatusCode> {
         .header(hyper::header::HOST, name)
         .header(hyper::header::CONNECTION, "close")
         .body(Empty::<bytes::Bytes>::new())?;
-    tokio::select! {
-        answer = sender.send_request(request) => Ok(answer?.status()),
-        _ = connection => anyhow::bail!("the connection was closed"),
-    }
+    let mut answer = std::pin::pin!(sender.send_request(request));
+    let answer = tokio::select! {
+        answer = &mut answer => answer,
+        // Its head may have come just before the end.
+        _ = connection => answer.await,
+    };
+    Ok(answer?.status())
 }

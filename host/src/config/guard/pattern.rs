@@ -63,7 +63,7 @@ impl PathPattern {
     pub fn captures(&self, path: &str) -> Option<Vec<(String, String)>> {
         let mut decoded: Vec<String> = parts(path).map(decode).collect::<Option<_>>()?;
         for part in decoded.iter_mut().filter(|part| part.contains('/')) {
-            *part = parts(part).collect::<Vec<_>>().join("/");
+            *part = pieces(part).collect::<Vec<_>>().join("/");
         }
         decoded.retain(|part| !part.is_empty());
         let as_sent = self.fit(&decoded);
@@ -71,7 +71,7 @@ impl PathPattern {
             return as_sent;
         }
         let joined = decoded.join("/");
-        self.fit(&parts(&joined).map(str::to_owned).collect::<Vec<_>>())
+        self.fit(&pieces(&joined).map(str::to_owned).collect::<Vec<_>>())
     }
 
     fn fit(&self, parts: &[String]) -> Option<Vec<(String, String)>> {
@@ -101,7 +101,12 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// The segments, without their parameters.
+/// What stands between the slashes.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    text.split('/').filter(|piece| !piece.is_empty())
+}
+
+/// The segments of a path as it was sent, without their parameters.
 fn parts(path: &str) -> impl Iterator<Item = &str> {
     let segments = path.split('/').map(|part| part.split(';').next().unwrap_or_default());
     segments.filter(|part| !part.is_empty())

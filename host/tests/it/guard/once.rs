@@ -116,7 +116,8 @@ on_both! {
     async fn the_outcome_is_kept_for_a_client_that_left(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
-        raw.send("POST /work/pay?ms=700 HTTP/1.1\r\nhost: x\r\nidempotency-key: a\r\ncontent-length: 0\r\n\r\n").await;
+        let head = "POST /work/pay?ms=700 HTTP/1.1\r\nidempotency-key: a\r\ncontent-length: 0\r\nhost: ";
+        raw.send(format!("{head}{}\r\n\r\n", guarded.proxy.guard_address())).await;
         guarded.until_served("/work/pay", 1).await;
         drop(raw);
         let again = guarded.client().send_with("POST", "/work/pay?ms=700", &[("idempotency-key", "a")], "").await;
