@@ -47,13 +47,9 @@ pub fn fingerprint(view: &HttpView, headers: &HeaderMap) -> String {
     let pairs = view.query.iter().chain(&view.headers);
     let pairs = pairs.flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
     let said = |name| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
-    let own = [
-        view.method.as_bytes(),
-        view.path.as_bytes(),
-        &view.body,
-        said(header::HOST),
-        said(header::CONTENT_LENGTH),
-    ];
+    // Without a body some clients say so, and others say nothing.
+    let length = Some(said(header::CONTENT_LENGTH)).filter(|length| *length != b"0").unwrap_or_default();
+    let own = [view.method.as_bytes(), view.path.as_bytes(), &view.body, said(header::HOST), length];
     for piece in own.into_iter().chain(pairs) {
         hash.update((piece.len() as u64).to_le_bytes());
         hash.update(piece);
