@@ -27,7 +27,7 @@ use crate::clock;
 use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, UpstreamLimits};
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
-use crate::route::{self, Asked};
+use crate::route::{self, Asked, Captures};
 use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
 use crate::store::Health;
 use crate::telemetry::Metrics;
@@ -49,6 +49,8 @@ use locked::Locked;
 use replay::Once;
 use routes::{Route, Routes, Targets};
 use upload::{Prefix, Upload};
+
+const UNLOCKED: HeaderValue = HeaderValue::from_static("unlocked");
 
 /// What all guarded listeners have in common.
 pub struct Guard {
@@ -142,51 +144,59 @@ impl Front {
         let (route, captures) = routes.find(&parts)?;
         drop(routes);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, trust);
-        let Some(lock) = &route.config.lock else {
-            let (upload, sending) = Upload::new(Prefix::default(), body, route.config.idle_timeout);
-            let request = hyper::Request::from_parts(parts, upload);
-            let exchange = Exchange {
-                route,
-                sending,
-                lock: None,
-                upgrade,
-                takes_trailers,
-                peer: peer.clone(),
-                tasks: self.shared.tasks.clone(),
-            };
-            return Ok(("passed", exchange.run(request).await?));
+        let admitted = match &route.config.lock {
+            None => Admission::Passed,
+            Some(lock) => self.admit(&route, lock, &parts, &mut body, captures, peer).await?,
         };
-        let prefix = Prefix::read(&mut body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
-        let seen = prefix.seen(lock.see_body_bytes, &body);
-        let asked = route::asked(lock, &parts, captures, seen, &self.shared.limits)?;
-        let wanted = wanted(&route, lock, asked, peer);
-        let waits_for_body = !body.is_end_stream();
-        let grant = tokio::select! {
-            grant = self.lock(lock, &wanted, &parts) => grant?,
-            () = peer.gone(), if waits_for_body => {
-                return Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"));
-            }
-        };
-        let (outcome, lock) = match grant {
-            Grant::Locked(locked) => {
+        let (outcome, prefix, lock) = match admitted {
+            Admission::Passed => ("passed", Prefix::default(), None),
+            Admission::Locked(prefix, locked) => {
                 headers::fence(&mut parts.headers, locked.keys(), locked.tokens());
-                ("locked", Some(locked))
+                ("locked", prefix, Some(locked))
             }
-            Grant::Unlocked => {
-                parts.headers.insert(headers::LOCK_STATUS, HeaderValue::from_static("unlocked"));
-                ("unlocked", None)
+            Admission::Unlocked(prefix) => {
+                parts.headers.insert(headers::LOCK_STATUS, UNLOCKED);
+                ("unlocked", prefix, None)
             }
-            Grant::Answered(outcome, response) => return Ok((outcome, response)),
+            Admission::Answered(outcome, response) => return Ok((outcome, response)),
         };
         let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
         let request = hyper::Request::from_parts(parts, upload);
         let tasks = self.shared.tasks.clone();
         let exchange = Exchange { route, sending, lock, upgrade, takes_trailers, peer: peer.clone(), tasks };
-        let mut response = exchange.outlive(request).await?;
+        let mut response = exchange.answer(request).await?;
         if outcome == "unlocked" {
-            response.headers_mut().insert(headers::LOCK_STATUS, HeaderValue::from_static("unlocked"));
+            response.headers_mut().insert(headers::LOCK_STATUS, UNLOCKED);
         }
         Ok((outcome, response))
+    }
+
+    /// Asks for the lock of a request, in the words of its route.
+    async fn admit(
+        &self,
+        route: &Route,
+        lock: &GuardLock,
+        parts: &Parts,
+        body: &mut Incoming,
+        captures: Captures,
+        peer: &Peer,
+    ) -> Result<Admission, Problem> {
+        let prefix = Prefix::read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
+        let seen = prefix.seen(lock.see_body_bytes, body);
+        let asked = route::asked(lock, parts, captures, seen, &self.shared.limits)?;
+        let wanted = wanted(route, lock, asked, peer);
+        let waits_for_body = !body.is_end_stream();
+        let grant = tokio::select! {
+            grant = self.lock(lock, &wanted, parts) => grant?,
+            () = peer.gone(), if waits_for_body => {
+                return Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"));
+            }
+        };
+        Ok(match grant {
+            Grant::Locked(locked) => Admission::Locked(prefix, locked),
+            Grant::Unlocked => Admission::Unlocked(prefix),
+            Grant::Answered(outcome, response) => Admission::Answered(outcome, response),
+        })
     }
 
     /// Waits for the lock, or says what the client is answered instead.
@@ -245,6 +255,15 @@ fn wanted(route: &Route, lock: &GuardLock, asked: Asked, peer: &Peer) -> Wanted 
         labels: asked.labels,
         via: Some(Via { policy: route.policy.clone(), http: Arc::new(asked.http) }),
     }
+}
+
+/// What becomes of a request, with what was read of its body.
+enum Admission {
+    /// Its route has no lock.
+    Passed,
+    Locked(Prefix, Box<Locked>),
+    Unlocked(Prefix),
+    Answered(&'static str, Response),
 }
 
 /// What came of asking for the lock.

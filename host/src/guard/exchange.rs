@@ -1,6 +1,7 @@
 //! One request to an upstream, and its answer.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -37,15 +38,23 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// As [`Exchange::run`]; goes on in a task of its own where the caller goes away, for the upstream does, too.
-    pub fn outlive(self, request: Request) -> impl Future<Output = Result<Response, Problem>> {
-        let tasks = self.tasks.clone();
-        let loss = self.lock.as_ref().map(|lock| lock.loss());
-        Surviving { future: Some(Box::pin(self.run(request))), loss, _under_way: tasks.token(), tasks }
+    /// Answers with what the upstream answers. The end of that lets go of the lock, and so does any failure.
+    ///
+    /// Under a lock it goes on in a task of its own where the caller goes away: the application works on, too.
+    pub async fn answer(self, request: Request) -> Result<Response, Problem> {
+        let Some(lock) = &self.lock else { return self.run(request).await };
+        let (tasks, loss) = (self.tasks.clone(), lock.loss());
+        let under_way = tasks.token();
+        Surviving {
+            future: Some(Box::pin(self.run(request))),
+            loss: Some(loss),
+            tasks,
+            _under_way: under_way,
+        }
+        .await
     }
 
-    /// Answers with what the upstream answers. Its end lets go of the lock, and so does any failure.
-    pub async fn run(mut self, request: Request) -> Result<Response, Problem> {
+    async fn run(mut self, request: Request) -> Result<Response, Problem> {
         let (answer, mut connection) = self.send(request).await?;
         if answer.status() == hyper::StatusCode::SWITCHING_PROTOCOLS {
             return self.switch(answer, connection);
@@ -134,6 +143,9 @@ impl Exchange {
             _ if self.sending.failed() => Problem::new(Kind::Timeout, detail),
             SendError::Busy { limit, .. } => {
                 Problem::new(Kind::Overloaded, detail).with("bound", *limit).retry_after_ms(1_000)
+            }
+            SendError::Connect { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
+                Problem::new(Kind::UpstreamTimeout, detail)
             }
             SendError::Connect { .. } | SendError::Broken { .. } => {
                 tracing::debug!(detail, "an upstream failed");
@@ -242,12 +254,15 @@ impl<F: Future + Send + 'static> Drop for Surviving<F> {
         let Some(future) = self.future.take() else { return };
         let loss = self.loss.take();
         self.tasks.spawn(async move {
-            match loss {
-                None => drop(future.await),
-                Some(loss) => tokio::select! {
-                    answer = future => drop(answer),
-                    _ = loss => {}
-                },
+            let loss = async {
+                match loss {
+                    Some(loss) => drop(loss.await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                answer = future => drop(answer),
+                () = loss => {}
             }
         });
     }

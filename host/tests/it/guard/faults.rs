@@ -63,6 +63,23 @@ on_both! {
         is_free(&guarded).await;
     }
 
+    /// Its system takes no more connections, and refuses none.
+    async fn an_application_that_cannot_be_connected_to_in_time_is_told(kind: Kind) {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let full = (0..8).map(|_| tokio::time::timeout(Duration::from_millis(300), tokio::net::TcpStream::connect(address)));
+        let full = join_all(full).await;
+        assert!(full.iter().any(Result::is_err), "its queue is full");
+        let config = "[upstreams]\nconnect_timeout_ms = 300\n".to_owned()
+            + &one_lock("").replace("GOOD", &format!("http://{address}"));
+        let guarded = Guarded::start(kind, &config).await;
+        let late = guarded.client().get("/work/1").await;
+        assert_eq!((late.status, late.slug()), (504, "upstream_timeout"), "{}", late.text);
+        assert_eq!(guarded.client().get("/bad/old").await.text, "old", "the lock is free");
+    }
+
     async fn a_client_that_leaves_the_queue_is_not_served(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("wait_ms = 20_000")).await;
         let held = guarded.send("POST", "/work/1?ms=2500", &[]);
