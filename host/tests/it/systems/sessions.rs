@@ -207,7 +207,7 @@ on_both! {
         let held = client.lease("a", 5_000).await;
         let refused = client.acquire(json!({"resource": "a"})).await;
         let left = refused.number("retry_after_ms");
-        assert!(refused.status == 409 && (1..=5_000).contains(&left), "{}", refused.text);
+        assert!(refused.status == 409 && (1..=5_100).contains(&left), "{}", refused.text);
         let mut subscriptions = Vec::new();
         for _ in 0..4 {
             subscriptions.push(proxy.client().stream("GET", "/v1/watch?prefix=a", "").await);
