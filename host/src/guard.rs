@@ -220,7 +220,7 @@ impl Front {
                 Ok(Grant::Locked(Box::new(Locked::new(*hold, once, shared.metrics.clone()))))
             }
             Ok(Guarded::Done(kept)) => {
-                Ok(Grant::Answered("replayed", replay::replay(&kept, &once().fingerprint)?))
+                Ok(Grant::Answered("replayed", replay::replay(&kept, &once().fingerprint, &wanted.resource)?))
             }
             Err(AcquireError::Store(_)) if lock.fail_open => Ok(Grant::Unlocked),
             Err(error) => self.refused(wanted, error, begun),
@@ -230,7 +230,7 @@ impl Front {
     fn refused(&self, wanted: &Wanted, error: AcquireError, begun: Instant) -> Result<Grant, Problem> {
         let waited_ms = clock::now().ms_since(begun);
         match self.shared.service.refusal(wanted, &error, waited_ms) {
-            Some(answer) => Ok(Grant::Answered("contended", contended(answer, error))),
+            Some(answer) => Ok(Grant::Answered("contended", contended(answer, &error))),
             None => {
                 let is_fault =
                     matches!(error, AcquireError::PolicyFault { .. } | AcquireError::NoPrimitive { .. });
@@ -274,10 +274,18 @@ enum Grant {
     Answered(&'static str, Response),
 }
 
-/// The policy's answer to a client whose request cannot have its lock.
-fn contended(answer: Answer, error: AcquireError) -> Response {
-    let problem =
-        Problem::from(error).say(answer.detail).status(answer.status).retry_after_ms(answer.retry_after_ms);
+/// The policy's answer to a client whose request cannot have its lock. Who holds it is for operators to know.
+fn contended(answer: Answer, error: &AcquireError) -> Response {
+    let mut problem = Problem::new(Kind::Contended, answer.detail)
+        .status(answer.status)
+        .with("retry_after_ms", answer.retry_after_ms)
+        .retry_after_ms(answer.retry_after_ms);
+    if let AcquireError::Contended { position, reason, .. } = error {
+        problem = problem.with("position", *position);
+        if let Some(reason) = reason {
+            problem = problem.with("reason", reason.as_str());
+        }
+    }
     let mut response = problem.into_response();
     let headers = response.headers_mut();
     for (name, value) in answer.headers {
@@ -328,6 +336,6 @@ fn empty(head: hyper::http::response::Parts) -> Response {
     Response::from_parts(head, Body::full(bytes::Bytes::new()))
 }
 
-fn upstream_failed(detail: String) -> Problem {
+fn upstream_failed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
     Problem::new(Kind::UpstreamFailed, detail)
 }

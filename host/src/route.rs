@@ -189,7 +189,7 @@ fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) ->
                 match (found.next(), found.next()) {
                     (Some((_, value)), None) if !value.is_empty() => text.push_str(&value),
                     (None, _) => return Err(missing(part)),
-                    _ => return Err(Problem::invalid(part.to_string(), "is empty, or given twice")),
+                    _ => return Err(Problem::invalid(name_of(part), "is empty, or given twice")),
                 }
             }
             Part::Json(path) => {
@@ -217,14 +217,16 @@ fn one<'a>(
     match (found.next(), found.next()) {
         (Some((_, value)), None) => Ok(value),
         (None, _) => Err(missing(part)),
-        _ => Err(Problem::invalid(part.to_string(), "is given twice")),
+        _ => Err(Problem::invalid(name_of(part), "is given twice")),
     }
 }
 
 fn missing(part: &Part) -> Problem {
-    let what = part.to_string();
-    let what = what.trim_matches(['{', '}']).to_owned();
-    Problem::invalid(what, "is missing; this route's lock is named by it")
+    Problem::invalid(name_of(part), "is missing; this route's lock is named by it")
+}
+
+fn name_of(part: &Part) -> String {
+    part.to_string().trim_matches(['{', '}']).to_owned()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::config::{Config, GuardConfig, GuardRoute, process_env};
@@ -46,7 +46,7 @@ impl Running {
                 Err(faults) => {
                     self.metrics.config_load("refused");
                     for fault in faults {
-                        tracing::error!(fault, "the changed configuration is not used");
+                        tracing::error!(fault, "the changed configuration is not used; the old routes go on");
                     }
                 }
             }
@@ -59,7 +59,11 @@ impl Running {
             .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         let rest = rest(&changed);
         if rest != self.rest {
-            tracing::warn!("config.toml has changed beyond [[guard.routes]]; the rest needs a restart");
+            let file = self.config.file.as_deref().unwrap_or(Path::new(Config::DEFAULT_PATH));
+            tracing::warn!(
+                "{} has changed beyond [[guard.routes]]; the rest needs a restart",
+                file.display()
+            );
             self.rest = rest;
         }
         if format!("{:?}", changed.guards) == format!("{:?}", self.config.guards) {

@@ -189,6 +189,11 @@ impl<'a> Section<'a> {
         texts.and_then(|texts| parse(&texts)).map_err(|what| self.fault(place, key, what)).ok()
     }
 
+    /// Notes a key that is read under a condition, so that a misspelt one is recognised.
+    pub fn know(&self, key: &'static str) {
+        self.known.borrow_mut().push(key);
+    }
+
     /// Whether the file has the key.
     pub fn holds(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))

@@ -284,7 +284,13 @@ fn faults_of_guarded_routes_are_named() {
         (format!("{GUARD}match = {{ path = \"/\" }}\n"), "guard[0].routes[0].upstream: is missing"),
         (route("").replace("/orders", "orders"), "must begin with `/`"),
         (route("").replace("http://a", "https://a"), "only http:// can be behind the proxy"),
-        (route("").replace("http://a", "http://a/x"), "is not like http://127.0.0.1:9000"),
+        (route("").replace("http://a", "http://a/x"), "an upstream has no path"),
+        (locked("").replace("policy", "polcy"), "did you mean `policy`?"),
+        (
+            route("").replace("/orders/{id}", "/{*all}")
+                + "[[guard.routes]]\nmatch = { path = \"/\" }\nupstream = \"http://a\"\n",
+            "guard[0].routes[1]: is never reached",
+        ),
         (route("wait_ms = 5"), "wait_ms: is for routes with a `policy`"),
         (route("policy = \"defualt\""), "no policy is named `defualt`; there are default; did you mean"),
         (locked("resource = \"{sku}\""), "resource: `{sku}` is not in the path of the route"),

@@ -139,19 +139,20 @@ impl Exchange {
             }
             source = cause.source();
         }
-        match error {
-            _ if self.sending.failed() => Problem::new(Kind::Timeout, detail),
+        let said = match error {
+            _ if self.sending.failed() => Problem::new(Kind::Timeout, "the request did not arrive in whole"),
             SendError::Busy { limit, .. } => {
-                Problem::new(Kind::Overloaded, detail).with("bound", *limit).retry_after_ms(1_000)
+                let busy = "the application has as many requests under way as it may have";
+                Problem::new(Kind::Overloaded, busy).with("bound", *limit).retry_after_ms(1_000)
             }
             SendError::Connect { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
-                Problem::new(Kind::UpstreamTimeout, detail)
+                Problem::new(Kind::UpstreamTimeout, "the application could not be connected to in time")
             }
-            SendError::Connect { .. } | SendError::Broken { .. } => {
-                tracing::debug!(detail, "an upstream failed");
-                upstream_failed(detail)
-            }
-        }
+            SendError::Connect { .. } => upstream_failed("the application cannot be reached"),
+            SendError::Broken { .. } => upstream_failed("the application gave no whole answer"),
+        };
+        // Strangers need not know what is behind the proxy.
+        said.inside(detail)
     }
 
     fn switch(
@@ -160,7 +161,7 @@ impl Exchange {
         connection: Connection,
     ) -> Result<Response, Problem> {
         if self.upgrade.is_none() {
-            let detail = "the upstream changed the protocol, which nobody had asked for".to_owned();
+            let detail = "the application changed the protocol, which nobody had asked for";
             return Err(upstream_failed(detail));
         }
         let upstream = hyper::upgrade::on(&mut answer);
@@ -208,7 +209,8 @@ fn check(head: &response::Parts, connection: &Connection) -> Result<(), Problem>
         (Some(_), ..) => "a transfer-encoding other than chunked",
         (None, ..) => return Ok(()),
     };
-    Err(upstream_failed(format!("{} sent {what}", connection.target())))
+    Err(upstream_failed(format!("the application sent {what}"))
+        .inside(format!("{} sent {what}", connection.target())))
 }
 
 /// How often it is looked whether a request has been sent in whole.

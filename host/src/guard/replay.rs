@@ -130,13 +130,13 @@ impl Recording {
 }
 
 /// The kept answer again.
-pub fn replay(kept: &Kept, fingerprint: &str) -> Result<Response, Problem> {
+pub fn replay(kept: &Kept, fingerprint: &str, resource: &str) -> Result<Response, Problem> {
     let Ok(outcome) = serde_json::from_str::<Outcome>(&kept.value) else {
         let detail = "the kept outcome is no HTTP answer: it was left through the lock API";
         return Err(Problem::new(Kind::Conflict, detail));
     };
     if outcome.request != fingerprint {
-        let detail = "another request was made under the same name before";
+        let detail = format!("`{resource}` was done before, for a request that was not this one");
         return Err(Problem::new(Kind::RequestIdReused, detail).status(422));
     }
     if outcome.too_large {

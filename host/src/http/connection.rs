@@ -25,7 +25,7 @@ use tracing::{Instrument, debug, debug_span, warn};
 
 use super::activity::{Activity, UnderWay, Verdict};
 use super::gate::Refusal;
-use super::problem::{Kind, Problem};
+use super::problem::{Kind, Problem, Why};
 use super::socket::Socket;
 use super::{Handler, Peer, Request, Response, Stream, request_id};
 use crate::clock;
@@ -354,7 +354,8 @@ impl<H: Handler> Requests<H> {
         if status.is_server_error()
             && let Some(unsaid) = should_warn()
         {
-            warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, unsaid, "answered with an error");
+            let why = response.extensions().get::<Why>().map(|why| why.0.as_str());
+            warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, why, unsaid, "answered with an error");
         }
         if version >= Version::HTTP_2 {
             response.headers_mut().remove(CONNECTION);

@@ -49,7 +49,13 @@ pub struct Problem {
     retry_after_s: Option<u32>,
     allow: Option<&'static str>,
     close: bool,
+    /// What the log is told instead of `detail`.
+    inside: Option<String>,
 }
+
+/// Why a request was answered with an error, for the log.
+#[derive(Clone)]
+pub struct Why(pub String);
 
 impl Kind {
     /// The `type` of the problem.
@@ -94,6 +100,7 @@ impl Problem {
             retry_after_s: None,
             allow: None,
             close: matches!(kind, Kind::TooLarge | Kind::HeadersTooLarge | Kind::Timeout),
+            inside: None,
         }
     }
 
@@ -127,9 +134,9 @@ impl Problem {
         self
     }
 
-    /// Says it in other words.
-    pub fn say(mut self, detail: impl Into<Cow<'static, str>>) -> Problem {
-        self.detail = detail.into();
+    /// Says more in the log than to the client.
+    pub fn inside(mut self, detail: String) -> Problem {
+        self.inside = Some(detail);
         self
     }
 
@@ -163,6 +170,10 @@ impl Problem {
         }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if response.status().is_server_error() {
+            let why = self.inside.unwrap_or_else(|| self.detail.into_owned());
+            response.extensions_mut().insert(Why(why));
         }
         response
     }

@@ -56,6 +56,11 @@ impl PathPattern {
         })
     }
 
+    /// Whether any path is such a path.
+    pub fn takes_all(&self) -> bool {
+        matches!(self.segments[..], [Segment::Rest(_)])
+    }
+
     /// What the captures stand for in a path as it was sent; `None` where it is not such a path.
     ///
     /// An encoded slash is data to some applications and a slash to others, so a path that matches either
@@ -123,6 +128,9 @@ fn segment(part: &str) -> Result<Segment, String> {
     let Some(inner) = part.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else {
         return match part.contains(['{', '}']) {
             true => Err(format!("`{part}` must be a text or one `{{name}}`, not both")),
+            false if part.contains('*') => Err(format!(
+                "`{part}`: say {{name}} for one part of the path, {{*name}} for all that is left"
+            )),
             false if part.contains(';') => Err(format!("`{part}`: what follows a `;` does not count")),
             false => decode(part)
                 .map(Segment::Literal)

@@ -45,13 +45,16 @@ pub fn guards(
         {
             section.complain("listen", format!("is {listen}, which another listener has"));
         }
-        let routes: Vec<GuardRoute> = section
-            .list("routes")
-            .into_iter()
-            .filter_map(|route| read_route(&route, policies, limits))
-            .collect();
-        if section.list("routes").is_empty() {
+        let sections = section.list("routes");
+        if sections.is_empty() {
             section.complain_of_it("has no [[guard.routes]]; it needs at least one");
+        }
+        let mut routes: Vec<GuardRoute> = Vec::new();
+        for route in &sections {
+            if routes.iter().any(takes_all) {
+                route.complain_of_it("is never reached: a route before it takes every request");
+            }
+            routes.extend(read_route(route, policies, limits));
         }
         let tls = section.holds("tls").then(|| tls(&section.section("tls"))).flatten();
         let trust_forwarded = section.boolean("trust_forwarded", false);
@@ -61,6 +64,10 @@ pub fn guards(
         }
     }
     guards
+}
+
+fn takes_all(route: &GuardRoute) -> bool {
+    route.methods.is_empty() && route.headers.is_empty() && route.path.takes_all()
 }
 
 fn tls(section: &Section<'_>) -> Option<TlsFiles> {
@@ -131,6 +138,9 @@ fn upstream(text: &str) -> Result<String, String> {
     if uri.scheme_str() == Some("https") {
         return Err(format!("`{text}`: only http:// can be behind the proxy"));
     }
+    if uri.path().len() > 1 {
+        return Err(format!("`{text}`: an upstream has no path; requests keep theirs"));
+    }
     let bare = uri.path_and_query().is_none_or(|path| path.as_str() == "/");
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
     match (uri.scheme_str(), authority) {
@@ -150,6 +160,7 @@ fn lock(
 ) -> Option<GuardLock> {
     const WITH_POLICY: [&str; 9] =
         ["resource", "mode", "ttl_ms", "wait_ms", "labels", "see", "fail", "max_replay_bytes", "policy"];
+    WITH_POLICY.iter().for_each(|key| section.know(key));
     if !section.holds("policy") {
         for key in WITH_POLICY.into_iter().filter(|key| section.holds(key)) {
             section.complain(key, "is for routes with a `policy`; without one there is no lock");

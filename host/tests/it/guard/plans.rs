@@ -43,6 +43,7 @@ on_both! {
         assert_eq!(refused.headers["content-type"], "application/problem+json");
         assert!(refused.headers.contains_key("retry-after") && refused.headers.contains_key("x-request-id"));
         assert_eq!(refused.json["status"], 423);
+        assert!(!refused.text.contains("127.0.0.1"), "who holds it is not for strangers: {}", refused.text);
         assert_eq!(held.await.unwrap().status, 200);
         assert_eq!(guarded.upstream.served("/work/1").await, 1, "the application was not asked");
         assert_eq!(guarded.client().send("POST", "/work/1", "").await.status, 200, "it is free at once");
