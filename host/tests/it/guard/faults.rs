@@ -162,6 +162,10 @@ on_both! {
         let answer = raw.until("early").await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         is_free(&guarded).await;
+        raw.send(vec![b'x'; 999_996]).await;
+        eventually("the application sees it break off", async || guarded.upstream.served("/early/broken").await == 1)
+            .await;
+        assert_eq!(guarded.upstream.served("/early/whole").await, 0);
     }
 
     /// A client that leaves, and an application that never ends: the longest hold is the end.
@@ -294,10 +298,11 @@ on_both! {
             + &route("/work/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000").replace("\"default\"", "\"p\"")
             + &format!("[policies.p]\npath = \"{}\"\n", path.display());
         let guarded = Guarded::start(kind, &config).await;
-        let held = guarded.send("POST", "/work/1?ms=2500", &[]);
+        let held = guarded.send("POST", "/work/1?ms=8000", &[]);
         guarded.until_served("/work/1", 1).await;
         let pushed = guarded.proxy.admin().send("PUT", "/v1/policies/p", RENAMED.clone()).await;
         assert_eq!(pushed.status, 200, "{}", pushed.text);
+        assert!(!held.is_finished(), "the old key is held yet");
         let next = guarded.send("POST", "/work/1?ms=10", &[]);
         assert_eq!((held.await.unwrap().status, next.await.unwrap().status), (200, 200));
         assert_eq!((guarded.upstream.together("/work/1").await, guarded.upstream.served("/work/1").await), (1, 2));

@@ -206,7 +206,7 @@ async fn answer(mut request: Request<Incoming>, stats: &Stats) -> Answer {
         "/socket" => socket(&mut request),
         "/bytes" => bytes_of(parameter(&request, "n")),
         "/count" => count(request.into_body()).await,
-        "/early" => full("early"),
+        "/early" => early(request.into_body(), stats.clone()),
         "/endless" => endless(here),
         "/trailers" => trailers(request.into_body()).await,
         path if path.starts_with("/work") => {
@@ -254,6 +254,15 @@ fn bytes_of(mut left: u64) -> Answer {
         )
     });
     Response::new(BodyExt::boxed(StreamBody::new(pieces)))
+}
+
+/// Answers, and reads on: what becomes of the request is counted.
+fn early(body: Incoming, stats: Stats) -> Answer {
+    tokio::spawn(async move {
+        let end = if body.collect().await.is_ok() { "/early/whole" } else { "/early/broken" };
+        drop(OnPath::enter(&stats, end));
+    });
+    full("early")
 }
 
 fn endless(here: OnPath) -> Answer {
