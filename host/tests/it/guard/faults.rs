@@ -9,7 +9,7 @@ use crate::policies::{RENAMED, default_policy};
 /// The lock is free: a request that does not wait gets it.
 async fn is_free(guarded: &Guarded) {
     eventually("the lock is free", async || {
-        guarded.client().send("GET", "/work/probe?ms=0", "").await.status == 200
+        guarded.client().send("GET", "/task/probe?ms=0", "").await.status == 200
     })
     .await;
 }
@@ -56,12 +56,12 @@ on_both! {
         let mut guarded = Guarded::start(kind, &one_lock("")).await;
         let address = guarded.upstream.good.to_string();
         guarded.upstream.kill();
-        let refused = guarded.client().get("/work/1").await;
+        let refused = guarded.client().get("/task/1").await;
         assert_eq!((refused.status, refused.slug()), (502, "upstream_failed"), "{}", refused.text);
         assert!(!refused.text.contains(&address), "strangers need not know: {}", refused.text);
         // At most ten a second are logged.
         eventually("the operator is told", async || {
-            guarded.client().get("/work/1").await;
+            guarded.client().get("/task/1").await;
             guarded.proxy.log().contains(&address)
         })
         .await;
@@ -81,21 +81,21 @@ on_both! {
         let config = "[upstreams]\nconnect_timeout_ms = 300\n".to_owned()
             + &one_lock("").replace("GOOD", &format!("http://{address}"));
         let guarded = Guarded::start(kind, &config).await;
-        let late = guarded.client().get("/work/1").await;
+        let late = guarded.client().get("/task/1").await;
         assert_eq!((late.status, late.slug()), (504, "upstream_timeout"), "{}", late.text);
         assert_eq!(guarded.client().get("/bad/old").await.text, "old", "the lock is free");
     }
 
     async fn a_client_that_leaves_the_queue_is_not_served(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("wait_ms = 20_000")).await;
-        let held = guarded.send("POST", "/work/1?ms=2500", &[]);
-        guarded.until_served("/work/1", 1).await;
+        let held = guarded.send("POST", "/task/1?ms=2500", &[]);
+        guarded.until_served("/task/1", 1).await;
         let api = guarded.proxy.client();
         for request in [
-            "GET /work/gone HTTP/1.1\r\nhost: x\r\n\r\n",
-            "POST /work/gone HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n",
-            "POST /work/gone HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
-            "POST /work/gone HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\nhalf",
+            "GET /task/gone HTTP/1.1\r\nhost: x\r\n\r\n",
+            "POST /task/gone HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n",
+            "POST /task/gone HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+            "POST /task/gone HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\nhalf",
         ] {
             let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
             gone.send(request).await;
@@ -105,19 +105,19 @@ on_both! {
         }
         assert_eq!(held.await.unwrap().status, 200);
         is_free(&guarded).await;
-        assert_eq!(guarded.upstream.served("/work/gone").await, 0);
+        assert_eq!(guarded.upstream.served("/task/gone").await, 0);
     }
 
     /// The application goes on working for a client that is gone, so its lock stays.
     async fn the_lock_stays_until_the_application_is_done(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("ttl_ms = 1_000")).await;
         let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
-        gone.send("POST /work/1?ms=2500 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await;
-        guarded.until_served("/work/1", 1).await;
+        gone.send("POST /task/1?ms=2500 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await;
+        guarded.until_served("/task/1", 1).await;
         let begun = Instant::now();
         drop(gone);
         while begun.elapsed() < Duration::from_millis(2_000) {
-            assert_eq!(guarded.client().get("/work/2").await.status, 423, "held, and renewed");
+            assert_eq!(guarded.client().get("/task/2").await.status, 423, "held, and renewed");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         is_free(&guarded).await;
@@ -126,7 +126,7 @@ on_both! {
         let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
         gone.send("GET /bytes?n=30000000 HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(gone.hears_within(Duration::from_secs(10)).await);
-        assert_eq!(guarded.client().get("/work/2").await.status, 423);
+        assert_eq!(guarded.client().get("/task/2").await.status, 423);
         drop(gone);
         is_free(&guarded).await;
     }
@@ -139,7 +139,7 @@ on_both! {
         let mut slow = Raw::connect(guarded.proxy.guard_address()).await;
         slow.send("GET /bytes?n=500000000 HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(slow.hears_within(Duration::from_secs(10)).await);
-        assert_eq!(guarded.client().get("/work/2").await.status, 423);
+        assert_eq!(guarded.client().get("/task/2").await.status, 423);
         is_free(&guarded).await;
         assert!(slow.count().await < 500_000_000, "it is not told that this was all");
 
@@ -177,8 +177,8 @@ on_both! {
         gone.send("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
         guarded.until_served("/never", 1).await;
         drop(gone);
-        assert_eq!(guarded.client().get("/work/2").await.status, 423);
-        eventually("it is free", async || guarded.client().get("/work/2").await.status == 200).await;
+        assert_eq!(guarded.client().get("/task/2").await.status, 423);
+        eventually("it is free", async || guarded.client().get("/task/2").await.status == 200).await;
     }
 
     async fn a_policy_that_refuses_or_fails_is_told_and_the_application_not_asked(kind: Kind) {
@@ -190,20 +190,20 @@ on_both! {
         };
         let bad: &[u8] = &crate::policies::BAD;
         let config = LISTEN.to_owned()
-            + &route("/work/refuse", "resource = \"refuse\"").replace("\"default\"", "\"bad\"")
-            + &route("/work/trap", "resource = \"panic\"").replace("\"default\"", "\"bad\"")
-            + &route("/work/once", "resource = \"version\"")
+            + &route("/task/refuse", "resource = \"refuse\"").replace("\"default\"", "\"bad\"")
+            + &route("/task/trap", "resource = \"panic\"").replace("\"default\"", "\"bad\"")
+            + &route("/task/once", "resource = \"version\"")
             + &policy("bad", bad)
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { primitive = \"version\" }\n";
         let guarded = Guarded::start(kind, &config).await;
-        let refused = guarded.client().get("/work/refuse").await;
+        let refused = guarded.client().get("/task/refuse").await;
         assert_eq!((refused.status, refused.slug()), (403, "refused"), "{}", refused.text);
         assert!(refused.json["reason"].is_string());
-        let trapped = guarded.client().get("/work/trap").await;
+        let trapped = guarded.client().get("/task/trap").await;
         assert_eq!((trapped.status, trapped.slug(), &trapped.json["reason"]), (503, "policy_fault", &json!("trap")));
-        let never = guarded.client().get("/work/once").await;
+        let never = guarded.client().get("/task/once").await;
         assert_eq!((never.status, never.slug()), (400, "invalid"), "{}", never.text);
-        for path in ["/work/refuse", "/work/trap", "/work/once"] {
+        for path in ["/task/refuse", "/task/trap", "/task/once"] {
             assert_eq!(guarded.upstream.served(path).await, 0);
         }
     }
@@ -214,7 +214,7 @@ on_both! {
             format!("[policies.{name}]\npath = \"builtin:default\"\nsettings = {{ on_loss = \"{on_loss}\" }}\n")
         };
         let named = |name: &str| {
-            route(&format!("/work/{name}"), &format!("resource = \"{name}\""))
+            route(&format!("/task/{name}"), &format!("resource = \"{name}\""))
                 .replace("\"default\"", &format!("\"{name}\""))
         };
         let config = LISTEN.to_owned()
@@ -222,7 +222,7 @@ on_both! {
             + &policy("finish", "finish") + &policy("mark", "mark") + &policy("cut", "cut");
         let guarded = Guarded::start(kind, &config).await;
         let mut asks = Vec::new();
-        for path in ["/work/finish?ms=1500", "/work/mark?ms=1500", "/work/cut?ms=60000"] {
+        for path in ["/task/finish?ms=1500", "/task/mark?ms=1500", "/task/cut?ms=60000"] {
             asks.push(guarded.send("GET", path, &[]));
             guarded.until_served(path.split('?').next().unwrap(), 1).await;
         }
@@ -238,7 +238,7 @@ on_both! {
         assert!((finish.status, &*finish.text) == (200, "done") && !finish.headers.contains_key("lock-status"));
         assert_eq!((mark.status, &*mark.text), (200, "done"));
         assert_eq!(mark.headers["lock-status"], "lost");
-        assert!(!guarded.client().get("/work/mark").await.headers.contains_key("lock-status"));
+        assert!(!guarded.client().get("/task/mark").await.headers.contains_key("lock-status"));
         assert_eq!((cut.status, cut.slug()), (503, "lost"), "{}", cut.text);
         assert_eq!(guarded.proxy.metric("lockkeeper_guard_lost_total", &[]).await, 3.0);
     }
@@ -250,8 +250,8 @@ on_both! {
         let config = one_lock("ttl_ms = 1_000")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { on_loss = \"mark\" }\n";
         let guarded = Guarded::on(server.url(), &config).await;
-        let ask = guarded.send("GET", "/work/1?ms=3000", &[]);
-        guarded.until_served("/work/1", 1).await;
+        let ask = guarded.send("GET", "/task/1?ms=3000", &[]);
+        guarded.until_served("/task/1", 1).await;
         signal(server.pid().unwrap(), Signal::STOP);
         let answer = ask.await.unwrap();
         assert_eq!((answer.status, &*answer.text, &answer.headers["lock-status"]), (200, "done", &"lost".parse().unwrap()));
@@ -295,17 +295,17 @@ on_both! {
         let path = dir.path().join("p.wasm");
         std::fs::write(&path, default_policy()).unwrap();
         let config = LISTEN.to_owned()
-            + &route("/work/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000").replace("\"default\"", "\"p\"")
+            + &route("/task/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000").replace("\"default\"", "\"p\"")
             + &format!("[policies.p]\npath = \"{}\"\n", path.display());
         let guarded = Guarded::start(kind, &config).await;
-        let held = guarded.send("POST", "/work/1?ms=8000", &[]);
-        guarded.until_served("/work/1", 1).await;
+        let held = guarded.send("POST", "/task/1?ms=8000", &[]);
+        guarded.until_served("/task/1", 1).await;
         let pushed = guarded.proxy.admin().send("PUT", "/v1/policies/p", RENAMED.clone()).await;
         assert_eq!(pushed.status, 200, "{}", pushed.text);
         assert!(!held.is_finished(), "the old key is held yet");
-        let next = guarded.send("POST", "/work/1?ms=10", &[]);
+        let next = guarded.send("POST", "/task/1?ms=10", &[]);
         assert_eq!((held.await.unwrap().status, next.await.unwrap().status), (200, 200));
-        assert_eq!((guarded.upstream.together("/work/1").await, guarded.upstream.served("/work/1").await), (1, 2));
+        assert_eq!((guarded.upstream.together("/task/1").await, guarded.upstream.served("/task/1").await), (1, 2));
         let keys = guarded.proxy.client().show("x/jobs/1").await;
         assert!(!keys.is_null(), "the new name is known");
     }

@@ -19,13 +19,13 @@ on_both! {
         let client = guarded.client();
         let asks = (0..6).map(|_| {
             let client = client.clone();
-            async move { client.send_with("POST", "/work/pay?ms=200", &[("idempotency-key", "a")], "{}").await }
+            async move { client.send_with("POST", "/task/pay?ms=200", &[("idempotency-key", "a")], "{}").await }
         });
         let answers = join_all(asks).await;
         assert!(answers.iter().all(|answer| (answer.status, &*answer.text) == (200, "done")), "{answers:?}");
         let replayed = answers.iter().filter(|answer| answer.headers.contains_key("lock-replayed")).count();
-        assert_eq!((replayed, guarded.upstream.served("/work/pay").await), (5, 1));
-        let other = client.send_with("POST", "/work/pay?ms=200", &[("idempotency-key", "b")], "{}").await;
+        assert_eq!((replayed, guarded.upstream.served("/task/pay").await), (5, 1));
+        let other = client.send_with("POST", "/task/pay?ms=200", &[("idempotency-key", "b")], "{}").await;
         assert!(other.status == 200 && !other.headers.contains_key("lock-replayed"));
 
         let first = client.send_with("POST", "/status/402", &[("idempotency-key", "c")], "").await;
@@ -76,17 +76,17 @@ on_both! {
     async fn a_crash_of_the_application_frees_the_place(kind: Kind) {
         let url = database(kind).await;
         let mut guarded = Guarded::on(&url, &config("/{*all}")).await;
-        let first = guarded.send("POST", "/work/pay?ms=20000", &[("idempotency-key", "a")]);
-        guarded.until_served("/work/pay", 1).await;
+        let first = guarded.send("POST", "/task/pay?ms=20000", &[("idempotency-key", "a")]);
+        guarded.until_served("/task/pay", 1).await;
         let address = guarded.upstream.good.to_string();
         guarded.upstream.kill();
         let failed = first.await.unwrap();
         assert_eq!((failed.status, failed.slug()), (502, "upstream_failed"), "{}", failed.text);
         guarded.upstream = Upstream::at(&address).await;
-        let path = "/work/pay?ms=20000".replace("20000", "1");
+        let path = "/task/pay?ms=20000".replace("20000", "1");
         let again = guarded.client().send_with("POST", &path, &[("idempotency-key", "a")], "").await;
         assert_eq!(again.status, 200, "{}", again.text);
-        assert_eq!(guarded.upstream.served("/work/pay").await, 1);
+        assert_eq!(guarded.upstream.served("/task/pay").await, 1);
     }
 
     /// The proxy dies in the midst of the first: another one lets the next to ask do it when the lease has ended.
@@ -95,19 +95,19 @@ on_both! {
         let guarded = Guarded::on(&url, &config("/{*all}")).await;
         let other = before(&guarded.upstream, &url, &config("/{*all}")).await;
         let client = guarded.client();
-        let first = tokio::spawn(async move { client.try_send("POST", "/work/none", "").await });
+        let first = tokio::spawn(async move { client.try_send("POST", "/task/none", "").await });
         drop(first);
         let client = guarded.client();
         let begun = tokio::spawn(async move {
             let headers = [("idempotency-key", "a")];
-            tokio::time::timeout(Duration::from_secs(5), client.send_with("POST", "/work/pay?ms=3000", &headers, "")).await.is_ok()
+            tokio::time::timeout(Duration::from_secs(5), client.send_with("POST", "/task/pay?ms=3000", &headers, "")).await.is_ok()
         });
-        guarded.until_served("/work/pay", 1).await;
+        guarded.until_served("/task/pay", 1).await;
         guarded.proxy.signal(Signal::KILL);
-        let again = other.guarded().send_with("POST", "/work/pay?ms=3000", &[("idempotency-key", "a")], "").await;
+        let again = other.guarded().send_with("POST", "/task/pay?ms=3000", &[("idempotency-key", "a")], "").await;
         assert_eq!((again.status, &*again.text), (200, "done"), "{}", again.text);
-        assert_eq!(guarded.upstream.served("/work/pay").await, 2);
-        let replayed = other.guarded().send_with("POST", "/work/pay?ms=3000", &[("idempotency-key", "a")], "").await;
+        assert_eq!(guarded.upstream.served("/task/pay").await, 2);
+        let replayed = other.guarded().send_with("POST", "/task/pay?ms=3000", &[("idempotency-key", "a")], "").await;
         assert_eq!(replayed.headers["lock-replayed"], "true");
         begun.abort();
     }
@@ -116,12 +116,12 @@ on_both! {
     async fn the_outcome_is_kept_for_a_client_that_left(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
-        let head = "POST /work/pay?ms=700 HTTP/1.1\r\nidempotency-key: a\r\ncontent-length: 0\r\nhost: ";
+        let head = "POST /task/pay?ms=700 HTTP/1.1\r\nidempotency-key: a\r\ncontent-length: 0\r\nhost: ";
         raw.send(format!("{head}{}\r\n\r\n", guarded.proxy.guard_address())).await;
-        guarded.until_served("/work/pay", 1).await;
+        guarded.until_served("/task/pay", 1).await;
         drop(raw);
-        let again = guarded.client().send_with("POST", "/work/pay?ms=700", &[("idempotency-key", "a")], "").await;
+        let again = guarded.client().send_with("POST", "/task/pay?ms=700", &[("idempotency-key", "a")], "").await;
         assert_eq!((again.status, &*again.text), (200, "done"));
-        assert_eq!((again.headers["lock-replayed"].to_str().unwrap(), guarded.upstream.served("/work/pay").await), ("true", 1));
+        assert_eq!((again.headers["lock-replayed"].to_str().unwrap(), guarded.upstream.served("/task/pay").await), ("true", 1));
     }
 }

@@ -4,26 +4,26 @@ use super::*;
 
 on_both! {
     async fn requests_with_one_name_go_one_after_the_other(kind: Kind) {
-        let config = LISTEN.to_owned() + &route("/work/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000");
+        let config = LISTEN.to_owned() + &route("/task/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
         let client = guarded.client();
         let begun = Instant::now();
         let asks = (0..12).map(|n| {
             let client = client.clone();
-            async move { client.send("POST", &format!("/work/{}?ms=40", n % 2), "x").await }
+            async move { client.send("POST", &format!("/task/{}?ms=40", n % 2), "x").await }
         });
         let answers = join_all(asks).await;
         assert!(answers.iter().all(|answer| (answer.status, &*answer.text) == (200, "done")), "{answers:?}");
         assert!(begun.elapsed() >= Duration::from_millis(240), "six after each other");
-        for path in ["/work/0", "/work/1"] {
+        for path in ["/task/0", "/task/1"] {
             assert_eq!((guarded.upstream.served(path).await, guarded.upstream.together(path).await), (6, 1));
         }
         // However the path is spelt, it is the same lock.
-        let held = guarded.send("POST", "/work/7?ms=400", &[]);
-        guarded.until_served("/work/7", 1).await;
-        let other = client.send("POST", "/work//%37/?ms=1", "").await;
+        let held = guarded.send("POST", "/task/7?ms=400", &[]);
+        guarded.until_served("/task/7", 1).await;
+        let other = client.send("POST", "/task//%37/?ms=1", "").await;
         assert_eq!(other.status, 200);
-        assert_eq!((held.await.unwrap().status, guarded.upstream.served("/work/7").await), (200, 1));
+        assert_eq!((held.await.unwrap().status, guarded.upstream.served("/task/7").await), (200, 1));
         eventually("it is free", async || {
             guarded.proxy.client().show("jobs/7").await["holders"].as_array().is_none_or(Vec::is_empty)
         })
@@ -34,45 +34,45 @@ on_both! {
     }
 
     async fn a_request_that_does_not_wait_is_refused_at_once(kind: Kind) {
-        let config = LISTEN.to_owned() + &route("/work/{id}", "resource = \"jobs/{id}\"");
+        let config = LISTEN.to_owned() + &route("/task/{id}", "resource = \"jobs/{id}\"");
         let guarded = Guarded::start(kind, &config).await;
-        let held = guarded.send("POST", "/work/1?ms=1500", &[]);
-        guarded.until_served("/work/1", 1).await;
-        let refused = guarded.client().send("POST", "/work/1", "").await;
+        let held = guarded.send("POST", "/task/1?ms=1500", &[]);
+        guarded.until_served("/task/1", 1).await;
+        let refused = guarded.client().send("POST", "/task/1", "").await;
         assert_eq!((refused.status, refused.slug()), (423, "contended"), "{}", refused.text);
         assert_eq!(refused.headers["content-type"], "application/problem+json");
         assert!(refused.headers.contains_key("retry-after") && refused.headers.contains_key("x-request-id"));
         assert_eq!(refused.json["status"], 423);
         assert!(!refused.text.contains("127.0.0.1"), "who holds it is not for strangers: {}", refused.text);
         assert_eq!(held.await.unwrap().status, 200);
-        assert_eq!(guarded.upstream.served("/work/1").await, 1, "the application was not asked");
-        assert_eq!(guarded.client().send("POST", "/work/1", "").await.status, 200, "it is free at once");
+        assert_eq!(guarded.upstream.served("/task/1").await, 1, "the application was not asked");
+        assert_eq!(guarded.client().send("POST", "/task/1", "").await.status, 200, "it is free at once");
         assert_eq!(guarded.outcomes("contended").await, 1.0);
     }
 
     async fn readers_go_together_and_writers_alone(kind: Kind) {
-        let shared = route("/work/{id}", "resource = \"doc/{id}\"\nwait_ms = 20_000\nmode = \"shared\"")
+        let shared = route("/task/{id}", "resource = \"doc/{id}\"\nwait_ms = 20_000\nmode = \"shared\"")
             .replace("path =", "method = [\"GET\", \"HEAD\"], path =");
-        let config = LISTEN.to_owned() + &shared + &route("/work/{id}", "resource = \"doc/{id}\"\nwait_ms = 20_000");
+        let config = LISTEN.to_owned() + &shared + &route("/task/{id}", "resource = \"doc/{id}\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
-        let readers: Vec<_> = (0..3).map(|_| guarded.send("GET", "/work/1?ms=600", &[])).collect();
-        eventually("all read", async || guarded.upstream.together("/work/1").await == 3).await;
-        let writer = guarded.send("PUT", "/work/1?ms=50", &[]);
+        let readers: Vec<_> = (0..3).map(|_| guarded.send("GET", "/task/1?ms=600", &[])).collect();
+        eventually("all read", async || guarded.upstream.together("/task/1").await == 3).await;
+        let writer = guarded.send("PUT", "/task/1?ms=50", &[]);
         assert_eq!(writer.await.unwrap().status, 200);
         assert!(readers.iter().all(JoinHandle::is_finished), "the writer came after them");
-        assert_eq!(guarded.upstream.together("/work/1").await, 3, "and was alone");
+        assert_eq!(guarded.upstream.together("/task/1").await, 3, "and was alone");
     }
 
     async fn an_upstream_has_as_many_requests_as_there_are_permits(kind: Kind) {
         let config = LISTEN.to_owned()
-            + &route("/work/{id}", "resource = \"backend\"\nwait_ms = 20_000\nmode = { permits = 1 }")
+            + &route("/task/{id}", "resource = \"backend\"\nwait_ms = 20_000\nmode = { permits = 1 }")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { permits = 2 }\n";
         let guarded = Guarded::start(kind, &config).await;
-        let asks: Vec<_> = (0..8).map(|_| guarded.send("GET", "/work/1?ms=60", &[])).collect();
+        let asks: Vec<_> = (0..8).map(|_| guarded.send("GET", "/task/1?ms=60", &[])).collect();
         for ask in asks {
             assert_eq!(ask.await.unwrap().status, 200);
         }
-        assert_eq!(guarded.upstream.together("/work/1").await, 2);
+        assert_eq!(guarded.upstream.together("/task/1").await, 2);
     }
 
     async fn the_name_comes_from_any_part_of_a_request(kind: Kind) {
@@ -146,36 +146,36 @@ on_both! {
 
     async fn lower_ranks_go_first_and_a_lock_may_outlast_its_request(kind: Kind) {
         let config = LISTEN.to_owned()
-            + &route("/work/{id}", "resource = \"jobs\"\nwait_ms = 20_000\nlabels = { rank = \"{query.rank}\" }")
+            + &route("/task/{id}", "resource = \"jobs\"\nwait_ms = 20_000\nlabels = { rank = \"{query.rank}\" }")
             + "[policies.default]\npath = \"builtin:default\"\n\
                settings = { rank_label = \"rank\", lock_at_least_ms = 700 }\n";
         let guarded = Guarded::start(kind, &config).await;
         let begun = Instant::now();
-        let first = guarded.send("POST", "/work/first?rank=0", &[]);
-        guarded.until_served("/work/first", 1).await;
+        let first = guarded.send("POST", "/task/first?rank=0", &[]);
+        guarded.until_served("/task/first", 1).await;
         let api = guarded.proxy.client();
-        let late = guarded.send("POST", "/work/late?rank=5", &[]);
+        let late = guarded.send("POST", "/task/late?rank=5", &[]);
         api.until_queued("jobs", 1).await;
-        let soon = guarded.send("POST", "/work/soon?rank=1", &[]);
+        let soon = guarded.send("POST", "/task/soon?rank=1", &[]);
         api.until_queued("jobs", 2).await;
         assert_eq!(first.await.unwrap().status, 200);
         assert_eq!(soon.await.unwrap().status, 200);
         assert!(begun.elapsed() >= Duration::from_millis(700), "kept after its request");
-        assert_eq!(guarded.upstream.served("/work/late").await, 0);
+        assert_eq!(guarded.upstream.served("/task/late").await, 0);
         assert_eq!(late.await.unwrap().status, 200);
         assert!(begun.elapsed() >= Duration::from_millis(1_400));
     }
 
     /// A lock of a guarded request and one of the API are the same lock.
     async fn guarded_requests_and_the_api_exclude_each_other(kind: Kind) {
-        let config = LISTEN.to_owned() + &route("/work/{id}", "resource = \"jobs/{id}\"");
+        let config = LISTEN.to_owned() + &route("/task/{id}", "resource = \"jobs/{id}\"");
         let guarded = Guarded::start(kind, &config).await;
         let api = guarded.proxy.client();
         let lease = api.lease("jobs/1", 20_000).await;
-        assert_eq!(guarded.client().send("POST", "/work/1", "").await.status, 423);
+        assert_eq!(guarded.client().send("POST", "/task/1", "").await.status, 423);
         assert_eq!(api.release(&lease).await.status, 200);
-        let held = guarded.send("POST", "/work/1?ms=800", &[]);
-        guarded.until_served("/work/1", 1).await;
+        let held = guarded.send("POST", "/task/1?ms=800", &[]);
+        guarded.until_served("/task/1", 1).await;
         let refused = api.acquire(json!({"resource": "jobs/1"})).await;
         assert_eq!((refused.status, refused.slug()), (409, "contended"));
         assert!(refused.json["holder"]["owner"].as_str().unwrap().starts_with("127.0.0.1/"), "{}", refused.text);

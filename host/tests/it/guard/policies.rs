@@ -19,9 +19,9 @@ async fn with_policy(kind: Kind, component: &[u8], routes: &str) -> (Guarded, Te
 /// Of one order and what is below it. Who says that it is patient waits for the lock.
 fn orders() -> String {
     const SEEN: &str = "see = { headers = [\"x-tenant\", \"idempotency-key\"] }";
-    let patient = route("/work/{id}/{*rest}", &format!("{SEEN}\nwait_ms = 20_000"))
+    let patient = route("/task/{id}/{*rest}", &format!("{SEEN}\nwait_ms = 20_000"))
         .replace("/{*rest}\" }", "/{*rest}\", headers = { x-patient = \"*\" } }");
-    patient + &route("/work/{id}/{*rest}", SEEN) + &route("/echo/{id}", SEEN)
+    patient + &route("/task/{id}/{*rest}", SEEN) + &route("/echo/{id}", SEEN)
 }
 
 const ACME: (&str, &str) = ("x-tenant", "acme");
@@ -53,14 +53,14 @@ on_both! {
 
     /// Any two of these have an item in common, in another order each.
     async fn requests_that_share_a_key_go_one_after_the_other(kind: Kind) {
-        let (guarded, _dir) = with_policy(kind, &BASKET, &route("/work/{*all}", "wait_ms = 20_000")).await;
+        let (guarded, _dir) = with_policy(kind, &BASKET, &route("/task/{*all}", "wait_ms = 20_000")).await;
         let asks = (0..12).map(|n| {
             let (client, items) = (guarded.client(), ["1,2", "2,3", "3,1", "2,1,3"][n % 4]);
-            async move { client.send("PUT", &format!("/work/x?ms=30&items={items}"), "").await }
+            async move { client.send("PUT", &format!("/task/x?ms=30&items={items}"), "").await }
         });
         let answers = join_all(asks).await;
         assert!(answers.iter().all(|answer| (answer.status, &*answer.text) == (200, "done")), "{answers:?}");
-        assert_eq!((guarded.upstream.served("/work/x").await, guarded.upstream.together("/work/x").await), (12, 1));
+        assert_eq!((guarded.upstream.served("/task/x").await, guarded.upstream.together("/task/x").await), (12, 1));
         for key in ["stock/1", "stock/2", "stock/3"] {
             eventually("each key is free", async || {
                 guarded.proxy.client().show(key).await["holders"].as_array().is_none_or(Vec::is_empty)
@@ -70,13 +70,13 @@ on_both! {
     }
 
     async fn requests_that_share_no_key_go_together(kind: Kind) {
-        let (guarded, _dir) = with_policy(kind, &BASKET, &route("/work/{*all}", "wait_ms = 20_000")).await;
-        let held: Vec<_> = ["/work/x?ms=3000&items=1,2", "/work/x?ms=3000&items=3,4", "/work/x?ms=3000&items=5"]
+        let (guarded, _dir) = with_policy(kind, &BASKET, &route("/task/{*all}", "wait_ms = 20_000")).await;
+        let held: Vec<_> = ["/task/x?ms=3000&items=1,2", "/task/x?ms=3000&items=3,4", "/task/x?ms=3000&items=5"]
             .map(|path| guarded.send("PUT", path, &[]))
             .into();
-        eventually("all are there", async || guarded.upstream.together("/work/x").await == 3).await;
+        eventually("all are there", async || guarded.upstream.together("/task/x").await == 3).await;
         // One that needs a key of two of them waits for both.
-        let both = guarded.send("PUT", "/work/both?ms=1&items=2,3", &[]);
+        let both = guarded.send("PUT", "/task/both?ms=1&items=2,3", &[]);
         assert_eq!(both.await.unwrap().status, 200);
         assert!(held[..2].iter().all(JoinHandle::is_finished), "it came after them");
         for held in held {
@@ -87,12 +87,12 @@ on_both! {
     async fn an_order_is_its_tenants_and_who_names_none_is_refused(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &ORDERS, &orders()).await;
         let client = guarded.client();
-        let nobody = client.send("PUT", "/work/42", "").await;
+        let nobody = client.send("PUT", "/task/42", "").await;
         assert_eq!((nobody.status, nobody.slug()), (403, "refused"), "{}", nobody.text);
         assert!(nobody.text.contains("the request needs one header `x-tenant`"), "{}", nobody.text);
-        let two = client.send_with("PUT", "/work/42", &[ACME, ("x-tenant", "globex")], "").await;
+        let two = client.send_with("PUT", "/task/42", &[ACME, ("x-tenant", "globex")], "").await;
         assert_eq!(two.status, 403, "{}", two.text);
-        let unkeyed = client.send_with("POST", "/work/42/pay", &[ACME], "").await;
+        let unkeyed = client.send_with("POST", "/task/42/pay", &[ACME], "").await;
         assert_eq!(unkeyed.status, 403, "{}", unkeyed.text);
         assert!(unkeyed.text.contains("`Idempotency-Key`"), "{}", unkeyed.text);
         assert_eq!(guarded.upstream.stats().await["served"], json!({}), "the application was not asked");
@@ -105,48 +105,48 @@ on_both! {
     async fn readers_of_an_order_go_together_and_its_writer_alone(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &ORDERS, &orders()).await;
         let client = guarded.client();
-        let readers: Vec<_> = (0..3).map(|_| guarded.send("GET", "/work/42?ms=1500", &[ACME])).collect();
-        eventually("all read", async || guarded.upstream.together("/work/42").await == 3).await;
-        let refused = client.send_with("PUT", "/work/42", &[ACME], "").await;
+        let readers: Vec<_> = (0..3).map(|_| guarded.send("GET", "/task/42?ms=1500", &[ACME])).collect();
+        eventually("all read", async || guarded.upstream.together("/task/42").await == 3).await;
+        let refused = client.send_with("PUT", "/task/42", &[ACME], "").await;
         assert_eq!(refused.status, 423, "{}", refused.text);
-        let writer = guarded.send("PUT", "/work/42?ms=2000", &[ACME, PATIENT]);
-        guarded.until_served("/work/42", 4).await;
+        let writer = guarded.send("PUT", "/task/42?ms=2000", &[ACME, PATIENT]);
+        guarded.until_served("/task/42", 4).await;
         assert!(readers.iter().all(JoinHandle::is_finished), "the writer came after them");
 
-        let refused = client.send_with("GET", "/work/42", &[ACME], "").await;
+        let refused = client.send_with("GET", "/task/42", &[ACME], "").await;
         assert_eq!((refused.status, refused.slug()), (423, "contended"), "{}", refused.text);
         assert_eq!(refused.json["detail"], "somebody is changing this order; try again in a moment");
         assert!(refused.headers["retry-after"].to_str().unwrap().parse::<u32>().unwrap() >= 1);
-        let other = client.send_with("PUT", "/work/43", &[ACME], "").await;
-        let stranger = client.send_with("PUT", "/work/42/x", &[("x-tenant", "globex")], "").await;
+        let other = client.send_with("PUT", "/task/43", &[ACME], "").await;
+        let stranger = client.send_with("PUT", "/task/42/x", &[("x-tenant", "globex")], "").await;
         assert_eq!((other.status, stranger.status), (200, 200), "{}{}", other.text, stranger.text);
         assert_eq!(writer.await.unwrap().status, 200);
-        assert_eq!((guarded.upstream.served("/work/42").await, guarded.upstream.together("/work/42").await), (4, 3));
+        assert_eq!((guarded.upstream.served("/task/42").await, guarded.upstream.together("/task/42").await), (4, 3));
     }
 
     async fn a_payment_is_made_once_for_each_key(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &ORDERS, &orders()).await;
         const KEY: (&str, &str) = ("idempotency-key", "7f3a");
         let client = guarded.client();
-        let first = guarded.send("POST", "/work/42/pay?ms=2000", &[ACME, KEY]);
-        guarded.until_served("/work/42/pay", 1).await;
-        let duplicate = guarded.send("POST", "/work/42/pay?ms=2000", &[ACME, KEY, PATIENT]);
-        let refused = client.send_with("POST", "/work/42/pay?ms=2000", &[ACME, KEY], "").await;
+        let first = guarded.send("POST", "/task/42/pay?ms=2000", &[ACME, KEY]);
+        guarded.until_served("/task/42/pay", 1).await;
+        let duplicate = guarded.send("POST", "/task/42/pay?ms=2000", &[ACME, KEY, PATIENT]);
+        let refused = client.send_with("POST", "/task/42/pay?ms=2000", &[ACME, KEY], "").await;
         assert_eq!((refused.status, refused.slug()), (409, "contended"), "{}", refused.text);
         let words = "this payment is being made; send it again with the same Idempotency-Key";
         assert_eq!(refused.json["detail"], words);
         let (first, duplicate) = (first.await.unwrap(), duplicate.await.unwrap());
-        let later = client.send_with("POST", "/work/42/pay?ms=2000", &[ACME, KEY], "").await;
+        let later = client.send_with("POST", "/task/42/pay?ms=2000", &[ACME, KEY], "").await;
         assert!(!first.headers.contains_key("lock-replayed"));
         for answer in [&first, &duplicate, &later] {
             assert_eq!((answer.status, &*answer.text), (200, "done"));
         }
         assert!([&duplicate, &later].iter().all(|answer| answer.headers["lock-replayed"] == "true"));
-        assert_eq!(guarded.upstream.served("/work/42/pay").await, 1);
+        assert_eq!(guarded.upstream.served("/task/42/pay").await, 1);
         for headers in [&[ACME, ("idempotency-key", "another")][..], &[("x-tenant", "globex"), KEY]] {
-            let answer = client.send_with("POST", "/work/42/pay", headers, "").await;
+            let answer = client.send_with("POST", "/task/42/pay", headers, "").await;
             assert!(answer.status == 200 && !answer.headers.contains_key("lock-replayed"), "{}", answer.text);
         }
-        assert_eq!(guarded.upstream.served("/work/42/pay").await, 3);
+        assert_eq!(guarded.upstream.served("/task/42/pay").await, 3);
     }
 }

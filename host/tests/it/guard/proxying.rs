@@ -89,8 +89,8 @@ on_both! {
     async fn a_client_that_asks_first_sends_its_body_when_the_lock_is_there(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/{*all}", "resource = \"one\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
-        let held = guarded.send("POST", "/work/1?ms=700", &[]);
-        guarded.until_served("/work/1", 1).await;
+        let held = guarded.send("POST", "/task/1?ms=700", &[]);
+        guarded.until_served("/task/1", 1).await;
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
         raw.send("POST /count HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await;
         assert!(!raw.hears_within(Duration::from_millis(300)).await, "it is queued");
@@ -110,12 +110,12 @@ on_both! {
         assert_eq!(raw.until("early").await, "early");
         for _ in 0..5 {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            assert_eq!(guarded.client().get("/work/1").await.status, 423, "held, and renewed");
+            assert_eq!(guarded.client().get("/task/1").await.status, 423, "held, and renewed");
             raw.send("ping").await;
             assert_eq!(raw.until("ping").await, "ping");
         }
         drop(raw);
-        eventually("it is free", async || guarded.client().get("/work/1").await.status == 200).await;
+        eventually("it is free", async || guarded.client().get("/task/1").await.status == 200).await;
         // HTTP/2 in a tunnel would lead past the routes.
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
         raw.send(
@@ -133,24 +133,24 @@ on_both! {
     async fn smuggled_requests_are_refused(kind: Kind) {
         let guarded = Guarded::start(kind, &open()).await;
         let shapes = [
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nhello",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5, 5\r\n\r\nhello",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ncontent-length: +5\r\n\r\nhello",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
-            "POST /work/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
-            "GET /work/s HTTP/1.1\nhost: x\n\n",
-            "GET /work/s HTTP/1.1\r\nhost: x\nx: y\r\n\r\n",
-            "GET /work/s HTTP/1.1\r\nhost: x\r\n folded: y\r\n\r\n",
-            "GET /work/s HTTP/1.1\r\n\r\n",
-            "GET /work/s HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
-            "get /work/s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-            "GET /work/../secret HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-            "GET /work/%2e%2e/secret HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nhello",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ncontent-length: 5, 5\r\n\r\nhello",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ncontent-length: +5\r\n\r\nhello",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+            "POST /task/s HTTP/1.1\r\nhost: x\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+            "GET /task/s HTTP/1.1\nhost: x\n\n",
+            "GET /task/s HTTP/1.1\r\nhost: x\nx: y\r\n\r\n",
+            "GET /task/s HTTP/1.1\r\nhost: x\r\n folded: y\r\n\r\n",
+            "GET /task/s HTTP/1.1\r\n\r\n",
+            "GET /task/s HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+            "get /task/s HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+            "GET /task/../secret HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+            "GET /task/%2e%2e/secret HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
         ];
         for shape in shapes {
             let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
@@ -165,7 +165,7 @@ on_both! {
             assert!(!answer.starts_with("HTTP/1.1 200"), "{shape:?}: {answer}");
         }
         let served = guarded.upstream.stats().await["served"].clone();
-        assert!(served["/work/s"].is_null() && served["/secret"].is_null(), "{served}");
+        assert!(served["/task/s"].is_null() && served["/secret"].is_null(), "{served}");
         let none = guarded.client().send("CONNECT", "/", "").await;
         assert!(none.status >= 400, "{}", none.text);
     }
@@ -184,22 +184,22 @@ on_both! {
             let client = client.clone();
             async move {
                 for _ in 0..count {
-                    assert_eq!(client.get("/work/1").await.status, 200);
+                    assert_eq!(client.get("/task/1").await.status, 200);
                 }
             }
         };
         all(60).await;
-        let (first, second) = (one.served("/work/1").await, two.served("/work/1").await);
+        let (first, second) = (one.served("/task/1").await, two.served("/task/1").await);
         assert!(first + second == 60 && first >= 5 && second >= 5, "{first} and {second}");
         let address = two.good.to_string();
         two.kill();
         all(40).await;
-        assert_eq!(one.served("/work/1").await, first + 40, "none was lost");
+        assert_eq!(one.served("/task/1").await, first + 40, "none was lost");
         eventually("the log tells", async || proxy.log().contains("an upstream is not well")).await;
         let two = Upstream::at(&address).await;
         eventually("it is asked again", async || {
             all(5).await;
-            two.served("/work/1").await > 0
+            two.served("/task/1").await > 0
         })
         .await;
         one.signal(Signal::STOP);
@@ -212,9 +212,9 @@ on_both! {
     async fn an_upstream_is_spared(kind: Kind) {
         let config = "[upstreams]\nmax_requests = 3\n".to_owned() + &open();
         let guarded = Guarded::start(kind, &config).await;
-        let busy: Vec<_> = (0..3).map(|_| guarded.send("GET", "/work/1?ms=1000", &[])).collect();
-        guarded.until_served("/work/1", 3).await;
-        let over = guarded.client().get("/work/1").await;
+        let busy: Vec<_> = (0..3).map(|_| guarded.send("GET", "/task/1?ms=1000", &[])).collect();
+        guarded.until_served("/task/1", 3).await;
+        let over = guarded.client().get("/task/1").await;
         assert_eq!((over.status, over.slug(), over.number("bound")), (503, "overloaded", 3), "{}", over.text);
         for busy in busy {
             assert_eq!(busy.await.unwrap().status, 200);

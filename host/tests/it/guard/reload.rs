@@ -6,13 +6,13 @@ use super::*;
 
 on_both! {
     async fn routes_are_replaced_without_dropping_a_connection(kind: Kind) {
-        let first = LISTEN.to_owned() + &route("/work/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
+        let first = LISTEN.to_owned() + &route("/task/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &first).await;
         let file = guarded.proxy.config_file();
         let before = fs::read_to_string(&file).unwrap();
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
-        raw.send("GET /work/1?ms=2500 HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        guarded.until_served("/work/1", 1).await;
+        raw.send("GET /task/1?ms=2500 HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        guarded.until_served("/task/1", 1).await;
         let client = guarded.client();
         assert_eq!(client.get("/echo/new").await.status, 404);
 
@@ -22,7 +22,7 @@ on_both! {
         fs::write(&file, &second).unwrap();
         eventually("the new route is there", async || client.get("/echo/new").await.status == 200).await;
         assert_eq!(client.get("/echo/x").await.json["headers"]["lock-key"], json!(["new/x"]));
-        assert_eq!(client.get("/work/1").await.status, 404);
+        assert_eq!(client.get("/task/1").await.status, 404);
         let answer = raw.until("done").await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "what was under way goes on: {answer}");
         raw.send("GET /echo/kept HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;

@@ -115,7 +115,7 @@ fn a_request_without_tls_is_refused_and_others_are_served() {
         let certified = certified();
         let guarded = Guarded::start(Kind::Mysql, &certified.config()).await;
         for plain in
-            ["GET /work/plain HTTP/1.1\r\nhost: x\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0"]
+            ["GET /task/plain HTTP/1.1\r\nhost: x\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0"]
         {
             let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
             raw.send(plain).await;
@@ -124,7 +124,7 @@ fn a_request_without_tls_is_refused_and_others_are_served() {
             assert!(!answer.contains("HTTP/1.1"), "{answer}");
             assert_eq!(certified.echo(&guarded, &["http/1.1"]).await["headers"]["lock-key"], json!(["one"]));
         }
-        assert_eq!(guarded.upstream.served("/work/plain").await, 0);
+        assert_eq!(guarded.upstream.served("/task/plain").await, 0);
     });
 }
 

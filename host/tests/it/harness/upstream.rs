@@ -3,7 +3,7 @@
 //! | path | answer |
 //! | --- | --- |
 //! | `/echo…` | what arrived, as JSON |
-//! | `/work…?ms=` | after a while, `done`; counts who works on the same path at the same time |
+//! | `/task…?ms=` | after a while, `done`; counts who works on the same path at the same time |
 //! | `/bytes?n=` | so many bytes, in chunks |
 //! | `/count` | how many bytes the body had, and the sum of them |
 //! | `/early` | `early`, before the request has ended |
@@ -115,8 +115,8 @@ fn an_upstream_is_a_process_of_its_own() {
         }
         Err(_) => super::run(async {
             let upstream = Upstream::start().await;
-            assert_eq!(Client::new(upstream.good).get("/work?ms=1").await.text, "done");
-            assert_eq!((upstream.served("/work").await, upstream.together("/work").await), (1, 1));
+            assert_eq!(Client::new(upstream.good).get("/task?ms=1").await.text, "done");
+            assert_eq!((upstream.served("/task").await, upstream.together("/task").await), (1, 1));
         }),
     }
 }
@@ -209,7 +209,7 @@ async fn answer(mut request: Request<Incoming>, stats: &Stats) -> Answer {
         "/early" => early(request.into_body(), stats.clone()),
         "/endless" => endless(here),
         "/trailers" => trailers(request.into_body()).await,
-        path if path.starts_with("/work") => {
+        path if path.starts_with("/task") => {
             let ms = parameter(&request, "ms");
             let _ = request.into_body().collect().await;
             tokio::time::sleep(Duration::from_millis(ms)).await;
