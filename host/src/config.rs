@@ -15,7 +15,9 @@ mod reader;
 mod tests;
 
 pub use fault::{Fault, Place};
-pub use guard::{GuardConfig, GuardLock, GuardRoute, Part, PathPattern, Template, TlsFiles, UpstreamLimits};
+pub use guard::{
+    GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Part, PathPattern, Template, TlsFiles, UpstreamLimits,
+};
 pub use reader::Env;
 
 /// Everything that can be configured. [`Config::default`] is what `lockkeeper serve` runs on when

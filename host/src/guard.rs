@@ -144,21 +144,21 @@ impl Front {
         let (route, captures) = routes.find(&parts)?;
         drop(routes);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, trust);
-        let admitted = match &route.config.lock {
-            None => Admission::Passed,
+        let (grant, prefix) = match &route.config.lock {
+            None => (Grant::NotNeeded, Prefix::default()),
             Some(lock) => self.admit(&route, lock, &parts, &mut body, captures, peer).await?,
         };
-        let (outcome, prefix, lock) = match admitted {
-            Admission::Passed => ("passed", Prefix::default(), None),
-            Admission::Locked(prefix, locked) => {
+        let (outcome, lock) = match grant {
+            Grant::NotNeeded => ("passed", None),
+            Grant::Locked(locked) => {
                 headers::fence(&mut parts.headers, locked.keys(), locked.tokens());
-                ("locked", prefix, Some(locked))
+                ("locked", Some(locked))
             }
-            Admission::Unlocked(prefix) => {
+            Grant::Unlocked => {
                 parts.headers.insert(headers::LOCK_STATUS, UNLOCKED);
-                ("unlocked", prefix, None)
+                ("unlocked", None)
             }
-            Admission::Answered(outcome, response) => return Ok((outcome, response)),
+            Grant::Answered(outcome, response) => return Ok((outcome, response)),
         };
         let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
         let request = hyper::Request::from_parts(parts, upload);
@@ -171,7 +171,7 @@ impl Front {
         Ok((outcome, response))
     }
 
-    /// Asks for the lock of a request, in the words of its route.
+    /// Asks for the lock of a request, in the words of its route; with what was read of its body.
     async fn admit(
         &self,
         route: &Route,
@@ -180,7 +180,7 @@ impl Front {
         body: &mut Incoming,
         captures: Captures,
         peer: &Peer,
-    ) -> Result<Admission, Problem> {
+    ) -> Result<(Grant, Prefix), Problem> {
         let prefix = Prefix::read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, captures, seen, &self.shared.limits)?;
@@ -192,11 +192,7 @@ impl Front {
                 return Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"));
             }
         };
-        Ok(match grant {
-            Grant::Locked(locked) => Admission::Locked(prefix, locked),
-            Grant::Unlocked => Admission::Unlocked(prefix),
-            Grant::Answered(outcome, response) => Admission::Answered(outcome, response),
-        })
+        Ok((grant, prefix))
     }
 
     /// Waits for the lock, or says what the client is answered instead.
@@ -257,17 +253,10 @@ fn wanted(route: &Route, lock: &GuardLock, asked: Asked, peer: &Peer) -> Wanted 
     }
 }
 
-/// What becomes of a request, with what was read of its body.
-enum Admission {
-    /// Its route has no lock.
-    Passed,
-    Locked(Prefix, Box<Locked>),
-    Unlocked(Prefix),
-    Answered(&'static str, Response),
-}
-
 /// What came of asking for the lock.
 enum Grant {
+    /// The route has none.
+    NotNeeded,
     Locked(Box<Locked>),
     /// The store is unavailable, and the route passes requests on then.
     Unlocked,

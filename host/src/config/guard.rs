@@ -51,6 +51,9 @@ pub struct GuardRoute {
     pub health: Option<String>,
 }
 
+/// The most of a body that a route can let its policy see.
+pub const MAX_SEEN_BYTES: usize = 8_192;
+
 /// The lock of a route's requests.
 #[derive(Clone, Debug)]
 pub struct GuardLock {

@@ -14,7 +14,7 @@ use hyper::http::response;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::locked::Locked;
+use super::locked::{Locked, lost};
 use super::relay::{self, Relay, Telling};
 use super::routes::Route;
 use super::upload::{Sending, Upload};
@@ -109,12 +109,6 @@ impl Exchange {
 
     async fn send(&self, request: Request) -> Result<(hyper::Response<Incoming>, Connection), Problem> {
         let cut = self.lock.as_ref().and_then(|lock| lock.cut());
-        let cut = async {
-            match cut {
-                Some(cut) => cut.await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             sent = upstream::send(&self.route.targets, request) => sent.map_err(|error| self.failed(&error)),
@@ -122,7 +116,7 @@ impl Exchange {
                 let detail = format!("the upstream did not answer within {} ms", limit.as_millis());
                 Err(Problem::new(Kind::UpstreamTimeout, detail))
             }
-            why = cut => {
+            why = lost(cut) => {
                 let detail = format!("the lease was lost while the upstream worked: {why}");
                 Err(Problem::new(Kind::Lost, detail).status(503))
             }
@@ -256,15 +250,9 @@ impl<F: Future + Send + 'static> Drop for Surviving<F> {
         let Some(future) = self.future.take() else { return };
         let loss = self.loss.take();
         self.tasks.spawn(async move {
-            let loss = async {
-                match loss {
-                    Some(loss) => drop(loss.await),
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 answer = future => drop(answer),
-                () = loss => {}
+                _ = lost(loss) => {}
             }
         });
     }

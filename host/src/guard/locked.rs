@@ -10,6 +10,14 @@ use crate::lock::{Key, Token};
 use crate::service::{Hold, Keeping, OnLoss};
 use crate::telemetry::Metrics;
 
+/// Waits for a loss that somebody may want to hear of; where nobody does, for ever.
+pub async fn lost(loss: Option<BoxFuture<'static, Arc<str>>>) -> Arc<str> {
+    match loss {
+        Some(loss) => loss.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What a request holds. Dropping it lets go, without an outcome: what was to be done once was not done.
 pub struct Locked {
     /// Until it is let go.

@@ -15,7 +15,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::headers::LOCK_STATUS;
 use super::idle::Idle;
-use super::locked::Locked;
+use super::locked::{Locked, lost};
 use super::replay::Recording;
 use super::upload::Sending;
 use super::upstream::Connection;
@@ -126,7 +126,8 @@ impl Shared {
 
 /// Gives an answer up whose client has taken nothing for `limit`, or whose lease is lost and is to be cut off then:
 /// while the client does not read, nothing asks for the body.
-async fn watch(shared: Weak<Shared>, limit: Duration, mut cut: Option<BoxFuture<'static, Arc<str>>>) {
+async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'static, Arc<str>>>) {
+    let mut cut = std::pin::pin!(lost(cut));
     loop {
         let until = {
             let Some(shared) = shared.upgrade() else { return };
@@ -139,15 +140,9 @@ async fn watch(shared: Weak<Shared>, limit: Duration, mut cut: Option<BoxFuture<
             }
             until
         };
-        let cut = async {
-            match &mut cut {
-                Some(cut) => cut.await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = clock::sleep_until(until) => {}
-            why = cut => {
+            why = &mut cut => {
                 if let Some(shared) = shared.upgrade() {
                     shared.give_up(format!("the lease was lost: {why}"));
                 }
@@ -315,12 +310,9 @@ impl Drop for Relay {
         let loss = stream.lock.as_ref().map(Locked::loss);
         self.tasks.spawn(async move {
             let rest = async { while let Some(Ok(_)) = std::future::poll_fn(|cx| stream.poll(cx)).await {} };
-            match loss {
-                None => rest.await,
-                Some(loss) => tokio::select! {
-                    () = rest => {}
-                    _ = loss => {}
-                },
+            tokio::select! {
+                () = rest => {}
+                _ = lost(loss) => {}
             }
         });
     }

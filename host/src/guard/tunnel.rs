@@ -12,7 +12,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use super::locked::Locked;
+use super::locked::{Locked, lost};
 use crate::clock;
 use crate::http::Stream;
 use crate::lock::Instant;
@@ -35,18 +35,12 @@ pub async fn run(
         upstream.write_all(&early).await?;
         tokio::io::copy_bidirectional(&mut client, &mut upstream).await
     };
-    let cut = async {
-        match cut {
-            Some(cut) => drop(cut.await),
-            None => std::future::pending().await,
-        }
-    };
     tokio::select! {
         passed = pass => if let Err(error) = passed {
             tracing::debug!(%error, "an upgraded connection broke");
         },
         () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was silent"),
-        () = cut => {}
+        _ = lost(cut) => {}
     }
 }
 

@@ -140,29 +140,17 @@ impl Target {
     async fn connection(self: &Arc<Target>) -> Result<Connection, SendError> {
         let busy = || SendError::Busy { name: self.name.clone(), limit: self.limits.max_requests };
         let place = self.places.clone().try_acquire_owned().map_err(|_| busy())?;
-        if let Some(sender) = self.take_kept() {
-            return Ok(Connection {
-                sender,
-                target: self.clone(),
-                was_kept: true,
-                is_last: false,
-                _place: place,
-            });
-        }
-        match self.connect().await {
-            Ok(sender) => Ok(Connection {
-                sender,
-                target: self.clone(),
-                was_kept: false,
-                is_last: false,
-                _place: place,
-            }),
-            Err(source) => {
+        let kept = self.take_kept();
+        let was_kept = kept.is_some();
+        let sender = match kept {
+            Some(sender) => sender,
+            None => self.connect().await.map_err(|source| {
                 let until = clock::now().plus_us(self.limits.down.as_micros() as u64);
                 self.down_until.store(until.0, Relaxed);
-                Err(SendError::Connect { name: self.name.clone(), source })
-            }
-        }
+                SendError::Connect { name: self.name.clone(), source }
+            })?,
+        };
+        Ok(Connection { sender, target: self.clone(), was_kept, is_last: false, _place: place })
     }
 
     fn take_kept(&self) -> Option<SendRequest<Upload>> {

@@ -14,13 +14,10 @@ use super::tools::{self, Question, Tried};
 use crate::cli::args::{self, Mode};
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::config::{EngineLimits, Limits, PathPattern};
+use crate::config::{EngineLimits, Limits, MAX_SEEN_BYTES, PathPattern};
 use crate::lock;
 use crate::policy::{Answer, HttpView, Plan, PlanRequest};
 use crate::route;
-
-/// The most of a body that a route can let its policy see.
-const MAX_SEEN_BYTES: usize = 8_192;
 
 /// What a route and its policy have settled.
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];

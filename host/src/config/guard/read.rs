@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{GuardConfig, GuardLock, GuardRoute, Part, PathPattern, Template, TlsFiles, UpstreamLimits};
+use super::{
+    GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Part, PathPattern, Template, TlsFiles, UpstreamLimits,
+};
 use crate::config::fault::suggestion;
 use crate::config::raw::{MAX_DURATION_MS, address, milliseconds};
 use crate::config::reader::{Section, resolve};
@@ -11,7 +13,6 @@ use crate::config::{Limits, PolicyConfig};
 use crate::lock::Mode;
 
 const MAX_UPSTREAMS: usize = 64;
-const MAX_SEEN_BYTES: u64 = 8_192;
 const DEFAULT_RESPONSE: Duration = Duration::from_secs(60);
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
@@ -177,7 +178,7 @@ fn lock(
     });
     let see = section.section("see");
     let see_headers = see.texts("headers", header_names).unwrap_or_default();
-    let see_body_bytes = see.integer("body_bytes", 0..=MAX_SEEN_BYTES, 0);
+    let see_body_bytes = see.integer("body_bytes", 0..=MAX_SEEN_BYTES as u64, 0);
     see.finish();
     let check = |template: &Template| check(template, path, see_body_bytes);
     let template = |text: &str| Template::parse(text).and_then(|parsed| check(&parsed).map(|()| parsed));
