@@ -40,8 +40,9 @@ const MIN_POLL_MS: u32 = 5;
 const MAX_POLL_MS: u32 = 30_000;
 /// How soon a waiter tries again after the store could not be reached.
 const STORE_RETRY_MS: u32 = 250;
-/// How long a waiter behind others of this proxy may wait for more to take their places in line with it.
-const JOIN_MS: u32 = 3;
+/// How long a waiter behind others of this proxy may wait for more to take their places in line with it. What
+/// a place costs, a write of the row, whoever is next waits for.
+const JOIN_MS: u32 = 10;
 /// How often the places that this proxy's waiters have in line are kept.
 const KEEP_PLACES_MS: u32 = 1_500;
 /// How long the undoing of a claim is tried while the store cannot be reached, beyond its lease.

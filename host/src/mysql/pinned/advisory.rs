@@ -1,9 +1,10 @@
 //! The primitive `advisory`: `GET_LOCK`, thousands of named locks on one pinned session.
 //!
-//! The session is a connection of its own, opened when the first lock is asked for. Nothing else is run on
-//! it, so that no reset and no pool can free its locks. A batch takes one round trip: names that are not
-//! needed any more are given back, names that are wanted are asked for without waiting, and a number for
-//! the tokens is asked for. When the connection is lost, so are its locks: whoever holds one is told at once.
+//! The session is a connection of its own, opened when the first lock is asked for, and has a thread of its
+//! own. Nothing else is run on it, so that no reset and no pool can free its locks. A batch takes one round
+//! trip: names that are not needed any more are given back, names that are wanted are asked for without
+//! waiting, and a number for the tokens is asked for. When the connection is lost, so are its locks: whoever
+//! holds one is told at once.
 //!
 //! One session, not several: a batch carries hundreds of locks, and what a group of operations does to
 //! several keys needs no agreement between sessions.
@@ -40,7 +41,7 @@ impl Pinned<Name> {
     /// [`StoreConfig`](crate::config::StoreConfig).
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// Outside of a tokio runtime, and where the machine has no thread for the session.
     pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
         let (advisory, incoming) = Pinned::open(Space::Advisory, store, max_queued);
         let session = Session {
@@ -49,7 +50,7 @@ impl Pinned<Name> {
             heard: Instant::default(),
             left_over: false,
         };
-        store.spawn(session.run(Queue::new(incoming, batch)));
+        store.spawn_apart("advisory", session.run(Queue::new(incoming, batch)));
         advisory
     }
 }
