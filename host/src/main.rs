@@ -14,7 +14,12 @@ use lockkeeper::telemetry;
 /// Bad usage, or a configuration with faults.
 const EXIT_CONFIG: u8 = 2;
 
-/// A request takes and gives back some hundred pieces of memory. This allocator makes a lock 5 % cheaper.
+/// A worker looks for what has come from the network after this many tasks; tokio's 61 leave a batch's answer
+/// lying for longer than the server takes for the next one.
+const EVENT_INTERVAL: u32 = 31;
+
+/// A request takes and gives back some hundred pieces of memory. This allocator makes a lock 4 % cheaper. It is
+/// built without huge pages: with them 10,000 waiters took half as much memory again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -40,6 +45,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
     }
     let result = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
+        .event_interval(EVENT_INTERVAL)
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)
