@@ -14,8 +14,8 @@ use lockkeeper::telemetry;
 /// Bad usage, or a configuration with faults.
 const EXIT_CONFIG: u8 = 2;
 
-/// A worker looks for what has come from the network after this many tasks; tokio's 61 leave a batch's answer
-/// lying for longer than the server takes for the next one.
+/// A worker looks for what has come from the network after so many tasks at the latest. With tokio's 61 the server's
+/// answer to a batch lies for longer before the next batch is sent.
 const EVENT_INTERVAL: u32 = 31;
 
 /// A request takes and gives back some hundred pieces of memory. This allocator makes a lock 4 % cheaper. It is
