@@ -14,11 +14,11 @@ use lockkeeper::telemetry;
 /// Bad usage, or a configuration with faults.
 const EXIT_CONFIG: u8 = 2;
 
-/// A worker looks for what has come from the network after so many tasks at the latest. With tokio's 61 the server's
-/// answer to a batch lies for longer before the next batch is sent.
+/// A worker looks for what has come from the network after so many tasks at the latest. With tokio's 61 cycles on own
+/// keys were 2 % fewer, and what is done once 4 %.
 const EVENT_INTERVAL: u32 = 31;
 
-/// A request takes and gives back some hundred pieces of memory. This allocator makes a lock 4 % cheaper. It is
+/// A tenth of the proxy's time went into malloc. With this allocator cycles on own keys are 4 % more. It is
 /// built without huge pages: with them 10,000 waiters took half as much memory again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -161,8 +161,8 @@ impl MysqlStore {
         self.tasks.spawn(task);
     }
 
-    /// As [`MysqlStore::spawn`], on a thread of its own: what is one task for thousands of locks, and has its
-    /// answers in 100 µs, would wait longer than that for its turn among requests.
+    /// As [`MysqlStore::spawn`], on a thread of its own: for one task that thousands of locks wait for, and that
+    /// would wait for its turn among requests.
     ///
     /// # Panics
     /// Where the machine has no thread to give.

@@ -25,7 +25,7 @@ pub async fn measure(guard: &Guard, quick: bool) -> Result<Row> {
     let mut client = Client::connect(guard.address).await?;
     for turn in 0..WARM_UP {
         // Keys that no guard had before: each was killed, and what it was giving back is held for a while.
-        client.exchange(&locked(CLIENTS + turn % 64)).await?;
+        client.exchange(&locked(CLIENTS + turn % CLIENTS)).await?;
     }
     let level = guard.proxy.memory()?;
 
