@@ -150,9 +150,18 @@ pub fn row_write(key: &Key, record: &Record, revision: u64, now: ServerTime) -> 
     }
 }
 
-/// A new row starts at the time, so that one that was deleted and made again is not the same.
+/// First revisions are multiples of this, and no revision is one less.
+const FIRST_REVISIONS: u64 = 4096;
+
+/// What the row's revision is to be. A new row starts at the time, so that one that was deleted and made again
+/// is not the same. The one before a row's first is never a row's: who takes a row for new does not
+/// find one that looks like its predecessor.
 pub fn next_revision(last: Option<&u64>, now: ServerTime) -> u64 {
-    last.map_or(now.0, |last| last + 1)
+    match last {
+        None => now.0.next_multiple_of(FIRST_REVISIONS),
+        Some(last) if (last + 2).is_multiple_of(FIRST_REVISIONS) => last + 2,
+        Some(last) => last + 1,
+    }
 }
 
 async fn commit(link: &mut Link, writes: Writes, deadline: Instant) -> Result<(), Fault> {
@@ -192,5 +201,22 @@ fn remember(shared: &Shared, link: &Link, records: &Records, revisions: &HashMap
         let revision = next_revision(revisions.get(key), now);
         let row = cache::Row { record: record.clone(), revision, era: link.era() };
         shared.cache.put(key.clone(), row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_row_has_the_revision_before_a_first_one() {
+        let mut revision = next_revision(None, ServerTime(1_795_314_151_950_432));
+        for _ in 0..3 * FIRST_REVISIONS {
+            let next = next_revision(Some(&revision), ServerTime(0));
+            assert!(next > revision, "{next} follows {revision}");
+            revision = next;
+            let time = ServerTime(revision);
+            assert_ne!(next_revision(None, time), revision + 1);
+        }
     }
 }

@@ -102,8 +102,10 @@ async fn chunk(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<(usize,
     let found = keys(link.exchange(found).await?.pop());
     let Some(last) = found.last().cloned() else { return Ok((0, None)) };
     let next = (found.len() == CHUNK).then_some(last);
+    // The floor before the rows, as `sql::write_if_same` locks them.
     let locked = format!(
-        "BEGIN;SELECT k,token FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) AND {idle} \
+        "BEGIN;SELECT floor FROM {META} WHERE id=1 FOR UPDATE;\
+         SELECT k,token FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) AND {idle} \
          ORDER BY k FOR UPDATE SKIP LOCKED",
         list(&found)
     );

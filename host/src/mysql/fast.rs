@@ -24,6 +24,10 @@ use crate::store::Reply;
 /// The clock is looked at again after this long, in microseconds.
 const SAMPLE_US: u64 = 1_000_000;
 
+/// Batches of up to so many rows are written by prepared statements, which are a sixth less work than text. The
+/// server keeps one of each size for each connection, so there is a bound.
+pub const PREPARED_ROWS: usize = 64;
+
 /// Whether it is worth a try: after a failure the next few batches ask first, and after each
 /// further failure twice as many.
 #[derive(Default)]
@@ -54,14 +58,14 @@ pub async fn try_run(
     deadline: Instant,
 ) -> Result<Option<Vec<Reply>>, Fault> {
     let asked_at = clock::now();
-    // A lone statement looks at the time before it waits for a row's lock, so leave room for that.
+    // The lock of the last row may be waited for once the time was looked at, so leave room for that.
     let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
     let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
         && link.sample.before.0 > shared.sampled_after.load(Ordering::SeqCst);
-    if deadline <= asked_at || !fresh || !link.luck.try_now() {
+    if deadline <= asked_at || !fresh || !link.sysdate_moves || !link.luck.try_now() {
         return Ok(None);
     }
-    let Some(plan) = Plan::new(shared, link, groups, asked_at) else { return Ok(None) };
+    let Some(mut plan) = Plan::new(shared, link, groups, asked_at) else { return Ok(None) };
     let applied = plan.apply(link, deadline).await?;
     link.luck.note(applied);
     if !applied {
@@ -73,13 +77,9 @@ pub async fn try_run(
 /// What is to be written, and what is to be answered once it is.
 struct Plan {
     records: Records,
-    /// Rows that are stored, each with the revision before its new one and the token before it.
-    updates: Vec<RowWrite>,
-    old_tokens: Vec<u64>,
-    /// Rows that are taken for missing.
-    inserts: Vec<RowWrite>,
-    /// Rows that were looked at and stay as they are, with their revisions.
-    unchanged: Vec<(Key, u64)>,
+    writes: Vec<RowWrite>,
+    /// Of all rows that were looked at, once the plan is applied.
+    revisions: Vec<(Key, u64)>,
     replies: Vec<Reply>,
     earliest: ServerTime,
     latest: ServerTime,
@@ -107,7 +107,7 @@ impl Plan {
             if changes_between(&row.record, earliest, latest) {
                 return None;
             }
-            known.insert(key, (row.record.token.0, row.revision));
+            known.insert(key, row.revision);
             records.insert(key.clone(), Some(row.record));
         }
         let env = environment(shared, link, &records, &keys, latest);
@@ -119,57 +119,55 @@ impl Plan {
                 now: latest,
             })
             .collect();
-        let (mut updates, mut old_tokens, mut inserts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut writes, mut revisions) = (Vec::new(), Vec::new());
         for (key, record, _) in records.changed() {
-            match known.remove(key) {
-                Some((token, revision)) => {
-                    old_tokens.push(token);
-                    updates.push(row_write(key, record, revision + 1, latest));
-                }
-                None => inserts.push(row_write(key, record, next_revision(None, latest), latest)),
+            let last = known.remove(key);
+            let revision = next_revision(last.as_ref(), latest);
+            if last.is_some_and(|last| revision != last + 1) {
+                return None;
             }
+            revisions.push((key.clone(), revision));
+            writes.push(row_write(key, record, revision, latest));
         }
         let outcomes = replies.iter().flat_map(|reply| &reply.outcomes);
         let changed: BTreeSet<&Key> = records.changed().map(|(key, _, _)| key).collect();
         let believed = ops().zip(outcomes).all(|(op, outcome)| {
             matches!(outcome, Outcome::Done(_)) || op.keys().iter().all(|key| changed.contains(key))
         });
-        let bytes: usize = updates.iter().chain(&inserts).map(|write| write.state.len()).sum();
+        let bytes: usize = writes.iter().map(|write| write.state.len()).sum();
         if !believed || bytes > PACKET_BYTES {
             return None;
         }
-        let unchanged = known.into_iter().map(|(key, (_, revision))| (key.clone(), revision)).collect();
-        Some(Plan { records, updates, old_tokens, inserts, unchanged, replies, earliest, latest })
+        revisions.extend(known.into_iter().map(|(key, revision)| (key.clone(), revision)));
+        Some(Plan { records, writes, revisions, replies, earliest, latest })
     }
 
     /// False where nothing was applied because the server has other rows, or another time.
-    async fn apply(&self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
+    async fn apply(&mut self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
+        let writes = std::mem::take(&mut self.writes);
+        if writes.is_empty() {
+            return Ok(true);
+        }
         // Past the margin the server's clock was set forward, and a lease would be short.
         let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.latest(deadline));
-        let bounds = (self.earliest, not_after);
-        match (&self.updates[..], &self.inserts[..]) {
-            ([], []) => return Ok(true),
-            ([write], []) => {
-                let params = sql::write_if_same_params(write.clone(), self.old_tokens[0], bounds);
-                return link.write_if_same(params).await;
-            }
-            _ => {}
-        }
-        let sql = sql::write_all_if_same(&self.updates, &self.inserts, link.sample.floor, bounds);
-        match link.exchange(sql).await {
-            Ok(_) => Ok(true),
-            Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => {
-                link.rollback().await?;
-                Ok(false)
-            }
+        let sql = sql::write_if_same(writes.len());
+        let is_prepared = writes.len() <= PREPARED_ROWS;
+        let params = sql::write_if_same_params(writes, link.sample.floor, (self.earliest, not_after));
+        let written = if is_prepared {
+            link.execute(sql, params).await
+        } else {
+            link.exchange(sql::fill_in(&sql, &params)).await.map(drop)
+        };
+        match written {
+            Ok(()) => Ok(true),
+            Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => Ok(false),
             Err(fault) => Err(fault),
         }
     }
 
     fn finish(self, shared: &Shared, link: &Link) -> Vec<Reply> {
         let era = link.era();
-        let written = self.updates.into_iter().chain(self.inserts).map(|write| (write.key, write.revision));
-        for (key, revision) in written.chain(self.unchanged) {
+        for (key, revision) in self.revisions {
             if let Some(record) = self.records.get(&key) {
                 shared.cache.put(key, cache::Row { record: record.clone(), revision, era });
             }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mysql_async::prelude::{AsQuery, Queryable};
-use mysql_async::{Conn, DriverError, Error, OptsBuilder, Params, Row, Statement};
+use mysql_async::{Conn, DriverError, Error, OptsBuilder, Row, Value};
 
 use super::fast::Luck;
 use super::membership::Membership;
@@ -65,9 +65,11 @@ impl From<Error> for Fault {
         let why = error.to_string();
         match &error {
             Error::Server(server) => match server.code {
-                // Deadlock, lock wait, snapshot conflict, duplicate key, statement interrupted, and
-                // our own stop before a late COMMIT.
-                1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1690 => Fault::Conflict { why },
+                // Deadlock, lock wait, snapshot conflict, duplicate key, statement interrupted, too many
+                // prepared statements, and our own stop before a late COMMIT.
+                1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1461 | 1690 => {
+                    Fault::Conflict { why }
+                }
                 // Values that do not fit, packets that are too large, statements not understood.
                 1064 | 1153 | 1264 | 1366 | 1406 | 1301 => Fault::Rejected { why },
                 1290 | 1792 | 1836 => Fault::Broken { why: preflight::explain(&error), slug: "read_only" },
@@ -108,9 +110,9 @@ pub struct Link {
     pub server: Server,
     pub sample: Sample,
     pub luck: Luck,
+    /// Whether [`sql::write_if_same`] may be used.
+    pub sysdate_moves: bool,
     membership: Arc<Membership>,
-    /// Prepared when it is first used.
-    write_if_same: Option<Statement>,
 }
 
 impl Link {
@@ -138,9 +140,19 @@ impl Link {
         let setup = format!(
             "SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',time_zone='+00:00',\
              innodb_lock_wait_timeout={LOCK_WAIT_S},wait_timeout={SESSION_TIMEOUT_S},autocommit=1;\
-             SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+             SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;{}",
+            sql::SYSDATE_MOVES
         );
-        exchange(&mut conn, setup).await?;
+        let moves =
+            exchange(&mut conn, setup).await?.pop().and_then(|mut rows| rows.pop()?.take::<bool, _>(1));
+        let sysdate_moves = moves.unwrap_or_default();
+        if !sysdate_moves {
+            server.warnings.push(
+                "the server runs with --sysdate-is-now, so every batch of locks takes two round trips instead \
+                 of one; start it without"
+                    .to_owned(),
+            );
+        }
         let identity = schema::prepare(&mut conn, &server, shared, &place).await?;
         place.check()?;
         shared.meet(&identity);
@@ -153,7 +165,7 @@ impl Link {
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
         let membership = shared.membership.clone();
-        Ok(Link { conn, place, server, sample, luck: Luck::default(), membership, write_if_same: None })
+        Ok(Link { conn, place, server, sample, luck: Luck::default(), sysdate_moves, membership })
     }
 
     pub fn database(&self) -> &str {
@@ -172,15 +184,11 @@ impl Link {
         exchange(&mut self.conn, sql).await
     }
 
-    /// Runs [`sql::write_if_same`]: whether the row was written.
-    pub async fn write_if_same(&mut self, params: Params) -> Result<bool, Fault> {
-        let statement = match &self.write_if_same {
-            Some(statement) => statement.clone(),
-            None => self.write_if_same.insert(self.conn.prep(sql::write_if_same()).await?).clone(),
-        };
+    /// Runs one statement with these values, which is prepared when it is first used.
+    pub async fn execute(&mut self, sql: String, params: Vec<Value>) -> Result<(), Fault> {
+        let statement = self.conn.prep(sql).await?;
         self.place.check()?;
-        self.conn.exec_drop(statement, params).await?;
-        Ok(self.conn.affected_rows() == 1)
+        Ok(self.conn.exec_drop(statement, params).await?)
     }
 
     /// What is decided now must not be written later than this: somebody waits for it until `deadline`,

@@ -1,11 +1,10 @@
 //! Statements as text. Values are numbers, hexadecimal or quoted here: nothing else gets in.
 //!
-//! Text, not prepared statements: a batch is several statements in one packet, and that exists for
-//! text only.
+//! Text, not prepared statements, where several go in one packet: that exists for text only.
 
 use std::fmt::Write as _;
 
-use mysql_async::Params;
+use mysql_async::Value;
 
 use crate::lock::{Key, ServerTime};
 
@@ -18,6 +17,13 @@ pub const ROWS: &str = "lockkeeper_row";
 /// The server's clock in microseconds since 1970. `UTC_TIMESTAMP` cannot be faked with `SET
 /// timestamp` by anyone but this session, and does not follow its time zone.
 pub const NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
+
+/// The same at the moment it is asked for, where [`NOW_US`] stands still while a statement runs.
+/// `SYSDATE` follows the session's time zone, which every connection sets to UTC.
+const EXACT_NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))";
+
+/// Second column: whether [`EXACT_NOW_US`] is what it says. A server can be told to have `SYSDATE` stand still, too.
+pub const SYSDATE_MOVES: &str = "SELECT SLEEP(0.001),SYSDATE(6)>UTC_TIMESTAMP(6)";
 
 /// One row as it is to be written.
 #[derive(Clone)]
@@ -114,60 +120,75 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
 /// the time that a subquery of two rows takes, which would do as well. Not as a DO: MariaDB forgives
 /// that its errors.
 fn stop_if(condition: &str) -> String {
-    format!("SET @late=EXP(IF({condition},1000,0))")
+    format!("SET @late={}", huge_if(condition))
 }
 
-/// Writes one row if it still has a token and revision and the server's clock is within bounds;
-/// affected rows is 1 or 0, whatever CLIENT_FOUND_ROWS says, as the revision always changes. The one
-/// statement that is prepared: it comes alone.
-pub fn write_if_same() -> String {
-    format!(
-        "UPDATE {LEASES} SET token=?,until_us=?,revision=?,state=? \
-         WHERE k=? AND token=? AND revision=? AND {NOW_US} BETWEEN ? AND ?"
-    )
+/// One, or error 1690.
+fn huge_if(condition: &str) -> String {
+    format!("EXP(IF({condition},1000,0))")
 }
 
-/// What [`write_if_same`] is run with; the row's revision before was one less.
-pub fn write_if_same_params(row: RowWrite, old_token: u64, bounds: (ServerTime, ServerTime)) -> Params {
-    let RowWrite { key, token, until, revision, state } = row;
-    let key = key.as_str().as_bytes();
-    let (from, to) = bounds;
-    (token, until.0, revision, state, key, old_token, revision - 1, from.0, to.0).into()
-}
-
-/// Writes rows that are all stored, each if it still has the revision before its new one; all or none
-/// of them, and only while the server's clock is within bounds. Fails with error 1264 where a row
-/// has changed (the revision is set to -1, which strict mode refuses), and as [`stop_if`] does where a
-/// row is gone or the time is not within bounds.
+/// Writes so many rows in one transaction that is one statement, if they are as they are remembered; all
+/// or none of them.
 ///
-/// `inserts` are rows that must be missing, or error 1062 says so; `floor` is compared for them as in
-/// [`commit_before`].
-pub fn write_all_if_same(
-    updates: &[RowWrite],
-    inserts: &[RowWrite],
-    floor: u64,
-    bounds: (ServerTime, ServerTime),
-) -> Vec<u8> {
-    let (from, to) = bounds;
-    let mut sql = b"BEGIN;".to_vec();
-    let mut stop = format!("{NOW_US} NOT BETWEEN {} AND {}", from.0, to.0);
-    if !inserts.is_empty() {
-        sql.extend_from_slice(&values(inserts));
-        sql.push(b';');
-        let _ = write!(stop, " OR (SELECT floor FROM {META} WHERE id=1)<>{floor}");
+/// A row that is stored must still have the revision before its new one, or error 1264 says so: its revision is
+/// set to -1, which strict mode refuses. Any other row is inserted, and must be missing:
+/// [`next_revision`](super::batch::next_revision) sees to it that no stored row has the revision before a
+/// first one.
+///
+/// Error 1690 where the server's clock is not within the bounds, or the floor has moved: a row that clean-up has
+/// deleted would be made again. The floor is locked, so none is deleted while the statement runs. The
+/// clock is looked at before the first row and the last one, as rows' locks may be waited for; the last
+/// one's for as long as [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S) after it.
+pub fn write_if_same(rows: usize) -> String {
+    let floor = format!("(SELECT floor FROM {META} WHERE id=1 LOCK IN SHARE MODE)");
+    let first = huge_if(&format!("{floor}<>? OR {EXACT_NOW_US} NOT BETWEEN ? AND ?"));
+    let mut sql =
+        format!("INSERT INTO {LEASES} (k,token,until_us,revision,state) VALUES (?,?*{first},?,?,?)");
+    for _ in 2..rows {
+        sql.push_str(",(?,?,?,?,?)");
     }
-    if !updates.is_empty() {
-        sql.extend_from_slice(&values(updates));
-        sql.extend_from_slice(
-            b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),state=VALUES(state),\
-              revision=IF(revision+1=VALUES(revision),VALUES(revision),-1);",
-        );
-        // Of the last statement: a row that is updated counts twice, one that is inserted once.
-        let _ = write!(stop, " OR ROW_COUNT()<>{}", updates.len() * 2);
+    if rows > 1 {
+        let last = huge_if(&format!("{EXACT_NOW_US}>?"));
+        let _ = write!(sql, ",(?,?*{last},?,?,?)");
     }
-    sql.extend_from_slice(stop_if(&stop).as_bytes());
-    sql.extend_from_slice(b";COMMIT");
+    sql.push_str(
+        " ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),state=VALUES(state),\
+         revision=IF(revision+1=VALUES(revision),VALUES(revision),-1)",
+    );
     sql
+}
+
+/// What stands for the question marks of [`write_if_same`].
+pub fn write_if_same_params(rows: Vec<RowWrite>, floor: u64, bounds: (ServerTime, ServerTime)) -> Vec<Value> {
+    let (from, to) = bounds;
+    let last = rows.len() - 1;
+    let mut params = Vec::with_capacity(rows.len() * 5 + 4);
+    for (n, RowWrite { key, token, until, revision, state }) in rows.into_iter().enumerate() {
+        params.extend([key.as_str().as_bytes().into(), token.into()]);
+        if n == 0 {
+            params.extend([floor.into(), from.0.into(), to.0.into()]);
+        } else if n == last {
+            params.push(to.0.into());
+        }
+        params.extend([until.0.into(), revision.into(), state.into()]);
+    }
+    params
+}
+
+/// The statement as text: each value in the place of its question mark.
+pub fn fill_in(sql: &str, params: &[Value]) -> Vec<u8> {
+    let mut filled = Vec::with_capacity(sql.len());
+    let mut parts = sql.split('?');
+    filled.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+    for (value, part) in params.iter().zip(parts) {
+        match value {
+            Value::Bytes(bytes) => quote(&mut filled, bytes),
+            number => filled.extend_from_slice(number.as_sql(false).as_bytes()),
+        }
+        filled.extend_from_slice(part.as_bytes());
+    }
+    filled
 }
 
 /// Appends `x'…'`.
@@ -211,5 +232,31 @@ mod tests {
     fn keys_are_hexadecimal() {
         let key = Key::new("a'\u{e9}").expect("it is a key");
         assert!(lock_rows(std::iter::once(&key)).contains("(x'6127c3a9')"));
+    }
+
+    #[test]
+    fn every_question_mark_has_a_value() {
+        for rows in 1..5 {
+            let row = |n: usize| RowWrite {
+                key: Key::new(&format!("k?{n}")).expect("it is a key"),
+                token: 7,
+                until: ServerTime(9),
+                revision: 11,
+                state: b"'?".to_vec(),
+            };
+            let sql = write_if_same(rows);
+            let params =
+                write_if_same_params((0..rows).map(row).collect(), 3, (ServerTime(4), ServerTime(5)));
+            assert_eq!(sql.matches('?').count(), params.len());
+            let text = String::from_utf8(fill_in(&sql, &params)).expect("it is text");
+            assert!(text.contains("VALUES (_binary'k?0',7*EXP(IF("), "{text}");
+            assert!(text.contains("<>3 OR ") && text.contains(" NOT BETWEEN 4 AND 5,"), "{text}");
+            assert_eq!(text.matches(",9,11,_binary'\\'?')").count(), rows, "{text}");
+            assert_eq!(
+                text.contains("7*EXP(IF(TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))>5,"),
+                rows > 1,
+                "{text}"
+            );
+        }
     }
 }

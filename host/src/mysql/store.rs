@@ -18,7 +18,7 @@ use super::registry::MysqlRegistry;
 use super::schema::Identity;
 use super::servers::{Servers, Site};
 use super::steps::ClockSteps;
-use super::{clean, lanes, scout};
+use super::{clean, fast, lanes, scout};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space};
@@ -296,7 +296,8 @@ fn read_url(url: &str) -> Result<Site, OpenError> {
         .tcp_nodelay(true)
         // The path that a server gives for its socket may lead to another server here.
         .prefer_socket(false)
-        .stmt_cache_size(0)
+        // One for each number of rows.
+        .stmt_cache_size(fast::PREPARED_ROWS)
         .into();
     Ok(Site { opts, database, address })
 }

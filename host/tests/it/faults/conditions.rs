@@ -45,6 +45,10 @@ async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
     lease
 }
 
+fn once(key: &str) -> Claim {
+    Claim { keep_ms: 60_000, ..contract::claim(&[key], "me") }
+}
+
 async fn holders(store: &MysqlStore, claim: &Claim) -> usize {
     let stored = store.read(claim.keys[0].clone()).await.expect("it reads");
     stored.map_or(0, |stored| stored.record.holders.len())
@@ -106,6 +110,77 @@ on_both! {
             sql(&url, &format!("UPDATE lockkeeper_meta SET floor={floor}; DELETE FROM lockkeeper_lease")).await;
             let after = warm(&store, keys).await;
             assert!(after.token.0 > floor, "{after:?}");
+        }
+    }
+
+    /// A row that the store has never seen may be deleted, and the floor raised, until the row is inserted: not after
+    /// the store has looked at the floor.
+    async fn clean_up_cannot_come_between_the_floor_and_a_new_row(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        warm(&store, &["warm"]).await;
+        let mut cleaner = Conn::from_url(&url).await.unwrap();
+        cleaner.query_drop("BEGIN; SELECT floor FROM lockkeeper_meta WHERE id=1 FOR UPDATE").await.unwrap();
+        let begun = ask(&store, Op::Acquire(once("never-seen")), 20_000);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        cleaner.query_drop("UPDATE lockkeeper_meta SET floor=1000; COMMIT").await.unwrap();
+        let reply = begun.await.unwrap().expect("it is applied");
+        let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
+        assert!(grant.tokens[0].0 > 1_000, "{grant:?}");
+        cleaner.disconnect().await.unwrap();
+    }
+
+    /// Rows that were never seen are all inserted in time, or none is.
+    async fn slow_inserts_apply_nothing_late(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        warm(&store, &["warm"]).await;
+        sql(&url, "CREATE TRIGGER slow BEFORE INSERT ON lockkeeper_lease FOR EACH ROW DO SLEEP(0.8)").await;
+        // While the lane does this the others meet in its queue.
+        let first = ask(&store, Op::Acquire(contract::claim(&["first"], "patient")), 20_000);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let names = ["a", "b", "c"];
+        let begun = names.map(|name| ask(&store, Op::Acquire(once(name)), 2_600));
+        first.await.unwrap().expect("it is applied");
+        for begun in begun {
+            assert!(begun.await.unwrap().is_err());
+        }
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        for name in names {
+            assert_eq!(holders(&store, &once(name)).await, 0, "{name}");
+        }
+    }
+
+    /// A row's lock is had only after the caller has given up.
+    async fn a_lock_that_is_waited_for_applies_nothing_late(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        let mut stranger = Conn::from_url(&url).await.unwrap();
+        for key in ["one", "two", "three"] {
+            warm(&store, &[key]).await;
+            let lock = format!("BEGIN; SELECT * FROM lockkeeper_lease WHERE k='{key}' FOR UPDATE");
+            stranger.query_drop(lock).await.unwrap();
+            let claim = contract::claim(&[key], "late");
+            let told = ask(&store, Op::Acquire(claim.clone()), 500);
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            stranger.query_drop("ROLLBACK").await.unwrap();
+            assert!(told.await.unwrap().is_err());
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert_eq!(holders(&store, &claim).await, 0, "{key}");
+        }
+        stranger.disconnect().await.unwrap();
+    }
+
+    /// More rows than a prepared statement has, all remembered, in one batch.
+    async fn wide_batches_are_written_as_a_whole(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        let names: Vec<String> = (0..200).map(|n| format!("it's\\{n}?")).collect();
+        let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+        for _ in 0..3 {
+            let lease = warm(&store, &keys).await;
+            let of_lease = format!("SELECT k FROM lockkeeper_lease WHERE token={}", lease.token.0);
+            assert_eq!(sql(&url, &of_lease).await.len(), keys.len(), "{lease:?}");
         }
     }
 
