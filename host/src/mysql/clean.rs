@@ -102,10 +102,8 @@ async fn chunk(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<(usize,
     let found = keys(link.exchange(found).await?.pop());
     let Some(last) = found.last().cloned() else { return Ok((0, None)) };
     let next = (found.len() == CHUNK).then_some(last);
-    // The floor before the rows, as `sql::write_if_same` locks them.
     let locked = format!(
-        "BEGIN;SELECT floor FROM {META} WHERE id=1 FOR UPDATE;\
-         SELECT k,token FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) AND {idle} \
+        "BEGIN;SELECT k,token FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) AND {idle} \
          ORDER BY k FOR UPDATE SKIP LOCKED",
         list(&found)
     );
@@ -116,6 +114,9 @@ async fn chunk(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<(usize,
         link.rollback().await?;
         return Ok((0, next));
     };
+    // The floor is locked in the packet that commits: everybody's writes look at it, and a proxy that stops
+    // here would hold them all up. `sql::write_if_same` locks it before the rows: where one of these rows
+    // comes into use just now, the server ends one of the two transactions, and that is tried again.
     let delete = format!(
         "DELETE FROM {LEASES} WHERE k IN ({});\
          UPDATE {META} SET floor=GREATEST(floor,{highest}) WHERE id=1;COMMIT",

@@ -26,7 +26,6 @@ const EXACT_NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))";
 pub const SYSDATE_MOVES: &str = "SELECT SLEEP(0.001),SYSDATE(6)>UTC_TIMESTAMP(6)";
 
 /// One row as it is to be written.
-#[derive(Clone)]
 pub struct RowWrite {
     pub key: Key,
     pub token: u64,
