@@ -164,9 +164,18 @@ impl Proxy {
     }
 }
 
+/// Of a proxy's log, where a test fails.
+const LAST_LINES: usize = 50;
+
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
+            eprintln!("what the proxy at {} said last:\n{}", self.api, last.join("\n"));
+        }
     }
 }
 
