@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::config::{ManagedConfig, ServerBinary};
 use lockkeeper::mysql::managed::ManagedServer;
@@ -164,13 +164,16 @@ pub async fn crash(server: &ManagedServer) {
     eventually("the server is started again", async || server.pid().is_some_and(|now| now != pid)).await;
 }
 
-/// Waits until something is true, up to 30 s.
-pub async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
-    for _ in 0..1500 {
-        if check().await {
-            return;
-        }
+/// Waits until something is true, up to 30 s: what happens only because a lease of a minute ends has not happened.
+pub async fn eventually(what: &str, check: impl AsyncFnMut() -> bool) {
+    within(Duration::from_secs(30), what, check).await;
+}
+
+/// Waits until something is true, up to a limit.
+pub async fn within(limit: Duration, what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let began = Instant::now();
+    while !check().await {
+        assert!(began.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("never happened: {what}");
 }
