@@ -36,7 +36,7 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    #[error("cannot listen at {address} ({key}): {source}")]
+    #[error("cannot listen at {address} ({key})")]
     Listen { key: &'static str, address: SocketAddr, source: io::Error },
     #[error("guard.tls: {0}")]
     Tls(#[from] TlsError),
@@ -57,6 +57,21 @@ pub enum StartError {
 fn list(rejections: &[(String, Rejection)]) -> String {
     let line = |(name, rejection): &(String, Rejection)| format!("policy `{name}`: {rejection}");
     rejections.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// What would keep [`App::build`] from starting on this machine: policies that are refused, certificates that
+/// do not fit their keys. Opens no port and asks no server; blocks for the compilation of the policies.
+pub fn check(config: &Config) -> Vec<StartError> {
+    let files = config.guards.iter().filter_map(|guard| guard.tls.as_ref());
+    let certificates = files.filter_map(|files| http::tls_config(&files.cert, &files.key).err());
+    let policies = match load_policies(config, &Metrics::default()) {
+        Ok(_) => Vec::new(),
+        Err(StartError::Policies(refused)) => {
+            refused.into_iter().map(|refused| StartError::Policies(vec![refused])).collect()
+        }
+        Err(other) => vec![other],
+    };
+    certificates.map(StartError::from).chain(policies).collect()
 }
 
 /// A proxy that is ready to serve.
@@ -91,7 +106,8 @@ impl App {
         let bell = listen("fleet.listen", config.fleet.listen)?;
         let guards = config.guards.iter().map(guarded_listener).collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
-        let policies = load_policies(&config, &metrics).await?;
+        let (settings, counts) = (config.clone(), metrics.clone());
+        let policies = tokio::task::spawn_blocking(move || load_policies(&settings, &counts)).await??;
         let (managed, urls) = match &config.store.server {
             ServerChoice::Urls(urls) => (None, urls.clone()),
             ServerChoice::Managed(managed) => {
@@ -247,11 +263,9 @@ fn address(listener: &TcpListener) -> String {
     listener.local_addr().map_or_else(|_| "closed".to_owned(), |address| format!("http://{address}"))
 }
 
-async fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {
+fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {
     let engine = Engine::new(&config.engine)?;
-    let (configs, limits, metrics) = (config.policies.clone(), config.limits.clone(), metrics.clone());
-    let load = move || Policies::load(&engine, &configs, &limits, &metrics);
-    tokio::task::spawn_blocking(load).await?.map_err(StartError::Policies)
+    Policies::load(&engine, &config.policies, &config.limits, metrics).map_err(StartError::Policies)
 }
 
 /// The stores of a quorum, by name.

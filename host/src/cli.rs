@@ -3,11 +3,13 @@
 //! `serve` runs the proxy and is the application's; every other command is a client of a proxy that
 //! runs already, and is run by [`run`].
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::app;
 use crate::config::{Config, process_env};
 
 mod args;
@@ -90,7 +92,7 @@ pub struct ServeArgs {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Only check the configuration: report every fault and exit
+    /// Only check: report every fault of the configuration, of its policies and of their settings, and exit
     #[arg(long)]
     pub check: bool,
 }
@@ -221,26 +223,34 @@ pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
 }
 
 /// The configuration that `serve` should run on. On faults, all of them are on standard error and
-/// the process should exit with the code; so it should after `--check`.
+/// the process should exit with the code.
 pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
     match Config::load(args.config.as_deref(), &process_env()) {
-        Ok(config) if !args.check => Ok(config),
-        Ok(config) => {
-            for warning in &config.warnings {
-                eprintln!("warning: {warning}");
-            }
-            println!("the configuration is fine");
-            Err(ExitCode::SUCCESS)
-        }
-        Err(faults) => {
-            for fault in &faults {
-                eprintln!("{fault}");
-            }
-            let s = if faults.len() == 1 { "" } else { "s" };
-            eprintln!("lockkeeper: {} fault{s} in the configuration", faults.len());
-            Err(ExitCode::from(2))
-        }
+        Ok(config) => Ok(config),
+        Err(faults) => Err(in_configuration(&faults)),
     }
+}
+
+/// What comes of `serve --check` where the configuration could be read.
+pub fn checked(config: &Config) -> ExitCode {
+    for warning in &config.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let faults = app::check(config);
+    if faults.is_empty() {
+        println!("the configuration is fine");
+        return ExitCode::SUCCESS;
+    }
+    in_configuration(&faults)
+}
+
+fn in_configuration(faults: &[impl Display]) -> ExitCode {
+    for fault in faults {
+        eprintln!("{fault}");
+    }
+    let s = if faults.len() == 1 { "" } else { "s" };
+    eprintln!("lockkeeper: {} fault{s} in the configuration", faults.len());
+    ExitCode::from(2)
 }
 
 /// The exit code of what went well.

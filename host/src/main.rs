@@ -36,6 +36,9 @@ fn serve(args: &ServeArgs) -> ExitCode {
         Ok(config) => config,
         Err(code) => return code,
     };
+    if args.check {
+        return cli::checked(&config);
+    }
     if let Err(error) = telemetry::init_logs(&config.log) {
         eprintln!("lockkeeper: {error}");
         return ExitCode::from(EXIT_CONFIG);

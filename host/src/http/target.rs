@@ -1,5 +1,9 @@
 //! The request target: paths and queries, percent-decoded.
 
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
 use super::problem::Problem;
 
 /// Decodes `%xx`. `None` where an escape is broken or the result is not UTF-8.
@@ -50,20 +54,12 @@ impl Query {
 }
 
 fn decode(text: &str, plus_is_space: bool) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => (hex(rest.next()?)? << 4) | hex(rest.next()?)?,
-            b'+' if plus_is_space => b' ',
-            other => other,
-        });
+    let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !text.split('%').skip(1).all(is_escape) {
+        return None;
     }
-    String::from_utf8(bytes).ok()
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).map(|value| value as u8)
+    let text = if plus_is_space { Cow::Owned(text.replace('+', " ")) } else { Cow::Borrowed(text) };
+    percent_decode_str(&text).decode_utf8().map(Cow::into_owned).ok()
 }
 
 #[cfg(test)]

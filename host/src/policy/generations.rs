@@ -272,6 +272,6 @@ fn read(source: &PolicySource, max: usize) -> Result<Vec<u8>, Rejection> {
 
 fn log_notes(name: &str, checked: &Checked) {
     for note in &checked.notes {
-        tracing::warn!(policy = name, "{note}");
+        tracing::info!(policy = name, "{note}");
     }
 }

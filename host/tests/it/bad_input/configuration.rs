@@ -28,6 +28,41 @@ fn faults(text: &str, env: &[(&str, &str)]) -> Vec<String> {
     lines
 }
 
+/// `--check` goes as far as a start, without its ports and servers: every policy is asked about its settings, and
+/// certificates are read.
+#[test]
+fn check_finds_what_a_start_would() {
+    let dir = folder();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let api = format!("[api]\nlisten = \"{}\"\n", taken.local_addr().expect("an address"));
+    let check = |text: &str| {
+        std::fs::write(dir.path().join("config.toml"), format!("{api}{text}")).expect("a configuration");
+        serve(dir.path(), &["--check"], &[])
+    };
+    let policy = |name: &str, settings: &str| {
+        let source = "path = \"builtin:default\"";
+        format!("[policies.{name}]\n{source}\n[policies.{name}.settings]\n{settings}\n")
+    };
+    let fine = check(&policy("default", "ttl_ms = 5000"));
+    assert_eq!(fine.status.code(), Some(0), "{fine:?}");
+    assert_eq!(String::from_utf8_lossy(&fine.stdout), "the configuration is fine\n");
+
+    for file in ["cert.pem", "key.pem"] {
+        std::fs::write(dir.path().join(file), "no PEM").expect("a file");
+    }
+    let guard = "[[guard]]\nlisten = \"127.0.0.1:0\"\ntls = { cert = \"cert.pem\", key = \"key.pem\" }\n\
+                 [[guard.routes]]\nmatch = { path = \"/\" }\nupstream = \"http://127.0.0.1:9\"\n";
+    let refused =
+        check(&format!("{}{}{guard}", policy("default", "ttl_ms = 5"), policy("other", "tll_ms = 500")));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    for part in
+        ["cert.pem", "policy `default`: ", "`ttl_ms` must be", "policy `other`: ", "`tll_ms`", ": 3 faults"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
 /// Row 5: each fault is told with its line.
 #[test]
 fn faults_are_told_with_their_lines() {
@@ -87,6 +122,7 @@ fn what_cannot_be_used_is_said() {
     let refused = serve(folder().path(), &[], &[("LOCKKEEPER_API_LISTEN", &address)]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains(&address) && said.contains("api.listen"), "{said}");
+    assert_eq!(said.matches("in use").count(), 1, "{said}");
 }
 
 on_both! {
