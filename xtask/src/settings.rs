@@ -11,8 +11,16 @@ use crate::servers::Kind;
 pub struct Settings {
     pub api: SocketAddr,
     pub admin: SocketAddr,
+    /// The guarded listeners.
+    pub guards: Vec<Guard>,
     /// The server that the proxy will start itself and that is nowhere to be found yet.
     pub missing: Option<Kind>,
+}
+
+#[derive(Clone, Copy)]
+pub struct Guard {
+    pub listen: SocketAddr,
+    pub scheme: &'static str,
 }
 
 impl Settings {
@@ -36,9 +44,18 @@ impl Settings {
         Ok(Settings {
             api: address("api", "LOCKKEEPER_API_LISTEN", 7070),
             admin: address("admin", "LOCKKEEPER_ADMIN_LISTEN", 7071),
+            guards: guards(&table),
             missing: missing(url.as_deref().unwrap_or("managed"), server.as_deref().unwrap_or("auto")),
         })
     }
+}
+
+fn guards(table: &toml::Table) -> Vec<Guard> {
+    let guard = |guard: &toml::Value| {
+        let listen = guard.get("listen")?.as_str()?.parse().ok()?;
+        Some(Guard { listen, scheme: if guard.get("tls").is_some() { "https" } else { "http" } })
+    };
+    table.get("guard").and_then(toml::Value::as_array).into_iter().flatten().filter_map(guard).collect()
 }
 
 fn setting(table: &toml::Table, path: &[&str], env: &str) -> Option<String> {

@@ -20,6 +20,9 @@ pub struct Args {
     api: SocketAddr,
     #[arg(long)]
     admin: SocketAddr,
+    /// Where guarded routes are served.
+    #[arg(long = "guard", value_name = "URL")]
+    guards: Vec<String>,
     /// The process to wait for: when it ends, there is nothing to say.
     #[arg(long)]
     parent: u32,
@@ -68,7 +71,7 @@ fn ready(admin: SocketAddr) -> Result<(u16, String)> {
 }
 
 /// An address to connect to, for one to listen on.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
+pub fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
         IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
@@ -79,9 +82,10 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 
 fn welcome(args: &Args) {
     let (api, admin) = (reachable(args.api), reachable(args.admin));
+    let guards: String = args.guards.iter().map(|url| format!("\n  guard  {url}")).collect();
     eprintln!(
         "\nLockkeeper is ready.\n\
-         \n  API    http://{api}\n  admin  http://{admin}   (/metrics, /v1/policies)\n\
+         \n  API    http://{api}\n  admin  http://{admin}   (/metrics, /v1/policies){guards}\n\
          \nTake a lock for 10 seconds, from another terminal:\n\
          \n  curl -s http://{api}/v1/acquire -d '{{\"resource\": \"orders/42\", \"ttl_ms\": 10000}}'\n\
          \nCtrl-C stops the proxy and its server; the data stays.\n"

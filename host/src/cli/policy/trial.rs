@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use hyper::header::{HeaderName, HeaderValue};
 use lockkeeper_sdk::HttpRequest;
 use serde_json::{Map, Value, json};
@@ -23,6 +23,7 @@ use crate::route;
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];
 
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("asked").args(["request", "resource"]).required(true).multiple(true))]
 pub struct TryArgs {
     /// The component: a file, or builtin:NAME. With --config, one to try in place of the route's
     #[arg(value_name = "FILE", required_unless_present = "config")]
@@ -46,7 +47,7 @@ pub struct TryArgs {
     #[arg(long, value_name = "TEXT", requires = "request")]
     pub(super) body: Option<String>,
     /// What is to be locked [default: the path of the request]
-    #[arg(long, value_name = "NAME", required_unless_present = "request")]
+    #[arg(long, value_name = "NAME")]
     resource: Option<String>,
     #[arg(long, default_value = "somebody")]
     pub(super) owner: String,
