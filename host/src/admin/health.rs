@@ -5,7 +5,7 @@ use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use serde_json::{Value, json};
 
 use super::Admin;
-use crate::http::{self, Body, Request, Response};
+use crate::http::{self, Body, Request, Response, Why};
 use crate::policy::PolicyStatus;
 use crate::store::Health;
 use crate::telemetry;
@@ -17,6 +17,7 @@ pub fn ready(admin: &Admin) -> Response {
     let (ready, body) = readiness(&health, trouble, &admin.policies.status(), admin.stop.is_cancelled());
     let mut response = http::json(&body);
     if !ready {
+        response.extensions_mut().insert(Why(body["reasons"].to_string()));
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
