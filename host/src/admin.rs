@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use hyper::Method;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
@@ -38,6 +39,8 @@ pub struct Admin {
     /// The largest component that may be pushed.
     pub max_component_bytes: usize,
     pub http: HttpLimits,
+    /// Why the configuration as it is in its file is not used.
+    pub config_refused: watch::Receiver<Option<String>>,
     /// Cancelled when the proxy stops: it is alive, and no longer ready.
     pub stop: CancellationToken,
 }

@@ -28,6 +28,7 @@ mod desk;
 mod reload;
 
 use desk::Desk;
+use reload::Refused;
 
 /// How long the start waits for the store before it serves without it.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -52,6 +53,13 @@ pub enum StartError {
     Watch(io::Error),
     #[error("a task of the start failed: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl StartError {
+    /// What [`check`] would have found.
+    pub fn is_fault_of_the_configuration(&self) -> bool {
+        matches!(self, StartError::Tls(_) | StartError::Policies(_))
+    }
 }
 
 fn list(rejections: &[(String, Rejection)]) -> String {
@@ -166,11 +174,12 @@ impl App {
         let watching = watch(files, self.config.engine.max_component_bytes);
         let (watcher, changes) = watching.map_err(StartError::Watch)?;
         let guard = Arc::new(self.guard);
-        let (config_watcher, config_reloads) =
+        let (config_watcher, refused, config_reloads) =
             reload::watch_routes(&self.config, guard.clone(), self.metrics.clone())
                 .map_err(StartError::Watch)?;
         let reloads = [tokio::spawn(desk.clone().reload(changes)), tokio::spawn(config_reloads)];
-        let (api, admin) = handlers(&self.config, &self.service, &self.fleet, &self.metrics, desk, &stop);
+        let (api, admin) =
+            handlers(&self.config, &self.service, &self.fleet, &self.metrics, desk, refused, &stop);
         let guards: Vec<&str> = self.guards.iter().map(|(address, _)| address.as_str()).collect();
         tracing::info!(api = %address(&self.api), admin = %address(&self.admin), guard = guards.join(","), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
@@ -220,6 +229,7 @@ fn handlers(
     fleet: &Fleet,
     metrics: &Metrics,
     desk: Desk,
+    config_refused: Refused,
     stop: &CancellationToken,
 ) -> (Api, Admin) {
     let (limits, http) = (config.limits.clone(), config.http.clone());
@@ -231,6 +241,7 @@ fn handlers(
         metrics: metrics.clone(),
         max_component_bytes: config.engine.max_component_bytes,
         http,
+        config_refused,
         stop: stop.clone(),
     };
     (api, admin)

@@ -9,7 +9,6 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::app;
 use crate::config::{Config, process_env};
 
 mod args;
@@ -69,7 +68,7 @@ pub struct Options {
         value_name = "URL"
     )]
     pub admin: String,
-    /// Answer in JSON, failures too
+    /// Answer in JSON, failures too; `serve` has its logs in `log.format`
     #[arg(long, global = true)]
     pub json: bool,
 }
@@ -112,8 +111,8 @@ pub enum ClientCommand {
     /// Run a command the first time, and print its outcome from then on
     ///
     /// The resource's policy guards it with the primitive `once`. The first call runs the command and
-    /// keeps its exit code and what it prints; the others, also those that come while it runs, print
-    /// the same and exit with the same code. A command that fails may be run again.
+    /// keeps its exit code and the first 8 KiB of its standard output; the others, also those that come while
+    /// it runs, print that and exit with the same code. A command that fails may be run again.
     ///
     /// Example: lockkeeper once invoices/2026-11 -- ./send-invoices
     Once(command::OnceArgs),
@@ -182,7 +181,12 @@ pub enum VersionCommand {
     /// Print a version, and the value that was committed with it
     ///
     /// Example: lockkeeper version read stock/17
-    Read { resource: String },
+    Read {
+        resource: String,
+        /// What the policy should know; may be given several times
+        #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
+        labels: Vec<(String, String)>,
+    },
     /// Commit a version that nobody else has committed since it was read
     ///
     /// Prints the new version. Exits with 3 where somebody else was first.
@@ -194,6 +198,9 @@ pub enum VersionCommand {
         version: u64,
         /// JSON to keep with the new version
         value: Option<String>,
+        /// What the policy should know; may be given several times
+        #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
+        labels: Vec<(String, String)>,
         /// Makes repeating this call safe: the same id commits once
         #[arg(long, value_name = "ID")]
         request_id: Option<String>,
@@ -222,6 +229,17 @@ pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
     }
 }
 
+/// Tells what is wrong with the arguments, or helps, and what to exit with.
+pub fn bad_usage(error: &clap::Error) -> ExitCode {
+    let as_json = std::env::args().take_while(|arg| arg != "--").any(|arg| arg == "--json");
+    if as_json && error.use_stderr() {
+        let failure = failure::Failure::Usage(error.render().to_string().trim_end().to_owned());
+        failure.report(true);
+        return ExitCode::from(failure.code());
+    }
+    error.exit()
+}
+
 /// The configuration that `serve` should run on. On faults, all of them are on standard error and
 /// the process should exit with the code.
 pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
@@ -231,17 +249,16 @@ pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
     }
 }
 
-/// What comes of `serve --check` where the configuration could be read.
-pub fn checked(config: &Config) -> ExitCode {
+/// What comes of `serve --check` where the configuration could be read; `faults` are what else was found.
+pub fn checked(config: &Config, faults: &[impl Display]) -> ExitCode {
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
     }
-    let faults = app::check(config);
     if faults.is_empty() {
         println!("the configuration is fine");
         return ExitCode::SUCCESS;
     }
-    in_configuration(&faults)
+    in_configuration(faults)
 }
 
 fn in_configuration(faults: &[impl Display]) -> ExitCode {

@@ -58,7 +58,7 @@ mod tls;
 
 pub use body::{Body, BodyError, BrokenBody, json, read_body};
 pub use peer::Peer;
-pub use problem::{Kind, Problem, Why};
+pub use problem::{Kind, Problem, Told};
 pub use stream::Stream;
 pub use target::{Query, decode_path};
 pub use tls::{TlsError, tls_config};

@@ -6,7 +6,7 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use lockkeeper::app::App;
+use lockkeeper::app::{self, App, StartError};
 use lockkeeper::cli::{self, Cli, Command, ServeArgs};
 use lockkeeper::config::Config;
 use lockkeeper::telemetry;
@@ -24,7 +24,10 @@ const EVENT_INTERVAL: u32 = 31;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return cli::bad_usage(&error),
+    };
     match cli.command {
         Command::Serve(args) => serve(&args),
         Command::Client(command) => cli::run(command, &cli.options),
@@ -37,7 +40,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
         Err(code) => return code,
     };
     if args.check {
-        return cli::checked(&config);
+        return cli::checked(&config, &app::check(&config));
     }
     if let Err(error) = telemetry::init_logs(&config.log) {
         eprintln!("lockkeeper: {error}");
@@ -57,7 +60,10 @@ fn serve(args: &ServeArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("lockkeeper: {error:#}");
-            ExitCode::FAILURE
+            match error.downcast_ref::<StartError>() {
+                Some(error) if error.is_fault_of_the_configuration() => ExitCode::from(EXIT_CONFIG),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

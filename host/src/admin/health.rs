@@ -5,7 +5,7 @@ use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use serde_json::{Value, json};
 
 use super::Admin;
-use crate::http::{self, Body, Request, Response, Why};
+use crate::http::{self, Body, Request, Response, Told};
 use crate::policy::PolicyStatus;
 use crate::store::Health;
 use crate::telemetry;
@@ -14,10 +14,12 @@ use crate::telemetry;
 pub fn ready(admin: &Admin) -> Response {
     let health = admin.service.store_health();
     let trouble = admin.fleet.trouble();
-    let (ready, body) = readiness(&health, trouble, &admin.policies.status(), admin.stop.is_cancelled());
+    let refused = admin.config_refused.borrow().clone();
+    let (ready, body) =
+        readiness(&health, trouble, &admin.policies.status(), refused, admin.stop.is_cancelled());
     let mut response = http::json(&body);
     if !ready {
-        response.extensions_mut().insert(Why(body["reasons"].to_string()));
+        response.extensions_mut().insert(Told);
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
@@ -44,6 +46,7 @@ fn readiness(
     health: &Health,
     fleet: Option<String>,
     policies: &[PolicyStatus],
+    config_refused: Option<String>,
     stopping: bool,
 ) -> (bool, Value) {
     let mut reasons = Vec::new();
@@ -62,7 +65,8 @@ fn readiness(
     let troubles = policies
         .iter()
         .filter_map(|policy| Some(format!("policy {}: {}", policy.name, policy.last_error.as_ref()?)));
-    let warnings: Vec<String> = warnings.into_iter().chain(troubles).collect();
+    let config = config_refused.map(|why| format!("the changed configuration is not used: {why}"));
+    let warnings: Vec<String> = warnings.into_iter().chain(troubles).chain(config).collect();
     let ready = reasons.is_empty();
     let status = if ready { "ready" } else { "not ready" };
     (ready, json!({"status": status, "reasons": reasons, "store": store, "warnings": warnings}))
@@ -75,13 +79,16 @@ mod tests {
     #[test]
     fn readiness_gives_every_reason() {
         let up = Health::Ready { server: "MySQL 9.7.4".into(), warnings: vec!["sync_binlog is 0".into()] };
-        let (ready, body) = readiness(&up, None, &[], false);
+        let (ready, body) = readiness(&up, None, &[], Some("config.toml:2".to_owned()), false);
         assert!(ready);
         assert_eq!(body["store"], "MySQL 9.7.4");
-        assert_eq!(body["warnings"], json!(["sync_binlog is 0"]));
+        assert_eq!(
+            body["warnings"],
+            json!(["sync_binlog is 0", "the changed configuration is not used: config.toml:2"])
+        );
 
         let down = Health::Unavailable { why: "refused".into() };
-        let (ready, body) = readiness(&down, Some("not a member".to_owned()), &[], true);
+        let (ready, body) = readiness(&down, Some("not a member".to_owned()), &[], None, true);
         assert!(!ready);
         let reasons =
             json!(["the proxy is shutting down", "the store is unavailable: refused", "not a member"]);

@@ -14,35 +14,47 @@ use crate::watch::{Changes, Watcher, watch};
 /// A file over this size is no configuration.
 const MAX_BYTES: usize = 16 << 20;
 
+/// Why the changed configuration is not used; `None` where there is nothing wrong with it.
+pub type Refused = tokio::sync::watch::Receiver<Option<String>>;
+
 /// Watches the file that the proxy was started with, where there was one.
 pub(super) fn watch_routes(
     config: &Config,
     guard: Arc<Guard>,
     metrics: Metrics,
-) -> io::Result<(Watcher, impl Future<Output = ()> + use<>)> {
+) -> io::Result<(Watcher, Refused, impl Future<Output = ()> + use<>)> {
     let files: BTreeMap<String, PathBuf> =
         config.file.iter().map(|file| ("config".to_owned(), file.clone())).collect();
     let (watcher, changes) = watch(files, MAX_BYTES)?;
-    let running = Running { config: config.clone(), rest: rest(config), guard, metrics };
-    Ok((watcher, running.follow(changes)))
+    let (refused, said) = tokio::sync::watch::channel(None);
+    let running = Running { config: config.clone(), seen: rest(config), guard, metrics, refused };
+    Ok((watcher, said, running.follow(changes)))
 }
 
 struct Running {
     config: Config,
-    rest: String,
+    /// What the file last said beyond the routes.
+    seen: String,
     guard: Arc<Guard>,
     metrics: Metrics,
+    refused: tokio::sync::watch::Sender<Option<String>>,
 }
 
 impl Running {
     async fn follow(mut self, mut changes: Changes) {
         while changes.recv().await.is_some() {
-            match self.load() {
-                Ok(None) => {}
+            let loaded = self.load();
+            let refused = loaded.as_ref().err().map(|faults| faults.join("; "));
+            let was_refused = self.refused.send_replace(refused).is_some();
+            match loaded {
                 Ok(Some(routes)) => {
                     self.metrics.config_load("live");
                     tracing::info!(routes, "guarded routes were replaced");
                 }
+                Ok(None) if was_refused => {
+                    tracing::info!("the configuration is fine again; its routes are live");
+                }
+                Ok(None) => {}
                 Err(faults) => {
                     self.metrics.config_load("refused");
                     for fault in faults {
@@ -57,14 +69,15 @@ impl Running {
     fn load(&mut self) -> Result<Option<usize>, Vec<String>> {
         let changed = Config::load(self.config.file.as_deref(), &process_env())
             .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-        let rest = rest(&changed);
-        if rest != self.rest {
-            let file = self.config.file.as_deref().unwrap_or(Path::new(Config::DEFAULT_PATH));
-            tracing::warn!(
-                "{} has changed beyond [[guard.routes]]; the rest needs a restart",
-                file.display()
-            );
-            self.rest = rest;
+        let said = rest(&changed);
+        if said != self.seen {
+            let file = self.config.file.as_deref().unwrap_or(Path::new(Config::DEFAULT_PATH)).display();
+            if said == rest(&self.config) {
+                tracing::info!("beyond [[guard.routes]], {file} is again what the proxy runs on");
+            } else {
+                tracing::warn!("{file} has changed beyond [[guard.routes]]; the rest needs a restart");
+            }
+            self.seen = said;
         }
         if format!("{:?}", changed.guards) == format!("{:?}", self.config.guards) {
             return Ok(None);

@@ -19,7 +19,7 @@ pub struct AcquireArgs {
     /// exclusive, shared, or permits=N
     #[arg(long, value_parser = mode, default_value = "exclusive")]
     pub mode: Mode,
-    /// Who holds it; by default user@host and the number of this process
+    /// Who holds it; by default user@host, and the request id or else the number of this process
     #[arg(long)]
     pub owner: Option<String>,
     /// What the policy should know; may be given several times
@@ -42,7 +42,7 @@ impl AcquireArgs {
     pub fn to_json(&self) -> Value {
         let mut body = json!({
             "resource": self.resource,
-            "owner": self.owner.clone().unwrap_or_else(default_owner),
+            "owner": self.owner.clone().unwrap_or_else(|| default_owner(self.request_id.as_deref())),
             "mode": match self.mode {
                 Mode::Exclusive => "exclusive".into(),
                 Mode::Shared => "shared".into(),
@@ -57,10 +57,7 @@ impl AcquireArgs {
         set("ttl_ms", self.ttl.map(Value::from));
         set("wait_ms", self.wait.map(Value::from));
         set("request_id", self.request_id.clone().map(Value::from));
-        if !self.labels.is_empty() {
-            let labels: BTreeMap<_, _> = self.labels.iter().cloned().collect();
-            set("labels", Some(json!(labels)));
-        }
+        set("labels", labels_json(&self.labels));
         body
     }
 }
@@ -101,11 +98,19 @@ pub fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn default_owner() -> String {
+/// What a call's labels are, if it has any.
+pub fn labels_json(labels: &[(String, String)]) -> Option<Value> {
+    let labels: BTreeMap<_, _> = labels.iter().cloned().collect();
+    (!labels.is_empty()).then(|| json!(labels))
+}
+
+/// The same for each call with one request id: they are one call, from whichever process.
+fn default_owner(request_id: Option<&str>) -> String {
     let user = std::env::var("USER").unwrap_or_else(|_| "unknown".to_owned());
     let host =
         std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
-    let mut owner = format!("{user}@{}, {}", host.trim(), std::process::id());
+    let call = request_id.map_or_else(|| std::process::id().to_string(), str::to_owned);
+    let mut owner = format!("{user}@{}, {call}", host.trim());
     owner.truncate(owner.floor_char_boundary(200));
     owner
 }

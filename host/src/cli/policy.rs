@@ -40,8 +40,10 @@ pub enum PolicyCommand {
     ///
     /// Example: lockkeeper policy check tenants/tenants.wasm
     Check {
-        file: PathBuf,
-        /// The settings it would have, as JSON
+        /// The component: a file, or builtin:NAME
+        #[arg(value_name = "FILE")]
+        source: String,
+        /// The settings it would have, as JSON; @FILE reads them from a file
         #[arg(long, value_name = "JSON", default_value = "{}")]
         settings: String,
     },
@@ -59,10 +61,17 @@ pub enum PolicyCommand {
     /// Make a component the live generation of a policy
     ///
     /// Example: lockkeeper policy push default tenants/tenants.wasm
-    Push { name: String, file: PathBuf },
+    Push {
+        name: String,
+        /// The component: a file, or builtin:NAME
+        #[arg(value_name = "FILE")]
+        source: String,
+    },
     /// List the policies of a proxy
     List,
     /// Bring a policy's previous generation back
+    ///
+    /// One generation is kept: a second rollback brings back what the first one took away.
     ///
     /// Example: lockkeeper policy rollback default
     Rollback { name: String },
@@ -87,14 +96,15 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let text = format!("built {} ({} bytes)", file.display(), component.len());
             report(options, &json!({"file": file, "bytes": component.len()}), &text);
         }
-        PolicyCommand::Check { file, settings } => {
-            let found = tools::check(&read(&file)?, &settings)?;
-            report(options, &found, &found_fine(&file, &found));
+        PolicyCommand::Check { source, settings } => {
+            let (_, component) = tools::component(&source)?;
+            let found = tools::check(&component, &trial::settings(&settings)?)?;
+            report(options, &found, &found_fine(&source, &found));
         }
         PolicyCommand::Try(args) => trial::run(*args, options.json)?,
-        PolicyCommand::Push { name, file } => {
+        PolicyCommand::Push { name, source } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
-            let component = read(&file)?.into();
+            let component = tools::component(&source)?.1.into();
             let answer =
                 Client::new(&options.admin)?.call(Method::PUT, &path, component, PUSH_TIMEOUT).await?;
             report(options, &answer, &outcome(&name, &answer));
@@ -117,11 +127,10 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
     Ok(())
 }
 
-fn found_fine(file: &Path, found: &Value) -> String {
+fn found_fine(source: &str, found: &Value) -> String {
     let digest = short_digest(&found["digest"]);
     let mut text = format!(
-        "{} is fine: {digest}, {} bytes, decides {}",
-        file.display(),
+        "{source} is fine: {digest}, {} bytes, decides {}",
         found["bytes"],
         listed(&found["hooks"], ", ")
     );

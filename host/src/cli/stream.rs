@@ -24,7 +24,12 @@ pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failur
         } else {
             let [at, name, key, owner] =
                 ["at", "event", "key", "owner"].map(|name| output::shown(&event[name]));
-            output::line(&format!("{at}  {name:<10}  {key}  token {}  {owner}", event["token"]));
+            // What an operator takes away has no owner here, and no token.
+            let whose = match event["token"].as_u64() {
+                Some(token @ 1..) => format!("  token {token}  {owner}"),
+                _ => String::new(),
+            };
+            output::line(&format!("{at}  {name:<10}  {key}{whose}"));
         }
     }
     Err(Failure::Other("the proxy ended the stream".to_owned()))

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::args::labels_json;
 use super::client::{CALL_TIMEOUT, Client};
 use super::failure::Failure;
 use super::{Options, VersionCommand, output};
@@ -9,9 +10,14 @@ use super::{Options, VersionCommand, output};
 pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failure> {
     let client = Client::new(&options.server)?;
     let (path, body) = match command {
-        VersionCommand::Read { resource } => ("/v1/versions/read", json!({ "resource": resource })),
-        VersionCommand::Commit { resource, version, value, request_id } => {
+        VersionCommand::Read { resource, labels } => {
+            let mut body = json!({ "resource": resource });
+            set_labels(&mut body, &labels);
+            ("/v1/versions/read", body)
+        }
+        VersionCommand::Commit { resource, version, value, labels, request_id } => {
             let mut body = json!({ "resource": resource, "version": version });
+            set_labels(&mut body, &labels);
             if let Some(value) = value {
                 let not_json = |error| Failure::Usage(format!("the value is not JSON: {error}"));
                 body["value"] = serde_json::from_str(&value).map_err(not_json)?;
@@ -32,4 +38,10 @@ pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failu
         output::line(&value.to_string());
     }
     Ok(())
+}
+
+fn set_labels(body: &mut Value, labels: &[(String, String)]) {
+    if let Some(labels) = labels_json(labels) {
+        body["labels"] = labels;
+    }
 }

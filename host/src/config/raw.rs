@@ -128,7 +128,11 @@ fn stores(top: &Section<'_>, main: &ServerChoice) -> Vec<MemberConfig> {
             section.complain_of_it(NAME_RULE);
         }
         if !QUORUM.contains(&count) {
-            section.complain_of_it(format!("is one of {count} stores; a quorum has {QUORUM:?}"));
+            section.complain_of_it(format!(
+                "is one of {count} stores; a quorum has {} to {}",
+                QUORUM.start(),
+                QUORUM.end()
+            ));
         }
         let url = section.required("url", |text, _| check_url(text).map(|()| text.to_owned()));
         if let Some(url) = url {

@@ -25,7 +25,7 @@ use tracing::{Instrument, debug, debug_span, warn};
 
 use super::activity::{Activity, UnderWay, Verdict};
 use super::gate::Refusal;
-use super::problem::{Kind, Problem, Why};
+use super::problem::{Kind, Problem, Told, Why};
 use super::socket::Socket;
 use super::{Handler, Peer, Request, Response, Stream, request_id};
 use crate::clock;
@@ -352,6 +352,7 @@ impl<H: Handler> Requests<H> {
         let status = response.status();
         self.shared.metrics.http(H::FRONT, status.as_u16());
         if status.is_server_error()
+            && response.extensions().get::<Told>().is_none()
             && let Some(unsaid) = should_warn()
         {
             let why = response.extensions().get::<Why>().map(|why| why.0.as_str());

@@ -57,6 +57,10 @@ pub struct Problem {
 #[derive(Clone)]
 pub struct Why(pub String);
 
+/// Of an answer that says how things are: whatever its status, the request has not failed, and the log is spared.
+#[derive(Clone)]
+pub struct Told;
+
 impl Kind {
     /// The `type` of the problem.
     pub fn slug(self) -> &'static str {

@@ -24,9 +24,9 @@ pub fn build(dir: &Path) -> Result<(Vec<u8>, PathBuf), Failure> {
 }
 
 /// Checks a component as a proxy with default limits would; what it is found to be.
-pub fn check(component: &[u8], settings: &str) -> Result<Value, Failure> {
+pub fn check(component: &[u8], settings: &Map<String, Value>) -> Result<Value, Failure> {
     let (engine, limits) = (alone(&EngineLimits::default()), Limits::default());
-    let report = policy::check_file(component, &settings_table(settings)?, &engine, &limits)
+    let report = policy::check_file(component, settings, &engine, &limits)
         .map_err(|rejection| Failure::Refused(rejection.to_string()))?;
     serde_json::to_value(report).map_err(other)
 }
@@ -94,11 +94,6 @@ pub fn component(source: &str) -> Result<(String, Vec<u8>), Failure> {
     let file = Path::new(source);
     let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     Ok((name, super::read(file)?))
-}
-
-pub fn settings_table(text: &str) -> Result<Map<String, Value>, Failure> {
-    serde_json::from_str(text)
-        .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))
 }
 
 /// One instance at a time: there is nobody else, and address space may be scarce.

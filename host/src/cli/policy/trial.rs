@@ -66,7 +66,7 @@ pub struct TryArgs {
     /// The policy's settings, as JSON; @FILE reads them from a file
     #[arg(long, value_name = "JSON", default_value = "{}")]
     settings: String,
-    /// Also print what the request is answered that does not get its lock
+    /// Also print what the guarded request is answered that does not get its lock
     #[arg(long, requires = "request")]
     contended: bool,
 }
@@ -122,11 +122,15 @@ fn told(taken: Option<&Taken>, tried: Option<&Tried>) -> Value {
 fn question(args: TryArgs) -> Result<Question, Failure> {
     let source = args.source.as_deref().unwrap_or_default();
     let (name, component) = tools::component(source)?;
-    let settings = String::from_utf8(text_or_file(&args.settings)?)
-        .map_err(|_| Failure::Usage("--settings is not UTF-8".to_owned()))?;
-    let settings = tools::settings_table(&settings)?;
+    let settings = settings(&args.settings)?;
     let (engine, limits) = (EngineLimits::default(), Limits::default());
     Ok(Question { name, component, settings, engine, limits, request: request(args)? })
+}
+
+/// What `--settings` says.
+pub fn settings(text: &str) -> Result<Map<String, Value>, Failure> {
+    serde_json::from_slice(&text_or_file(text)?)
+        .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))
 }
 
 fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
@@ -193,7 +197,7 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.as_str().to_owned(), value.to_owned()))
 }
 
-pub fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
+pub(super) fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
     match text.strip_prefix('@') {
         Some(file) => super::read(Path::new(file)),
         None => Ok(text.as_bytes().to_vec()),

@@ -37,8 +37,20 @@ on_both! {
             assert_ne!(bad, second);
             fs::write(&file, bad).unwrap();
             eventually(told, async || guarded.proxy.log().contains(told)).await;
+            let ready = guarded.proxy.admin().get("/ready").await;
+            assert!(ready.status == 200 && ready.json["warnings"].to_string().contains(told), "{}", ready.text);
             assert_eq!(client.get("/echo/x").await.status, 200, "the old ones stay");
         }
         assert_eq!(guarded.proxy.metric("lockkeeper_config_loads_total", &["refused"]).await, 3.0);
+
+        for (changed, told) in [
+            (format!("{second}[shutdown]\ndrain_ms = 999\n"), "the rest needs a restart"),
+            (second.clone(), "is again what the proxy runs on"),
+        ] {
+            fs::write(&file, changed).unwrap();
+            eventually(told, async || guarded.proxy.log().contains(told)).await;
+        }
+        assert_eq!(guarded.proxy.admin().get("/ready").await.json["warnings"], json!([]));
+        assert!(guarded.proxy.log().contains("the configuration is fine again"));
     }
 }

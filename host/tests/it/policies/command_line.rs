@@ -170,7 +170,9 @@ fn policy_commands_say_what_is_wrong() {
             (&["build", "nowhere"], 1, "no Cargo.toml"),
             (&["check", "page.wasm"], 6, "not WebAssembly"),
             (&["check", "absent.wasm"], 1, "cannot read absent.wasm"),
-            (&["check", "page.wasm", "--settings", "x"], 2, "--settings is not a JSON object"),
+            (&["check", "builtin:default", "--settings", "x"], 2, "--settings is not a JSON object"),
+            (&["check", "builtin:default", "--settings", "@absent"], 1, "cannot read absent"),
+            (&["check", "builtin:none"], 2, "there is no `builtin:none`"),
             (&["push", "default", "page.wasm"], 6, "not WebAssembly"),
             (&["rollback", "default"], 6, "no earlier generation"),
             (&["push", "nobody", "page.wasm"], 1, "no policy is named `nobody`"),
@@ -211,9 +213,47 @@ fn locks_from_the_command_line() {
         assert_eq!(lost.status.code(), Some(4), "{}", text(&lost.stderr));
         let free = ended(lockkeeper(&proxy, &["acquire", "", "--json"])).await;
         assert_eq!(free.status.code(), Some(2), "{}", text(&free.stdout));
+        let usage = ended(lockkeeper(&proxy, &["acquire", "cli/1", "--ttl", "5", "--json"])).await;
+        let problem: Value = serde_json::from_slice(&usage.stdout).unwrap();
+        assert_eq!((usage.status.code(), problem["type"].as_str()), (Some(2), Some("usage")));
+        assert!(problem["detail"].to_string().contains("must be a time like 500ms"), "{problem}");
+        let repeated = ["acquire", "once/1", "--request-id", "r1", "--ttl", "30s"];
+        let first = json_of(&proxy, &repeated).await;
+        let again = json_of(&proxy, &repeated).await;
+        assert_eq!(first["lease_id"], again["lease_id"], "one call, from two processes: {first} {again}");
         for event in ["granted", "released"] {
             let seen = watch.next();
             assert_eq!((&seen["event"], &seen["key"]), (&json!(event), &json!("cli/1")));
+        }
+    });
+}
+
+#[test]
+fn versions_from_the_command_line() {
+    crate::harness::run(async {
+        let url = database(Kind::Mysql).await;
+        let sections = "[policies.default]\npath = \"builtin:default\"\n\
+                        [policies.default.settings]\nprimitive = \"version\"\n";
+        let proxy = Proxy::with(Settings { url, sections: sections.to_owned(), ..Settings::default() }).await;
+        proxy.until_ready().await;
+        let read = json_of(&proxy, &["version", "read", "stock/17", "--label", "shop=a"]).await;
+        let version = read["version"].to_string();
+        let commit = ["version", "commit", "stock/17", &version, r#"{"left": 9}"#, "--request-id", "r1"];
+        let first = json_of(&proxy, &commit).await;
+        assert_eq!(first, json_of(&proxy, &commit).await, "the same id commits once");
+        let told = printed(lockkeeper(&proxy, &["version", "read", "stock/17"])).await;
+        assert_eq!(told, format!("version {}\n{{\"left\":9}}\n", first["version"]));
+        let long = format!("shop={}", "a".repeat(5_000));
+        for (args, code, said) in [
+            (&["commit", "stock/17", &version, "8"][..], 3, "is at version"),
+            (&["commit", "stock/17", &version, "{left"], 2, "the value is not JSON"),
+            (&["commit", "stock/17", "0", "8", "--label", &long], 2, "labels.shop"),
+            (&["read", "stock/17", "--label", &long], 2, "labels.shop"),
+        ] {
+            let output = ended(lockkeeper(&proxy, &[&["version"], args].concat())).await;
+            let told = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
+            assert!(told.contains(said), "{args:?}: {told}");
         }
     });
 }
