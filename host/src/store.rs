@@ -116,6 +116,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Without saying again that it is the store.
+    pub fn why(self) -> String {
+        match self {
+            StoreError::Unavailable { why } => why,
+            other => other.to_string(),
+        }
+    }
+
     /// The store's task is gone: the proxy is going down.
     pub fn stopped() -> StoreError {
         StoreError::Unavailable { why: "the proxy is shutting down".into() }

@@ -276,8 +276,8 @@ async fn raise_epoch(
     if doubt == Doubt::Leases {
         shared.metrics.store_error("identity_changed");
         tracing::warn!(
-            from = recorded.server,
-            to = server.identity,
+            from = (recorded.server != server.identity).then_some(&*recorded.server),
+            server = server.identity,
             epoch,
             wait_ms = wait_us / 1_000,
             "the MySQL server has changed, or may have: {why}; no lease is granted until those of the other one \

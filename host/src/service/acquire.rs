@@ -132,7 +132,7 @@ async fn opened(shared: &Shared) -> Result<(), AcquireError> {
         _ => {
             let why = match shared.store.health() {
                 Health::Unavailable { why } => why,
-                Health::Ready { .. } => "the proxy is starting".to_owned(),
+                Health::Ready { .. } => "the proxy is not in the fleet yet; its /ready says why".to_owned(),
             };
             Err(StoreError::Unavailable { why }.into())
         }

@@ -207,7 +207,7 @@ impl Core {
                     asked_at: reply.asked_at,
                     now: reply.now,
                 };
-                let result = result.map(answered).map_err(|error| error.to_string());
+                let result = result.map(answered).map_err(StoreError::why);
                 self.handle(Event::Completed { ticket, result });
             }
             Msg::Chosen { key, choice, waiter, by } => {
