@@ -37,7 +37,7 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    #[error("cannot listen at {address} ({key})")]
+    #[error("cannot listen at {address} ({key}): {source}")]
     Listen { key: &'static str, address: SocketAddr, source: io::Error },
     #[error("guard.tls: {0}")]
     Tls(#[from] TlsError),
@@ -126,6 +126,9 @@ impl App {
         };
         let store = MysqlStore::open_any(&config.store, &urls, config.limits.max_ttl_ms, metrics.clone())?;
         let store = Arc::new(store);
+        if let Health::Unavailable { why } = store.health() {
+            tracing::info!("{why}");
+        }
         greet(&store.ready(STORE_PATIENCE).await);
         let members = members(&config, &metrics)?;
         let reached_at = reached_at(&config, &bell);

@@ -59,7 +59,8 @@ fn serve(args: &ServeArgs) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lockkeeper: {error:#}");
+            // Errors name their causes themselves.
+            eprintln!("lockkeeper: {error}");
             match error.downcast_ref::<StartError>() {
                 Some(error) if error.is_fault_of_the_configuration() => ExitCode::from(EXIT_CONFIG),
                 _ => ExitCode::FAILURE,
