@@ -114,7 +114,7 @@ fn what_cannot_be_used_is_said() {
     let rejected = serve(dir.path(), &[], &[]);
     let said = String::from_utf8_lossy(&rejected.stderr).into_owned();
     assert!(
-        !rejected.status.success() && said.contains("`ttl_ms` must be between 100 and 3600000"),
+        rejected.status.code() == Some(2) && said.contains("`ttl_ms` must be between 100 and 3600000"),
         "{said}"
     );
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -144,7 +144,7 @@ fn a_proxy_whose_key_is_not_that_of_its_certificate_does_not_start() {
         let ended = tokio::time::timeout(Duration::from_secs(60), command.kill_on_drop(true).output()).await;
         let output = ended.expect("it does not serve").unwrap();
         let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains("key.pem: the key is not that of the certificate in"), "{told}");
     });
 }
