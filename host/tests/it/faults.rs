@@ -29,6 +29,7 @@ async fn unavailable(client: &Client) {
     let begun = Instant::now();
     let response = client.acquire(json!({"resource": fresh("down")})).await;
     assert_eq!((response.status, response.slug()), (503, "store_unavailable"), "{}", response.text);
+    assert_eq!(response.text.matches("the store is unavailable").count(), 1, "{}", response.text);
     assert!(response.headers.contains_key("retry-after"));
     assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
 }
@@ -41,6 +42,8 @@ async fn says(proxy: &Proxy, words: &[&str]) {
         let response = admin.get("/ready").await;
         last = response.text.to_lowercase();
         if response.status == 503 && words.iter().any(|word| last.contains(word)) {
+            let log = proxy.log();
+            assert!(!log.contains("front=\"admin\" status=503"), "a probe is no failure to warn of: {log}");
             return;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -94,6 +94,7 @@ on_both! {
         .await;
         let refused = other.client().acquire(json!({"resource": "r/1"})).await;
         assert_eq!((refused.status, refused.slug()), (503, "store_unavailable"), "{}", refused.text);
+        assert!(refused.text.contains("its /ready says why"), "{}", refused.text);
         fleet.proxies[0].kill();
         other.until_ready().await;
         other.client().lease("r/1", 1_000).await;
