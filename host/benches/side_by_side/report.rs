@@ -7,15 +7,16 @@ pub struct Report {
     rows: Vec<Row>,
 }
 
-/// One target.
+/// One measurement.
 pub struct Row {
     pub name: &'static str,
+    /// What is to be reached; empty for a figure that is only told.
     pub target: &'static str,
     /// The figure that is compared with the target.
     pub figure: String,
     /// The two sides, or whatever explains the figure.
     pub note: String,
-    /// None where nothing could be measured.
+    /// None where there is no target, or nothing could be measured.
     pub met: Option<bool>,
     /// Every number behind it.
     pub details: Value,
@@ -53,6 +54,7 @@ impl Report {
             let met = match row.met {
                 Some(true) => "met",
                 Some(false) => "**missed**",
+                None if row.target.is_empty() => "",
                 None => "not measured",
             };
             text += &format!("| {} | {} | {} | {met} | {} |\n", row.name, row.target, row.figure, row.note);
