@@ -193,8 +193,8 @@ fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) ->
                 }
             }
             Part::Json(path) => {
-                let value = lockkeeper_sdk::json_field(&view.body, path).ok_or_else(|| missing(part))?;
-                text.push_str(&value);
+                let value = lockkeeper_sdk::json_field(&view.body, path);
+                text.push_str(&value.ok_or_else(|| unreadable(part))?);
             }
         }
     }
@@ -223,6 +223,12 @@ fn one<'a>(
 
 fn missing(part: &Part) -> Problem {
     Problem::invalid(name_of(part), "is missing; this route's lock is named by it")
+}
+
+fn unreadable(part: &Part) -> Problem {
+    let detail = "is missing, or no text, whole number or boolean, or the body is not JSON; this route's lock \
+                  is named by it";
+    Problem::invalid(name_of(part), detail)
 }
 
 fn name_of(part: &Part) -> String {

@@ -120,7 +120,7 @@ pub enum AcquireError {
         resource: String,
         key: Key,
         holder: Option<Box<HeldBy>>,
-        /// Place in the queue when the wait ended, 1 for the next; 0 where it never queued.
+        /// Place in the queue when the wait ended, or where it would have begun; 1 for the next.
         position: u32,
         retry_after_ms: u32,
         /// Set where the policy gave up before the wait was over.

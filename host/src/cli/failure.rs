@@ -92,8 +92,8 @@ fn sentence(body: &Value) -> String {
         let until = body["holder"]["until"].as_str().unwrap_or("?");
         text.push_str(&format!(" by {owner} (token {token}) until {until}"));
     }
-    if let Some(position @ 1..) = body["position"].as_u64() {
-        text.push_str(&format!("; place {position} in the queue"));
+    if let Some(place @ 2..) = body["position"].as_u64() {
+        text.push_str(&format!("; {} ahead in the queue", place - 1));
     }
     text
 }
@@ -118,6 +118,6 @@ mod tests {
             "holder": {"owner": "w", "token": 17, "until": "2026-01-01T00:00:00.000Z"},
         });
         let text = Failure::Problem { status: 409, body }.to_string();
-        assert_eq!(text, "`r` is held by w (token 17) until 2026-01-01T00:00:00.000Z; place 2 in the queue");
+        assert_eq!(text, "`r` is held by w (token 17) until 2026-01-01T00:00:00.000Z; 1 ahead in the queue");
     }
 }

@@ -44,9 +44,9 @@ impl Call {
             return Ok(());
         }
         let calls = match right {
-            Call::Acquire | Call::Guard => "/v1/acquire or /v1/hold",
-            Call::Once => "/v1/once/begin",
-            Call::Version => "/v1/versions/read and /v1/versions/commit",
+            Call::Acquire | Call::Guard => "/v1/acquire or /v1/hold (`lockkeeper acquire`, `hold` or `run`)",
+            Call::Once => "/v1/once/begin (`lockkeeper once`)",
+            Call::Version => "/v1/versions/read and /v1/versions/commit (`lockkeeper version`)",
         };
         let primitive = primitive.as_str();
         let detail = format!("its policy `{policy}` guards it with `{primitive}`: call {calls}");

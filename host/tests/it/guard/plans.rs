@@ -115,6 +115,8 @@ on_both! {
             let answer = client.send("PUT", path, "{}").await;
             assert_eq!((answer.status, answer.slug(), &answer.json["field"]), (400, "invalid", &json!(field)));
         }
+        let form = client.send("PUT", "/echo/json", "order.id=42").await;
+        assert!(form.text.contains("json.order.id: is missing") && form.text.contains("not JSON"), "{}", form.text);
         let twice = client.send("PUT", "/echo/query?sku=1&sku=2", "").await;
         assert_eq!(twice.status, 400, "{}", twice.text);
         // What stands behind the part that is read could name another order.

@@ -32,6 +32,7 @@ on_both! {
         is_full(&client, &resource, 2).await;
         let impatient = client.acquire(json!({"resource": resource, "wait_ms": 0})).await;
         assert_eq!(impatient.slug(), "contended", "who does not wait needs no place: {}", impatient.text);
+        assert_eq!(impatient.number("position"), 3, "{}", impatient.text);
         waiters[0].abort();
         client.until_queued(&resource, 1).await;
         let again = waiter(&client, &resource);
