@@ -301,7 +301,9 @@ fn spaces(config: &Config, store: &Arc<MysqlStore>, members: &[(String, Arc<Mysq
     if !members.is_empty() {
         let member =
             |(name, store): &(String, Arc<MysqlStore>)| Member { name: name.clone(), store: store.clone() };
-        let quorum = Quorum::new(members.iter().map(member).collect(), config.quorum_patience);
+        let fleet = store.clone();
+        let allowed = Arc::new(move || fleet.may_write_until());
+        let quorum = Quorum::new(members.iter().map(member).collect(), config.quorum_patience, allowed);
         others.push((Space::Quorum, Arc::new(quorum)));
     }
     Router::new(store.clone(), others)

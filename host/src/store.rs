@@ -17,7 +17,7 @@ mod quorum;
 pub mod registry;
 mod router;
 
-pub use quorum::{Member, Quorum};
+pub use quorum::{Allowed, Member, Quorum};
 pub use router::Router;
 
 /// A boxed future: the trait stays usable behind `dyn`.

@@ -16,6 +16,7 @@ use crate::clock;
 use crate::lock::Instant;
 use crate::lock::record::Op;
 use crate::store::Reply;
+use crate::store::registry::NO_MEMBER;
 
 /// The longest that one transaction may take before its connection is given up.
 pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
@@ -23,8 +24,6 @@ pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 pub const LATE: &str = "the MySQL server did not answer in time";
 /// While this proxy is no member, claims are given up this often.
 const GATE_POLL: Duration = Duration::from_millis(50);
-const NO_MEMBER: &str =
-    "this proxy's place in the fleet is not confirmed; GET /v1/fleet on its admin address says why";
 
 /// Runs what comes through `queue` until the store is closed.
 pub async fn run(shared: Arc<Shared>, mut queue: Queue, seat: usize) {

@@ -156,6 +156,11 @@ impl MysqlStore {
         MysqlRegistry::new(self.shared.clone())
     }
 
+    /// Until when this proxy is sure to be a member of its fleet.
+    pub fn may_write_until(&self) -> Instant {
+        self.shared.membership.until_own()
+    }
+
     /// Runs a task that ends when the store is closed.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);

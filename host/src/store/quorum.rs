@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::moved::Moved;
+use super::registry::NO_MEMBER;
 use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
 use crate::lock::record::{Grant, Op, Outcome};
@@ -29,9 +30,14 @@ pub struct Member {
     pub store: Arc<dyn Store>,
 }
 
+/// Until when this proxy may write leases, which its membership of a fleet says. The members are servers
+/// that know of no fleet.
+pub type Allowed = Arc<dyn Fn() -> Instant + Send + Sync>;
+
 /// Several stores, of which the majority counts.
 pub struct Quorum {
     members: Arc<[Member]>,
+    allowed: Allowed,
     /// How long an undecided group waits for those who have not answered.
     patience: Duration,
 }
@@ -53,12 +59,12 @@ struct Round {
 impl Quorum {
     /// `members`: three at least, each a server that fails by itself. `patience`: how long an answer that
     /// could still decide a group is waited for.
-    pub fn new(members: Vec<Member>, patience: Duration) -> Quorum {
+    pub fn new(members: Vec<Member>, patience: Duration, allowed: Allowed) -> Quorum {
         let moved = |member: Member| {
             let store = Moved { store: member.store, inside: Space::Table, outside: Space::Quorum };
             Member { name: member.name, store: Arc::new(store) }
         };
-        Quorum { members: members.into_iter().map(moved).collect(), patience }
+        Quorum { members: members.into_iter().map(moved).collect(), allowed, patience }
     }
 
     /// Asks every member that is there, in the order of the calls.
@@ -74,6 +80,12 @@ impl Quorum {
     }
 
     fn run(&self, group: Vec<Op>, deadline: Instant, renewal: bool, done: Done) {
+        let allowed = (self.allowed)();
+        if allowed <= clock::now() {
+            return done(Err(StoreError::Unavailable { why: NO_MEMBER.to_owned() }));
+        }
+        // The members check it by their clocks: a proxy that is paused now writes nothing when it goes on.
+        let deadline = deadline.min(allowed);
         let round = self.ask(group, deadline, renewal);
         let (members, patience) = (self.members.clone(), self.patience);
         tokio::spawn(async move { done(round.decide(&members, patience, deadline).await) });

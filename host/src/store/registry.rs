@@ -15,6 +15,10 @@ use bytes::Bytes;
 use super::{Answer, StoreError};
 use crate::lock::{Instant, ServerTime};
 
+/// Why a proxy writes no leases.
+pub const NO_MEMBER: &str =
+    "this proxy's place in the fleet is not confirmed; GET /v1/fleet on its admin address says why";
+
 /// What makes two generations of a policy the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {

@@ -17,7 +17,7 @@ impl World {
         let member =
             |(n, memory): (usize, &Memory)| Member { name: n.to_string(), store: Arc::new(memory.store()) };
         let members = self.memories.iter().enumerate().map(member).collect();
-        Quorum::new(members, Duration::from_millis(200))
+        Quorum::new(members, Duration::from_millis(200), always())
     }
 
     fn stop(&self, members: std::ops::Range<usize>) {
@@ -33,6 +33,10 @@ impl World {
         }
         holders
     }
+}
+
+fn always() -> Allowed {
+    Arc::new(|| Instant(u64::MAX))
 }
 
 async fn submit(store: &Quorum, op: Op) -> Result<Outcome, StoreError> {
@@ -119,12 +123,78 @@ async fn a_member_that_is_slow_is_not_waited_for() {
             Member { name: n.to_string(), store }
         })
         .collect();
-    let slow = Quorum::new(members, Duration::from_secs(60));
+    let slow = Quorum::new(members, Duration::from_secs(60), always());
     let begun = clock::now();
     token(&slow, &quorum_claim("k", "me")).await;
     assert!(matches!(submit(&slow, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
     assert!(clock::now().ms_since(begun) < 5_000, "the majority was there at once");
     assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
+}
+
+/// What is asked of a proxy that is paused, and goes on when it is a member no longer, is not written.
+#[tokio::test]
+async fn nothing_is_written_after_the_end_of_a_membership() {
+    let world = World::new(3);
+    let until = Arc::new(std::sync::Mutex::new(Instant(u64::MAX)));
+    let allowed: Allowed = {
+        let until = until.clone();
+        Arc::new(move || *until.lock().expect("it is not poisoned"))
+    };
+    let member =
+        |memory: &Memory| Member { name: "late".to_owned(), store: Arc::new(Late(Arc::new(memory.store()))) };
+    let members = world.memories.iter().map(member).collect();
+    let proxy = Quorum::new(members, Duration::from_secs(5), allowed);
+    let (_, lease) = token(&proxy, &quorum_claim("held", "me")).await;
+    let renew = Op::Renew { lease: lease.clone(), ttl_ms: Some(20_000) };
+
+    let allow = |ms: u32| *until.lock().expect("it is not poisoned") = clock::now().plus_ms(ms);
+    allow(LATE_MS / 2);
+    let error = submit(&proxy, Op::Acquire(quorum_claim("k", "me"))).await.expect_err("it is too late");
+    assert!(error.to_string().contains("the deadline has passed"), "{error}");
+    for op in [Op::Acquire(quorum_claim("k", "me")), renew.clone()] {
+        let error = submit(&proxy, op).await.expect_err("it is no member");
+        assert!(error.to_string().contains(NO_MEMBER), "{error}");
+    }
+    tokio::time::sleep(Duration::from_millis(3 * u64::from(LATE_MS))).await;
+    assert_eq!(world.holders().await, 3, "the first lease alone, on each store");
+    allow(60_000);
+    assert!(matches!(submit(&proxy, renew).await, Ok(Outcome::Renewed { .. })));
+    submit(&proxy, release(lease)).await.expect("it is released");
+}
+
+const LATE_MS: u32 = 100;
+
+/// Does everything a little later.
+struct Late(Arc<dyn Store>);
+
+impl Store for Late {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        let store = self.0.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(u64::from(LATE_MS))).await;
+            store.submit(group, deadline, done);
+        });
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        self.0.list(prefix, after, limit)
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        self.0.read(key)
+    }
+
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        self.0.lacks(space)
+    }
 }
 
 struct Silent;

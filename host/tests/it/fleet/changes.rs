@@ -254,27 +254,45 @@ on_both! {
     /// Who waits at a proxy that is paused, while the key is freed and the fleet goes on to other keys, is
     /// not granted the old one.
     async fn a_waiter_of_a_paused_proxy_takes_the_new_keys(kind: Kind) {
-        let fleet = Fleet::start(kind, 2, default_policy()).await;
-        let (one, paused) = (fleet.proxies[0].client(), fleet.proxies[1].client());
-        let old = one.lease("r", 1_000).await;
-        let waiter = waiting(&paused, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
-        paused.until_queued("r", 1).await;
-        stop(&fleet.proxies[1]);
-        assert_eq!(one.release(&old).await.status, 200);
-        pushed(&fleet.proxies[0], &RENAMED).await;
-        let keeper = one.lease("r", 60_000).await;
-        assert_eq!(keys(&keeper), ["x/r"]);
-        go_on(&fleet.proxies[1]);
-        fleet.until_members(2).await;
-        pause_ms(4 * BEAT_MS).await;
-        assert!(!waiter.is_finished(), "it is held");
-        assert_eq!(one.release(&keeper).await.status, 200);
-        let next = waiter.await.unwrap();
-        assert_eq!(next.status, 200, "{}", next.text);
-        let at = keys(&next.json).iter().position(|key| *key == "x/r").expect("the new key");
-        let token = next.json["tokens"][at].as_u64().or(next.json["token"].as_u64());
-        assert!(token > keeper["token"].as_u64(), "{}", next.text);
+        waits_at_a_paused_proxy(kind, "lease", "").await;
     }
+
+    /// The servers of a quorum know nothing of the fleet, and are not paused with it.
+    async fn a_waiter_of_a_paused_proxy_takes_the_new_keys_of_a_quorum(kind: Kind) {
+        let mut more = "[policies.default.settings]\nprimitive = \"quorum\"\n".to_owned();
+        for name in ["a", "b", "c"] {
+            more += &format!("[stores.{name}]\nurl = \"{}\"\n", database(kind).await);
+        }
+        waits_at_a_paused_proxy(kind, "quorum", &more).await;
+    }
+}
+
+async fn waits_at_a_paused_proxy(kind: Kind, primitive: &str, more: &str) {
+    let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
+    for _ in 0..2 {
+        fleet.add(default_policy(), more).await;
+    }
+    fleet.until_members(2).await;
+    let (one, paused) = (fleet.proxies[0].client(), fleet.proxies[1].client());
+    let old = one.lease("r", 1_000).await;
+    assert_eq!(old["primitive"], primitive);
+    let waiter = waiting(&paused, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
+    paused.until_queued("r", 1).await;
+    stop(&fleet.proxies[1]);
+    assert_eq!(one.release(&old).await.status, 200);
+    pushed(&fleet.proxies[0], &RENAMED).await;
+    let keeper = one.lease("r", 60_000).await;
+    assert_eq!(keys(&keeper), ["x/r"]);
+    go_on(&fleet.proxies[1]);
+    fleet.until_members(2).await;
+    pause_ms(4 * BEAT_MS).await;
+    assert!(!waiter.is_finished(), "it is held");
+    assert_eq!(one.release(&keeper).await.status, 200);
+    let next = waiter.await.unwrap();
+    assert_eq!(next.status, 200, "{}", next.text);
+    let at = keys(&next.json).iter().position(|key| *key == "x/r").expect("the new key");
+    let token = next.json["tokens"][at].as_u64().or(next.json["token"].as_u64());
+    assert!(token > keeper["token"].as_u64(), "{}", next.text);
 }
 
 fn waiting(client: &Client, body: Value) -> JoinHandle<Response> {
