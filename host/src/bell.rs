@@ -2,23 +2,25 @@
 //!
 //! A ring says that a key is free and that a waiter of the peer is next; it carries nothing that a lock
 //! depends on, and who hears it asks the store. So it needs no authentication: whoever rings without cause
-//! costs a poll. A connection that is refused or reset says at once that the peer is gone, and its
-//! waiters are passed over.
+//! costs a poll.
+//!
+//! A peer that is gone has its waiters passed over at once. That it refuses or resets says so only where its
+//! address is known to lead to it: it was reached there before, or it is this machine's own. Else it may
+//! live behind an address that this machine does not reach, and its waiters poll.
 //!
 //! Who is called says its name first, a line; so nobody is taken for another that had its address
 //! before. A frame of the caller is two bytes of length, one of the space, and the key.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio_util::sync::CancellationToken;
 
@@ -34,13 +36,31 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(60);
 const MAX_NAME: usize = 128;
 
+/// Peers that are remembered.
+const MAX_PEERS: usize = 1_024;
+
 type Gone = Box<dyn FnOnce() + Send>;
-type Peers = Arc<Mutex<HashMap<Box<str>, Sender<Ring>>>>;
 
 /// The ringing side.
 pub struct Bells {
     name: String,
-    peers: Peers,
+    peers: Arc<Peers>,
+}
+
+struct Peers {
+    /// Of this machine and its network; empty where the system does not tell.
+    place: String,
+    known: Mutex<HashMap<Box<str>, Peer>>,
+}
+
+#[derive(Default)]
+struct Peer {
+    /// To the task that calls it, where there is one.
+    rings: Option<Sender<Ring>>,
+    /// Whether its address leads to it.
+    reached: bool,
+    /// Whether it was warned of.
+    told: bool,
 }
 
 struct Ring {
@@ -51,8 +71,9 @@ struct Ring {
 impl Bells {
     /// `address`: where the others reach [`answer`].
     pub fn new(address: SocketAddr) -> Bells {
-        let run: u64 = rand::random();
-        Bells { name: format!("{address}/{run:016x}"), peers: Arc::default() }
+        let (place, run) = (place(), rand::random::<u64>());
+        let name = format!("{address}/{place}{run:016x}");
+        Bells { name, peers: Arc::new(Peers { place, known: Mutex::default() }) }
     }
 }
 
@@ -62,46 +83,119 @@ impl Bell for Bells {
     }
 
     fn ring(&self, peer: &str, key: &Key, gone: Gone) {
-        let mut ring = Ring { key: key.clone(), gone };
-        let mut peers = lock(&self.peers);
-        if let Entry::Occupied(caller) = peers.entry(peer.into()) {
-            match caller.get().try_send(ring) {
-                Ok(()) | Err(TrySendError::Full(_)) => return,
-                Err(TrySendError::Closed(back)) => ring = back,
-            }
-            caller.remove();
+        let ring = Ring { key: key.clone(), gone };
+        let mut known = self.peers.lock();
+        if known.len() >= MAX_PEERS && !known.contains_key(peer) {
+            known.retain(|_, peer| peer.rings.is_some());
+        }
+        let state = known.entry(peer.into()).or_default();
+        if let Some(rings) = &state.rings {
+            let _ = rings.try_send(ring);
+            return;
         }
         let (sender, rings) = channel(QUEUED);
         let _ = sender.try_send(ring);
-        peers.insert(peer.into(), sender);
+        state.rings = Some(sender);
         tokio::spawn(call(peer.to_owned(), rings, self.peers.clone()));
     }
 }
 
-/// Carries rings to one peer until it is gone, or nobody has rung for a while.
-async fn call(peer: String, mut rings: Receiver<Ring>, peers: Peers) {
-    let mut line = None;
-    while let Ok(Some(Ring { key, gone })) = tokio::time::timeout(IDLE, rings.recv()).await {
-        if send(&mut line, &peer, &key).await.is_err() {
-            tracing::debug!(peer, "a proxy whose waiter is next is not there");
-            gone();
-            break;
+impl Peers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Peer>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who rings from now on makes a new connection.
+    fn hang_up(&self, peer: &str) {
+        if let Some(peer) = self.lock().get_mut(peer) {
+            peer.rings = None;
         }
     }
-    // Whoever rings from now on makes a new connection; what is in the queue is told that this one failed.
-    lock(&peers).remove(peer.as_str());
-    rings.close();
-    while let Ok(Ring { gone, .. }) = rings.try_recv() {
-        gone();
+
+    fn is_reached(&self, peer: &str) {
+        if let Some(peer) = self.lock().get_mut(peer) {
+            (peer.reached, peer.told) = (true, false);
+        }
+    }
+
+    /// Whether a peer that could not be rung is known to be gone.
+    fn is_gone(&self, name: &str, error: &io::Error) -> bool {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
+        };
+        let mut known = self.lock();
+        let Some(peer) = known.get_mut(name) else { return false };
+        let refused = matches!(
+            error.kind(),
+            ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof
+        );
+        if refused && (peer.reached || is_here(name, &self.place)) {
+            tracing::debug!(peer = name, "a proxy whose waiter is next is gone");
+            known.remove(name);
+            return true;
+        }
+        if !std::mem::replace(&mut peer.told, true) {
+            tracing::warn!(
+                peer = name,
+                %error,
+                "a proxy cannot be told that its waiter is next, which finds it out later: do its fleet.listen and \
+                 fleet.advertise say where this machine reaches it?"
+            );
+        }
+        false
     }
 }
 
-async fn send(line: &mut Option<TcpStream>, peer: &str, key: &Key) -> io::Result<()> {
+/// Machine and network, in 8 hex digits.
+fn place() -> String {
+    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let network = std::fs::read_link("/proc/self/ns/net");
+    let (Ok(machine), Ok(network)) = (machine, network) else { return String::new() };
+    let digest = Sha256::digest(format!("{machine}{}", network.display()));
+    digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether the peer's address is one of this machine's own.
+fn is_here(name: &str, place: &str) -> bool {
+    let address = |text: &str| text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
+    let here = |run: &str| !place.is_empty() && run.starts_with(place);
+    name.split_once('/').is_some_and(|(text, run)| address(text) && here(run))
+}
+
+/// Carries rings to one peer until it cannot be reached, or nobody has rung for a while.
+async fn call(peer: String, mut rings: Receiver<Ring>, peers: Arc<Peers>) {
+    let mut line = None;
+    loop {
+        let ring = match tokio::time::timeout(IDLE, rings.recv()).await {
+            Ok(ring) => ring,
+            Err(_) => {
+                peers.hang_up(&peer);
+                rings.close();
+                // Somebody may have rung just now.
+                rings.recv().await
+            }
+        };
+        let Some(Ring { key, gone }) = ring else { return };
+        let Err(error) = send(&mut line, &peer, &key, &peers).await else { continue };
+        let is_gone = peers.is_gone(&peer, &error);
+        peers.hang_up(&peer);
+        rings.close();
+        let others = std::iter::from_fn(|| rings.try_recv().ok());
+        for gone in std::iter::once(gone).chain(others.map(|ring| ring.gone)).filter(|_| is_gone) {
+            gone();
+        }
+        return;
+    }
+}
+
+async fn send(line: &mut Option<TcpStream>, peer: &str, key: &Key, peers: &Peers) -> io::Result<()> {
     let stream = match line.take().filter(is_open) {
         Some(stream) => stream,
         None => {
             let connected = tokio::time::timeout(CONNECT_LIMIT, connect(peer)).await;
-            connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?
+            let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+            peers.is_reached(peer);
+            stream
         }
     };
     line.insert(stream).write_all(&frame(key)).await
@@ -184,10 +278,6 @@ fn read(frame: &[u8]) -> Option<Key> {
     Some(Key::new(std::str::from_utf8(text).ok()?)?.within(*space))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,19 +314,38 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let bells = Bells::new(address);
-        let name = format!("{address}/1");
+        let name = format!("{address}/elsewhere");
         let (first, mut stream) = tokio::join!(rings(&bells, &name), peer(&name, &listener));
         assert!(first, "it is there");
         let mut heard = [0; 4];
         stream.read_exact(&mut heard).await.expect("it was rung");
         assert_eq!(heard, [0, 2, 0, b'k']);
         drop(stream);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        assert!(!rings(&bells, &name).await, "its connection has ended");
         let (other, _stream) = tokio::join!(rings(&bells, &name), peer("another", &listener));
         assert!(!other, "somebody else is there");
+        let (again, stream) = tokio::join!(rings(&bells, &name), peer(&name, &listener));
+        assert!(again, "it is there");
+        drop(stream);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(rings(&bells, &name).await, "it says nothing, and may only be slow");
         drop(listener);
-        assert!(!rings(&bells, &name).await, "nobody is there");
-        assert!(!rings(&bells, "nonsense").await);
+        assert!(!rings(&bells, &name).await, "it was there, and is not");
+    }
+
+    /// Its address may be right where it runs.
+    #[tokio::test]
+    async fn whoever_was_never_reached_may_live() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        drop(listener);
+        let bells = Bells::new(address);
+        for peer in [&format!("{address}/elsewhere"), "192.0.2.1:7072/elsewhere", "nonsense"] {
+            assert!(rings(&bells, peer).await, "{peer}");
+            assert!(rings(&bells, peer).await, "{peer}, which is known");
+        }
+        let killed = Bells::new(address);
+        assert!(!rings(&bells, killed.name()).await, "it ran on this machine");
+        let elsewhere = killed.name().replace("127.0.0.1", "192.0.2.1");
+        assert!(!is_here(&elsewhere, &place()) && is_here(killed.name(), &place()));
     }
 }

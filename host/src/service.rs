@@ -14,7 +14,7 @@ use crate::config::{Limits, Route};
 use crate::lock::record::{HeldBy, Kept, Op, Outcome, Release, Tag, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
-use crate::store::{Health, Store, StoreError};
+use crate::store::{Health, Page, Store, StoreError};
 use crate::telemetry::Metrics;
 
 mod acquire;
@@ -54,8 +54,8 @@ pub trait Bell: Send + Sync + 'static {
     /// By which the others find this proxy. No other, and no earlier run of this one, has it.
     fn name(&self) -> &str;
 
-    /// Tells a proxy that one of its waiters is next. `gone` is called if it is not there; it must not
-    /// block.
+    /// Tells a proxy that one of its waiters is next. `gone` is called where it is known to have ended; it
+    /// must not block.
     fn ring(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>);
 }
 
@@ -181,6 +181,16 @@ pub enum HoldEvent {
     Lost {
         reason: String,
     },
+}
+
+/// Some of the locks.
+#[derive(Clone, Debug)]
+pub struct LockPage {
+    pub locks: Vec<LockEntry>,
+    /// Whether more follow after the last one.
+    pub more: bool,
+    /// Where locks may be lacking here, and why.
+    pub unheard: Vec<String>,
 }
 
 /// A key that is held or keeps a value, as `GET /v1/locks` shows it. Times are microseconds since 1970
@@ -411,32 +421,43 @@ impl Service {
         result
     }
 
-    /// Takes a key from its holders: their next call finds it lost. How many there were.
+    /// Takes a key from its holders: their next call finds it lost. How many there were. A space that does
+    /// not answer is no trouble where the key was found in another one.
     pub async fn force_release(&self, key: Key) -> Result<u32, StoreError> {
-        let mut holders = 0;
+        let (mut holders, mut failed) = (0, None);
         for space in Space::ALL {
-            let key = key.clone().within(space);
-            if space != Space::Table && self.shared.store.read(key.clone()).await?.is_none() {
-                continue;
-            }
-            let outcome = self.shared.ask(Op::Force { key: key.clone() }).await?;
-            self.shared.tell(Msg::Taken(key));
-            if let Outcome::Forced { holders: here } = outcome {
-                holders += here;
+            match self.force_release_in(key.clone().within(space)).await {
+                Ok(here) => holders += here,
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(holders)
+        match failed {
+            Some(error) if holders == 0 => Err(error),
+            _ => Ok(holders),
+        }
     }
 
-    /// Held keys with this prefix, in byte order; whether there are more.
+    async fn force_release_in(&self, key: Key) -> Result<u32, StoreError> {
+        if key.space() != Space::Table && self.shared.store.read(key.clone()).await?.is_none() {
+            return Ok(0);
+        }
+        let outcome = self.shared.ask(Op::Force { key: key.clone() }).await?;
+        self.shared.tell(Msg::Taken(key));
+        match outcome {
+            Outcome::Forced { holders } => Ok(holders),
+            _ => Ok(0),
+        }
+    }
+
+    /// Held keys with this prefix, in byte order.
     pub async fn list(
         &self,
         prefix: String,
         after: Option<Key>,
         limit: usize,
-    ) -> Result<(Vec<LockEntry>, bool), StoreError> {
-        let page = self.shared.store.list(prefix, after, limit).await?;
-        Ok((page.items.iter().map(views::entry).collect(), page.more))
+    ) -> Result<LockPage, StoreError> {
+        let Page { items, more, unheard } = self.shared.store.list(prefix, after, limit).await?;
+        Ok(LockPage { locks: items.iter().map(views::entry).collect(), more, unheard })
     }
 
     /// A key, or the keys that a resource's policy makes of it; `None` where nothing is known of it.

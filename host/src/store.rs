@@ -88,6 +88,8 @@ pub struct Page {
     pub items: Vec<Stored>,
     /// Whether more follow after the last item.
     pub more: bool,
+    /// Of several stores, those whose keys may be lacking here, and why.
+    pub unheard: Vec<String>,
 }
 
 /// Whether the store can grant locks, and if not, why.

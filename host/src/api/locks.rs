@@ -9,7 +9,7 @@ use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::Kept;
 use crate::lock::{Key, Mode, Space};
-use crate::service::{Decision, HolderEntry, LockEntry, LockView, QueueEntry};
+use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry};
 
 const MAX_LIMIT: usize = 1_000;
 const DEFAULT_LIMIT: usize = 100;
@@ -25,9 +25,9 @@ pub async fn list(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
     if prefix.len() > Key::MAX_BYTES {
         return Err(bound("prefix"));
     }
-    let (entries, more) = api.service.list(prefix.to_owned(), after, limit).await?;
-    let next = if more { entries.last().map(|entry| entry.key.to_string()) } else { None };
-    Ok(json(&Page { locks: entries.into_iter().map(Lock::from).collect(), more, next }))
+    let LockPage { locks, more, unheard } = api.service.list(prefix.to_owned(), after, limit).await?;
+    let next = if more { locks.last().map(|lock| lock.key.to_string()) } else { None };
+    Ok(json(&Page { locks: locks.into_iter().map(Lock::from).collect(), more, next, unheard }))
 }
 
 pub async fn show(api: &Api, name: &str) -> Result<Response, Problem> {
@@ -52,6 +52,9 @@ struct Page {
     /// What to give as `after` for the next page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
+    /// Where there may be more locks that cannot be told of now, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unheard: Vec<String>,
 }
 
 #[derive(Serialize)]

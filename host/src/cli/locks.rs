@@ -49,6 +49,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
     let client = Client::new(&options.server)?;
     let prefix = encode_query(prefix.unwrap_or_default());
     let mut locks: Vec<Value> = Vec::new();
+    let mut unheard = Value::Null;
     let mut after = String::new();
     let mut more = true;
     while more && locks.len() < limit {
@@ -59,10 +60,20 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
         more = answer["more"].as_bool().unwrap_or(false) && !found.is_empty();
         after = answer["next"].as_str().unwrap_or_default().to_owned();
         locks.extend(found);
+        if unheard.is_null() {
+            unheard = answer["unheard"].clone();
+        }
     }
     if options.json {
-        output::json(&json!({ "locks": locks, "more": more }));
+        let mut all = json!({ "locks": locks, "more": more });
+        if !unheard.is_null() {
+            all["unheard"] = unheard;
+        }
+        output::json(&all);
         return Ok(());
+    }
+    for why in unheard.as_array().into_iter().flatten() {
+        eprintln!("lockkeeper: there may be more locks than these: {}", output::shown(why));
     }
     if locks.is_empty() {
         output::line("no locks are held");

@@ -378,7 +378,7 @@ pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
     items.sort_by(|a, b| a.key.cmp(&b.key));
     let more = items.len() > limit;
     items.truncate(limit);
-    Page { items, more }
+    Page { items, more, ..Page::default() }
 }
 
 /// Another session has the key, or is to have its turn.

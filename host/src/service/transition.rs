@@ -339,6 +339,9 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreErro
     let mut after = None;
     loop {
         let page = shared.store.list(String::new(), after.take(), PAGE).await?;
+        if !page.unheard.is_empty() {
+            return Err(StoreError::Unavailable { why: page.unheard.join("; ") });
+        }
         for stored in &page.items {
             let live =
                 |holder: &&Holder| holder.until > stored.now && shared.policy_of_tag(&holder.tag) == policy;
@@ -363,9 +366,13 @@ pub(super) async fn survey(service: Service) {
     let shared = &service.shared;
     for name in shared.policies.status().into_iter().map(|status| status.name) {
         let Some(generation) = shared.policies.get(&name) else { continue };
+        let mut told = false;
         let held = loop {
             match held(shared, &name).await {
                 Ok(held) => break held,
+                Err(error) if !std::mem::replace(&mut told, true) => {
+                    tracing::warn!("no lock is granted before all leases have been looked at: {error}");
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         };

@@ -143,7 +143,7 @@ impl Memory {
             .filter(|(_, row)| row.record.until() > now)
             .map(|(key, row)| Stored { key: key.clone(), record: row.record.clone(), now });
         let items_of_page = items.by_ref().take(limit).collect();
-        Page { items: items_of_page, more: items.next().is_some() }
+        Page { items: items_of_page, more: items.next().is_some(), ..Page::default() }
     }
 }
 

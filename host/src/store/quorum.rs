@@ -274,13 +274,13 @@ impl Store for Quorum {
     }
 
     fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
-        let members = self.members.clone();
-        Box::pin(async move { views::list(&members, &prefix, after.as_ref(), limit).await })
+        let (members, patience) = (self.members.clone(), self.patience);
+        Box::pin(async move { views::list(&members, patience, &prefix, after.as_ref(), limit).await })
     }
 
     fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
-        let members = self.members.clone();
-        Box::pin(async move { views::read(&members, &key).await })
+        let (members, patience) = (self.members.clone(), self.patience);
+        Box::pin(async move { views::read(&members, patience, &key).await })
     }
 
     /// Ready with a majority; warns of those that are not.

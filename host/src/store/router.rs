@@ -67,8 +67,16 @@ impl Store for Router {
         }
     }
 
+    /// A quorum that lacks some of its servers, or its majority, is warned of: the rest goes on without.
     fn health(&self) -> Health {
-        self.stores.table.health()
+        let mut health = self.stores.table.health();
+        if let (Health::Ready { warnings, .. }, Some(quorum)) = (&mut health, self.stores.of(Space::Quorum)) {
+            match quorum.health() {
+                Health::Ready { warnings: more, .. } => warnings.extend(more),
+                Health::Unavailable { why } => warnings.push(format!("the quorum has no majority: {why}")),
+            }
+        }
+        health
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
@@ -111,16 +119,21 @@ impl Stores {
         std::iter::once(&self.table).chain(self.others.iter().map(|(_, store)| store))
     }
 
-    /// Pages of all spaces, merged. Keys of one text stay on one page, so that a page may be longer than
+    /// Pages of all spaces, merged; without the table there is none. Keys of one text stay on one page, so that a page may be longer than
     /// asked for by those of the other spaces: whoever goes on after a key goes on after its text.
     async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Page, StoreError> {
-        let mut items: Vec<Stored> = Vec::new();
-        let mut more = false;
-        for store in self.all() {
-            let page = store.list(prefix.to_owned(), after.cloned(), limit).await?;
-            more |= page.more;
-            items.extend(page.items);
+        let mut whole = self.table.list(prefix.to_owned(), after.cloned(), limit).await?;
+        for (space, store) in &self.others {
+            match store.list(prefix.to_owned(), after.cloned(), limit).await {
+                Ok(page) => {
+                    whole.more |= page.more;
+                    whole.items.extend(page.items);
+                    whole.unheard.extend(page.unheard);
+                }
+                Err(error) => whole.unheard.push(format!("{space:?}: {}", error.why()).to_lowercase()),
+            }
         }
+        let Page { mut items, mut more, unheard } = whole;
         items.sort_by(|a, b| a.key.cmp(&b.key));
         let mut keep = items.len().min(limit);
         while keep > 0 && keep < items.len() && items[keep].key.as_str() == items[keep - 1].key.as_str() {
@@ -128,7 +141,7 @@ impl Stores {
         }
         more |= keep < items.len();
         items.truncate(keep);
-        Ok(Page { items, more })
+        Ok(Page { items, more, unheard })
     }
 
     /// One operation after the other. What follows a failure is not tried: the caller hears of the

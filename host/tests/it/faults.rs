@@ -5,11 +5,11 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::config::StoreConfig;
-use lockkeeper::lock::Space;
 use lockkeeper::lock::record::{Claim, Op, Outcome};
+use lockkeeper::lock::{Instant as OwnInstant, Space};
 use lockkeeper::mysql::managed::ManagedServer;
 use lockkeeper::mysql::{Advisory, MysqlStore, Row};
-use lockkeeper::store::{Store, contract};
+use lockkeeper::store::{Member, Quorum, Store, contract};
 use lockkeeper::telemetry::Metrics;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -170,6 +170,26 @@ on_both! {
         let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
+    }
+
+    /// What of it holds for a majority of servers.
+    async fn a_quorum_keeps_what_applies_to_it(kind: Kind) {
+        let mut urls = Vec::new();
+        for _ in 0..3 {
+            urls.push(harness::database(kind).await);
+        }
+        let mut proxies = Vec::new();
+        for _ in 0..2 {
+            let mut members = Vec::new();
+            for url in &urls {
+                members.push(Member { name: url.clone(), store: std::sync::Arc::new(open(url).await) });
+            }
+            let always = std::sync::Arc::new(|| OwnInstant(u64::MAX));
+            proxies.push(std::sync::Arc::new(Quorum::new(members, Duration::from_secs(5), always)));
+        }
+        let [one, other] = proxies.try_into().unwrap_or_else(|_| unreachable!("there are two"));
+        contract::run_pinned(one.clone(), other.clone(), Space::Quorum).await;
+        contract::run_fleet(one, other, Space::Quorum).await;
     }
 
     /// Rows are made when they are wanted, and go when nobody has them.

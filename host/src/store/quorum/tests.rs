@@ -128,7 +128,49 @@ async fn a_member_that_is_slow_is_not_waited_for() {
     token(&slow, &quorum_claim("k", "me")).await;
     assert!(matches!(submit(&slow, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
     assert!(clock::now().ms_since(begun) < 5_000, "the majority was there at once");
+    let impatient =
+        Quorum { members: slow.members.clone(), allowed: always(), patience: Duration::from_millis(50) };
+    assert_eq!(listed(&impatient).await.len(), 1);
+    assert!(clock::now().ms_since(begun) < 5_000, "a page is not waited for");
     assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
+}
+
+async fn listed(proxy: &Quorum) -> Vec<Stored> {
+    proxy.list(String::new(), None, 9).await.expect("it lists").items
+}
+
+/// A majority had granted it, and of those that answer now only one did.
+#[tokio::test]
+async fn a_lease_is_seen_by_whichever_majority_answers() {
+    let world = World::new(3);
+    let proxy = world.proxy();
+    world.stop(2..3);
+    let claim = quorum_claim("k", "me");
+    let (_, lease) = token(&proxy, &claim).await;
+    world.memories[2].set_outage(None);
+    world.stop(0..1);
+    let seen = listed(&proxy).await;
+    assert_eq!(seen[0].record.holders[0].nonce, lease.nonce);
+    let read = proxy.read(claim.keys[0].clone()).await.expect("it reads").expect("it is known");
+    assert_eq!(read.record.holders.len(), 1);
+    world.memories[0].set_outage(None);
+    submit(&proxy, release(lease)).await.expect("it is released");
+    assert!(listed(&proxy).await.is_empty());
+}
+
+/// Each member has a clock of its own, and they need not agree on what time it is.
+#[tokio::test]
+async fn a_lease_is_seen_whatever_the_clocks_say() {
+    let world = World::new(3);
+    world.memories[0].advance_ms(3_600_000);
+    let proxy = world.proxy();
+    let (_, lease) = token(&proxy, &quorum_claim("k", "me")).await;
+    let seen = listed(&proxy).await;
+    let holder = &seen[0].record.holders[0];
+    assert_eq!((holder.nonce, seen[0].record.holders.len()), (lease.nonce, 1));
+    let left_ms = holder.until.ms_since(seen[0].now);
+    assert!((1..=10_000).contains(&left_ms), "{left_ms} ms");
+    assert!(holder.since <= seen[0].now);
 }
 
 /// What is asked of a proxy that is paused, and goes on when it is a member no longer, is not written.

@@ -1,75 +1,115 @@
 //! What the members hold, as one.
+//!
+//! A member that does not answer may have whatever the majority needs: a holder that those who answer have
+//! too few times is counted as one where the others could make up for it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 
 use super::Member;
 use super::count::Count;
-use crate::lock::Key;
-use crate::lock::record::Record;
-use crate::store::{Health, Page, StoreError, Stored};
+use crate::lock::record::{Holder, Record};
+use crate::lock::{Key, ServerTime};
+use crate::store::{Answer, Health, Page, StoreError, Stored};
 
-/// Keys with a lease that a majority has.
+/// What a majority has answered, and how many have not.
+struct Heard<T> {
+    answers: Vec<T>,
+    count: Count,
+    unheard: usize,
+}
+
+/// Keys with a lease that a majority has, or may have.
 pub async fn list(
     members: &[Member],
+    patience: Duration,
     prefix: &str,
     after: Option<&Key>,
     limit: usize,
 ) -> Result<Page, StoreError> {
-    let pages = there(members).map(|member| member.store.list(prefix.to_owned(), after.cloned(), limit));
-    let pages: Vec<Page> = enough(members, join_all(pages).await)?;
+    let ask = |member: &Member| member.store.list(prefix.to_owned(), after.cloned(), limit);
+    let heard = hear(members, patience, ask).await?;
     // Beyond the end of a page that goes on, its member may have more.
-    let ends = pages.iter().filter(|page| page.more).filter_map(|page| page.items.last());
+    let ends = heard.answers.iter().filter(|page| page.more).filter_map(|page| page.items.last());
     let end = ends.map(|stored| stored.key.clone()).min();
     let more = end.is_some();
-    let mut by_key: BTreeMap<Key, Vec<Stored>> = BTreeMap::new();
-    for stored in pages.into_iter().flat_map(|page| page.items) {
+    let mut by_key: BTreeMap<Key, Vec<&Stored>> = BTreeMap::new();
+    for stored in heard.answers.iter().flat_map(|page| &page.items) {
         if end.as_ref().is_none_or(|end| stored.key <= *end) {
             by_key.entry(stored.key.clone()).or_default().push(stored);
         }
     }
-    let count = Count { members: members.len() };
-    let joined = by_key.into_values().filter_map(|copies| joined(count, &copies));
+    let joined = by_key.into_values().filter_map(|copies| heard.joined(&copies));
     let mut items: Vec<Stored> = joined.filter(|stored| !stored.record.holders.is_empty()).collect();
     let more = more || items.len() > limit;
     items.truncate(limit);
-    Ok(Page { items, more })
+    Ok(Page { items, more, ..Page::default() })
 }
 
-pub async fn read(members: &[Member], key: &Key) -> Result<Option<Stored>, StoreError> {
-    let copies = there(members).map(|member| member.store.read(key.clone()));
-    let copies: Vec<Option<Stored>> = enough(members, join_all(copies).await)?;
-    let copies: Vec<Stored> = copies.into_iter().flatten().collect();
-    Ok(joined(Count { members: members.len() }, &copies))
+pub async fn read(members: &[Member], patience: Duration, key: &Key) -> Result<Option<Stored>, StoreError> {
+    let heard = hear(members, patience, |member| member.store.read(key.clone())).await?;
+    let copies: Vec<&Stored> = heard.answers.iter().flatten().collect();
+    Ok(heard.joined(&copies))
 }
 
-fn there(members: &[Member]) -> impl Iterator<Item = &Member> {
-    members.iter().filter(|member| matches!(member.store.health(), Health::Ready { .. }))
-}
-
-/// The answers, where they are those of a majority.
-fn enough<T>(members: &[Member], answers: Vec<Result<T, StoreError>>) -> Result<Vec<T>, StoreError> {
-    let answers: Vec<T> = answers.into_iter().filter_map(Result::ok).collect();
+/// Asks every member that is there. Those that are slow are waited for until a majority has answered, and
+/// `patience` at least.
+async fn hear<T>(
+    members: &[Member],
+    patience: Duration,
+    ask: impl Fn(&Member) -> Answer<Result<T, StoreError>>,
+) -> Result<Heard<T>, StoreError> {
     let count = Count { members: members.len() };
+    let there = members.iter().filter(|member| matches!(member.store.health(), Health::Ready { .. }));
+    let mut asked: FuturesUnordered<_> = there.map(ask).collect();
+    let limit = tokio::time::sleep(patience);
+    tokio::pin!(limit);
+    let mut answers = Vec::new();
+    loop {
+        tokio::select! {
+            answer = asked.next() => match answer {
+                Some(answer) => answers.extend(answer.ok()),
+                None => break,
+            },
+            () = &mut limit, if count.is_majority(answers.len()) => break,
+        }
+    }
+    let unheard = members.len() - answers.len();
     match count.is_majority(answers.len()) {
-        true => Ok(answers),
+        true => Ok(Heard { answers, count, unheard }),
         false => Err(StoreError::Unavailable {
             why: format!("{} of {} stores answer, which is no majority", answers.len(), members.len()),
         }),
     }
 }
 
-/// The key with the holders that a majority has.
-fn joined(count: Count, copies: &[Stored]) -> Option<Stored> {
-    let has = |stored: &Stored, nonce: u64| stored.record.holders.iter().any(|holder| holder.nonce == nonce);
-    let latest = copies.iter().max_by_key(|stored| stored.record.token)?;
-    let holders = copies.iter().flat_map(|stored| &stored.record.holders);
-    let mut holders: Vec<_> = holders
-        .filter(|holder| count.is_majority(copies.iter().filter(|stored| has(stored, holder.nonce)).count()))
-        .cloned()
-        .collect();
-    holders.sort_by_key(|holder| (holder.nonce, std::cmp::Reverse(holder.token)));
-    holders.dedup_by_key(|holder| holder.nonce);
-    Some(Stored { record: Record { holders, ..latest.record.clone() }, ..latest.clone() })
+impl<T> Heard<T> {
+    /// The key with the holders that a majority has, or may have.
+    fn joined(&self, copies: &[&Stored]) -> Option<Stored> {
+        let has =
+            |stored: &Stored, nonce: u64| stored.record.holders.iter().any(|holder| holder.nonce == nonce);
+        let may_hold = |nonce: u64| {
+            let copies = copies.iter().filter(|stored| has(stored, nonce)).count();
+            self.count.is_majority(copies + self.unheard)
+        };
+        let latest = copies.iter().max_by_key(|stored| stored.record.token)?;
+        let here = |stored: &&Stored| -> Vec<Holder> {
+            stored.record.holders.iter().map(|holder| moved(holder, stored.now, latest.now)).collect()
+        };
+        let mut holders: Vec<_> = copies.iter().flat_map(here).collect();
+        holders.retain(|holder| may_hold(holder.nonce));
+        holders.sort_by_key(|holder| (holder.nonce, Reverse(holder.token), Reverse(holder.until)));
+        holders.dedup_by_key(|holder| holder.nonce);
+        Some(Stored { record: Record { holders, ..latest.record.clone() }, ..(*latest).clone() })
+    }
+}
+
+/// The holder by another server's clock.
+fn moved(holder: &Holder, from: ServerTime, to: ServerTime) -> Holder {
+    let since = ServerTime(to.0.saturating_sub(from.us_since(holder.since)));
+    Holder { since, until: to.plus_us(holder.until.us_since(from)), ..holder.clone() }
 }

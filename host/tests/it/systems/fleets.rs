@@ -87,6 +87,25 @@ on_both! {
         assert!(begun.elapsed() < Duration::from_secs(4), "before their places end: {:?}", begun.elapsed());
     }
 
+    /// The address that a proxy gives leads nowhere: its waiters are rung in vain, and keep their places.
+    async fn S16_who_cannot_be_rung_keeps_its_place(kind: Kind) {
+        let url = database(kind).await;
+        let nowhere = format!("{ORDERED}\n[fleet]\nadvertise = \"192.0.2.1:7072\"");
+        let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", &nowhere).await);
+        let mut lease = one.client().lease("a", 60_000).await;
+        let mut waiters = Vec::new();
+        for n in 0..4 {
+            waiters.push(waits([&other, &one][n % 2], "a", &n.to_string(), 60_000));
+            until_in_line(&url, "a", n + 1).await;
+        }
+        for (n, waiter) in waiters.into_iter().enumerate() {
+            assert_eq!(one.client().release(&lease).await.status, 200);
+            lease = waiter.await.unwrap().json;
+            assert_eq!(lease["owner"], n.to_string(), "first come, first served");
+        }
+        assert!(one.log().contains("a proxy cannot be told that its waiter is next"), "{}", one.log());
+    }
+
     /// A proxy that hangs answers no bell; its places end by themselves.
     async fn S16_a_proxy_that_hangs_is_passed_over(kind: Kind) {
         let url = database(kind).await;
@@ -114,8 +133,9 @@ on_both! {
             .map(|(n, server)| format!("[stores.s{n}]\nurl = \"{}\"\n", server.url()))
             .collect();
         let sections = format!(
-            "{stores}[quorum]\npatience_ms = 300\n[policies.default]\npath = \"builtin:default\"\n\
-             settings = {{ primitive = \"quorum\" }}\n"
+            "{stores}[quorum]\npatience_ms = 1000\n[policies.default]\npath = \"builtin:default\"\n\
+             settings = {{ primitive = \"quorum\" }}\n\
+             [policies.plain]\npath = \"builtin:default\"\n[[routes]]\nresource = \"plain/*\"\npolicy = \"plain\"\n"
         );
         let main = database(kind).await;
         let settings = |url: &str| Settings {
@@ -130,6 +150,7 @@ on_both! {
         assert_eq!((first.status, &first.json["primitive"]), (200, &json!("quorum")), "{}", first.text);
         assert!(first.number("expires_in_ms") <= 20_000);
         assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
+        assert!(holds_some(servers[0].url()).await);
         assert_eq!(elsewhere.renew(&first.json).await.status, 200, "any proxy renews it");
         assert_eq!(elsewhere.release(&first.json).await.status, 200);
 
@@ -144,15 +165,62 @@ on_both! {
         assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
         assert_eq!(client.release(&second.json).await.status, 200);
 
+        // What the wait for the third server took is taken off.
+        stop(2);
+        let late = {
+            let (client, body) = (client.clone(), json!({"resource": "late", "ttl_ms": 20_000}));
+            tokio::spawn(async move { client.acquire(body).await })
+        };
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        go_on(2);
+        let late = late.await.unwrap();
+        assert_eq!(late.status, 200, "{}", late.text);
+        assert!((1..=19_900).contains(&late.number("expires_in_ms")), "{}", late.text);
+        assert_eq!(client.release(&late.json).await.status, 200);
+
         stop(2);
         let third = client.acquire(json!({"resource": "a", "ttl_ms": 20_000})).await;
         assert_eq!((third.status, third.slug()), (503, "store_unavailable"), "{}", third.text);
+        the_rest_goes_on(&one).await;
         (0..3).for_each(go_on);
+        for server in &servers {
+            eventually("nothing is left behind", async || !holds_some(server.url()).await).await;
+        }
         let after = elsewhere.acquire(wait("a")).await;
-        assert_eq!(after.status, 200, "nothing is left behind: {}", after.text);
+        assert_eq!(after.status, 200, "{}", after.text);
         assert!(after.number("token") > second.number("token"));
         for server in servers {
             server.stop().await;
         }
     }
+}
+
+/// Whether one server of a quorum has a lease.
+async fn holds_some(url: &str) -> bool {
+    let states = sql(url, "SELECT state FROM lockkeeper_lease").await;
+    states.into_iter().map(mysql_async::from_row).any(|state: String| {
+        let state: Value = serde_json::from_str(&state).expect("it is JSON");
+        state["holders"].as_array().is_some_and(|holders| !holders.is_empty())
+    })
+}
+
+/// A quorum without its majority keeps nobody from the other primitives, and is told of.
+async fn the_rest_goes_on(proxy: &Proxy) {
+    let client = proxy.client();
+    client.lease("plain/x", 20_000).await;
+    let listed = client.get("/v1/locks").await;
+    assert_eq!((listed.status, &listed.json["locks"][0]["key"]), (200, &json!("plain/x")), "{}", listed.text);
+    assert!(
+        listed.json["unheard"][0].as_str().is_some_and(|why| why.contains("no majority")),
+        "{}",
+        listed.text
+    );
+    let forced = proxy.admin().send("DELETE", "/v1/locks/plain%2Fx", "").await;
+    assert_eq!((forced.status, forced.number("holders")), (200, 1), "{}", forced.text);
+    eventually("the operator is told", async || {
+        let ready = proxy.admin().get("/ready").await;
+        assert_eq!(ready.status, 200, "{}", ready.text);
+        ready.json["warnings"].to_string().contains("the quorum has no majority")
+    })
+    .await;
 }
