@@ -68,7 +68,7 @@ struct Crowd {
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let crowd = Crowd { apis: vec![world.api()], prefix: "bench", names: ONE };
     crowd.measure(world, quick, report).await?;
-    crowd.order(world, quick, report).await
+    crowd.order(world, quick, report).await.map(drop)
 }
 
 /// As [`measure`], over two proxies, in an order that holds over both.
@@ -76,7 +76,18 @@ pub async fn fleet(world: &World, quick: bool, report: &mut Report) -> Result<()
     let other = world.another_proxy("other", "").await?;
     let crowd = Crowd { apis: vec![world.api(), other.api()], prefix: "global", names: FLEET };
     crowd.measure(world, quick, report).await?;
-    crowd.order(world, quick, report).await
+    let wake_ups = crowd.order(world, quick, report).await?;
+    // Those that arrive one after the other arrive at one proxy and at the other by turns.
+    let (wake_up, slow) = (millis(median(&wake_ups)), millis(percentile(&wake_ups, 0.99)));
+    report.add(Row {
+        name: "two proxies: from the release to the grant on the other one",
+        target: "median < 20 ms",
+        figure: format!("{wake_up:.1} ms"),
+        note: format!("99th percentile {slow:.1} ms"),
+        met: Some(wake_up < 20.0),
+        details: json!({ "median_ms": wake_up, "p99_ms": slow, "handoffs": wake_ups.len() }),
+    });
+    crowd.waiting(world, quick, report).await
 }
 
 impl Crowd {
@@ -140,7 +151,7 @@ impl Crowd {
 
     /// Clients arrive one after the other while the key is held; then it is let go, and each lets it go in
     /// turn. Their tokens say in which order they were served.
-    async fn order(&self, world: &World, quick: bool, report: &mut Report) -> Result<()> {
+    async fn order(&self, world: &World, quick: bool, report: &mut Report) -> Result<Vec<Duration>> {
         let rounds = if quick { 2 } else { 10 };
         let mut wrong = 0;
         let mut wake_ups = Vec::new();
@@ -158,6 +169,37 @@ impl Crowd {
             note: format!("{grants} grants; from one grant to the next {wake_up:.1} ms at the median"),
             met: Some(wrong == 0),
             details: json!({ "grants": grants, "out_of_order": wrong, "median_wake_up_ms": wake_up }),
+        });
+        Ok(wake_ups)
+    }
+
+    /// What the server is asked while everybody waits for a key that is held.
+    async fn waiting(&self, world: &World, quick: bool, report: &mut Report) -> Result<()> {
+        let (resource, length) =
+            (format!("{}/waiting", self.prefix), Duration::from_secs(if quick { 2 } else { 5 }));
+        let mut holder = Client::connect(self.api(0)).await?;
+        let lease = holder.acquire(&http::acquire(&resource, "holder", WAIT_MS)).await?;
+        let idle = direct::statements_per_s(world.url(), length).await?;
+        let mut waiters = Vec::new();
+        for owner in 0..CLIENTS {
+            let mut waiter = Client::connect(self.api(owner)).await?;
+            waiter.send(&http::acquire(&resource, &format!("client-{owner}"), WAIT_MS)).await?;
+            waiters.push(waiter);
+        }
+        while self.arrived(world, &resource).await? < CLIENTS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let waiting = direct::statements_per_s(world.url(), length).await?;
+        drop(waiters);
+        holder.release(&lease).await?;
+        let polling = CLIENTS as f64 / RETRY.as_secs_f64();
+        report.add(Row {
+            name: "two proxies, 64 waiting clients: statements to MySQL",
+            target: "≤ 1/10 of polling every 50 ms",
+            figure: format!("1/{:.0}", polling / (waiting - idle).max(1.0)),
+            note: format!("{:.0}/s, polling {polling:.0}/s", (waiting - idle).max(0.0)),
+            met: Some((waiting - idle) * 10.0 <= polling),
+            details: json!({ "waiting_per_s": waiting, "nobody_waiting_per_s": idle }),
         });
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! The other side: a client that runs the lease's SQL itself, on a connection of its own.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, Statement};
@@ -142,6 +144,21 @@ pub async fn connections(url: &str) -> Result<u64> {
 /// Deadlocks since the server was started (error 1213).
 pub async fn deadlocks(url: &str) -> Result<u64> {
     number(url, "SELECT COUNT FROM information_schema.innodb_metrics WHERE name='lock_deadlocks'").await
+}
+
+/// What the server is asked in a second, by everybody.
+pub async fn statements_per_s(url: &str, length: Duration) -> Result<f64> {
+    let mut conn = Conn::new(Opts::from_url(url)?).await?;
+    let mut counted = Vec::new();
+    let began = Instant::now();
+    for wait in [Duration::ZERO, length] {
+        tokio::time::sleep(wait).await;
+        let count: Option<(String, u64)> = conn.query_first("SHOW GLOBAL STATUS LIKE 'Questions'").await?;
+        counted.push(count.map_or(0, |(_, count)| count));
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    conn.disconnect().await?;
+    Ok(counted[1].saturating_sub(counted[0]) as f64 / seconds)
 }
 
 /// How many have a place in the line of a key.
