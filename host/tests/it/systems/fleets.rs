@@ -189,6 +189,18 @@ on_both! {
         let after = elsewhere.acquire(wait("a")).await;
         assert_eq!(after.status, 200, "{}", after.text);
         assert!(after.number("token") > second.number("token"));
+
+        // They are started again by themselves, which takes longer than this.
+        for server in &servers[3..] {
+            signal(server.pid().expect("it runs"), Signal::KILL);
+        }
+        let begun = Instant::now();
+        assert_eq!(client.renew(&after.json).await.status, 200, "two servers were killed");
+        assert_eq!(client.release(&after.json).await.status, 200);
+        let last = elsewhere.acquire(wait("a")).await;
+        assert_eq!(last.status, 200, "{}", last.text);
+        assert!(begun.elapsed() < Duration::from_millis(1_500), "those that are gone are not waited for");
+        assert!(last.number("token") > after.number("token"));
         for server in servers {
             server.stop().await;
         }
