@@ -76,6 +76,7 @@ enum Event {
 struct Errand {
     job: Job,
     decided: Vec<Outcome>,
+    began: Instant,
 }
 
 /// A group that has not been begun.
@@ -180,7 +181,7 @@ impl Desk {
         wanted.sort_unstable();
         wanted.dedup();
         let all_decided = decided.len() == job.ops.len();
-        let errand = Errand { job, decided };
+        let errand = Errand { job, decided, began: terms.own };
         if all_decided {
             return self.finish(errand, Token::default(), ServerTime::default());
         }
@@ -317,8 +318,9 @@ impl Desk {
 
     /// Decides the rest of the group and answers, once what it freed is free.
     fn finish(&mut self, errand: Errand, above: Token, grants_from: ServerTime) {
-        let Errand { job: Job { ops, ticket }, mut decided } = errand;
+        let Errand { job: Job { ops, ticket }, mut decided, began } = errand;
         let terms = self.terms(above, grants_from);
+        self.shared.metrics.batch(ops.len(), Duration::from_micros(terms.own.us_since(began)));
         // Nobody waits for it any more: what it asked for is not done.
         if ticket.is_open() {
             let mut held = self.common.held();
