@@ -14,6 +14,7 @@ mod client;
 mod proxy;
 mod raw;
 mod replicas;
+mod statements;
 mod upstream;
 mod world;
 
@@ -21,6 +22,7 @@ pub use client::{Client, Lines, Response};
 pub use proxy::{Proxy, Settings, lockkeeper};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;
+pub use statements::Statements;
 pub use upstream::Upstream;
 pub use world::World;
 

@@ -4,6 +4,8 @@
 
 #![allow(non_snake_case)]
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::harness::{Client, Proxy, Settings, database, eventually, folder, own_server, sql};
@@ -21,4 +23,35 @@ async fn proxy(url: &str, policy: &str, settings: &str) -> Proxy {
     let sections =
         format!("[policies.default]\npath = \"builtin:{policy}\"\n[policies.default.settings]\n{settings}\n");
     Proxy::with(Settings { url: url.to_owned(), sections, ..Settings::default() }).await
+}
+
+/// Sections for a proxy that passes requests on to an application, under a policy of these settings; `more`
+/// goes into every route.
+fn guarded(policy: &str, upstreams: &[(&str, std::net::SocketAddr)], more: &str) -> String {
+    let mut sections = format!("[policies.default]\n{policy}\n[[guard]]\nlisten = \"127.0.0.1:0\"\n");
+    for (path, upstream) in upstreams {
+        sections += &format!(
+            "[[guard.routes]]\nmatch = {{ path = \"{path}\" }}\nupstream = \"http://{upstream}\"\n\
+             policy = \"default\"\n{more}\n"
+        );
+    }
+    sections
+}
+
+/// Waiters that are let in one after the other: enough of them that a herd is told from polls.
+const CROWD: usize = 24;
+
+/// What the proxy has asked of its store, polls and all.
+async fn operations(proxy: &Proxy) -> f64 {
+    proxy.metric("lockkeeper_store_batch_operations_sum", &[]).await
+}
+
+/// Fails where more than the next of [`CROWD`] waiters asked after each release: all of them would come to
+/// 300 claims. A release and a claim are one handoff, and who is next polls until then: twice in the first
+/// 70 ms or so, and more and more rarely after that.
+fn assert_no_herd(operations: f64, took: Duration) {
+    let handoffs = CROWD as f64;
+    let most = handoffs * (2.0 + 2.0) + took.as_secs_f64() * 20.0;
+    assert!(operations >= 2.0 * handoffs, "{operations} operations are not all that there were");
+    assert!(operations <= most, "{operations} operations for {handoffs} handoffs within {took:?}");
 }

@@ -137,6 +137,10 @@ impl Proxy {
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 
+    pub fn threads(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs").count()
+    }
+
     pub fn signal(&self, signal: Signal) {
         super::signal(self.pid(), signal);
     }

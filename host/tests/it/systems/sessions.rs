@@ -6,7 +6,11 @@ use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 
 use super::*;
-use crate::harness::crash;
+use crate::harness::{Statements, Upstream, crash, within};
+use crate::policies::BASKET;
+
+/// "Within a second, or at the next call", on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(4);
 
 /// The sessions that hold something open for the proxy, by what only they do: nothing for a while, in a
 /// transaction, or with a named lock.
@@ -21,9 +25,16 @@ async fn kill_sessions_with(url: &str, condition: &str) -> usize {
     ids.len()
 }
 
-/// Sessions with an open transaction in the database of the URL.
-const IN_TRANSACTION: &str = "p.db=DATABASE() AND p.id<>CONNECTION_ID() AND p.id IN \
+/// Sessions that say nothing and have an open transaction in the database of the URL.
+const IN_TRANSACTION: &str = "p.db=DATABASE() AND p.command='Sleep' AND p.id IN \
     (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)";
+
+/// Deadlocks that the server has found since it was started.
+async fn deadlocks(url: &str) -> i64 {
+    let counted =
+        "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS WHERE NAME='lock_deadlocks'";
+    sql(url, counted).await[0].get(0).expect("a number")
+}
 
 async fn waits(proxy: &Proxy, body: Value) -> tokio::task::JoinHandle<crate::harness::Response> {
     let client = proxy.client();
@@ -57,19 +68,38 @@ on_both! {
 
     async fn S2_the_death_of_a_session_frees_its_row_at_once_and_tells_its_holder(kind: Kind) {
         let url = database(kind).await;
-        let proxy = proxy(&url, "default", "primitive = \"row\"").await;
+        let settings = "primitive = \"row\"";
+        let (proxy, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
         let (mut lines, first) =
             proxy.client().hold(&json!({"resource": "a", "ttl_ms": 60_000})).await;
         let client = proxy.client();
         let quiet = client.lease("b", 60_000).await;
+        let body = json!({"resource": "b", "ttl_ms": 60_000});
+        assert_eq!(other.client().acquire(body.clone()).await.status, 409);
         assert_eq!(kill_sessions_with(&url, IN_TRANSACTION).await, 2);
-        let begun = Instant::now();
-        let told = lines.json().await.expect("the holder is told");
+        // The server has freed the rows, whatever their holders know: it is not waited for anybody.
+        let elsewhere = async || other.client().acquire(body.clone()).await;
+        let mut next = elsewhere().await;
+        within(AT_ONCE, "another proxy has the row", async || {
+            if next.status != 200 {
+                next = elsewhere().await;
+            }
+            next.status == 200
+        })
+        .await;
+        assert!(next.number("token") > quiet["token"].as_u64().unwrap());
+        // Each session is asked for a sign of life by itself, once a second.
+        let told = async {
+            loop {
+                let line = lines.json().await.expect("the holder is told");
+                if line["event"] != "renewed" {
+                    break line;
+                }
+            }
+        };
+        let told = tokio::time::timeout(AT_ONCE, told).await.expect("long before its lease would have ended");
         assert_eq!(told["event"], "lost", "{told}");
-        assert!(begun.elapsed() < Duration::from_secs(15), "long before its lease would have ended");
-        // Each session is asked for a sign of life by itself.
-        eventually("the quiet lease is lost", async || client.renew(&quiet).await.slug() == "lost").await;
-        assert!(begun.elapsed() < Duration::from_secs(15), "long before its lease would have ended");
+        within(AT_ONCE, "the quiet lease is lost", async || client.renew(&quiet).await.slug() == "lost").await;
         let next = client.lease("a", 60_000).await;
         assert!(next["token"].as_u64() > first["token"].as_u64());
     }
@@ -109,44 +139,56 @@ on_both! {
         assert_eq!(client.acquire(json!({"resource": "a", "owner": "you"})).await.status, 409);
         assert_eq!(client.release(&first.json).await.status, 200);
         let mut waiters = Vec::new();
-        for n in 0..8 {
+        for n in 0..CROWD {
             let body = json!({"resource": "a", "owner": format!("{n}"), "wait_ms": 60_000, "ttl_ms": 60_000});
             waiters.push(waits(&ordered, body).await);
             client.until_queued("a", n + 1).await;
         }
         let mut lease = first.json;
+        let (before, begun) = (operations(&ordered).await, Instant::now());
         for (n, waiter) in waiters.into_iter().enumerate() {
             assert_eq!(client.release(&lease).await.status, 200);
             lease = waiter.await.unwrap().json;
             assert_eq!(lease["owner"], format!("{n}"), "first come, first served");
         }
+        assert_no_herd(operations(&ordered).await - before, begun.elapsed());
     }
 
     /// What a registry in the process gives: no statement for an owner that is in already.
     async fn S10_entering_again_costs_no_statement(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
-        let url = server.url();
-        let proxy = proxy(url, "default", "primitive = \"advisory\"\nreentrant = true").await;
+        let proxy = proxy(server.url(), "default", "primitive = \"advisory\"\nreentrant = true").await;
         let client = proxy.client();
         let body = |owner: &str, ttl_ms: u32| json!({"resource": "a", "owner": owner, "ttl_ms": ttl_ms});
+        let mut statements = Statements::of(server.url(), dir.path()).await;
         let first = client.acquire(body("me", 60_000)).await;
         assert_eq!((first.status, &first.json["primitive"]), (200, &json!("advisory")), "{}", first.text);
-        // Each grant takes a number that the server counts, and nobody else asks this server for one.
-        let number = async || {
-            let rows = sql(url, "SELECT UUID_SHORT()").await;
-            mysql_async::from_row::<u64>(rows.into_iter().next().expect("a row"))
-        };
-        let before = number().await;
-        for n in 2..20 {
-            assert_eq!(client.acquire(body("me", 60_000)).await.number("levels"), n);
+        let entering = statements.next();
+        assert!(entering.iter().any(|sql| sql.contains("GET_LOCK")), "the first time costs: {entering:?}");
+        // What the proxy says without being asked: signs of life, of its own and of its session.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let unasked_a_second = statements.next().len() as f64 / 3.0;
+
+        let begun = Instant::now();
+        for _ in 0..10 {
+            for n in 2..=40 {
+                assert_eq!(client.acquire(body("me", 60_000)).await.number("levels"), n);
+            }
+            for _ in 2..=40 {
+                assert_eq!(client.release(&first.json).await.status, 200);
+            }
         }
         let refused = client.acquire(body("you", 60_000)).await;
         assert_eq!((refused.status, &refused.json["holder"]["owner"]), (409, &json!("me")));
-        assert_eq!(number().await, before + 1, "nothing was asked of the server");
-        for _ in 1..20 {
-            assert_eq!(client.release(&first.json).await.status, 200);
-        }
+        let (said, took) = (statements.next(), begun.elapsed());
+        let of_locks = |sql: &String| ["GET_LOCK", "RELEASE_LOCK", "UUID_SHORT"].iter().any(|word| sql.contains(word));
+        assert!(!said.iter().any(of_locks), "{said:?}");
+        let unasked = 20.0 + 2.0 * unasked_a_second * took.as_secs_f64();
+        assert!((said.len() as f64) < unasked, "{} statements in {took:?}, not {unasked}: {said:?}", said.len());
+        assert_eq!(client.release(&first.json).await.status, 200);
+        assert!(statements.next().iter().any(|sql| sql.contains("RELEASE_LOCK")), "the last time costs, too");
+
         let short = client.acquire(body("me", 200)).await;
         assert_eq!(short.status, 200);
         tokio::time::sleep(Duration::from_millis(400)).await;
@@ -160,14 +202,15 @@ on_both! {
     }
 
     /// The SQL that blocks on an uncommitted insert: it can deadlock, and the primitive cannot.
-    async fn S11_an_insert_that_blocks_can_deadlock_and_a_row_lock_of_ours_cannot(kind: Kind) {
-        let url = database(kind).await;
-        let settings = "primitive = \"row\"";
-        let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
-        sql(&url, "CREATE TABLE theirs (k VARCHAR(64) PRIMARY KEY, n INT) ENGINE=InnoDB").await;
-        let mut first = mysql_async::Conn::from_url(&url).await.expect("a connection");
-        let mut second = mysql_async::Conn::from_url(&url).await.expect("a connection");
+    async fn S11_an_insert_that_blocks_can_deadlock_and_row_locks_of_ours_cannot(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let url = server.url();
+        sql(url, "CREATE TABLE theirs (k VARCHAR(64) PRIMARY KEY, n INT) ENGINE=InnoDB").await;
+        let mut first = mysql_async::Conn::from_url(url).await.expect("a connection");
+        let mut second = mysql_async::Conn::from_url(url).await.expect("a connection");
         let insert = |key: &str| format!("INSERT INTO theirs VALUES ('{key}',1) ON DUPLICATE KEY UPDATE n=n+1");
+        let before = deadlocks(url).await;
         first.query_drop("BEGIN").await.unwrap();
         second.query_drop("BEGIN").await.unwrap();
         first.query_drop(insert("a")).await.unwrap();
@@ -178,26 +221,62 @@ on_both! {
         };
         assert!(deadlock(&results.0) || deadlock(&results.1), "{results:?}");
         drop((first, second));
+        let counted = deadlocks(url).await;
+        assert_eq!(counted, before + 1, "the server counts it");
 
-        let blocked = one.client().lease("fresh", 60_000).await;
-        let second = waits(&other, json!({"resource": "fresh", "wait_ms": 20_000})).await;
-        other.client().until_queued("fresh", 1).await;
-        assert!(!second.is_finished(), "it waits for the first to be freed or to die");
-        assert_eq!(one.client().release(&blocked).await.status, 200);
-        assert_eq!(second.await.unwrap().status, 200);
-        let rounds = (0..64).map(|n| {
-            let client = if n % 2 == 0 { one.client() } else { other.client() };
-            async move {
-                let body = json!({"resource": format!("k{}", n % 3), "wait_ms": 20_000, "ttl_ms": 60_000});
-                let lease = client.acquire(body).await;
-                assert_eq!(lease.status, 200, "{}", lease.text);
-                assert_eq!(client.release(&lease.json).await.status, 200);
+        // Rows crosswise: both proxies ask for the same at the same moment, in opposite orders.
+        let policy = dir.path().join("basket.wasm");
+        std::fs::write(&policy, &*BASKET).expect("a file of our own");
+        let policy = format!("path = \"{}\"\nsettings = {{ rows = true }}", policy.display());
+        let upstream = Upstream::start().await;
+        let sections = guarded(&policy, &[("/task/{*all}", upstream.good)], "wait_ms = 60_000");
+        let settings = Settings { url: url.to_owned(), sections, ..Settings::default() };
+        let (one, other) = (Proxy::with(settings.clone()).await, Proxy::with(settings).await);
+        let ask = async |proxy: &Proxy, race: &str, items: &[String]| {
+            let answer = proxy.guarded().send("PUT", &format!("/task/{race}?ms=2&items={}", items.join(",")), "").await;
+            assert_eq!((answer.status, &*answer.text), (200, "done"));
+        };
+        let races = (0..8).map(async |lane| {
+            for round in 0..16 {
+                let race = format!("{lane}-{round}");
+                let there: Vec<String> = (0..12).map(|n| format!("{race}-{n}")).collect();
+                let back: Vec<String> = there.iter().rev().cloned().collect();
+                tokio::join!(ask(&one, &race, &there), ask(&other, &race, &back));
+                assert_eq!(upstream.together(&format!("/task/{race}")).await, 1, "one after the other");
             }
         });
-        join_all(rounds).await;
+        join_all(races).await;
         for proxy in [&one, &other] {
-            assert_eq!(proxy.metric("lockkeeper_store_errors_total", &["conflict"]).await, 0.0);
+            assert_eq!(proxy.metric("lockkeeper_grants_total", &["primitive=\"row\""]).await, 128.0);
         }
+        assert_eq!(deadlocks(url).await, counted, "no deadlock");
+        server.stop().await;
+    }
+
+    async fn S11_the_second_waits_for_the_first_to_release_or_die(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"row\"";
+        let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        let wait = json!({"resource": "fresh", "wait_ms": 50_000, "ttl_ms": 60_000});
+        let blocked = one.client().lease("fresh", 60_000).await;
+        let second = waits(&other, wait.clone()).await;
+        other.client().until_queued("fresh", 1).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!second.is_finished(), "nothing else lets it in");
+        assert_eq!(one.client().release(&blocked).await.status, 200);
+        let second = second.await.unwrap();
+        assert_eq!(second.status, 200, "{}", second.text);
+
+        let third = waits(&one, wait).await;
+        one.client().until_queued("fresh", 1).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!third.is_finished(), "nothing else lets it in");
+        let begun = Instant::now();
+        assert_eq!(kill_sessions_with(&url, IN_TRANSACTION).await, 1);
+        let third = third.await.unwrap();
+        assert_eq!(third.status, 200, "{}", third.text);
+        assert!(third.number("token") > second.number("token"));
+        assert!(begun.elapsed() < Duration::from_secs(15), "long before the lease of the dead would have ended");
     }
 
     /// Told how long is left, and told when it is free; whoever wants it then races for it.
@@ -212,11 +291,13 @@ on_both! {
         for _ in 0..4 {
             subscriptions.push(proxy.client().stream("GET", "/v1/watch?prefix=a", "").await);
         }
+        // Of a lease that is not the caller's it is said that it is not; what is left is told to whoever asks.
         let stranger = json!({"lease_id": "1-00000000000000ab-a~YQ"});
-        assert_eq!(client.release(&stranger).await.status, 410);
+        let told = client.release(&stranger).await;
+        assert_eq!((told.status, told.slug(), &told.json["retry_after_ms"]), (410, "lost", &Value::Null));
         let remaining = client.show("a").await["holders"][0]["left_ms"].as_u64().expect("what is left");
-        assert!(remaining <= 5_000);
-        assert_eq!(client.release(&held).await.status, 200);
+        assert!((1..=5_000).contains(&remaining), "{remaining}");
+        assert_eq!(client.release(&held).await.status, 200, "the stranger's release did nothing");
         let racers = subscriptions.into_iter().map(|mut events| {
             let client = proxy.client();
             async move {
@@ -226,6 +307,40 @@ on_both! {
         });
         let won = join_all(racers).await.into_iter().filter(|status| *status == 200).count();
         assert_eq!(won, 1, "all are told, one wins");
+    }
+
+    async fn S24_an_owner_enters_again_by_setting(kind: Kind) {
+        let url = database(kind).await;
+        for primitive in ["advisory", "lease"] {
+            let resource = format!("by {primitive}");
+            let body = |owner: &str| json!({"resource": resource, "owner": owner, "ttl_ms": 60_000});
+            let settings = format!("primitive = \"{primitive}\"");
+            let strict = proxy(&url, "default", &settings).await;
+            let first = strict.client().acquire(body("me")).await;
+            assert_eq!(first.status, 200, "{}", first.text);
+            let again = strict.client().acquire(body("me")).await;
+            assert_eq!((again.status, again.slug()), (409, "contended"), "off: {}", again.text);
+            assert_eq!(strict.client().release(&first.json).await.status, 200);
+            drop(strict);
+
+            let reentrant = proxy(&url, "default", &format!("{settings}\nreentrant = true")).await;
+            let client = reentrant.client();
+            let mut first = client.acquire(body("me")).await;
+            eventually("the proxy before it is gone", async || {
+                if first.status != 200 {
+                    first = client.acquire(body("me")).await;
+                }
+                first.status == 200
+            })
+            .await;
+            let again = client.acquire(body("me")).await;
+            assert_eq!((again.status, again.number("levels")), (200, 2), "on: {}", again.text);
+            for _ in 0..2 {
+                assert_eq!(client.acquire(body("you")).await.status, 409, "a level is left");
+                assert_eq!(client.release(&again.json).await.status, 200);
+            }
+            assert_eq!(client.acquire(body("you")).await.status, 200);
+        }
     }
 
     async fn a_second_choice_stands_in_where_the_first_cannot_be_had(kind: Kind) {
