@@ -55,3 +55,14 @@ fn assert_no_herd(operations: f64, took: Duration) {
     assert!(operations >= 2.0 * handoffs, "{operations} operations are not all that there were");
     assert!(operations <= most, "{operations} operations for {handoffs} handoffs within {took:?}");
 }
+
+/// How long the policy has had those who wait for a key sleep, of the decisions that are kept.
+async fn sleeps_ms(client: &Client, key: &str) -> Vec<u64> {
+    let shown = client.show(key).await;
+    let decisions = shown["decisions"].as_array().expect("decisions").iter();
+    let sleep = |decision: &Value| {
+        let what = decision["what"].as_str()?.strip_prefix("ask again after ")?;
+        what.strip_suffix(" ms")?.parse().ok()
+    };
+    decisions.filter_map(sleep).collect()
+}

@@ -122,6 +122,56 @@ on_both! {
         other.signal(Signal::CONT);
     }
 
+    /// Over two proxies. Who leaves has lost its place, and so has who lets its lease end.
+    async fn S28_the_revision_is_the_place_and_the_fencing_token(kind: Kind) {
+        let url = database(kind).await;
+        let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
+        let body = |n: u32, ttl_ms: u32| {
+            let owner = format!("session-{n}");
+            json!({"resource": "a", "owner": owner, "request_id": owner, "wait_ms": 60_000, "ttl_ms": ttl_ms})
+        };
+        let waits = |proxy: &Proxy, n: u32, ttl_ms: u32| {
+            let (client, body) = (proxy.client(), body(n, ttl_ms));
+            tokio::spawn(async move { client.acquire(body).await })
+        };
+        let first = one.client().acquire(body(0, 60_000)).await;
+        assert_eq!(first.status, 200, "{}", first.text);
+        for proxy in [&one, &other] {
+            let again = proxy.client().acquire(body(0, 60_000)).await;
+            assert_eq!(again.json["lease_id"], first.json["lease_id"], "the own entry is found: {}", again.text);
+            assert_eq!(again.json["token"], first.json["token"]);
+        }
+        let short = waits(&other, 1, 800);
+        until_in_line(&url, "a", 1).await;
+        let leaves = waits(&one, 2, 60_000);
+        until_in_line(&url, "a", 2).await;
+        let third = waits(&other, 3, 60_000);
+        until_in_line(&url, "a", 3).await;
+        let fourth = waits(&one, 4, 60_000);
+        until_in_line(&url, "a", 4).await;
+        leaves.abort();
+        until_in_line(&url, "a", 3).await;
+        let back = waits(&other, 2, 60_000);
+        until_in_line(&url, "a", 4).await;
+
+        assert_eq!(one.client().release(&first.json).await.status, 200);
+        let mut granted = vec![first.json, short.await.unwrap().json];
+        // It is not released: its lease ends, and whoever waits longest is next.
+        granted.push(third.await.unwrap().json);
+        let late = other.client().acquire(body(1, 800)).await;
+        assert_eq!((late.status, late.slug()), (409, "request_id_reused"), "{}", late.text);
+        assert_eq!(other.client().renew(&granted[1]).await.slug(), "lost");
+        for waiter in [fourth, back] {
+            let last = granted.last().expect("granted before");
+            assert_eq!(one.client().release(last).await.status, 200);
+            granted.push(waiter.await.unwrap().json);
+        }
+        let owners: Vec<&str> = granted.iter().filter_map(|lease| lease["owner"].as_str()).collect();
+        assert_eq!(owners, ["session-0", "session-1", "session-3", "session-4", "session-2"]);
+        let tokens: Vec<u64> = granted.iter().filter_map(|lease| lease["token"].as_u64()).collect();
+        assert!(tokens.len() == 5 && tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    }
+
     /// Five servers: two may be gone or hang, three may not; and nothing is left behind.
     async fn S25_a_majority_of_five_servers(kind: Kind) {
         let dir = folder();

@@ -3,9 +3,18 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::harness::{Upstream, lockkeeper};
 
 /// The rules that `examples/monitoring` gives to users.
 const ALERTS: &str = include_str!("../../../../examples/monitoring/alerts.yml");
+
+/// What an alert asks, in one line.
+fn rule(name: &str) -> String {
+    let (_, rest) = ALERTS.split_once(&format!("alert: {name}\n")).expect(name);
+    let (_, rest) = rest.split_once("expr: >\n").expect("an expression");
+    let (expression, _) = rest.split_once("for: ").expect("and for how long");
+    expression.split_whitespace().collect::<Vec<_>>().join(" ")
+}
 
 on_both! {
     async fn S8_reentrant_by_owner_with_a_count_and_blocking_with_an_expiry(kind: Kind) {
@@ -88,7 +97,9 @@ on_both! {
         let quick = proxy.metric("lockkeeper_wait_seconds_bucket", &["le=\"0.5\""]).await;
         assert_eq!(all - quick, 1.0, "one waited longer than 500 ms");
         let failed = proxy.metric("lockkeeper_acquire_total", &["outcome=\"contended\""]).await;
-        assert_eq!((failed, proxy.metric("lockkeeper_acquire_total", &[]).await), (1.0, 3.0));
+        let granted = proxy.metric("lockkeeper_acquire_total", &["outcome=\"granted\""]).await;
+        assert_eq!((failed, granted), (1.0, 2.0));
+        assert_eq!(proxy.metric("lockkeeper_acquire_total", &[]).await, 3.0, "one in three failed");
         assert_eq!(proxy.metric("lockkeeper_hold_seconds_bucket", &["le=\"30.0\""]).await, 1.0);
 
         // What the rules ask for is there, label by label.
@@ -105,5 +116,57 @@ on_both! {
         for bound in ["le=\"0.5\"", "le=\"30.0\""] {
             assert!(ALERTS.contains(bound) && metrics.contains(bound), "{bound}");
         }
+        // More than 5 % failures: what is not an outcome that the rule calls good.
+        let rule = rule("LockAcquiresFail");
+        let good = "lockkeeper_acquire_total{outcome=~\"granted|done\"}[5m]";
+        assert!(rule.contains(good) && rule.contains("/ sum by (policy) (rate(lockkeeper_acquire_total[5m]))"), "{rule}");
+        assert!(rule.contains("1 - (sum by") && rule.ends_with(") > 0.05"), "{rule}");
+        assert!(metrics.contains("outcome=\"granted\"") && 1.0 - granted / 3.0 > 0.05);
+        for name in ["LockWaitsAreLong", "LocksAreHeldLong"] {
+            assert!(self::rule(name).ends_with(") > 0.01"), "{name}");
+        }
+    }
+
+    /// The proxy's part of the template: whatever becomes of the work, the lock is free after it.
+    async fn S18_holds_and_guarded_requests_that_fail_release_their_locks(kind: Kind) {
+        let upstream = Upstream::start().await;
+        let routes = [("/status/{code}", upstream.good), ("/bad/{name}", upstream.bad)];
+        let more = "resource = \"job\"\nttl_ms = 60_000\nwait_ms = 20_000";
+        let sections = guarded("path = \"builtin:default\"", &routes, more);
+        let proxy = Proxy::with(Settings { url: database(kind).await, sections, ..Settings::default() }).await;
+        proxy.until_ready().await;
+        let client = proxy.client();
+        // Long before the lease of a minute ends.
+        let is_free = async |what: &str| {
+            eventually(&format!("the lock is free after {what}"), async || {
+                let next = client.acquire(json!({"resource": "job", "ttl_ms": 60_000})).await;
+                next.status == 200 && client.release(&next.json).await.status == 200
+            })
+            .await;
+        };
+        for (path, status) in [("/status/500", 500), ("/bad/reset", 502), ("/bad/garbage", 502)] {
+            assert_eq!(proxy.guarded().send("POST", path, "").await.status, status, "{path}");
+            is_free(path).await;
+        }
+        assert!(proxy.guarded().try_send("GET", "/bad/half", "").await.is_none(), "broken off in the midst");
+        is_free("half of an answer").await;
+        let locked = proxy.metric("lockkeeper_guard_requests_total", &["\"locked\""]).await;
+        assert!(locked > 0.5, "they had it: {locked}");
+
+        let (lines, _) = client.hold(&json!({"resource": "job", "ttl_ms": 60_000})).await;
+        assert_eq!(client.acquire(json!({"resource": "job"})).await.status, 409);
+        drop(lines);
+        is_free("a connection that was dropped").await;
+        let mut command = lockkeeper();
+        command.args(["--server", &format!("http://{}", proxy.api_address()), "hold", "--ttl", "60s", "job"]);
+        command.stdout(std::process::Stdio::null());
+        let mut holder = command.spawn().expect("the command runs");
+        eventually("the command holds it", async || {
+            client.show("job").await["holders"].as_array().is_some_and(|holders| holders.len() == 1)
+        })
+        .await;
+        holder.kill().expect("a process of our own");
+        holder.wait().expect("a process of our own");
+        is_free("a command that was killed").await;
     }
 }
