@@ -38,8 +38,13 @@ impl Fleet {
 
     /// One more proxy, whose file has this component; `more` goes to the end of its config.toml.
     async fn add(&mut self, component: &[u8], more: &str) -> &Proxy {
+        self.add_with_beat(component, more, BEAT_MS).await
+    }
+
+    /// One that beats at a time of its own, and is waited for accordingly when it falls silent.
+    async fn add_with_beat(&mut self, component: &[u8], more: &str, beat_ms: u64) -> &Proxy {
         let dir = folder();
-        let proxy = start(&self.url, dir.path(), component, more).await;
+        let proxy = start_with_beat(&self.url, dir.path(), component, more, beat_ms).await;
         proxy.until_ready().await;
         self.proxies.push(proxy);
         self.dirs.push(dir);
@@ -65,10 +70,14 @@ impl Fleet {
 }
 
 async fn start(url: &str, dir: &Path, component: &[u8], more: &str) -> Proxy {
+    start_with_beat(url, dir, component, more, BEAT_MS).await
+}
+
+async fn start_with_beat(url: &str, dir: &Path, component: &[u8], more: &str, beat_ms: u64) -> Proxy {
     let file = dir.join("policy.wasm");
     std::fs::write(&file, component).unwrap();
     let path = file.display();
-    let sections = format!("[fleet]\nbeat_ms = {BEAT_MS}\n[policies.default]\npath = \"{path}\"\n{more}\n");
+    let sections = format!("[fleet]\nbeat_ms = {beat_ms}\n[policies.default]\npath = \"{path}\"\n{more}\n");
     Proxy::with(Settings { url: url.to_owned(), sections, ..Settings::default() }).await
 }
 

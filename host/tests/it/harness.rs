@@ -11,6 +11,7 @@ use mysql_async::prelude::Queryable;
 use rustix::process::{Pid, Signal, kill_process};
 
 mod client;
+mod ledger;
 mod proxy;
 mod raw;
 mod replicas;
@@ -19,12 +20,13 @@ mod upstream;
 mod world;
 
 pub use client::{Client, Lines, Response};
+pub use ledger::Noted;
 pub use proxy::{Proxy, Settings, lockkeeper};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;
 pub use statements::Statements;
 pub use upstream::Upstream;
-pub use world::World;
+pub use world::{Habits, World};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -53,7 +53,7 @@ async fn until_used(proxy: &Proxy, node: &Node) {
 
 /// How long it took to go on, for whoever reads the test's output.
 fn report(world: &World, killed: Instant, what: &str) {
-    let (after, token) = world.first_grant_since(killed).expect("leases were granted");
+    let (after, token) = world.ledger().first_grant_since(killed).expect("leases were granted");
     eprintln!("{what}: first grant {} ms after the kill, token {token}", after.as_millis());
     assert!(after >= Duration::from_millis(MAX_TTL_MS), "a lease of the lost server may still run");
 }

@@ -1,0 +1,212 @@
+//! What clients were told of their leases, noted as soon as they were told, and what must be true of it:
+//! promises 1 and 2.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Response;
+
+/// By what the resource is called, whatever its keys are.
+#[derive(Default)]
+pub struct Ledger(Mutex<HashMap<String, Vec<Told>>>);
+
+/// What a client was told of a lease, and what it did with it.
+struct Told {
+    by: String,
+    /// Keys, and their tokens.
+    tokens: Vec<(String, u64)>,
+    asked: Instant,
+    /// When the client began to be certain, and when that ended. Empty where it was told too late to be
+    /// certain of anything, as by a proxy that was paused.
+    from: Instant,
+    until: Instant,
+}
+
+/// The place of a grant in the ledger.
+#[derive(Clone, Debug)]
+pub struct Noted {
+    resource: String,
+    at: usize,
+}
+
+impl Ledger {
+    /// A grant that has been answered just now. Its holder is certain of it until it says otherwise.
+    pub fn granted(&self, resource: &str, by: &str, asked: Instant, granted: &Response) -> Noted {
+        let from = Instant::now();
+        // The proxy began to wait after it was asked, and counted the rest of the lease after it had waited.
+        let told = Duration::from_millis(granted.number("waited_ms") + granted.number("expires_in_ms"));
+        let tokens = tokens(&granted.json);
+        assert!(!tokens.is_empty(), "a grant has tokens: {}", granted.text);
+        let told = Told { by: by.to_owned(), tokens, asked, from, until: asked + told };
+        let mut all = self.lock();
+        let of_resource = all.entry(resource.to_owned()).or_default();
+        of_resource.push(told);
+        Noted { resource: resource.to_owned(), at: of_resource.len() - 1 }
+    }
+
+    /// It lasts for so much longer from when that was asked for.
+    pub fn renewed(&self, noted: &Noted, asked: Instant, answer: &Response) {
+        let until = asked + Duration::from_millis(answer.number("expires_in_ms"));
+        self.change(noted, |told| told.until = told.until.max(until));
+    }
+
+    /// Its holder counts on it no longer. To be said before it is released.
+    pub fn ended(&self, noted: &Noted) {
+        self.change(noted, |told| told.until = told.until.min(Instant::now()));
+    }
+
+    /// Until when its holder is certain.
+    pub fn until(&self, noted: &Noted) -> Instant {
+        self.lock()[&noted.resource][noted.at].until
+    }
+
+    pub fn grants(&self) -> usize {
+        self.lock().values().map(Vec::len).sum()
+    }
+
+    /// How long after this moment the first lease was asked for and granted, and its token.
+    pub fn first_grant_since(&self, moment: Instant) -> Option<(Duration, u64)> {
+        let all = self.lock();
+        let first = all.values().flatten().filter(|told| told.asked > moment).min_by_key(|told| told.from)?;
+        Some((first.from - moment, first.tokens[0].1))
+    }
+
+    /// Checks every grant: no two were certain of a resource at the same time, and the tokens of each key
+    /// rise. The keys that were granted.
+    pub fn check(&self) -> Vec<String> {
+        let mut by_key: HashMap<String, Vec<(Instant, Instant, u64)>> = HashMap::new();
+        for (resource, told) in self.lock().iter() {
+            let mut told: Vec<&Told> = told.iter().collect();
+            told.sort_by_key(|told| told.from);
+            check_times(resource, &told);
+            for told in told {
+                for (key, token) in &told.tokens {
+                    by_key.entry(key.clone()).or_default().push((told.asked, told.from, *token));
+                }
+            }
+        }
+        for (key, grants) in &by_key {
+            check_tokens(key, grants);
+        }
+        by_key.into_keys().collect()
+    }
+
+    fn change(&self, noted: &Noted, change: impl FnOnce(&mut Told)) {
+        let mut all = self.lock();
+        let told = all.get_mut(&noted.resource).and_then(|told| told.get_mut(noted.at));
+        change(told.expect("what was noted stays"));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Told>>> {
+        self.0.lock().expect("nobody panics with it")
+    }
+}
+
+fn tokens(lease: &Value) -> Vec<(String, u64)> {
+    let keys = lease["keys"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
+    let tokens: Vec<u64> = match &lease["tokens"] {
+        Value::Array(tokens) => tokens.iter().filter_map(Value::as_u64).collect(),
+        _ => lease["token"].as_u64().into_iter().collect(),
+    };
+    keys.zip(tokens).collect()
+}
+
+/// In the order in which they began.
+fn check_times(resource: &str, told: &[&Told]) {
+    let mut last: Option<&Told> = None;
+    for told in told.iter().filter(|told| told.from < told.until) {
+        if let Some(last) = last {
+            let over = last.until.saturating_duration_since(told.from);
+            assert!(
+                over.is_zero(),
+                "{resource}: {} {:?} overlaps {} {:?} by {over:?}",
+                last.by,
+                last.tokens,
+                told.by,
+                told.tokens
+            );
+        }
+        if last.is_none_or(|last| last.until < told.until) {
+            last = Some(told);
+        }
+    }
+}
+
+/// A grant that was asked for after another one had arrived has the higher token.
+fn check_tokens(key: &str, grants: &[(Instant, Instant, u64)]) {
+    let mut arrived: Vec<(Instant, u64)> = grants.iter().map(|(_, from, token)| (*from, *token)).collect();
+    arrived.sort_unstable();
+    let mut asked: Vec<(Instant, u64)> = grants.iter().map(|(asked, _, token)| (*asked, *token)).collect();
+    asked.sort_unstable();
+    let (mut highest, mut next) = (0, 0);
+    for (at, token) in asked {
+        while arrived[next].0 < at {
+            highest = highest.max(arrived[next].1);
+            next += 1;
+        }
+        assert!(token > highest, "{key}: {token} was granted after {highest}");
+    }
+    let mut tokens: Vec<u64> = grants.iter().map(|(_, _, token)| *token).collect();
+    tokens.sort_unstable();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{key}: a token was given out twice");
+}
+
+/// The ledger's own: what must not be is found.
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn grant(ledger: &Ledger, token: u64, left_ms: u64) -> Noted {
+        let json = json!({"keys": ["k"], "token": token, "waited_ms": 0, "expires_in_ms": left_ms});
+        let headers = hyper::HeaderMap::new();
+        let answer = Response { status: 200, headers, text: json.to_string(), json };
+        ledger.granted("r", "me", Instant::now(), &answer)
+    }
+
+    #[test]
+    fn one_after_another_is_sound() {
+        let ledger = Ledger::default();
+        for token in [3, 4, 9] {
+            ledger.ended(&grant(&ledger, token, 10_000));
+        }
+        grant(&ledger, 10, 10_000);
+        assert_eq!((ledger.check(), ledger.grants()), (vec!["k".to_owned()], 4));
+    }
+
+    #[test]
+    #[should_panic = "overlaps"]
+    fn who_never_says_that_it_ended_is_certain_to_the_end() {
+        let ledger = Ledger::default();
+        grant(&ledger, 1, 10_000);
+        ledger.ended(&grant(&ledger, 2, 0));
+        grant(&ledger, 3, 10_000);
+        ledger.check();
+    }
+
+    #[test]
+    #[should_panic = "overlaps"]
+    fn a_renewal_counts() {
+        let ledger = Ledger::default();
+        let first = grant(&ledger, 1, 0);
+        let json = json!({"expires_in_ms": 10_000});
+        let headers = hyper::HeaderMap::new();
+        let answer = Response { status: 200, headers, text: String::new(), json };
+        ledger.renewed(&first, Instant::now(), &answer);
+        grant(&ledger, 2, 10_000);
+        ledger.check();
+    }
+
+    #[test]
+    #[should_panic = "was granted after"]
+    fn a_token_that_falls_is_found() {
+        let ledger = Ledger::default();
+        for token in [3, 2] {
+            ledger.ended(&grant(&ledger, token, 10_000));
+        }
+        ledger.check();
+    }
+}
