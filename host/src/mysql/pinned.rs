@@ -154,6 +154,7 @@ pub struct Terms {
     pub now: ServerTime,
     /// New tokens are above this; there are enough for all of the batch.
     pub above: Token,
+    /// By the clock of the records, as `now`.
     pub grants_from: ServerTime,
     /// When the session was last heard of.
     pub heard: Instant,
@@ -465,14 +466,15 @@ fn highest_of_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     }
 }
 
-/// What [`number`] answered, for `tokens` of them: the tokens begin above this, and grants not before. `None`
+/// What [`number`] answered, for `tokens` of them: the tokens begin above this, and grants not before that
+/// moment on our own clock: the records' is another than that of a server which took their first one's place. `None`
 /// where tokens have to be laid by first; `laid_by`: by this session, in the same request.
 pub fn counted(
     set: Option<Vec<mysql_async::Row>>,
     tokens: u64,
     until: ServerTime,
     laid_by: bool,
-) -> Result<Option<(Token, ServerTime)>, Fault> {
+) -> Result<Option<(Token, Instant)>, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
     let read =
         row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, u64, u64)>(row).ok());
@@ -484,16 +486,38 @@ pub fn counted(
         let why = "this proxy's place in the fleet is not confirmed".to_owned();
         return Err(Fault::Conflict { why });
     }
+    let from = begins(from, now, clock::now());
     if tokens > PER_NUMBER {
-        return Ok(laid_by.then(|| (Token(own - tokens - 1), ServerTime(from))));
+        return Ok(laid_by.then(|| (Token(own - tokens - 1), from)));
     }
     let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
     let fits = |token: &u64| *token + PER_NUMBER <= last && *token > above;
-    Ok(token.filter(fits).map(|token| (Token(token - 1), ServerTime(from))))
+    Ok(token.filter(fits).map(|token| (Token(token - 1), from)))
+}
+
+/// When grants may begin, on our own clock: `from` and `now` are by the clock of the server that was asked.
+fn begins(from: u64, now: u64, asked_before: Instant) -> Instant {
+    asked_before.plus_us(from.saturating_sub(now))
 }
 
 /// The moment for decisions, on both clocks.
 pub fn moment(time: &Time) -> (Instant, ServerTime) {
     let own = clock::now();
     (own, time.at(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_as_long_on_a_server_with_another_clock() {
+        let time = Time::default();
+        time.calibrate(ServerTime(1_000_000_000), Instant(0));
+        let own = Instant(5_000_000);
+        let left = |from, now| time.at(begins(from, now, own)).us_since(time.at(own));
+        assert_eq!(left(1_019_000_000, 1_005_000_000), 14_000_000, "the first one");
+        assert_eq!(left(1_009_000_000, 995_000_000), 14_000_000, "one that is ten seconds behind it");
+        assert_eq!(left(1_009_000_000, 1_015_000_000), 0, "it was over before");
+    }
 }

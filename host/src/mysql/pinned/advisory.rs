@@ -20,7 +20,7 @@ use super::{
 };
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
-use crate::lock::{Instant, Key, ServerTime, Space, Token};
+use crate::lock::{Instant, Key, Space, Token};
 use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT, LATE};
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::{Batch, Queue};
@@ -77,7 +77,7 @@ struct Errand {
 /// What it came to.
 struct Errands {
     above: Token,
-    grants_from: ServerTime,
+    grants_from: Instant,
 }
 
 impl Session {
@@ -189,8 +189,9 @@ impl Session {
         Ok(())
     }
 
-    fn terms(&self, above: Token, grants_from: ServerTime) -> Terms {
+    fn terms(&self, above: Token, grants_from: Instant) -> Terms {
         let (own, now) = moment(&self.common.time);
+        let grants_from = self.common.time.at(grants_from);
         let member_until = self.shared.membership.until_own();
         Terms { own, now, above, grants_from, heard: self.heard, member_until }
     }
@@ -198,7 +199,7 @@ impl Session {
     /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
     /// on one of its keys.
     fn before(&self, batch: &Batch, decided: &mut [Vec<Outcome>], database: &str) -> Errand {
-        let terms = self.terms(Token::default(), ServerTime::default());
+        let terms = self.terms(Token::default(), Instant::default());
         let mut held = self.common.held();
         let mut late: HashSet<&Key> = HashSet::new();
         let mut done: Vec<&Key> = Vec::new();
@@ -229,7 +230,7 @@ impl Session {
         errands: Option<&Errands>,
     ) -> Option<Batch> {
         let terms = errands.map(|errands| self.terms(errands.above, errands.grants_from));
-        let answered = terms.unwrap_or_else(|| self.terms(Token::default(), ServerTime::default()));
+        let answered = terms.unwrap_or_else(|| self.terms(Token::default(), Instant::default()));
         let mut held = self.common.held();
         let mut answers = Vec::new();
         let mut left = Batch { groups: Vec::new(), tickets: Vec::new() };
@@ -263,7 +264,7 @@ impl Session {
         let Errand { free, want, tokens } = errand;
         let tokens = *tokens;
         let own = clock::now();
-        let mut errands = Errands { above: Token::default(), grants_from: ServerTime::default() };
+        let mut errands = Errands { above: Token::default(), grants_from: Instant::default() };
         let nothing = free.is_empty() && want.is_empty() && tokens == 0;
         if nothing && own.us_since(self.heard) < SILENCE_US {
             return Ok(errands);

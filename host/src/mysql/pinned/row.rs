@@ -15,7 +15,7 @@ use super::slot::{Beat, Counter, Freed, Locked, Slot, Strength, Wish};
 use super::{Common, Guarded, Pinned, SILENCE_US, SWEEP, Terms, moment, tokens_for};
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
-use crate::lock::{Instant, Key, Mode, ServerTime, Space, Token};
+use crate::lock::{Instant, Key, Mode, Space, Token};
 use crate::mysql::lanes::LATE;
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::Job;
@@ -67,7 +67,7 @@ impl Pinned<Guard> {
 /// What the connections' tasks report.
 enum Event {
     Locked { slot: u64, errand: Errand, result: Result<Locked, Fault> },
-    Counted { errand: Errand, result: Result<(Token, ServerTime), Fault> },
+    Counted { errand: Errand, result: Result<(Token, Instant), Fault> },
     Freed { slot: u64, result: Result<Freed, Fault> },
     Beat { slot: u64, result: Result<Beat, Fault> },
 }
@@ -144,8 +144,9 @@ impl Desk {
         }
     }
 
-    fn terms(&self, above: Token, grants_from: ServerTime) -> Terms {
+    fn terms(&self, above: Token, grants_from: Instant) -> Terms {
         let (own, now) = moment(&self.common.time);
+        let grants_from = self.common.time.at(grants_from);
         let member_until = self.shared.membership.until_own();
         Terms { own, now, above, grants_from, heard: own, member_until }
     }
@@ -153,7 +154,7 @@ impl Desk {
     /// Decides what needs nothing of the server, and sends somebody there for the rest.
     fn start(&mut self, waiting: Waiting) {
         let Waiting { job, no_room } = waiting;
-        let terms = self.terms(Token::default(), ServerTime::default());
+        let terms = self.terms(Token::default(), Instant::default());
         let mut decided = Vec::new();
         let mut wanted: Vec<Key> = Vec::new();
         let mut strength = Strength::Shared;
@@ -183,7 +184,7 @@ impl Desk {
         let all_decided = decided.len() == job.ops.len();
         let errand = Errand { job, decided, began: terms.own };
         if all_decided {
-            return self.finish(errand, Token::default(), ServerTime::default());
+            return self.finish(errand, Token::default(), Instant::default());
         }
         let tokens = tokens_for(errand.job.ops[errand.decided.len()..].iter());
         if wanted.is_empty() {
@@ -287,7 +288,7 @@ impl Desk {
         let Some((above, from)) = counted else {
             // Another session has one of them.
             self.keep(link);
-            return self.finish(errand, Token::default(), ServerTime::default());
+            return self.finish(errand, Token::default(), Instant::default());
         };
         for key in &keys {
             self.common.held().insert(key.clone(), Guard { slot, strength });
@@ -317,7 +318,7 @@ impl Desk {
     }
 
     /// Decides the rest of the group and answers, once what it freed is free.
-    fn finish(&mut self, errand: Errand, above: Token, grants_from: ServerTime) {
+    fn finish(&mut self, errand: Errand, above: Token, grants_from: Instant) {
         let Errand { job: Job { ops, ticket }, mut decided, began } = errand;
         let terms = self.terms(above, grants_from);
         self.shared.metrics.batch(ops.len(), Duration::from_micros(terms.own.us_since(began)));

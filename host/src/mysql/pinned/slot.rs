@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 
 use super::{SESSION_S, counted, lay_by, number};
 use crate::clock;
-use crate::lock::{Instant, Key, ServerTime, Token};
+use crate::lock::{Instant, Key, Token};
 use crate::mysql::lanes::EXCHANGE_LIMIT;
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::Ticket;
@@ -57,7 +57,7 @@ pub struct Locked {
     pub heard: Instant,
     /// The highest token that may be given out, and when grants may begin; `None` where another session has
     /// one of the rows.
-    pub counted: Option<(Token, ServerTime)>,
+    pub counted: Option<(Token, Instant)>,
 }
 
 pub struct Freed {
@@ -130,12 +130,7 @@ pub struct Counter {
 
 impl Counter {
     /// See [`number`]. The rows of `keys` are locked.
-    pub async fn next(
-        &self,
-        shared: &Shared,
-        tokens: u64,
-        keys: &[Key],
-    ) -> Result<(Token, ServerTime), Fault> {
+    pub async fn next(&self, shared: &Shared, tokens: u64, keys: &[Key]) -> Result<(Token, Instant), Fault> {
         let mut place = self.link.lock().await;
         let mut link = match place.take() {
             Some(link) => link,
