@@ -5,9 +5,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{Kind, Node, Proxy, Response, Settings, World, eventually, folder, fresh};
+
+mod primitives;
 
 /// Short leases, so that those of a lost server are soon over.
 const MAX_TTL_MS: u64 = 2_000;
