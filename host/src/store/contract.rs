@@ -19,6 +19,7 @@ use crate::lock::{Key, LeaseRef, Mode, Space, Token};
 mod grants;
 mod leases;
 mod listing;
+mod once;
 mod races;
 mod values;
 
@@ -52,6 +53,9 @@ where
     values::all(&*one).await;
     grants::tokens_survive_clean_up(&*forgetful).await;
     values::a_new_row_is_above_what_was_cleaned_up(&*forgetful, &*make(Kind::Forgetful).await).await;
+    values::a_version_that_another_store_moved_on_is_gone(&*one, &*other).await;
+    values::commits_of_two_stores_are_made_one_after_another(&one, &other).await;
+    once::all(one.clone(), other.clone()).await;
     races::all(one, other).await;
 }
 
@@ -76,6 +80,15 @@ pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
 pub async fn run_any(store: Arc<dyn Store>, space: Space) {
     let moved = Moved { store, inside: space, outside: Space::Table };
     grants::any_of_several_keys_is_a_free_one(&moved).await;
+}
+
+/// What holds in a space where readers of one store are held beside those of another.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+    let moved = |store| Moved { store, inside: space, outside: Space::Table };
+    races::readers_of_two_stores_keep_writers_out(&moved(one), &moved(other)).await;
 }
 
 /// What holds where every store knows the leases of all.

@@ -170,6 +170,7 @@ on_both! {
         let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
+        contract::run_shared(row(&one), row(&other), Space::Row).await;
     }
 
     /// What of it holds for a majority of servers.

@@ -3,10 +3,14 @@
 use super::*;
 
 pub async fn all(store: &dyn Store) {
-    exclusive_keys_have_one_holder(store).await;
+    of_one_exclusive_key(store).await;
     shared_holders_exclude_exclusive_ones(store).await;
     permits_are_counted(store).await;
     several_keys_are_granted_together_or_not_at_all(store).await;
+}
+
+pub async fn of_one_exclusive_key(store: &dyn Store) {
+    exclusive_keys_have_one_holder(store).await;
     an_owner_enters_again_and_leaves_as_often(store).await;
     a_request_id_gives_the_same_lease(store).await;
     a_request_id_serves_one_body_and_one_lease(store).await;

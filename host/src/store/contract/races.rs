@@ -9,8 +9,15 @@ const RACERS: usize = 4;
 
 pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
     what_one_grants_the_other_knows(&*one, &*other).await;
-    a_memory_of_a_row_is_not_believed(&*one, &*other).await;
-    exclusion(&one, &other).await;
+    readers_of_two_stores_keep_writers_out(&*one, &*other).await;
+    of_one_key(&one, &other).await;
+    racing_for_several_keys_ends(&one, &other).await;
+}
+
+/// Where every store knows the leases of all.
+pub async fn of_one_key(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+    a_memory_of_a_row_is_not_believed(&**one, &**other).await;
+    nobody_holds_a_key_beside_another(one, other).await;
 }
 
 pub async fn exclusion(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
@@ -29,6 +36,33 @@ pub async fn what_one_grants_the_other_knows(one: &dyn Store, other: &dyn Store)
     assert!(matches!(renew(other, &lease, 20_000).await, Outcome::Renewed { .. }));
     assert_eq!(release(other, &lease).await, RELEASED);
     assert_eq!(release(one, &lease).await, Outcome::Lost);
+}
+
+/// Each releases what it granted itself.
+pub async fn readers_of_two_stores_keep_writers_out(one: &dyn Store, other: &dyn Store) {
+    let names = Names::new("readers");
+    let key = names.key("k");
+    let reader = || Claim { mode: Mode::Shared, ..claim(&[&key], "reader") };
+    let writer = || claim(&[&key], "writer");
+    for (here, there) in [(one, other), (other, one)] {
+        let (first, second) = (reader(), reader());
+        let first_grant = granted(here, &first).await;
+        let second_grant = granted(there, &second).await;
+        assert!(second_grant.tokens[0] > first_grant.tokens[0]);
+        held(here, &writer()).await;
+        held(there, &writer()).await;
+        assert_eq!(release(here, &lease(&first, &first_grant)).await, RELEASED);
+        held(here, &writer()).await;
+        held(there, &writer()).await;
+        assert_eq!(release(there, &lease(&second, &second_grant)).await, RELEASED);
+        let alone = writer();
+        let grant = granted(here, &alone).await;
+        assert!(grant.tokens[0] > second_grant.tokens[0]);
+        held(here, &reader()).await;
+        held(there, &reader()).await;
+        held(there, &writer()).await;
+        assert_eq!(release(here, &lease(&alone, &grant)).await, RELEASED);
+    }
 }
 
 /// One store changes a key behind the other's back, again and again.

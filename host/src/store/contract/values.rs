@@ -140,6 +140,53 @@ async fn one_commit_of_a_version_is_made(store: &dyn Store) {
     assert!(next.tokens[0] > now.version, "versions and fencing tokens are one row of numbers");
 }
 
+/// A store may remember the row as it left it itself.
+pub async fn a_version_that_another_store_moved_on_is_gone(one: &dyn Store, other: &dyn Store) {
+    let key = Names::new("version-stale").key("k");
+    let mut seen = read(one, &key).await.version;
+    for n in 0..8 {
+        let (first, late) = if n % 2 == 0 { (one, other) } else { (other, one) };
+        let made = super::one(first, Op::Commit(commit(&key, seen, Some("1")))).await;
+        let Outcome::Committed { version } = made else { panic!("a commit is answered with {made:?}") };
+        let late = super::one(late, Op::Commit(commit(&key, seen, Some("2")))).await;
+        assert!(matches!(&late, Outcome::Conflict(now) if now.version == version), "it is {late:?}");
+        seen = version;
+    }
+}
+
+/// Each counts up by one from what it read.
+pub async fn commits_of_two_stores_are_made_one_after_another(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+    const COUNTERS: usize = 4;
+    const COMMITS: usize = 25;
+    let key = Names::new("version-race").key("k");
+    let counters = (0..COUNTERS).map(|n| {
+        let store = if n % 2 == 0 { one.clone() } else { other.clone() };
+        let key = key.clone();
+        tokio::spawn(async move {
+            let mut made = Vec::new();
+            while made.len() < COMMITS {
+                let seen = read(&*store, &key).await;
+                let count: usize = seen.kept.map_or(0, |kept| kept.value.parse().expect("a number"));
+                let next = commit(&key, seen.version, Some(&(count + 1).to_string()));
+                match super::one(&*store, Op::Commit(next)).await {
+                    Outcome::Committed { version } => made.push((count + 1, version)),
+                    Outcome::Conflict(now) => assert!(now.version > seen.version),
+                    other => panic!("a commit is answered with {other:?}"),
+                }
+            }
+            made
+        })
+    });
+    let mut made = Vec::new();
+    for counter in counters.collect::<Vec<_>>() {
+        made.extend(counter.await.expect("a counter found nothing wrong"));
+    }
+    made.sort_unstable();
+    let counts: Vec<usize> = made.iter().map(|(count, _)| *count).collect();
+    assert_eq!(counts, (1..=COUNTERS * COMMITS).collect::<Vec<_>>(), "each count once");
+    assert!(made.is_sorted_by(|a, b| a.1 < b.1), "versions rise with the counts: {made:?}");
+}
+
 async fn a_commit_can_be_repeated(store: &dyn Store) {
     let names = Names::new("version-again");
     let key = names.key("k");

@@ -30,6 +30,46 @@ on_both! {
         ask(&client, &resource, json!("shared"), 409).await;
     }
 
+    /// So do row locks, where each proxy has a session of its own; whoever granted one frees it.
+    async fn shared_row_locks_share(kind: Kind) {
+        let url = database(kind).await;
+        let row = "primitive = \"row\"";
+        let (one, other) = (proxy_with(&url, row, "").await, proxy_with(&url, row, "").await);
+        let (shared, exclusive) = (json!("shared"), json!("exclusive"));
+        for (here, there) in [(&one, &other), (&other, &one)] {
+            let (here, there, resource) = (here.client(), there.client(), fresh("row"));
+            let first = ask(&here, &resource, shared.clone(), 200).await;
+            assert_eq!(first["primitive"], "row");
+            let second = ask(&there, &resource, shared.clone(), 200).await;
+            assert!(token(&second) > token(&first));
+            for client in [&here, &there] {
+                ask(client, &resource, exclusive.clone(), 409).await;
+            }
+            let writer = tokio::spawn({
+                let (client, resource) = (here.clone(), resource.clone());
+                let body = json!({"resource": resource, "ttl_ms": 60_000, "wait_ms": 20_000});
+                async move { client.acquire(body).await }
+            });
+            here.until_queued(&resource, 1).await;
+            assert_eq!(here.release(&first).await.status, 200);
+            for client in [&here, &there] {
+                ask(client, &resource, exclusive.clone(), 409).await;
+            }
+            assert!(!writer.is_finished(), "the other proxy's reader keeps it out");
+            assert_eq!(there.release(&second).await.status, 200);
+            let writer = writer.await.unwrap();
+            assert_eq!(writer.status, 200, "{}", writer.text);
+            assert!(token(&writer.json) > token(&second));
+            for client in [&here, &there] {
+                ask(client, &resource, shared.clone(), 409).await;
+                ask(client, &resource, exclusive.clone(), 409).await;
+            }
+            assert_eq!(here.release(&writer.json).await.status, 200);
+            ask(&there, &resource, shared.clone(), 200).await;
+            ask(&here, &resource, shared.clone(), 200).await;
+        }
+    }
+
     /// All waiters that fit are let in by one release.
     async fn one_release_lets_several_in(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;

@@ -13,18 +13,28 @@ async fn finish(client: &Client, lease: &Value, outcome: Value) -> crate::harnes
     client.post("/v1/once/finish", &json!({"lease_id": lease["lease_id"], "outcome": outcome})).await
 }
 
+/// The stock and its version.
+async fn read(client: &Client) -> Value {
+    let read = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
+    assert_eq!(read.status, 200, "{}", read.text);
+    read.json
+}
+
+async fn commit(client: &Client, version: &Value, left: u64) -> crate::harness::Response {
+    let commit = json!({"resource": "stock/17", "version": version, "value": {"left": left}});
+    client.post("/v1/versions/commit", &commit).await
+}
+
 /// Sells one piece after another until none is left: how many.
 async fn sell(client: Client) -> u64 {
     let mut sold = 0;
     loop {
-        let read = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
-        let left = read.json["value"]["left"].as_u64().expect("the stock");
+        let seen = read(&client).await;
+        let left = seen["value"]["left"].as_u64().expect("the stock");
         if left == 0 {
             return sold;
         }
-        let commit =
-            json!({"resource": "stock/17", "version": read.json["version"], "value": {"left": left - 1}});
-        let answer = client.post("/v1/versions/commit", &commit).await;
+        let answer = commit(&client, &seen["version"], left - 1).await;
         match answer.status {
             200 => sold += 1,
             _ => assert_eq!((answer.status, answer.slug()), (409, "conflict"), "{}", answer.text),
@@ -32,42 +42,88 @@ async fn sell(client: Client) -> u64 {
     }
 }
 
+/// A proxy remembers a row as it left it; what the other one has committed since counts nevertheless.
+async fn leave_each_other_behind(one: &Client, other: &Client) {
+    let mut seen = read(one).await["version"].clone();
+    for n in 0..8 {
+        let (first, late) = if n % 2 == 0 { (one, other) } else { (other, one) };
+        let made = commit(first, &seen, 100).await;
+        assert_eq!(made.status, 200, "{}", made.text);
+        let late = commit(late, &seen, 100).await;
+        assert_eq!((late.status, &late.json["version"]), (409, &made.json["version"]), "{}", late.text);
+        seen = made.json["version"].clone();
+    }
+}
+
 on_both! {
+    /// Over two proxies.
     async fn S3_of_those_that_read_a_version_one_commits(kind: Kind) {
-        let proxy = proxy(&database(kind).await, "default", "primitive = \"version\"").await;
-        let client = proxy.client();
-        let start = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
-        let commit = json!({
-            "resource": "stock/17", "version": start.json["version"], "value": {"left": 100},
-            "request_id": "stocktaking",
-        });
-        let racers = join_all((0..8).map(|_| {
-            let mut body = commit.clone();
-            body.as_object_mut().unwrap().remove("request_id");
-            let client = proxy.client();
-            async move { client.post("/v1/versions/commit", &body).await.status }
-        }));
-        let won = racers.await.into_iter().filter(|status| *status == 200).count();
-        assert_eq!(won, 1);
-        let late = client.post("/v1/versions/commit", &commit).await;
-        assert_eq!((late.status, late.slug()), (409, "conflict"));
-        assert_eq!(late.json["value"], json!({"left": 100}), "a conflict says what is there by now");
+        let url = database(kind).await;
+        let settings = "primitive = \"version\"";
+        let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        let either = |n: usize| if n.is_multiple_of(2) { one.client() } else { other.client() };
+        // At first there is no row, then there is one.
+        for _ in 0..2 {
+            let start = read(&one.client()).await;
+            assert_eq!(read(&other.client()).await, start);
+            let racers = join_all((0..8).map(|n| {
+                let (client, version) = (either(n), start["version"].clone());
+                async move { commit(&client, &version, 100).await.status }
+            }));
+            let won = racers.await.into_iter().filter(|status| *status == 200).count();
+            assert_eq!(won, 1);
+            for client in [one.client(), other.client()] {
+                let late = commit(&client, &start["version"], 100).await;
+                assert_eq!((late.status, late.slug()), (409, "conflict"));
+                assert_eq!(late.json["value"], json!({"left": 100}), "a conflict says what is there by now");
+            }
+        }
 
-        let sold = join_all((0..16).map(|_| sell(proxy.client()))).await;
+        leave_each_other_behind(&one.client(), &other.client()).await;
+
+        let sold = join_all((0..16).map(|n| sell(either(n)))).await;
         assert_eq!(sold.iter().sum::<u64>(), 100, "{sold:?}");
-        let end = client.post("/v1/versions/read", &json!({"resource": "stock/17"})).await;
-        assert_eq!(end.json["value"], json!({"left": 0}));
+        let end = read(&one.client()).await;
+        assert_eq!((&end["value"], &end), (&json!({"left": 0}), &read(&other.client()).await));
 
-        // Another proxy, and a request that is made twice because its answer was lost.
-        let commit = json!({
-            "resource": "stock/17", "version": end.json["version"], "value": {"left": 50}, "request_id": "delivery",
+        // A request that is made twice because its answer was lost, the second time through another proxy.
+        let delivery = json!({
+            "resource": "stock/17", "version": end["version"], "value": {"left": 50}, "request_id": "delivery",
         });
-        let once = client.post("/v1/versions/commit", &commit).await;
-        let again = client.post("/v1/versions/commit", &commit).await;
-        assert_eq!((once.status, &once.json), (200, &again.json));
-        let other = client.acquire(json!({"resource": "stock/17"})).await;
-        assert_eq!((other.status, other.slug()), (400, "invalid"), "{}", other.text);
-        assert!(other.text.contains("/v1/versions/read"), "{}", other.text);
+        let once = one.client().post("/v1/versions/commit", &delivery).await;
+        let again = other.client().post("/v1/versions/commit", &delivery).await;
+        assert_eq!((once.status, &once.json), (200, &again.json), "{}", again.text);
+        assert_eq!(read(&other.client()).await["version"], once.json["version"], "it was made once");
+        let refused = other.client().acquire(json!({"resource": "stock/17"})).await;
+        assert_eq!((refused.status, refused.slug()), (400, "invalid"), "{}", refused.text);
+        assert!(refused.text.contains("/v1/versions/read"), "{}", refused.text);
+    }
+
+    /// What was read before a proxy was killed is committed through the one that is started after it, unless
+    /// another one has committed meanwhile.
+    async fn S3_versions_outlive_their_proxy(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"version\"";
+        let (mut one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        let start = read(&one.client()).await;
+        one.kill();
+        one = proxy(&url, "default", settings).await;
+        let first = commit(&one.client(), &start["version"], 1).await;
+        assert_eq!(first.status, 200, "{}", first.text);
+        let late = commit(&other.client(), &start["version"], 9).await;
+        assert_eq!((late.status, &late.json["value"]), (409, &json!({"left": 1})), "{}", late.text);
+
+        let seen = read(&one.client()).await;
+        one.kill();
+        let second = commit(&other.client(), &seen["version"], 2).await;
+        assert_eq!(second.status, 200, "{}", second.text);
+        one = proxy(&url, "default", settings).await;
+        let late = commit(&one.client(), &seen["version"], 9).await;
+        assert_eq!((late.status, &late.json["value"]), (409, &json!({"left": 2})), "{}", late.text);
+        assert_eq!(late.json["version"], second.json["version"]);
+        let third = commit(&one.client(), &second.json["version"], 3).await;
+        assert!(third.number("version") > second.number("version"), "{}", third.text);
+        assert_eq!(read(&other.client()).await["value"], json!({"left": 3}));
     }
 
     async fn S29_of_many_submits_one_runs_and_the_others_get_its_outcome(kind: Kind) {
@@ -137,6 +193,38 @@ on_both! {
         assert_eq!((refused.status, &refused.json["field"]), (400, &json!("outcome")), "{}", refused.text);
         assert_eq!(client.release(&large.json).await.status, 200, "given up without an outcome");
         assert_eq!(begin(&client, "large", 0).await.json["state"], "first");
+    }
+
+    /// Who works is known to every proxy, after a crash as well, and so is what became of it.
+    async fn S29_what_is_done_once_outlives_its_proxy(kind: Kind) {
+        let url = database(kind).await;
+        let settings = "primitive = \"once\"\nttl_ms = 60000";
+        let (mut one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
+        let first = begin(&one.client(), "o", 0).await;
+        assert_eq!(first.json["state"], "first", "{}", first.text);
+        one.kill();
+        let busy = begin(&other.client(), "o", 0).await;
+        assert_eq!((busy.status, &busy.json["state"]), (409, &json!("in_progress")), "{}", busy.text);
+        one = proxy(&url, "default", settings).await;
+        let busy = begin(&one.client(), "o", 0).await;
+        assert_eq!((busy.status, &busy.json["state"]), (409, &json!("in_progress")), "{}", busy.text);
+        let waits = tokio::spawn({
+            let client = one.client();
+            async move { begin(&client, "o", 30_000).await }
+        });
+        one.client().until_queued("o", 1).await;
+        assert_eq!(other.client().renew(&first.json).await.status, 200);
+        assert_eq!(finish(&other.client(), &first.json, json!("sent")).await.status, 200);
+        let told = waits.await.unwrap();
+        assert_eq!((&told.json["state"], &told.json["outcome"]), (&json!("done"), &json!("sent")), "{}", told.text);
+        one.kill();
+        one = proxy(&url, "default", settings).await;
+        for client in [one.client(), other.client()] {
+            let done = begin(&client, "o", 0).await;
+            assert_eq!((&done.json["state"], &done.json["outcome"]), (&json!("done"), &json!("sent")), "{}", done.text);
+        }
+        assert_eq!(finish(&one.client(), &first.json, json!("again")).await.status, 200, "it may be repeated");
+        assert_eq!(begin(&other.client(), "o", 0).await.json["outcome"], "sent");
     }
 
     async fn S29_a_command_runs_once(kind: Kind) {

@@ -1,0 +1,65 @@
+//! What is done once is a lease, too: what holds of one, put through as claims of a `once`.
+
+use super::*;
+use crate::store::{Answer, Done, Health, Loss, Page, Stored};
+
+pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
+    let (one, other): (Arc<dyn Store>, Arc<dyn Store>) =
+        (Arc::new(AsOnce { store: one }), Arc::new(AsOnce { store: other }));
+    grants::of_one_exclusive_key(&*one).await;
+    leases::all(&*one).await;
+    listing::all(&*one).await;
+    races::of_one_key(&one, &other).await;
+    races::what_one_grants_the_other_knows(&*one, &*other).await;
+}
+
+/// A store whose exclusive claims of one key are what is done once.
+struct AsOnce {
+    store: Arc<dyn Store>,
+}
+
+impl AsOnce {
+    fn once(claim: Claim) -> Claim {
+        let is_once = claim.mode == Mode::Exclusive && claim.keys.len() == 1;
+        Claim { keep_ms: if is_once { 60_000 } else { 0 }, ..claim }
+    }
+}
+
+impl Store for AsOnce {
+    fn submit(&self, group: Vec<Op>, deadline: crate::lock::Instant, done: Done) {
+        let group = group.into_iter().map(|op| match op {
+            Op::Acquire(claim) => Op::Acquire(AsOnce::once(claim)),
+            Op::Rejoin(claim) => Op::Rejoin(AsOnce::once(claim)),
+            op => op,
+        });
+        self.store.submit(group.collect(), deadline, done);
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: crate::lock::Instant, done: Done) {
+        self.store.submit_renewal(op, deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        self.store.list(prefix, after, limit)
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        self.store.read(key)
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        self.store.lacks(space)
+    }
+
+    fn on_loss(&self, tell: Loss) {
+        self.store.on_loss(tell);
+    }
+
+    fn forget(&self) {
+        self.store.forget();
+    }
+}
