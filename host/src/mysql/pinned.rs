@@ -106,16 +106,21 @@ impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
-        if space != self.space {
-            return Some(format!("{space:?} is not kept here"));
-        }
-        let without = space == Space::Advisory && self.shared.galera.load(Ordering::Relaxed);
-        without.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
+        lacks(space, self.space, self.shared.galera.load(Ordering::Relaxed))
     }
 
     fn on_loss(&self, tell: Loss) {
         self.common.losses.set(tell);
     }
+}
+
+/// Why keys of the space `wanted` cannot be had where those of `here` are kept.
+fn lacks(wanted: Space, here: Space, galera: bool) -> Option<String> {
+    if wanted != here {
+        return Some(format!("{wanted:?} is not kept here"));
+    }
+    let without = wanted == Space::Advisory && galera;
+    without.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
 }
 
 /// The keys that are guarded now, and what is remembered of those that were of late. `G` says what guards
@@ -519,5 +524,18 @@ mod tests {
         assert_eq!(left(1_019_000_000, 1_005_000_000), 14_000_000, "the first one");
         assert_eq!(left(1_009_000_000, 995_000_000), 14_000_000, "one that is ten seconds behind it");
         assert_eq!(left(1_009_000_000, 1_015_000_000), 0, "it was over before");
+    }
+
+    #[test]
+    fn a_galera_node_has_rows_and_no_names() {
+        for galera in [false, true] {
+            assert_eq!(lacks(Space::Row, Space::Row, galera), None);
+            assert!(
+                lacks(Space::Advisory, Space::Row, galera).is_some_and(|why| why.contains("not kept here"))
+            );
+            let names = lacks(Space::Advisory, Space::Advisory, galera);
+            assert_eq!(names.is_some(), galera, "{names:?}");
+            assert!(names.is_none_or(|why| why.contains("GET_LOCK")));
+        }
     }
 }

@@ -207,4 +207,44 @@ mod tests {
         assert_eq!(check(&variables(&[("super_read_only", "ON")]), false), Err(READ_ONLY.to_owned()));
         assert_eq!(check(&variables(&[("read_only", "NO_LOCK")]), false), Err(READ_ONLY.to_owned()));
     }
+
+    fn galera(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        let node = [
+            ("version", "11.8.2-MariaDB-log"),
+            ("server_uuid", ""),
+            ("server_uid", "u-2"),
+            ("wsrep_on", "ON"),
+            ("wsrep_ready", "ON"),
+            ("wsrep_cluster_state_uuid", "c-1"),
+        ];
+        variables(&[&node, pairs].concat())
+    }
+
+    #[test]
+    fn a_galera_node_is_known_for_one() {
+        let node = check(&galera(&[]), true).expect("it is sound");
+        assert!(node.galera);
+        assert_eq!(node.identity, "galera:c-1", "one for all nodes");
+        assert!(
+            matches!(&node.warnings[..], [why] if why.contains("send all proxies to one node")),
+            "{node:?}"
+        );
+        assert!(check(&galera(&[("wsrep_on", "1")]), true).expect("it is sound").galera);
+        let weak = [("innodb_flush_log_at_trx_commit", "2")];
+        assert!(check(&galera(&weak), true).expect_err("it refuses").contains("require_durable"));
+    }
+
+    #[test]
+    fn a_galera_node_outside_of_its_cluster_is_refused() {
+        let alone = check(&galera(&[("wsrep_ready", "OFF")]), false);
+        assert!(alone.as_ref().is_err_and(|why| why.contains("primary component")), "{alone:?}");
+    }
+
+    #[test]
+    fn a_server_with_the_library_alone_is_no_galera_node() {
+        let off = [("wsrep_on", "OFF"), ("wsrep_ready", "OFF"), ("wsrep_cluster_state_uuid", "c-1")];
+        let server = check(&galera(&off), true).expect("it is sound");
+        assert!(!server.galera && server.warnings.is_empty(), "{server:?}");
+        assert!(server.identity.starts_with("mariadb:u-2:"), "{}", server.identity);
+    }
 }
