@@ -501,8 +501,8 @@ pub fn counted(
 }
 
 /// When grants may begin, on our own clock: `from` and `now` are by the clock of the server that was asked.
-fn begins(from: u64, now: u64, asked_before: Instant) -> Instant {
-    asked_before.plus_us(from.saturating_sub(now))
+fn begins(from: u64, now: u64, own: Instant) -> Instant {
+    own.plus_us(from.saturating_sub(now))
 }
 
 /// The moment for decisions, on both clocks.
