@@ -274,12 +274,15 @@ async fn waits_at_a_paused_proxy(kind: Kind, primitive: &str, more: &str) {
     }
     fleet.until_members(2).await;
     let (one, paused) = (fleet.proxies[0].client(), fleet.proxies[1].client());
-    let old = one.lease("r", 1_000).await;
+    let old = one.lease("r", 60_000).await;
     assert_eq!(old["primitive"], primitive);
     let waiter = waiting(&paused, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
     paused.until_queued("r", 1).await;
+    // Its first claim has been answered then: stopped before, it would have the row locked.
+    pause_ms(300).await;
     stop(&fleet.proxies[1]);
-    assert_eq!(one.release(&old).await.status, 200);
+    let released = one.release(&old).await;
+    assert_eq!(released.status, 200, "{}", released.text);
     pushed(&fleet.proxies[0], &RENAMED).await;
     let keeper = one.lease("r", 60_000).await;
     assert_eq!(keys(&keeper), ["x/r"]);
