@@ -21,10 +21,11 @@ use crate::lock::{Instant, ServerTime};
 
 /// How long a statement waits for a row lock, in seconds.
 pub const LOCK_WAIT_S: u32 = 1;
-/// The server ends a session that says nothing for this long, in seconds, and with it a
-/// transaction whose proxy was cut off half-way. Idle lanes say something more often than that.
-pub const SESSION_TIMEOUT_S: u32 = 15;
-pub const IDLE_S: u64 = 4;
+/// The server ends a session that says nothing for this long, in seconds, and with it a transaction whose
+/// proxy was paused or cut off half-way. Until then its rows are locked, so it is less than a call of
+/// another proxy waits. Idle lanes say something more often than that.
+pub const SESSION_TIMEOUT_S: u32 = 3;
+pub const IDLE_S: u64 = 1;
 
 /// The longest that opening and checking a connection may take.
 const OPEN_LIMIT: Duration = Duration::from_secs(3);

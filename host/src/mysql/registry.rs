@@ -22,7 +22,7 @@ use crate::store::{Answer, StoreError};
 const PROXIES: &str = "lockkeeper_proxy";
 const POLICIES: &str = "lockkeeper_policy";
 /// A connection that was idle for longer may have been closed by the server.
-const FRESH_US: u64 = 5_000_000;
+const FRESH_US: u64 = 2_000_000;
 /// A beat comes back within this, or its connection is given up. A component takes longer to send.
 const BEAT_LIMIT: Duration = Duration::from_secs(3);
 const WORK_LIMIT: Duration = Duration::from_secs(10);

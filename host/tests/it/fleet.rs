@@ -120,6 +120,11 @@ async fn pause_ms(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
+fn waiting(client: &Client, body: Value) -> JoinHandle<Response> {
+    let client = client.clone();
+    tokio::spawn(async move { client.acquire(body).await })
+}
+
 fn stop(proxy: &Proxy) {
     proxy.signal(Signal::STOP);
 }

@@ -297,8 +297,3 @@ async fn waits_at_a_paused_proxy(kind: Kind, primitive: &str, more: &str) {
     let token = next.json["tokens"][at].as_u64().or(next.json["token"].as_u64());
     assert!(token > keeper["token"].as_u64(), "{}", next.text);
 }
-
-fn waiting(client: &Client, body: Value) -> JoinHandle<Response> {
-    let client = client.clone();
-    tokio::spawn(async move { client.acquire(body).await })
-}

@@ -1,5 +1,8 @@
 //! Who belongs to a fleet, and what becomes of those that do not any more.
 
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
+
 use super::*;
 use crate::harness::lockkeeper;
 
@@ -31,6 +34,22 @@ on_both! {
         assert_eq!(next.status, 200, "{}", next.text);
         assert!(next.number("token") > lease["token"].as_u64().unwrap());
         until_members(&fleet.proxies[1], 1).await;
+    }
+
+    /// One that is paused between the two requests of a transaction has the rows locked: the server ends its
+    /// session before a call through another proxy gives up.
+    async fn a_proxy_that_is_paused_half_way_holds_nobody_up(kind: Kind) {
+        let fleet = Fleet::start(kind, 2, default_policy()).await;
+        let (resource, claim) = pause_half_way(&fleet, 1).await;
+        let lease = fleet.proxies[0].client().acquire(json!({"resource": resource, "ttl_ms": 60_000})).await;
+        assert_eq!(lease.status, 200, "{}", lease.text);
+        go_on(&fleet.proxies[1]);
+        fleet.until_members(2).await;
+        assert!(!claim.is_finished(), "it is held");
+        assert_eq!(fleet.proxies[0].client().release(&lease.json).await.status, 200);
+        let next = claim.await.unwrap();
+        assert_eq!(next.status, 200, "{}", next.text);
+        assert!(next.number("token") > lease.number("token"), "{} after {}", next.text, lease.text);
     }
 
     /// A proxy that stops in good order is not waited for.
@@ -99,4 +118,31 @@ on_both! {
         other.until_ready().await;
         other.client().lease("r/1", 1_000).await;
     }
+}
+
+/// Stops a proxy while its claim has locked the row and has not written it: the resource, and the claim.
+async fn pause_half_way(fleet: &Fleet, paused: usize) -> (String, JoinHandle<Response>) {
+    let proxy = &fleet.proxies[paused];
+    let mut conn = Conn::from_url(&fleet.url).await.unwrap();
+    for n in 0..20 {
+        let resource = format!("half-way-{n}");
+        let lease = fleet.proxies[0].client().lease(&resource, 60_000).await;
+        assert_eq!(fleet.proxies[0].client().release(&lease).await.status, 200);
+        let lock = format!("BEGIN;SELECT k FROM lockkeeper_lease WHERE k='{resource}' FOR UPDATE");
+        conn.query_drop(&lock).await.unwrap();
+        let claim = waiting(&proxy.client(), json!({"resource": resource, "wait_ms": 60_000}));
+        proxy.client().until_queued(&resource, 1).await;
+        // Less than it waits for a row.
+        pause_ms(100).await;
+        stop(proxy);
+        conn.query_drop("ROLLBACK").await.unwrap();
+        if conn.query_drop(lock + " NOWAIT").await.is_err() {
+            conn.disconnect().await.unwrap();
+            return (resource, claim);
+        }
+        // It was not waiting just then.
+        conn.query_drop("ROLLBACK").await.unwrap();
+        go_on(proxy);
+    }
+    panic!("no claim was caught half-way");
 }
