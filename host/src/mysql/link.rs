@@ -23,7 +23,7 @@ use crate::lock::{Instant, ServerTime};
 pub const LOCK_WAIT_S: u32 = 1;
 /// The server ends a session that says nothing for this long, in seconds, and with it a transaction whose
 /// proxy was paused or cut off half-way. Until then its rows are locked, so it is less than a call of
-/// another proxy waits. Idle lanes say something more often than that.
+/// another proxy waits, unless `store.timeout_ms` is set lower. Idle lanes say something more often than that.
 pub const SESSION_TIMEOUT_S: u32 = 3;
 pub const IDLE_S: u64 = 1;
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use mysql_async::Row;
 use tokio::sync::Mutex;
 
-use super::link::{Fault, Link};
+use super::link::{Fault, Link, SESSION_TIMEOUT_S};
 use super::sql::{self, NOW_US};
 use super::store::Shared;
 use crate::clock;
@@ -22,7 +22,7 @@ use crate::store::{Answer, StoreError};
 const PROXIES: &str = "lockkeeper_proxy";
 const POLICIES: &str = "lockkeeper_policy";
 /// A connection that was idle for longer may have been closed by the server.
-const FRESH_US: u64 = 2_000_000;
+const FRESH_US: u64 = (SESSION_TIMEOUT_S as u64 - 1) * 1_000_000;
 /// A beat comes back within this, or its connection is given up. A component takes longer to send.
 const BEAT_LIMIT: Duration = Duration::from_secs(3);
 const WORK_LIMIT: Duration = Duration::from_secs(10);

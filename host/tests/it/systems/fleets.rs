@@ -248,11 +248,13 @@ on_both! {
         for server in &servers[3..] {
             signal(server.pid().expect("it runs"), Signal::KILL);
         }
+        let begun = Instant::now();
         let renewed = client.renew(&after.json).await;
         assert_eq!(renewed.status, 200, "two servers were killed: {}", renewed.text);
         assert_eq!(client.release(&after.json).await.status, 200);
         let last = elsewhere.acquire(wait("a")).await;
         assert_eq!(last.status, 200, "{}", last.text);
+        assert!(begun.elapsed() < Duration::from_millis(1_500), "those that are gone are not waited for");
         assert!(last.number("token") > after.number("token"));
         for server in servers {
             server.stop().await;
