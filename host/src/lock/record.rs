@@ -344,7 +344,8 @@ pub struct Grant {
     pub nonce: u64,
     /// Of a claim for any of its keys: the one that it was given, alone.
     pub chosen: Option<Key>,
-    /// One for each key, in their order.
+    /// One for each key, in their order. They are the same number, except in leases that an earlier version
+    /// granted.
     pub tokens: Vec<Token>,
     /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
     pub left_us: u64,

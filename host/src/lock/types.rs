@@ -153,6 +153,6 @@ pub struct LeaseRef {
     pub keys: Arc<[Key]>,
     /// The random number that the grant was made under.
     pub nonce: u64,
-    /// The token of the first key.
+    /// The lease's token: the first key's, where an earlier version gave its keys different ones.
     pub token: Token,
 }

@@ -34,6 +34,8 @@ struct Shared {
     /// Answers to lose: the work is done, and nobody is told.
     losses: AtomicUsize,
     outage: Mutex<Option<String>>,
+    /// Groups that are still run before an outage begins; the largest number stands for no end.
+    runs: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -65,6 +67,7 @@ impl Memory {
                 ahead_us: AtomicU64::new(0),
                 losses: AtomicUsize::new(0),
                 outage: Mutex::new(None),
+                runs: AtomicUsize::new(usize::MAX),
             }),
         }
     }
@@ -96,6 +99,12 @@ impl Memory {
     /// While `Some`, nothing is carried out and everything is answered with an error.
     pub fn set_outage(&self, why: Option<&str>) {
         *lock(&self.shared.outage) = why.map(str::to_owned);
+        self.shared.runs.store(usize::MAX, Ordering::SeqCst);
+    }
+
+    /// After so many more groups nothing is carried out.
+    pub fn run_before_outage(&self, groups: usize) {
+        self.shared.runs.store(groups, Ordering::SeqCst);
     }
 
     /// No grants before this moment, as after a fail-over.
@@ -213,6 +222,11 @@ fn answer(memory: &Memory, group: &[Op], deadline: Instant) -> Result<Reply, Sto
     let asked_at = clock::now();
     if asked_at > deadline {
         return Err(StoreError::Unavailable { why: "the deadline has passed".into() });
+    }
+    match memory.shared.runs.load(Ordering::SeqCst) {
+        usize::MAX => {}
+        0 => return Err(StoreError::Unavailable { why: "it is stopped".into() }),
+        left => memory.shared.runs.store(left - 1, Ordering::SeqCst),
     }
     let (outcomes, now) = memory.run(group);
     let lost =

@@ -178,8 +178,22 @@ impl Stores {
         }
     }
 
-    /// Grants all parts or none.
+    /// Grants all parts or none. While one of them may be left, the answer is an error: the caller undoes the
+    /// whole claim later, as after any failure.
     async fn claim(
+        &self,
+        parts: Vec<(Vec<usize>, Op)>,
+        claim: &Claim,
+        deadline: Instant,
+    ) -> Result<(Outcome, ServerTime), StoreError> {
+        let result = self.claim_all(parts, claim, deadline).await;
+        if !matches!(result, Ok((Outcome::Granted(_), _))) {
+            self.undo(claim, deadline).await?;
+        }
+        result
+    }
+
+    async fn claim_all(
         &self,
         parts: Vec<(Vec<usize>, Op)>,
         claim: &Claim,
@@ -187,38 +201,66 @@ impl Stores {
     ) -> Result<(Outcome, ServerTime), StoreError> {
         let mut grants: Vec<(Vec<usize>, Grant)> = Vec::new();
         let mut at = ServerTime::default();
+        let again = |place: usize| {
+            let key = claim.keys[place].clone();
+            Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US, turn: None })
+        };
         for (places, part) in parts {
-            match self.ask(part, deadline).await {
-                Ok((Outcome::Granted(grant), now))
+            match self.ask(part, deadline).await? {
+                (Outcome::Granted(grant), now)
                     if grants.iter().all(|(_, before)| before.nonce == grant.nonce) =>
                 {
                     at = at.max(now);
                     grants.push((places, grant));
                 }
                 // The owner's own lease of one space, entered again, cannot stand for both.
-                Ok((Outcome::Granted(_), now)) => {
-                    self.undo(claim, deadline).await;
-                    let key = claim.keys[places[0]].clone();
-                    return Ok((
-                        Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US, turn: None }),
-                        now,
-                    ));
-                }
-                other => {
-                    self.undo(claim, deadline).await;
-                    return other;
-                }
+                (Outcome::Granted(_), now) => return Ok((again(places[0]), now)),
+                other => return Ok(other),
             }
         }
-        Ok((Outcome::Granted(joined(claim.keys.len(), &grants)), at))
+        match self.lift(claim, &mut grants, deadline).await? {
+            None => Ok((Outcome::Granted(joined(claim.keys.len(), &grants)), at)),
+            Some(place) => Ok((again(place), at)),
+        }
     }
 
-    async fn undo(&self, claim: &Claim, deadline: Instant) {
-        let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
-        for (_, part) in split(&abandon) {
-            // Where it is not heard of, the caller undoes the whole claim later, as after any failure.
-            let _ = self.ask(part, deadline).await;
+    /// Lifts all parts to the highest token among them, so that the lease has one. The place of a key that was
+    /// lost meanwhile, where there is one.
+    ///
+    /// A space whose tokens are a server's numbers knows of the lift only for as long as it remembers the key. Its
+    /// next token is above the lift where that came from a row of the same text, or is below the floor.
+    async fn lift(
+        &self,
+        claim: &Claim,
+        grants: &mut [(Vec<usize>, Grant)],
+        deadline: Instant,
+    ) -> Result<Option<usize>, StoreError> {
+        let highest = grants.iter().flat_map(|(_, grant)| &grant.tokens).max().copied().unwrap_or_default();
+        for (places, grant) in grants {
+            if grant.tokens.iter().all(|token| *token == highest) {
+                continue;
+            }
+            let keys: Arc<[Key]> = places.iter().map(|place| claim.keys[*place].clone()).collect();
+            grant.tokens = vec![highest; keys.len()];
+            let lease = LeaseRef { keys, nonce: grant.nonce, token: Token::ANY };
+            let raised = self.ask(Op::Raise { lease, tokens: grant.tokens.clone() }, deadline).await?;
+            if !matches!(raised, (Outcome::Renewed { .. }, _)) {
+                return Ok(Some(places[0]));
+            }
         }
+        Ok(None)
+    }
+
+    /// All parts are tried, whatever becomes of one.
+    async fn undo(&self, claim: &Claim, deadline: Instant) -> Result<(), StoreError> {
+        let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
+        let mut undone = Ok(());
+        for (_, part) in split(&abandon) {
+            if let Err(error) = self.ask(part, deadline).await {
+                undone = Err(error);
+            }
+        }
+        undone
     }
 
     async fn ask(&self, op: Op, deadline: Instant) -> Result<(Outcome, ServerTime), StoreError> {

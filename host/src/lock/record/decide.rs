@@ -261,19 +261,22 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         0 => ServerTime(0),
         ms => env.now.plus_ms(ms),
     };
-    let mut tokens = Vec::with_capacity(claim.keys.len());
+    // One token for the whole lease, above all that its keys had: what a resource is fenced with does not
+    // depend on which of its keys is the first.
+    let last = claim.keys.iter().map(|key| records.read(key).token).max().unwrap_or_default();
+    let token = env.token_after(last);
     for key in &*claim.keys {
         let record = records.write(key);
         // In doubt, an expired holder may still be certain of its lease: it stays.
         for gone in record.holders.extract_if(.., |holder| env.takeover && holder.free_at() <= env.now) {
             remember(&mut record.ended, &gone);
         }
-        record.token = env.token_after(record.token);
+        record.token = token;
         record.holders.push(Holder {
             nonce: claim.attempt,
             owner: claim.owner.clone(),
             mode: claim.mode,
-            token: record.token,
+            token,
             keys: claim.keys.len() as u32,
             since: env.now,
             until,
@@ -285,13 +288,12 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             levels: vec![level_of(claim)],
             tag: claim.tag.clone(),
         });
-        tokens.push(record.token);
     }
     let left_us = until.us_since(env.now);
     Outcome::Granted(Grant {
         nonce: claim.attempt,
         chosen: None,
-        tokens,
+        tokens: vec![token; claim.keys.len()],
         left_us,
         levels: 1,
         repeated: false,

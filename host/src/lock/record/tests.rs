@@ -103,6 +103,30 @@ fn several_keys_are_held_together_or_not_at_all() {
 }
 
 #[test]
+fn all_keys_of_a_lease_have_one_token_above_all_that_they_had() {
+    let mut world = World::new();
+    for attempt in 1..=5 {
+        let (lease, _) = world.granted(&claim(&["b"], "x", attempt));
+        world.release(&lease, 100 + attempt);
+    }
+    let highest = world.records.get(&keys(&["b"])[0]).unwrap().token;
+    let (lease, grant) = world.granted(&claim(&["a", "b", "c"], "x", 9));
+    assert_eq!(grant.tokens, [highest.next(); 3]);
+    assert_eq!(
+        world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None }),
+        Outcome::Renewed { left_us: 10_000_000 }
+    );
+    assert_eq!(world.release(&lease, 109), RELEASED);
+    for (n, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let (_, next) = world.granted(&claim(&[name], "x", 20 + n as u64));
+        assert!(next.tokens[0] > grant.tokens[0], "{name} was lifted, too");
+    }
+    let any = Claim { any: true, ..claim(&["c", "d"], "x", 30) };
+    let Outcome::Granted(grant) = world.acquire(&any) else { panic!("d is free") };
+    assert_eq!((grant.chosen, grant.tokens), (Some(keys(&["d"])[0].clone()), vec![Token(1)]), "by itself");
+}
+
+#[test]
 fn shared_holders_admit_each_other_only() {
     let mut world = World::new();
     let shared = |attempt| Claim { mode: Mode::Shared, ..claim(&["a"], "s", attempt) };

@@ -6,6 +6,7 @@ use super::*;
 
 struct World {
     router: Router,
+    table: Memory,
     advisory: MemoryStore,
 }
 
@@ -13,7 +14,7 @@ fn world() -> World {
     let memory = || Memory::new(Duration::from_secs(3_600));
     let (table, advisory) = (memory(), memory());
     let others: Vec<(Space, Arc<dyn Store>)> = vec![(Space::Advisory, Arc::new(advisory.store()))];
-    World { router: Router::new(Arc::new(table.store()), others), advisory: advisory.store() }
+    World { router: Router::new(Arc::new(table.store()), others), table, advisory: advisory.store() }
 }
 
 fn key(name: &str, space: Space) -> Key {
@@ -51,8 +52,7 @@ async fn a_claim_over_two_spaces_is_granted_whole_and_ends_whole() {
     assert!(matches!(renewed, Outcome::Renewed { .. }), "{renewed:?}");
     let page = world.router.list(String::new(), None, 1).await.expect("it lists");
     assert_eq!(page.items.len(), 2, "keys of one text are not parted");
-    let release = Op::Release(Release { lease, attempt: fresh(), outcome: None });
-    assert_eq!(one(&world.router, release).await, Outcome::Released { levels_left: 0 });
+    assert_eq!(one(&world.router, release(lease)).await, Outcome::Released { levels_left: 0 });
     assert!(world.router.list(String::new(), None, 9).await.expect("it lists").items.is_empty());
 }
 
@@ -69,6 +69,39 @@ async fn where_one_space_is_taken_nothing_stays_in_the_other() {
     assert!(matches!(one(&world.router, Op::Acquire(free)).await, Outcome::Granted(_)));
 }
 
+/// Whichever space is behind is lifted to the other one's count.
+#[tokio::test]
+async fn a_lease_over_two_spaces_has_one_token() {
+    let world = world();
+    for space in [Space::Table, Space::Advisory] {
+        for _ in 0..3 {
+            let ahead = Claim { keys: [key("k", space)].into(), ..claim(&["k"], "me") };
+            let Outcome::Granted(grant) = one(&world.router, Op::Acquire(ahead.clone())).await else {
+                panic!("it is free")
+            };
+            let lease = LeaseRef { keys: ahead.keys, nonce: grant.nonce, token: grant.tokens[0] };
+            one(&world.router, release(lease)).await;
+        }
+        let claim = both("k");
+        let Outcome::Granted(grant) = one(&world.router, Op::Acquire(claim.clone())).await else {
+            panic!("both keys are free")
+        };
+        assert_eq!(grant.tokens, [grant.tokens[0]; 2]);
+        let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
+        let renewed = one(&world.router, Op::Renew { lease: lease.clone(), ttl_ms: None }).await;
+        assert!(matches!(renewed, Outcome::Renewed { .. }), "{renewed:?}");
+        one(&world.router, release(lease)).await;
+        for space in [Space::Table, Space::Advisory] {
+            let stored = world.router.read(key("k", space)).await.expect("it reads").expect("it is known");
+            assert_eq!(stored.record.token, grant.tokens[0], "{space:?}");
+        }
+    }
+}
+
+fn release(lease: LeaseRef) -> Op {
+    Op::Release(Release { lease, attempt: fresh(), outcome: None })
+}
+
 /// The owner's lease of one space is not the lease of both.
 #[tokio::test]
 async fn a_lease_of_one_space_is_not_entered_again_for_two() {
@@ -80,6 +113,31 @@ async fn a_lease_of_one_space_is_not_entered_again_for_two() {
     let stored = world.router.read(key("k", Space::Table)).await.expect("it reads").expect("it is held");
     assert_eq!(stored.record.holders[0].levels.len(), 1, "nothing is left of the attempt");
     let stored = world.router.read(key("k", Space::Advisory)).await.expect("it reads");
+    assert!(stored.is_none_or(|stored| stored.record.holders.is_empty()));
+}
+
+/// Else half of the claim would be held for its whole time, and its caller told that it has nothing.
+#[tokio::test]
+async fn a_claim_that_cannot_be_undone_is_not_answered_as_if_it_were() {
+    let world = world();
+    let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
+    assert!(matches!(one(&world.advisory, Op::Acquire(taken)).await, Outcome::Granted(_)));
+    let claim = both("k");
+    // The table grants its part; after that it is out of reach.
+    world.table.run_before_outage(1);
+    let (tell, told) = oneshot::channel();
+    let deadline = clock::now().plus_ms(10_000);
+    world.router.submit(
+        vec![Op::Acquire(claim.clone())],
+        deadline,
+        Box::new(move |result| drop(tell.send(result))),
+    );
+    let result: Result<Reply, StoreError> = told.await.expect("it is answered");
+    assert!(result.is_err(), "half of it is still there: {result:?}");
+    world.table.set_outage(None);
+    let abandon = Op::Abandon { keys: claim.keys, attempt: claim.attempt };
+    assert_eq!(one(&world.router, abandon).await, Outcome::Abandoned);
+    let stored = world.router.read(key("k", Space::Table)).await.expect("it reads");
     assert!(stored.is_none_or(|stored| stored.record.holders.is_empty()));
 }
 
