@@ -395,13 +395,12 @@ impl Service {
 
     /// Gives up one level of a lease of any proxy.
     pub async fn release(&self, lease: LeaseRef) -> Result<(), LeaseError> {
-        self.released(self.begin_release(lease, None)).await
+        self.released(self.begin_release(new_release(lease, None))).await
     }
 
     /// The release is on its way when this returns: a drain waits for it.
-    fn begin_release(&self, lease: LeaseRef, outcome: Option<Box<str>>) -> Releasing {
+    fn begin_release(&self, release: Release) -> Releasing {
         let (reply, answer) = oneshot::channel();
-        let release = Release { lease, attempt: rand::random(), outcome };
         self.shared.tell(Msg::Release { release, reply });
         answer
     }
@@ -492,6 +491,11 @@ impl Service {
         self.shared.tell(Msg::Drain { reply });
         let _ = drained.await;
     }
+}
+
+/// A release that no other call has made.
+fn new_release(lease: LeaseRef, outcome: Option<Box<str>>) -> Release {
+    Release { lease, attempt: rand::random_range(1..u64::MAX), outcome }
 }
 
 impl Shared {

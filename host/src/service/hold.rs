@@ -8,12 +8,14 @@ use tokio::sync::{oneshot, watch};
 use super::acquire::Planned;
 use super::core::Msg;
 use super::history::What;
-use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service};
+use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service, new_release};
 use crate::clock;
+use crate::lock::record::Release;
 use crate::lock::{Instant, LeaseRef};
 use crate::policy::{Expiring, OnLoss, Renewal, fallback};
+use crate::store::StoreError;
 
-/// A failed renewal is tried again after this long, while the lease lasts.
+/// A renewal or a finish that the store did not answer is tried again after this long, while the lease lasts.
 const RETRY_MS: u32 = 200;
 
 /// A lease that the proxy keeps alive. Dropping it releases the lease.
@@ -35,9 +37,15 @@ pub struct Hold {
 pub struct Keeping {
     lease: LeaseRef,
     service: Service,
-    /// Tells the task that the lease is released, and where the answer arrives.
-    ending: Option<oneshot::Sender<Releasing>>,
+    /// Tells the task how the lease ends.
+    ending: Option<oneshot::Sender<Ending>>,
     lost: watch::Receiver<Option<Arc<str>>>,
+}
+
+/// How a lease that a task keeps alive ends. The release is on its way already.
+enum Ending {
+    Release(Releasing),
+    Finish { release: Release, answer: Releasing, told: oneshot::Sender<Result<(), LeaseError>> },
 }
 
 impl Hold {
@@ -65,7 +73,7 @@ impl Hold {
 
     /// Keeps the lease alive in a task of its own.
     pub fn keep(mut self) -> Keeping {
-        let (ending, mut ended) = oneshot::channel::<Releasing>();
+        let (ending, mut ended) = oneshot::channel::<Ending>();
         let (tell, lost) = watch::channel(None);
         let keeping = Keeping {
             lease: self.lease.lease.clone(),
@@ -74,22 +82,26 @@ impl Hold {
             lost,
         };
         tokio::spawn(async move {
-            let answer = loop {
+            let ending = loop {
                 tokio::select! {
                     biased;
-                    answer = &mut ended => break answer,
+                    ending = &mut ended => break ending,
                     event = self.next() => if let HoldEvent::Lost { reason } = event {
                         tell.send_replace(Some(reason.into()));
                     },
                 }
             };
             self.ended = true;
-            let released = match answer {
-                Ok(answer) => self.service.released(answer).await,
-                Err(_) => return,
-            };
-            if let Err(error) = released {
-                tracing::debug!(%error, "a lease could not be released; it ends by itself");
+            match ending {
+                Ok(Ending::Release(answer)) => {
+                    if let Err(error) = self.service.released(answer).await {
+                        tracing::debug!(%error, "a lease could not be released; it ends by itself");
+                    }
+                }
+                Ok(Ending::Finish { release, answer, told }) => {
+                    let _ = told.send(self.finish(release, answer).await);
+                }
+                Err(_) => {}
             }
         });
         keeping
@@ -122,6 +134,38 @@ impl Hold {
                     clock::sleep_until(clock::now().plus_ms(RETRY_MS).min(self.last_call())).await;
                 }
                 Err(error) => return self.lost(&error.to_string()),
+            }
+        }
+    }
+
+    /// Waits for the answer to `release`, and repeats it, with the same attempt, until the store has answered or
+    /// the lease has ended. The lease is renewed meanwhile.
+    async fn finish(&mut self, release: Release, mut answer: Releasing) -> Result<(), LeaseError> {
+        let service = self.service.clone();
+        let answered = async {
+            loop {
+                match service.released(answer).await {
+                    Err(LeaseError::Store(error)) => {
+                        tracing::debug!(%error, "the end of a `once` is sent to the store again");
+                    }
+                    certain => return certain,
+                }
+                tokio::time::sleep(Duration::from_millis(RETRY_MS.into())).await;
+                answer = service.begin_release(release.clone());
+            }
+        };
+        let mut answered = std::pin::pin!(answered);
+        loop {
+            let end = self.valid_until;
+            tokio::select! {
+                biased;
+                certain = &mut answered => return certain,
+                // A lease that is found lost may have been ended by this very release, whose answer was lost.
+                _renewed_or_lost = self.next() => {}
+                () = clock::sleep_until(end) => {
+                    let why = "it did not answer before the lease had ended".to_owned();
+                    return Err(StoreError::Unavailable { why }.into());
+                }
             }
         }
     }
@@ -185,7 +229,7 @@ impl Drop for Hold {
         if self.ended {
             return;
         }
-        let answer = service.begin_release(self.lease.lease.clone(), None);
+        let answer = service.begin_release(new_release(self.lease.lease.clone(), None));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 if let Err(error) = service.released(answer).await {
@@ -202,21 +246,27 @@ impl Keeping {
         self.lost.clone()
     }
 
-    /// Ends a `once`, and keeps `outcome`, which is JSON text.
+    /// Ends a `once`, and keeps `outcome`, which is JSON text. Goes on until the store has answered or the lease
+    /// has ended, also where the caller stops waiting.
     ///
     /// # Errors
-    /// Where the lease is lost, or the store cannot say; what was done may be done again then.
+    /// Where the lease is lost, or the store did not answer before its end; what was done may be done again then.
     pub async fn finish(mut self, outcome: Box<str>) -> Result<(), LeaseError> {
-        self.ending = None;
-        let answer = self.service.begin_release(self.lease.clone(), Some(outcome));
-        self.service.released(answer).await
+        let release = new_release(self.lease.clone(), Some(outcome));
+        let answer = self.service.begin_release(release.clone());
+        let (told, finished) = oneshot::channel();
+        if let Some(ending) = self.ending.take() {
+            let _ = ending.send(Ending::Finish { release, answer, told });
+        }
+        finished.await.unwrap_or_else(|_| Err(StoreError::stopped().into()))
     }
 }
 
 impl Drop for Keeping {
     fn drop(&mut self) {
         if let Some(ending) = self.ending.take() {
-            let _ = ending.send(self.service.begin_release(self.lease.clone(), None));
+            let release = new_release(self.lease.clone(), None);
+            let _ = ending.send(Ending::Release(self.service.begin_release(release)));
         }
     }
 }

@@ -3,6 +3,7 @@
 use rustix::process::Signal;
 
 use super::*;
+use crate::harness::{folder, own_server, signal};
 
 const SETTINGS: &str = "[policies.default]\npath = \"builtin:default\"\n\
                         settings = { primitive = \"once\", wait_ms = 20_000, ttl_ms = 2_000 }\n";
@@ -123,5 +124,31 @@ on_both! {
         let again = guarded.client().send_with("POST", "/task/pay?ms=700", &[("idempotency-key", "a")], "").await;
         assert_eq!((again.status, &*again.text), (200, "done"));
         assert_eq!((again.headers["lock-replayed"].to_str().unwrap(), guarded.upstream.served("/task/pay").await), ("true", 1));
+    }
+
+    /// The store pauses while the outcome is on its way there. It is sent again: the lease lasts.
+    async fn the_outcome_outlives_a_pause_of_the_store(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let upstream = Upstream::start().await;
+        let proxy = Proxy::with(Settings {
+            url: server.url().to_owned(),
+            store: "timeout_ms = 300".to_owned(),
+            sections: named(&upstream, &config("/{*all}").replace("ttl_ms = 2_000", "ttl_ms = 9_000")),
+        });
+        let guarded = Guarded { upstream, proxy: proxy.await };
+        guarded.proxy.until_ready().await;
+        let first = guarded.send("POST", "/task/pay?ms=500", &[("idempotency-key", "a")]);
+        guarded.until_served("/task/pay", 1).await;
+        signal(server.pid().unwrap(), Signal::STOP);
+        tokio::time::sleep(Duration::from_millis(2_000)).await;
+        signal(server.pid().unwrap(), Signal::CONT);
+        let first = first.await.unwrap();
+        assert_eq!((first.status, &*first.text), (200, "done"));
+        assert!(!first.headers.contains_key("lock-status"), "it is kept: {:?}", first.headers);
+        let again = guarded.client().send_with("POST", "/task/pay?ms=500", &[("idempotency-key", "a")], "").await;
+        assert_eq!((again.status, again.headers.contains_key("lock-replayed")), (200, true), "{}", again.text);
+        assert_eq!(guarded.upstream.served("/task/pay").await, 1);
+        server.stop().await;
     }
 }
