@@ -5,7 +5,7 @@
 //! | which route a request takes, what its policy sees, and the name of what is locked | `crate::route` |
 //! | the routes and the upstreams, as they are now | `routes` |
 //! | headers that stay behind, and those that the proxy sets | `headers` |
-//! | the request to the upstream, with its time-outs | `exchange`, `upstream`, `upload` |
+//! | the request to the upstream, with its time-outs | `exchange`, `upstream`, `upload`, `socket` |
 //! | the answer to the client, and the end of the lock | `relay`, `locked` |
 //! | answers that are kept for duplicates | `replay` |
 //! | connections that change their protocol | `tunnel` |
@@ -15,6 +15,7 @@
 //! without its client, as the upstream does: the lock is let go when the answer has ended.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 use hyper::Method;
@@ -40,6 +41,7 @@ mod locked;
 mod relay;
 mod replay;
 mod routes;
+mod socket;
 mod tunnel;
 mod upload;
 mod upstream;
@@ -49,8 +51,6 @@ use locked::Locked;
 use replay::Once;
 use routes::{Route, Routes, Targets};
 use upload::{Prefix, Upload};
-
-const UNLOCKED: HeaderValue = HeaderValue::from_static("unlocked");
 
 /// What all guarded listeners have in common.
 pub struct Guard {
@@ -66,6 +66,8 @@ struct Shared {
     metrics: Metrics,
     /// Exchanges that go on without their clients.
     tasks: TaskTracker,
+    /// Whether what the store's health says is more than that nobody has asked the store yet.
+    has_looked: AtomicBool,
 }
 
 /// The handler of one listener.
@@ -87,7 +89,8 @@ impl Guard {
         let routes =
             configs.iter().map(|config| Arc::new(ArcSwap::from_pointee(Routes::new(config, &targets))));
         let routes: Vec<_> = routes.collect();
-        let shared = Shared { service, targets, limits, http, metrics, tasks: TaskTracker::new() };
+        let (tasks, has_looked) = (TaskTracker::new(), AtomicBool::new(false));
+        let shared = Shared { service, targets, limits, http, metrics, tasks, has_looked };
         let guard = Guard { shared: Arc::new(shared), routes };
         if !guard.routes.is_empty() {
             tokio::spawn(health::watch(guard.shared.clone(), guard.routes.clone(), upstreams.health_every));
@@ -114,6 +117,17 @@ impl Guard {
     pub async fn drain(&self) {
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
+    }
+}
+
+impl Shared {
+    /// Whether requests need not wait to find that the store is gone.
+    fn store_is_gone(&self) -> bool {
+        let is_gone = matches!(self.service.store_health(), Health::Unavailable { .. });
+        if !is_gone {
+            self.has_looked.store(true, Relaxed);
+        }
+        is_gone && self.has_looked.load(Relaxed)
     }
 }
 
@@ -155,7 +169,7 @@ impl Front {
                 ("locked", Some(locked))
             }
             Grant::Unlocked => {
-                parts.headers.insert(headers::LOCK_STATUS, UNLOCKED);
+                parts.headers.insert(headers::LOCK_STATUS, headers::UNLOCKED);
                 ("unlocked", None)
             }
             Grant::Answered(outcome, response) => return Ok((outcome, response)),
@@ -166,7 +180,7 @@ impl Front {
         let exchange = Exchange { route, sending, lock, upgrade, takes_trailers, peer: peer.clone(), tasks };
         let mut response = exchange.answer(request).await?;
         if outcome == "unlocked" {
-            response.headers_mut().insert(headers::LOCK_STATUS, UNLOCKED);
+            response.headers_mut().insert(headers::LOCK_STATUS, headers::UNLOCKED);
         }
         Ok((outcome, response))
     }
@@ -198,15 +212,16 @@ impl Front {
     /// Waits for the lock, or says what the client is answered instead.
     async fn lock(&self, lock: &GuardLock, wanted: &Wanted, parts: &Parts) -> Result<Grant, Problem> {
         let shared = &self.shared;
-        if lock.fail_open && matches!(shared.service.store_health(), Health::Unavailable { .. }) {
+        if lock.fail_open && shared.store_is_gone() {
             return Ok(Grant::Unlocked);
         }
         let once = || Once {
             fingerprint: wanted
                 .via
                 .as_ref()
-                .map_or_else(String::new, |via| replay::fingerprint(&via.http, &parts.headers))
+                .map_or_else(String::new, |via| replay::fingerprint(&via.http, &parts.headers, &lock.caller))
                 .into(),
+            names_caller: replay::callers(&parts.headers, &lock.caller).next().is_some(),
             max_bytes: lock.max_replay_bytes,
             max_value_bytes: shared.limits.max_value_bytes,
         };
@@ -218,7 +233,11 @@ impl Front {
             Ok(Guarded::Done(kept)) => {
                 Ok(Grant::Answered("replayed", replay::replay(&kept, &once().fingerprint, &wanted.resource)?))
             }
-            Err(AcquireError::Store(_)) if lock.fail_open => Ok(Grant::Unlocked),
+            // Not where the store is there and this proxy cannot grant: others may hold the key.
+            Err(AcquireError::Store(_)) if lock.fail_open => {
+                shared.has_looked.store(true, Relaxed);
+                Ok(Grant::Unlocked)
+            }
             Err(error) => self.refused(wanted, error, begun),
         }
     }

@@ -101,7 +101,8 @@ const BACKLOG: u32 = 4096;
 /// After this long without a sign of the peer, the kernel asks for one.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// A peer that acknowledged nothing for this long is gone.
+/// A client that acknowledged nothing, or took nothing of what is sent to it, for this long is gone; see also
+/// [`Peer::set_patience`].
 const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Listens at an address. Port 0 takes any free one.
@@ -113,18 +114,19 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     // Accepted sockets inherit these, which saves a few system calls for each.
     socket2::SockRef::from(&listener).set_tcp_nodelay(true)?;
     keep_alive(&listener)?;
+    socket2::SockRef::from(&listener).set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
     Ok(listener)
 }
 
-/// Has the kernel find out when the other side is gone without a word.
+/// Has the kernel find out when the other side's machine is gone without a word. A program that only takes its time is
+/// not: its machine answers.
 pub fn keep_alive(socket: &impl std::os::fd::AsFd) -> io::Result<()> {
     let options = socket2::SockRef::from(socket);
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(KEEPALIVE_AFTER)
         .with_interval(KEEPALIVE_EVERY)
         .with_retries(3);
-    options.set_tcp_keepalive(&keepalive)?;
-    options.set_tcp_user_timeout(Some(PEER_TIMEOUT))
+    options.set_tcp_keepalive(&keepalive)
 }
 
 /// Raises the process's limit of open files as far as it may. The number that is allowed now.

@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Kept, Op, Outcome, Release, Tag, Version};
+use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::store::{Health, Page, Store, StoreError};
@@ -151,6 +151,9 @@ pub enum AcquireError {
     RequestReused { ended: bool },
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The store is there, and others may hold the key, but this proxy cannot grant it for now.
+    #[error("no lock is granted yet: {why}")]
+    NotYet { why: String },
     #[error("the proxy is shutting down")]
     ShuttingDown,
 }
@@ -494,7 +497,7 @@ impl Service {
 }
 
 /// A release that no other call has made.
-fn new_release(lease: LeaseRef, outcome: Option<Box<str>>) -> Release {
+fn new_release(lease: LeaseRef, outcome: Option<Left>) -> Release {
     Release { lease, attempt: rand::random_range(1..u64::MAX), outcome }
 }
 

@@ -52,6 +52,12 @@ pub trait Store: Send + Sync + 'static {
 
     fn health(&self) -> Health;
 
+    /// Whether nobody can be granted keys of this space for now, as far as is known here: their servers are out of
+    /// reach.
+    fn is_gone(&self, _space: Space) -> bool {
+        matches!(self.health(), Health::Unavailable { .. })
+    }
+
     /// Why keys of this space cannot be had here; `None` where they can.
     fn lacks(&self, space: Space) -> Option<String>;
 

@@ -7,7 +7,7 @@ use super::Api;
 use crate::fronts::mode::Shown;
 use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
-use crate::lock::record::Kept;
+use crate::lock::record::{Kept, Origin};
 use crate::lock::{Key, Mode, Space};
 use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry};
 
@@ -72,7 +72,9 @@ struct Lock {
 /// What a `once` or a commit has left with the key.
 #[derive(Serialize)]
 struct KeptValue {
-    value: Box<RawValue>,
+    /// Absent in lists, and where it is the answer to a guarded request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<Box<RawValue>>,
     since: String,
     /// Absent: until it is replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,18 +134,24 @@ impl From<LockEntry> for Lock {
             },
             token: entry.token.0,
             holders: entry.holders.into_iter().map(Holder::from).collect(),
-            kept: entry.kept.and_then(KeptValue::new),
+            kept: entry.kept.as_ref().map(KeptValue::listed),
         }
     }
 }
 
 impl KeptValue {
-    fn new(kept: Kept) -> Option<KeptValue> {
-        Some(KeptValue {
-            value: RawValue::from_string(kept.value.into()).ok()?,
+    fn listed(kept: &Kept) -> KeptValue {
+        KeptValue {
+            value: None,
             since: time::rfc3339(kept.since.0),
             until: (kept.until.0 < u64::MAX).then(|| time::rfc3339(kept.until.0)),
-        })
+        }
+    }
+
+    fn shown(kept: &Kept) -> KeptValue {
+        let value = Some(kept).filter(|kept| kept.origin == Origin::Api).map(|kept| kept.value.clone());
+        let value = value.and_then(|value| RawValue::from_string(value.into()).ok());
+        KeptValue { value, ..KeptValue::listed(kept) }
     }
 }
 
@@ -170,8 +178,9 @@ impl From<HolderEntry> for Holder {
 
 impl From<LockView> for View {
     fn from(view: LockView) -> View {
+        let kept = view.entry.kept.as_ref().map(KeptValue::shown);
         View {
-            lock: view.entry.into(),
+            lock: Lock { kept, ..view.entry.into() },
             queue: view.queue.into_iter().map(Queued::from).collect(),
             decisions: view.decisions.into_iter().map(Decided::from).collect(),
         }

@@ -99,7 +99,8 @@ pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
     output::pairs(&[("key", output::shown(&lock["key"])), ("token", output::shown(&lock["token"]))]);
     let holders = holders(&lock);
     if let Some(kept) = lock.get("kept") {
-        output::line(&format!("\nkept since {}: {}", output::shown(&kept["since"]), kept["value"]));
+        let value = kept.get("value").map_or_else(String::new, |value| format!(": {value}"));
+        output::line(&format!("\nkept since {}{value}", output::shown(&kept["since"])));
     }
     output::line(if holders.is_empty() { "\nfree" } else { "\nholders" });
     if !holders.is_empty() {

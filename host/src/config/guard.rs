@@ -69,6 +69,8 @@ pub struct GuardLock {
     pub see_body_bytes: usize,
     /// Whether requests are passed on without their lock while the store is unavailable.
     pub fail_open: bool,
+    /// Headers that say who sends a request, in lower case: a kept answer is given to the same sender only.
+    pub caller: Vec<String>,
     /// Of an answer that is kept for a `once`, with its headers.
     pub max_replay_bytes: usize,
 }

@@ -46,6 +46,9 @@ impl From<AcquireError> for Problem {
             }
             AcquireError::Done(_) | AcquireError::Conflict(_) => Problem::new(Kind::Conflict, detail),
             AcquireError::Store(error) => error.into(),
+            AcquireError::NotYet { .. } => {
+                Problem::new(Kind::StoreUnavailable, detail).retry_after_ms(RETRY_AFTER_MS)
+            }
             AcquireError::ShuttingDown => {
                 Problem::new(Kind::ShuttingDown, detail).retry_after_ms(RETRY_AFTER_MS)
             }
@@ -115,7 +118,7 @@ mod tests {
     #[test]
     fn each_error_has_its_slug_and_status() {
         let store = || StoreError::Unavailable { why: "down".into() };
-        let cases: [(Problem, &str, u16); 8] = [
+        let cases: [(Problem, &str, u16); 9] = [
             (AcquireError::Refused { reason: "no".into() }.into(), "refused", 403),
             (
                 AcquireError::PolicyFault { policy: "p".into(), reason: "trap", detail: "x".into() }.into(),
@@ -125,6 +128,7 @@ mod tests {
             (AcquireError::TooManyWaiters { resource: "r".into(), limit: 5 }.into(), "too_many_waiters", 429),
             (AcquireError::RequestReused { ended: true }.into(), "request_id_reused", 409),
             (AcquireError::Store(store()).into(), "store_unavailable", 503),
+            (AcquireError::NotYet { why: "soon".into() }.into(), "store_unavailable", 503),
             (AcquireError::ShuttingDown.into(), "shutting_down", 503),
             (LeaseError::Lost.into(), "lost", 410),
             (LeaseError::Invalid { field: "ttl_ms", detail: "x".into() }.into(), "invalid", 400),

@@ -1,7 +1,6 @@
 //! One request to an upstream, and its answer.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::locked::{Locked, lost};
-use super::relay::{self, Relay, Telling};
+use super::relay::{self, Answer, Relay, Telling};
 use super::routes::Route;
 use super::upload::{Sending, Upload};
 use super::upstream::{self, Connection, SendError};
@@ -75,43 +74,44 @@ impl Exchange {
             return Ok(end(head, lock).await);
         }
         let recording = lock.as_ref().and_then(|lock| lock.recording(&head));
-        let telling = self.telling(&mut head, lock.as_deref());
-        let relay = Relay::new(relay::Parts {
+        let mut answer = Answer::new(relay::Parts {
             body,
             connection,
-            sending: self.sending,
+            sending: self.sending.clone(),
             idle_timeout: self.route.config.idle_timeout,
             lock: lock.map(|lock| *lock),
             recording,
-            telling,
-            tasks: self.tasks,
         });
-        Ok(Response::from_parts(head, Body::proxied(relay)))
+        answer.begin().await?;
+        let telling = self.telling(&mut head, &answer);
+        if !answer.is_whole() {
+            self.peer.set_patience(self.route.config.idle_timeout);
+        }
+        Ok(Response::from_parts(head, Body::proxied(Relay::new(answer, telling, self.tasks))))
     }
 
-    /// How the client is told of a lost lease, where its policy wants that; now, if it is lost already.
-    fn telling(&self, head: &mut response::Parts, lock: Option<&Locked>) -> Telling {
-        match lock.filter(|lock| lock.marks()) {
-            None => Telling::Nothing,
-            Some(lock) if lock.is_lost() => {
-                head.headers.insert(headers::LOCK_STATUS, HeaderValue::from_static("lost"));
-                Telling::Nothing
-            }
-            Some(_) if self.takes_trailers => {
-                // Only an answer in chunks has trailers.
-                head.headers.remove(header::CONTENT_LENGTH);
-                head.headers.append(header::TRAILER, HeaderValue::from(headers::LOCK_STATUS));
-                Telling::Trailer
-            }
-            Some(_) => Telling::BreakOff,
+    /// How the client is told what becomes of the lock; in the head, where it is known already.
+    fn telling(&self, head: &mut response::Parts, answer: &Answer) -> Telling {
+        if let Some(status) = answer.status() {
+            head.headers.insert(headers::LOCK_STATUS, status);
+            return Telling::Nothing;
         }
+        if answer.may_tell() && self.takes_trailers {
+            // Only an answer in chunks has trailers.
+            head.headers.remove(header::CONTENT_LENGTH);
+            head.headers.append(header::TRAILER, HeaderValue::from(headers::LOCK_STATUS));
+            return Telling::Trailer;
+        }
+        // A client whose answer breaks off asks again. Of a `once` that is what must not happen, so there it is the
+        // policy's choice.
+        if answer.marks() { Telling::BreakOff } else { Telling::Nothing }
     }
 
     async fn send(&self, request: Request) -> Result<(hyper::Response<Incoming>, Connection), Problem> {
         let cut = self.lock.as_ref().and_then(|lock| lock.cut());
         tokio::select! {
             biased;
-            sent = upstream::send(&self.route.targets, request) => sent.map_err(|error| self.failed(&error)),
+            sent = upstream::send(&self.route.targets, request, self.route.config.idle_timeout) => sent.map_err(|error| self.failed(&error)),
             limit = silence(&self.sending, self.route.config.response_timeout) => {
                 let detail = format!("the upstream did not answer within {} ms", limit.as_millis());
                 Err(Problem::new(Kind::UpstreamTimeout, detail))
@@ -139,10 +139,13 @@ impl Exchange {
                 let busy = "the application has as many requests under way as it may have";
                 Problem::new(Kind::Overloaded, busy).with("bound", *limit).retry_after_ms(1_000)
             }
-            SendError::Connect { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
+            SendError::Connect { .. } if error.is_timeout() => {
                 Problem::new(Kind::UpstreamTimeout, "the application could not be connected to in time")
             }
             SendError::Connect { .. } => upstream_failed("the application cannot be reached"),
+            SendError::Broken { .. } if error.is_timeout() => {
+                Problem::new(Kind::UpstreamTimeout, "the application did not take the request in time")
+            }
             SendError::Broken { .. } => upstream_failed("the application gave no whole answer"),
         };
         // Strangers need not know what is behind the proxy.
@@ -177,15 +180,15 @@ impl Exchange {
 
 /// The end of an answer without a body.
 async fn end(mut head: response::Parts, lock: Option<Box<Locked>>) -> Response {
-    if let Some(lock) = lock {
-        let marks = lock.marks();
-        let kept = match lock.recording(&head) {
-            Some(recording) => lock.finish(recording.finish()).await,
+    let status = match lock {
+        None => None,
+        Some(lock) => match lock.recording(&head) {
+            Some(recording) => (!lock.finish(recording.finish()).await).then_some(headers::UNKEPT),
             None => lock.end(),
-        };
-        if marks && !kept {
-            head.headers.insert(headers::LOCK_STATUS, HeaderValue::from_static("lost"));
-        }
+        },
+    };
+    if let Some(status) = status {
+        head.headers.insert(headers::LOCK_STATUS, status);
     }
     empty(head)
 }

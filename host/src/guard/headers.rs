@@ -14,9 +14,14 @@ use crate::lock::{Key, Token};
 pub const LOCK_KEY: HeaderName = HeaderName::from_static("lock-key");
 /// Their fencing tokens, in the same order.
 pub const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
-/// `unlocked`, towards both sides: the store was unavailable, and the route passes requests on then. `lost`,
-/// in an answer or its trailers: the lease was lost while the upstream worked.
+/// What is not as it should be with the lock; in an answer or its trailers, and `unlocked` in the request, too.
 pub const LOCK_STATUS: HeaderName = HeaderName::from_static("lock-status");
+/// The store was unavailable, and the route passes requests on then.
+pub const UNLOCKED: HeaderValue = HeaderValue::from_static("unlocked");
+/// The lease was lost while the upstream worked.
+pub const LOST: HeaderValue = HeaderValue::from_static("lost");
+/// The outcome of a `once` could not be kept: a duplicate may be done again.
+pub const UNKEPT: HeaderValue = HeaderValue::from_static("unkept");
 /// `true`: the answer is that of an earlier request.
 pub const LOCK_REPLAYED: HeaderName = HeaderName::from_static("lock-replayed");
 

@@ -22,6 +22,11 @@ impl Idle {
         self.limit
     }
 
+    /// Holds from the next piece on.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
     pub fn moved(&mut self) {
         self.moved = true;
     }

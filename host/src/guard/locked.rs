@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use hyper::header::HeaderValue;
 use tokio::sync::watch;
 
+use super::headers::LOST;
 use super::replay::{Once, Recording};
 use crate::lock::{Key, Token};
 use crate::service::{Hold, Keeping, OnLoss};
@@ -65,6 +67,11 @@ impl Locked {
         self.on_loss == OnLoss::Mark
     }
 
+    /// Whether the answer is kept for duplicates.
+    pub fn is_once(&self) -> bool {
+        self.once.is_some()
+    }
+
     pub fn is_lost(&self) -> bool {
         self.lost.borrow().is_some()
     }
@@ -89,7 +96,7 @@ impl Locked {
     /// What writes the answer down, where it is kept.
     pub fn recording(&self, head: &hyper::http::response::Parts) -> Option<Recording> {
         let once = self.once.as_ref()?;
-        Recording::new(head, once.fingerprint.to_string(), once.max_bytes, once.max_value_bytes)
+        Recording::new(head, once)
     }
 
     /// Keeps the outcome, and lets go. Whether it is kept; that it is not is logged and counted.
@@ -104,9 +111,9 @@ impl Locked {
         finished.is_ok()
     }
 
-    /// The upstream is done. Whether the lease lasted as long.
-    pub fn end(self) -> bool {
-        !self.is_lost()
+    /// The upstream is done. What the client is to be told of it.
+    pub fn end(self) -> Option<HeaderValue> {
+        (self.is_lost() && self.marks()).then_some(LOST)
     }
 }
 

@@ -1,5 +1,10 @@
 //! The body of an upstream's answer on its way to the client, and the end of the lock.
+//!
+//! A client is never waited for with a lock: where it goes away, or takes nothing for too long, the rest of the answer is
+//! read without it, and the outcome of a `once` is kept. The answer to a `once` is held back until then, up to what is
+//! kept of it, so that its head can say what became of the outcome.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -10,41 +15,42 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderValue};
+use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::headers::LOCK_STATUS;
+use super::headers::{LOCK_STATUS, LOST, UNKEPT};
 use super::idle::Idle;
 use super::locked::{Locked, lost};
 use super::replay::Recording;
-use super::upload::Sending;
+use super::upload::{Sending, with_more};
 use super::upstream::Connection;
+use super::upstream_failed;
 use crate::clock;
-use crate::http::BrokenBody;
+use crate::http::{BrokenBody, Kind, Problem};
 use crate::lock::Instant;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, BrokenBody>>>;
 
-/// Passes the answer on piece by piece. Where the client goes away, the rest is read all the same:
-/// the lock is kept until the upstream is done. Where the client only stops reading, it is given up after a while.
+/// Passes an [`Answer`] on piece by piece.
 pub struct Relay {
     shared: Arc<Shared>,
-    /// Somebody sees to it that the client reads on.
-    is_watched: bool,
-    tasks: TaskTracker,
+    /// Gives the client up where it does not read on; `None` for an answer that has arrived in whole.
+    watching: Option<AbortHandle>,
     /// A drain waits for answers that are under way.
     _under_way: TaskTrackerToken,
 }
 
 struct Shared {
-    /// `None` once it was given up.
-    stream: Mutex<Option<Box<Stream>>>,
+    /// `None` once the client was given up.
+    answer: Mutex<Option<Box<Answer>>>,
     why: OnceLock<String>,
     /// When the client last took a piece.
     taken_at: AtomicU64,
+    tasks: TaskTracker,
 }
 
-/// How the client learns that the lease was lost while the answer streamed.
+/// How the client learns what became of the lock while its answer streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
     /// It need not.
@@ -54,7 +60,8 @@ pub enum Telling {
     BreakOff,
 }
 
-struct Stream {
+/// The body of an answer as it arrives, with the lock that it is under.
+pub struct Answer {
     body: Incoming,
     idle: Idle,
     connection: Option<Connection>,
@@ -65,9 +72,10 @@ struct Stream {
     telling: Telling,
     /// The outcome is on its way to the store; tells whether it was kept.
     keeping: Option<BoxFuture<'static, bool>>,
-    /// The last piece, which waits for that.
-    withheld: Option<Frame<Bytes>>,
-    lost: bool,
+    /// Pieces that the client has not taken. The last piece waits until the outcome is kept.
+    withheld: VecDeque<Frame<Bytes>>,
+    /// What the client is told of the lock, where it is not as it should be.
+    status: Option<HeaderValue>,
     upstream_done: bool,
     done: bool,
 }
@@ -80,63 +88,90 @@ pub struct Parts {
     pub idle_timeout: Duration,
     pub lock: Option<Locked>,
     pub recording: Option<Recording>,
-    pub telling: Telling,
-    pub tasks: TaskTracker,
+}
+
+/// Why an answer cannot be completed.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    #[error("the lease was lost: {0}")]
+    Lost(Arc<str>),
+    #[error("the upstream broke off: {0}")]
+    BrokenOff(hyper::Error),
+    #[error("the upstream sent nothing for {} ms", .0.as_millis())]
+    Silent(Duration),
+}
+
+impl From<Broken> for Problem {
+    fn from(broken: Broken) -> Problem {
+        let detail = broken.to_string();
+        match broken {
+            Broken::Lost(_) => Problem::new(Kind::Lost, detail).status(503),
+            Broken::BrokenOff(_) => upstream_failed("the application gave no whole answer").inside(detail),
+            Broken::Silent(_) => Problem::new(Kind::UpstreamTimeout, detail),
+        }
+    }
 }
 
 impl Relay {
-    /// For a body that has not ended.
-    pub fn new(parts: Parts) -> Relay {
-        let stream = Stream {
-            idle: Idle::new(parts.idle_timeout),
-            connection: Some(parts.connection),
-            sending: parts.sending,
-            cut: parts.lock.as_ref().and_then(Locked::cut),
-            lock: parts.lock,
-            recording: parts.recording,
-            telling: parts.telling,
-            keeping: None,
-            withheld: None,
-            lost: false,
-            upstream_done: false,
-            done: false,
-            body: parts.body,
-        };
-        let shared = Shared {
-            stream: Mutex::new(Some(Box::new(stream))),
+    pub fn new(mut answer: Answer, telling: Telling, tasks: TaskTracker) -> Relay {
+        answer.telling = telling;
+        let watched = (!answer.upstream_done)
+            .then(|| (answer.idle.limit(), answer.lock.as_ref().and_then(Locked::cut)));
+        let under_way = tasks.token();
+        let shared = Arc::new(Shared {
+            answer: Mutex::new(Some(Box::new(answer))),
             why: OnceLock::new(),
             taken_at: AtomicU64::new(clock::now().0),
-        };
-        let under_way = parts.tasks.token();
-        Relay { shared: Arc::new(shared), is_watched: false, tasks: parts.tasks, _under_way: under_way }
+            tasks,
+        });
+        let watching = watched
+            .map(|(limit, cut)| tokio::spawn(watch(Arc::downgrade(&shared), limit, cut)).abort_handle());
+        Relay { shared, watching, _under_way: under_way }
     }
 }
 
 impl Shared {
-    fn with<R>(&self, look: impl FnOnce(&mut Option<Box<Stream>>) -> R) -> R {
-        look(&mut self.stream.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, look: impl FnOnce(&mut Option<Box<Answer>>) -> R) -> R {
+        look(&mut self.answer.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn give_up(&self, why: String) {
-        tracing::debug!(why, "an answer is given up");
+    fn take(&self, why: String) -> Option<Box<Answer>> {
+        tracing::debug!(why, "a client gets no more of its answer");
         let _ = self.why.set(why);
-        drop(self.with(Option::take));
+        self.with(Option::take)
+    }
+
+    /// Reads the rest of an answer without its client: the application is not told, and works on under its lock. When
+    /// that is lost nothing is left to wait for.
+    fn finish_alone(&self, mut answer: Box<Answer>) {
+        if answer.lock.is_none() && answer.keeping.is_none() {
+            return;
+        }
+        let loss = answer.lock.as_ref().map(Locked::loss);
+        self.tasks.spawn(async move {
+            let rest = async { while let Some(Ok(_)) = std::future::poll_fn(|cx| answer.poll(cx)).await {} };
+            tokio::select! {
+                () = rest => {}
+                _ = lost(loss) => {}
+            }
+        });
     }
 }
 
-/// Gives an answer up whose client has taken nothing for `limit`, or whose lease is lost and is to be cut off then:
+/// Gives a client up that has taken nothing for `limit`, and an answer whose lease is lost and is to be cut off then:
 /// while the client does not read, nothing asks for the body.
 async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'static, Arc<str>>>) {
     let mut cut = std::pin::pin!(lost(cut));
     loop {
         let until = {
             let Some(shared) = shared.upgrade() else { return };
-            if shared.with(|stream| stream.as_ref().is_none_or(|stream| stream.done)) {
+            if shared.with(|answer| answer.as_ref().is_none_or(|answer| answer.done)) {
                 return;
             }
             let until = Instant(shared.taken_at.load(Relaxed)).plus_us(limit.as_micros() as u64);
             if clock::now() >= until {
-                return shared.give_up(format!("nothing moved for {} ms", limit.as_millis()));
+                let why = format!("the client took nothing for {} ms", limit.as_millis());
+                return shared.take(why).into_iter().for_each(|answer| shared.finish_alone(answer));
             }
             until
         };
@@ -144,7 +179,7 @@ async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'sta
             () = clock::sleep_until(until) => {}
             why = &mut cut => {
                 if let Some(shared) = shared.upgrade() {
-                    shared.give_up(format!("the lease was lost: {why}"));
+                    drop(shared.take(Broken::Lost(why).to_string()));
                 }
                 return;
             }
@@ -152,7 +187,69 @@ async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'sta
     }
 }
 
-impl Stream {
+impl Answer {
+    /// For a body that has not ended.
+    pub fn new(parts: Parts) -> Answer {
+        Answer {
+            idle: Idle::new(parts.idle_timeout),
+            connection: Some(parts.connection),
+            sending: parts.sending,
+            cut: parts.lock.as_ref().and_then(Locked::cut),
+            lock: parts.lock,
+            recording: parts.recording,
+            telling: Telling::Nothing,
+            keeping: None,
+            withheld: VecDeque::new(),
+            status: None,
+            upstream_done: false,
+            done: false,
+            body: parts.body,
+        }
+    }
+
+    /// Takes in what is there already. Of a `once`, all that is kept, and waits until it is.
+    ///
+    /// # Errors
+    /// Where the answer broke off; the client has not been told anything yet.
+    pub async fn begin(&mut self) -> Result<(), Broken> {
+        std::future::poll_fn(|cx| self.poll_begin(cx)).await
+    }
+
+    fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        loop {
+            ready!(self.poll_kept(cx));
+            let holds_back = self.recording.as_ref().is_some_and(Recording::fits);
+            if self.upstream_done || (!holds_back && !self.withheld.is_empty()) {
+                return Poll::Ready(Ok(()));
+            }
+            match self.poll_more(cx) {
+                Poll::Ready(more) => more?,
+                Poll::Pending if holds_back => return Poll::Pending,
+                Poll::Pending => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    /// What is to be said of the lock in the head of the answer, where that has not left.
+    pub fn status(&self) -> Option<HeaderValue> {
+        let marked = self.lock.as_ref().filter(|lock| lock.marks() && lock.is_lost());
+        marked.map(|_| LOST).or_else(|| self.status.clone())
+    }
+
+    /// Whether the client may have to be told more of the lock than [`Answer::status`] says now.
+    pub fn may_tell(&self) -> bool {
+        self.lock.as_ref().is_some_and(|lock| lock.marks() || lock.is_once())
+    }
+
+    /// Whether the upstream has nothing more to send.
+    pub fn is_whole(&self) -> bool {
+        self.upstream_done
+    }
+
+    pub fn marks(&self) -> bool {
+        self.lock.as_ref().is_some_and(Locked::marks)
+    }
+
     /// The lock is on its way back before the client has the last piece, so that whoever waits for that
     /// finds it free.
     fn upstream_done(&mut self) {
@@ -169,7 +266,7 @@ impl Stream {
                 let outcome = recording.finish();
                 self.keeping = Some(Box::pin(lock.finish(outcome)));
             }
-            None => self.lost = !lock.end(),
+            None => self.status = lock.end(),
         }
     }
 
@@ -181,49 +278,61 @@ impl Stream {
         Poll::Ready(Some(Err(BrokenBody::new(why))))
     }
 
+    /// Waits for the outcome, where one is on its way to the store.
+    fn poll_kept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(keeping) = &mut self.keeping {
+            self.status = (!ready!(keeping.as_mut().poll(cx))).then_some(UNKEPT);
+            self.keeping = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// Takes in a piece, or the end, from the upstream.
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        if let Some(cut) = &mut self.cut
+            && let Poll::Ready(why) = cut.as_mut().poll(cx)
+        {
+            return Poll::Ready(Err(Broken::Lost(why)));
+        }
+        match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.idle.moved();
+                if let (Some(recording), Some(data)) = (&mut self.recording, frame.data_ref()) {
+                    recording.data(data);
+                }
+                if self.body.is_end_stream() || frame.is_trailers() {
+                    self.upstream_done();
+                }
+                self.withheld.push_back(frame);
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Err(Broken::BrokenOff(error))),
+            Poll::Ready(None) => {
+                self.upstream_done();
+                Poll::Ready(Ok(()))
+            }
+            Poll::Pending => self.idle.poll(cx).map(|limit| Err(Broken::Silent(limit))),
+        }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
             if self.done {
                 return Poll::Ready(None);
             }
-            if let Some(keeping) = &mut self.keeping {
-                self.lost = !ready!(keeping.as_mut().poll(cx));
-                self.keeping = None;
-            }
-            if self.upstream_done && self.lost && self.telling == Telling::BreakOff {
+            ready!(self.poll_kept(cx));
+            if self.upstream_done && self.status.is_some() && self.telling == Telling::BreakOff {
                 return self.broken("the lease was lost while the upstream worked".to_owned());
             }
-            if let Some(frame) = self.withheld.take() {
+            if let Some(frame) = self.withheld.pop_front() {
                 return self.pass(frame);
             }
             if self.upstream_done {
                 self.done = true;
                 return Poll::Ready(self.mark(None).map(Ok));
             }
-            if let Some(cut) = &mut self.cut
-                && let Poll::Ready(why) = cut.as_mut().poll(cx)
-            {
-                return self.broken(format!("the lease was lost: {why}"));
-            }
-            match Pin::new(&mut self.body).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => {
-                    self.idle.moved();
-                    if let (Some(recording), Some(data)) = (&mut self.recording, frame.data_ref()) {
-                        recording.data(data);
-                    }
-                    if self.body.is_end_stream() || frame.is_trailers() {
-                        self.upstream_done();
-                    }
-                    self.withheld = Some(frame);
-                }
-                Poll::Ready(Some(Err(error))) => {
-                    return self.broken(format!("the upstream broke off: {error}"));
-                }
-                Poll::Ready(None) => self.upstream_done(),
-                Poll::Pending => {
-                    let limit = ready!(self.idle.poll(cx));
-                    return self.broken(format!("the upstream sent nothing for {} ms", limit.as_millis()));
-                }
+            if let Err(broken) = ready!(self.poll_more(cx)) {
+                return self.broken(broken.to_string());
             }
         }
     }
@@ -235,26 +344,33 @@ impl Stream {
                 Poll::Ready(self.mark(Some(trailers)).map(Ok))
             }
             Err(frame) => {
-                self.done = self.upstream_done && self.telling != Telling::Trailer;
+                self.done =
+                    self.upstream_done && self.withheld.is_empty() && self.telling != Telling::Trailer;
                 Poll::Ready(Some(Ok(frame)))
             }
         }
     }
 
     fn mark(&self, trailers: Option<HeaderMap>) -> Option<Frame<Bytes>> {
-        if !(self.telling == Telling::Trailer && self.lost) {
+        let Some(status) = self.status.as_ref().filter(|_| self.telling == Telling::Trailer) else {
             return trailers.map(Frame::trailers);
-        }
+        };
         let mut trailers = trailers.unwrap_or_default();
-        trailers.insert(LOCK_STATUS, HeaderValue::from_static("lost"));
+        trailers.insert(LOCK_STATUS, status.clone());
         Some(Frame::trailers(trailers))
     }
-}
 
-impl Stream {
     fn is_end(&self) -> bool {
-        let nothing_left = self.withheld.is_none() && self.keeping.is_none();
+        let nothing_left = self.withheld.is_empty() && self.keeping.is_none();
         self.done || (self.upstream_done && nothing_left && self.telling == Telling::Nothing)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.telling == Telling::Trailer {
+            return SizeHint::default();
+        }
+        let withheld = self.withheld.iter().filter_map(Frame::data_ref).map(|data| data.len() as u64);
+        with_more(self.body.size_hint(), withheld.sum())
     }
 }
 
@@ -262,58 +378,34 @@ impl Body for Relay {
     type Data = Bytes;
     type Error = BrokenBody;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
-        let this = &mut *self;
-        let shared = &this.shared;
-        let polled = shared.with(|stream| stream.as_mut().map(|stream| (stream.poll(cx), stream.done)));
-        let Some((polled, done)) = polled else {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
+        let shared = &self.shared;
+        let Some(polled) = shared.with(|answer| answer.as_mut().map(|answer| answer.poll(cx))) else {
             let why = shared.why.get().cloned().unwrap_or_default();
             return Poll::Ready(Some(Err(BrokenBody::new(why))));
         };
         if let Poll::Ready(Some(Ok(_))) = &polled {
             shared.taken_at.store(clock::now().0, Relaxed);
-            // Most answers are one piece, for which nobody need watch.
-            if !done && !std::mem::replace(&mut this.is_watched, true) {
-                let (limit, cut) = shared.with(|stream| {
-                    let stream = stream.as_ref();
-                    let cut = stream.and_then(|stream| stream.lock.as_ref()).and_then(Locked::cut);
-                    (stream.map(|stream| stream.idle.limit()), cut)
-                });
-                if let Some(limit) = limit {
-                    tokio::spawn(watch(Arc::downgrade(shared), limit, cut));
-                }
-            }
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.shared.with(|stream| stream.as_ref().is_some_and(|stream| stream.is_end()))
+        self.shared.with(|answer| answer.as_ref().is_some_and(|answer| answer.is_end()))
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.shared.with(|stream| match stream {
-            Some(stream) if stream.telling != Telling::Trailer => stream.body.size_hint(),
-            _ => SizeHint::default(),
-        })
+        self.shared.with(|answer| answer.as_ref().map_or_else(SizeHint::default, |answer| answer.size_hint()))
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        let Some(mut stream) = self.shared.with(Option::take) else { return };
-        if stream.lock.is_none() && stream.keeping.is_none() {
-            return;
+        if let Some(watching) = &self.watching {
+            watching.abort();
         }
-        // The client is gone, and the application is not told: it works on, under its lock. When that is lost
-        // nothing is left to wait for.
-        let loss = stream.lock.as_ref().map(Locked::loss);
-        self.tasks.spawn(async move {
-            let rest = async { while let Some(Ok(_)) = std::future::poll_fn(|cx| stream.poll(cx)).await {} };
-            tokio::select! {
-                () = rest => {}
-                _ = lost(loss) => {}
-            }
-        });
+        if let Some(answer) = self.shared.with(Option::take) {
+            self.shared.finish_alone(answer);
+        }
     }
 }

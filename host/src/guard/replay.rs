@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::headers;
 use crate::http::{Body, Kind, Problem, Response};
-use crate::lock::record::Kept;
+use crate::lock::record::{Kept, Origin};
 use crate::service::HttpView;
 
 /// An answer as it is kept: JSON.
@@ -30,6 +30,9 @@ struct Outcome {
     /// It was over the limit: only its status is kept.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     too_large: bool,
+    /// The application said that it must not be kept: only its status is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    withheld: bool,
 }
 
 /// An answer that is written down as it passes.
@@ -41,36 +44,54 @@ pub struct Recording {
     max_value_bytes: usize,
 }
 
-/// What a request is recognised by: its host, all that the policy saw of it, and how long its body is.
-pub fn fingerprint(view: &HttpView, headers: &HeaderMap) -> String {
+/// What a request is recognised by: its host, all that the policy saw of it, how long its body is, and who sent it,
+/// as the headers named in `caller` say.
+pub fn fingerprint(view: &HttpView, headers: &HeaderMap, caller: &[String]) -> String {
     let mut hash = Sha256::new();
     let pairs = view.query.iter().chain(&view.headers);
     let pairs = pairs.flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
+    let who = callers(headers, caller).flat_map(|(name, value)| [name.as_bytes(), value]);
     let said = |name| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
     // Without a body some clients say so, and others say nothing.
     let length = Some(said(header::CONTENT_LENGTH)).filter(|length| *length != b"0").unwrap_or_default();
     let own = [view.method.as_bytes(), view.path.as_bytes(), &view.body, said(header::HOST), length];
-    for piece in own.into_iter().chain(pairs) {
+    for piece in own.into_iter().chain(pairs).chain(who) {
         hash.update((piece.len() as u64).to_le_bytes());
         hash.update(piece);
     }
     let digest: [u8; 32] = hash.finalize().into();
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether an answer says what came of the request, rather than that it should be sent again.
+/// What a request says of who sent it.
+pub fn callers<'a>(
+    headers: &'a HeaderMap,
+    names: &'a [String],
+) -> impl Iterator<Item = (&'a str, &'a [u8])> + 'a {
+    let values =
+        |name: &'a String| headers.get_all(name).iter().map(|value| (name.as_str(), value.as_bytes()));
+    names.iter().flat_map(values)
+}
+
+/// Whether an answer says what came of the request, rather than that it should be sent again: later, or by somebody
+/// who may. An error of the application itself (500) counts as what came of it: the work may have been done.
 fn is_final(status: StatusCode) -> bool {
-    !matches!(status.as_u16(), 408 | 425 | 429 | 502 | 503 | 504)
+    !matches!(status.as_u16(), 401 | 403 | 407 | 408 | 425 | 429 | 502 | 503 | 504)
+}
+
+/// Whether the application lets its answer be kept. What is `private` is, where only the same user gets it.
+fn may_be_kept(headers: &HeaderMap, names_caller: bool) -> bool {
+    let values = headers.get_all(header::CACHE_CONTROL).iter().map(HeaderValue::as_bytes);
+    let mut directives = values.flat_map(|value| value.split(|byte| *byte == b','));
+    !directives.any(|directive| {
+        let name = directive.split(|byte| *byte == b'=').next().unwrap_or_default().trim_ascii();
+        name.eq_ignore_ascii_case(b"no-store") || (!names_caller && name.eq_ignore_ascii_case(b"private"))
+    })
 }
 
 impl Recording {
     /// `None` for an answer that is not kept.
-    pub fn new(
-        head: &response::Parts,
-        fingerprint: String,
-        max_bytes: usize,
-        max_value_bytes: usize,
-    ) -> Option<Recording> {
+    pub fn new(head: &response::Parts, once: &Once) -> Option<Recording> {
         if !is_final(head.status) {
             return None;
         }
@@ -82,21 +103,26 @@ impl Recording {
         };
         let headers: Vec<_> = head.headers.iter().filter_map(kept).collect();
         let head_bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        let mut outcome = Outcome {
-            request: fingerprint,
+        let outcome = Outcome {
+            request: once.fingerprint.to_string(),
             status: head.status.as_u16(),
             headers,
             text: None,
             base64: None,
-            too_large: false,
+            too_large: head_bytes > once.max_bytes,
+            withheld: !may_be_kept(&head.headers, once.names_caller),
         };
-        outcome.too_large = head_bytes > max_bytes;
         Some(Recording {
             outcome,
             body: Vec::new(),
-            left: max_bytes.saturating_sub(head_bytes),
-            max_value_bytes,
+            left: once.max_bytes.saturating_sub(head_bytes),
+            max_value_bytes: once.max_value_bytes,
         })
+    }
+
+    /// Whether what has come of the answer is within the limit.
+    pub fn fits(&self) -> bool {
+        !self.outcome.too_large
     }
 
     pub fn data(&mut self, data: &[u8]) {
@@ -112,7 +138,7 @@ impl Recording {
 
     /// The answer as JSON text that fits into the store.
     pub fn finish(mut self) -> Box<str> {
-        if !self.outcome.too_large {
+        if self.fits() && !self.outcome.withheld {
             match String::from_utf8(self.body) {
                 Ok(text) => self.outcome.text = Some(text),
                 Err(bytes) => self.outcome.base64 = Some(STANDARD.encode(bytes.as_bytes())),
@@ -122,22 +148,29 @@ impl Recording {
                 return json.into();
             }
         }
-        let Outcome { request, status, .. } = self.outcome;
-        let bare =
-            Outcome { request, status, headers: Vec::new(), text: None, base64: None, too_large: true };
+        let Outcome { request, status, withheld, .. } = self.outcome;
+        let (headers, too_large) = (Vec::new(), !withheld);
+        let bare = Outcome { request, status, headers, text: None, base64: None, too_large, withheld };
         serde_json::to_string(&bare).unwrap_or_default().into()
     }
 }
 
 /// The kept answer again.
 pub fn replay(kept: &Kept, fingerprint: &str, resource: &str) -> Result<Response, Problem> {
-    let Ok(outcome) = serde_json::from_str::<Outcome>(&kept.value) else {
-        let detail = "the kept outcome is no HTTP answer: it was left through the lock API";
-        return Err(Problem::new(Kind::Conflict, detail));
+    let outcome = match serde_json::from_str::<Outcome>(&kept.value) {
+        Ok(outcome) if kept.origin == Origin::Route => outcome,
+        _ => {
+            let detail = "it was done before, but not by a guarded request: there is no answer to give";
+            return Err(Problem::new(Kind::Conflict, detail));
+        }
     };
     if outcome.request != fingerprint {
-        let detail = format!("`{resource}` was done before, for a request that was not this one");
+        let detail = format!("`{resource}` was done before, for another request, or for somebody else");
         return Err(Problem::new(Kind::RequestIdReused, detail).status(422));
+    }
+    if outcome.withheld {
+        let detail = "it was done before, and the application does not let its answer be kept";
+        return Err(Problem::new(Kind::Conflict, detail).with("original_status", outcome.status));
     }
     if outcome.too_large {
         let detail = "it was done before, and the answer was too large to be kept";
@@ -169,6 +202,8 @@ fn put(map: &mut HeaderMap, pairs: &[(String, String)]) {
 #[derive(Clone)]
 pub struct Once {
     pub fingerprint: Arc<str>,
+    /// The request said who sent it, and the fingerprint holds that.
+    pub names_caller: bool,
     pub max_bytes: usize,
     pub max_value_bytes: usize,
 }

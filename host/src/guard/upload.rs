@@ -38,7 +38,7 @@ pub struct Sending {
 
 impl Sending {
     fn ended(&self) {
-        self.ended_at.store(clock::now().0, Relaxed);
+        let _ = self.ended_at.compare_exchange(0, clock::now().0, Relaxed, Relaxed);
     }
 
     /// When the whole request had been passed on, if it has been.
@@ -101,7 +101,9 @@ impl Body for Upload {
                 if let Some(trailers) = frame.trailers_mut() {
                     headers::strip_own(trailers);
                 }
-                if this.is_end_stream() {
+                // What was announced is all that the library passes on; the end of an HTTP/2 stream may follow in a
+                // frame of its own.
+                if this.is_end_stream() || this.size_hint().exact() == Some(0) {
                     this.sending.ended();
                 }
                 Poll::Ready(Some(Ok(frame)))
@@ -125,16 +127,27 @@ impl Body for Upload {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let first: u64 =
-            self.first.iter().filter_map(|frame| frame.data_ref().map(|data| data.len() as u64)).sum();
-        let rest = self.rest.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(first + rest.lower());
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(first + upper);
-        }
-        hint
+        let first = self.first.iter().filter_map(Frame::data_ref).map(|data| data.len() as u64);
+        with_more(self.rest.size_hint(), first.sum())
     }
+}
+
+impl Drop for Upload {
+    /// The library drops a body as soon as it has written what was announced, or when the connection has broken:
+    /// nothing more of the request reaches the upstream.
+    fn drop(&mut self) {
+        self.sending.ended();
+    }
+}
+
+/// The length of a body before which there are `bytes` more.
+pub fn with_more(rest: SizeHint, bytes: u64) -> SizeHint {
+    let mut hint = SizeHint::new();
+    hint.set_lower(bytes + rest.lower());
+    if let Some(upper) = rest.upper() {
+        hint.set_upper(bytes + upper);
+    }
+    hint
 }
 
 /// The beginning of a body, read before the rest is passed on.

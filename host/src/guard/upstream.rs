@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::socket::{Patience, Socket};
 use super::upload::Upload;
 use crate::clock;
 use crate::config::UpstreamLimits;
@@ -36,13 +37,19 @@ pub struct Target {
 }
 
 struct Kept {
-    sender: SendRequest<Upload>,
+    link: Link,
     until: Instant,
+}
+
+/// A connection, by what is sent on it.
+struct Link {
+    sender: SendRequest<Upload>,
+    patience: Patience,
 }
 
 /// A connection that is in use.
 pub struct Connection {
-    sender: SendRequest<Upload>,
+    link: Link,
     target: Arc<Target>,
     was_kept: bool,
     is_last: bool,
@@ -61,25 +68,42 @@ pub enum SendError {
     Broken { name: String, source: hyper::Error },
 }
 
-/// Sends a request to one of the targets, and waits for the head of its answer.
+impl SendError {
+    /// Whether a time-out was the reason.
+    pub fn is_timeout(&self) -> bool {
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+            if kind == Some(io::ErrorKind::TimedOut) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
+/// Sends a request to one of the targets, and waits for the head of its answer. A target that takes nothing of it for
+/// `patience`, nor answers, is given up.
 ///
 /// A request that has not left is sent again: to another target where one cannot be reached, and on another
 /// connection where one was closed a moment ago. One that may have left never is.
 pub async fn send(
     targets: &[Arc<Target>],
     mut request: Request,
+    patience: Duration,
 ) -> Result<(Response, Connection), SendError> {
     let mut last = None;
     for target in in_order(targets) {
         loop {
-            let mut connection = match target.connection().await {
+            let mut connection = match target.connection(patience).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     last = Some(error);
                     break;
                 }
             };
-            match connection.sender.try_send_request(request).await {
+            match connection.link.sender.try_send_request(request).await {
                 Ok(response) => return Ok((response, connection)),
                 Err(mut failed) => {
                     let unsent = failed.take_message();
@@ -137,33 +161,34 @@ impl Target {
     }
 
     /// A kept connection, or a new one.
-    async fn connection(self: &Arc<Target>) -> Result<Connection, SendError> {
+    async fn connection(self: &Arc<Target>, patience: Duration) -> Result<Connection, SendError> {
         let busy = || SendError::Busy { name: self.name.clone(), limit: self.limits.max_requests };
         let place = self.places.clone().try_acquire_owned().map_err(|_| busy())?;
         let kept = self.take_kept();
         let was_kept = kept.is_some();
-        let sender = match kept {
-            Some(sender) => sender,
+        let link = match kept {
+            Some(link) => link,
             None => self.connect().await.map_err(|source| {
                 let until = clock::now().plus_us(self.limits.down.as_micros() as u64);
                 self.down_until.store(until.0, Relaxed);
                 SendError::Connect { name: self.name.clone(), source }
             })?,
         };
-        Ok(Connection { sender, target: self.clone(), was_kept, is_last: false, _place: place })
+        link.patience.set(patience);
+        Ok(Connection { link, target: self.clone(), was_kept, is_last: false, _place: place })
     }
 
-    fn take_kept(&self) -> Option<SendRequest<Upload>> {
+    fn take_kept(&self) -> Option<Link> {
         let now = clock::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // The oldest are at the front.
         let expired = kept.iter().take_while(|kept| kept.until <= now).count();
         kept.drain(..expired);
-        let ready = kept.iter().rposition(|kept| kept.sender.is_ready())?;
-        Some(kept.remove(ready).sender)
+        let ready = kept.iter().rposition(|kept| kept.link.sender.is_ready())?;
+        Some(kept.remove(ready).link)
     }
 
-    async fn connect(&self) -> io::Result<SendRequest<Upload>> {
+    async fn connect(&self) -> io::Result<Link> {
         let limit = self.limits.connect_timeout;
         let late = |_| {
             let why = format!("no connection within {} ms", limit.as_millis());
@@ -174,21 +199,23 @@ impl Target {
         http::keep_alive(&stream)?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(self.limits.max_header_bytes);
-        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let patience = Patience::default();
+        let socket = Socket::new(stream, patience.clone());
+        let (sender, connection) = builder.handshake(TokioIo::new(socket)).await.map_err(io::Error::other)?;
         let name = self.name.clone();
         tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(upstream = name, %error, "a connection broke");
             }
         });
-        Ok(sender)
+        Ok(Link { sender, patience })
     }
 
     /// Closes kept connections that nobody has used for a while.
     pub fn sweep(&self) {
         let now = clock::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.retain(|kept| kept.until > now && !kept.sender.is_closed());
+        kept.retain(|kept| kept.until > now && !kept.link.sender.is_closed());
     }
 }
 
@@ -205,10 +232,10 @@ impl Connection {
     /// Keeps the connection for the next request. To be called when the whole answer has arrived.
     pub fn keep(self) {
         let keepalive = self.target.limits.keepalive;
-        if keepalive > Duration::ZERO && !self.is_last && !self.sender.is_closed() {
+        if keepalive > Duration::ZERO && !self.is_last && !self.link.sender.is_closed() {
             let until = clock::now().plus_us(keepalive.as_micros() as u64);
             let mut kept = self.target.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.push(Kept { sender: self.sender, until });
+            kept.push(Kept { link: self.link, until });
         }
     }
 }

@@ -3,15 +3,16 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::Stream;
+use super::{PEER_TIMEOUT, Stream};
 
 /// Who is asking. One for each connection, whatever the number of its requests.
 pub struct Peer {
@@ -24,6 +25,8 @@ pub struct Peer {
     socket: Option<OwnedFd>,
     /// The last answer was a 101.
     switched: AtomicBool,
+    /// For how long the client may take nothing, in milliseconds.
+    patience_ms: AtomicU64,
 }
 
 /// What goes on with a connection that speaks HTTP no more.
@@ -32,7 +35,21 @@ pub type Upgrade = Box<dyn FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Sen
 impl Peer {
     pub fn new(address: SocketAddr, tls: bool) -> Peer {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        Peer { address, tls, upgrade: Mutex::new(None), socket: None, switched: AtomicBool::new(false) }
+        let patience_ms = AtomicU64::new(PEER_TIMEOUT.as_millis() as u64);
+        let switched = AtomicBool::new(false);
+        Peer { address, tls, upgrade: Mutex::new(None), socket: None, switched, patience_ms }
+    }
+
+    /// Lets the client take nothing of its answers for `limit`, where the connection would have ended before. HTTP/2
+    /// clients must answer a ping meanwhile, which shows that they read.
+    pub fn set_patience(&self, limit: Duration) {
+        let limit_ms = limit.as_millis() as u64;
+        if self.patience_ms.fetch_max(limit_ms, Relaxed) < limit_ms
+            && let Some(socket) = &self.socket
+            && let Err(error) = socket2::SockRef::from(socket).set_tcp_user_timeout(Some(limit))
+        {
+            tracing::debug!(%error, "a client's time to read cannot be set");
+        }
     }
 
     /// Has [`Peer::gone`] tell.

@@ -104,6 +104,25 @@ pub struct Kept {
     pub until: ServerTime,
     /// The lease or the commit that left it.
     pub nonce: u64,
+    pub origin: Origin,
+}
+
+/// Which way a kept value came in: what a client of the API left is never told as an application's answer, nor the
+/// other way round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    #[default]
+    Api,
+    /// It is the answer to a guarded request.
+    Route,
+}
+
+/// The outcome of a `once`, as its holder leaves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// JSON text.
+    pub value: Box<str>,
+    pub origin: Origin,
 }
 
 /// One grant of a key.
@@ -209,8 +228,8 @@ pub struct Release {
     /// A random number that no other release has, kept when this one is sent again because its answer
     /// was lost.
     pub attempt: u64,
-    /// The outcome of a `once`, as JSON text: it is kept for the claim's `keep_ms`.
-    pub outcome: Option<Box<str>>,
+    /// The outcome of a `once`: it is kept for the claim's `keep_ms`.
+    pub outcome: Option<Left>,
 }
 
 /// A change that is made only if nobody else made one first.
@@ -408,6 +427,12 @@ impl Claim {
     /// The claim for this key alone.
     pub fn of(&self, key: &Key) -> Claim {
         Claim { keys: [key.clone()].into(), any: false, ..self.clone() }
+    }
+}
+
+impl From<&str> for Left {
+    fn from(value: &str) -> Left {
+        Left { value: value.into(), origin: Origin::Api }
     }
 }
 

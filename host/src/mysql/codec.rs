@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Place, Record, Tag};
+use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Origin, Place, Record, Tag};
 use crate::lock::{Mode, ServerTime, Token};
 
 /// The text could not be read as a record.
@@ -140,6 +140,13 @@ struct KeptState<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
     nonce: u64,
+    /// Absent: it came in through the API, or an earlier version wrote it down, which did not say.
+    #[serde(default, skip_serializing_if = "is_false")]
+    by_route: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -296,6 +303,7 @@ impl<'a> From<&'a Kept> for KeptState<'a> {
             since: kept.since.0,
             until: Some(kept.until.0).filter(|until| *until < u64::MAX),
             nonce: kept.nonce,
+            by_route: kept.origin == Origin::Route,
         }
     }
 }
@@ -307,6 +315,7 @@ impl From<KeptState<'_>> for Kept {
             since: ServerTime(state.since),
             until: ServerTime(state.until.unwrap_or(u64::MAX)),
             nonce: state.nonce,
+            origin: if state.by_route { Origin::Route } else { Origin::Api },
         }
     }
 }
@@ -399,6 +408,7 @@ mod tests {
                 since: ServerTime(1),
                 until: ServerTime(u64::MAX),
                 nonce: 4,
+                origin: Origin::Route,
             }),
             line: vec![place(1, "a", 0), place(2, "b", 0), place(3, "a", 7)],
         }

@@ -26,6 +26,7 @@ fn route(path: &str, resource: &str) -> GuardRoute {
             see_headers: Vec::new(),
             see_body_bytes: 0,
             fail_open: false,
+            caller: Vec::new(),
             max_replay_bytes: 0,
         }),
         response_timeout: Duration::from_secs(1),

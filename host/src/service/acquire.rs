@@ -89,9 +89,16 @@ async fn attempt(
     let _place = Place::take(shared, request)?;
     for _ in 0..REPLANS {
         let planned = planned(shared, policy, request, call)?;
-        if let Some(result) = enqueue(shared, request, &planned).await {
-            return result.map(|lease| (lease, planned));
-        }
+        let Some(result) = enqueue(shared, request, &planned).await else { continue };
+        return match result {
+            // Too busy, or no member of the fleet just now: others may hold the keys.
+            Err(AcquireError::Store(error))
+                if call == Call::Guard && !shared.store.is_gone(planned.plan.primitive.space()) =>
+            {
+                Err(AcquireError::NotYet { why: error.why() })
+            }
+            result => result.map(|lease| (lease, planned)),
+        };
     }
     Err(no_policy(policy))
 }
@@ -129,13 +136,13 @@ async fn opened(shared: &Shared) -> Result<(), AcquireError> {
     let waited = tokio::time::timeout(limit, open.wait_for(|open| *open)).await;
     match waited {
         Ok(Ok(_)) => Ok(()),
-        _ => {
-            let why = match shared.store.health() {
-                Health::Unavailable { why } => why,
-                Health::Ready { .. } => "the proxy is not in the fleet yet; its /ready says why".to_owned(),
-            };
-            Err(StoreError::Unavailable { why }.into())
-        }
+        _ => Err(match shared.store.health() {
+            Health::Unavailable { why } => StoreError::Unavailable { why }.into(),
+            Health::Ready { .. } => {
+                let why = "the proxy is not in the fleet yet; its /ready says why".to_owned();
+                AcquireError::NotYet { why }
+            }
+        }),
     }
 }
 
@@ -186,6 +193,7 @@ pub(super) async fn enqueue(
     let answered = leaving.wait().await;
     match answered {
         Some(Answer::Verdict(verdict)) => Some(settle(shared, request, planned, verdict)),
+        Some(Answer::NotYet { why }) => Some(Err(AcquireError::NotYet { why })),
         Some(Answer::Replan) => None,
         None => Some(Err(AcquireError::ShuttingDown)),
     }
@@ -352,7 +360,7 @@ impl Drop for Leaving<'_> {
         answer.close();
         match answer.try_recv() {
             Ok(Answer::Verdict(verdict)) => self.shared.undelivered(verdict, self.ttl_ms),
-            Ok(Answer::Replan) => {}
+            Ok(Answer::Replan | Answer::NotYet { .. }) => {}
             Err(_) => self.shared.tell(Msg::Cancel(self.id)),
         }
     }
@@ -394,6 +402,7 @@ impl AcquireError {
             AcquireError::NoPrimitive { .. } => "no_primitive",
             AcquireError::Done(_) => "done",
             AcquireError::Store(_) => "store_unavailable",
+            AcquireError::NotYet { .. } => "not_yet",
             AcquireError::ShuttingDown => "shutting_down",
         }
     }

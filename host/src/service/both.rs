@@ -89,7 +89,7 @@ pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), Acqui
     }
     if any || call == Call::Version {
         let why = "its policy is being replaced by one that names other keys; try again in a moment";
-        return Err(StoreError::Unavailable { why: why.to_owned() }.into());
+        return Err(AcquireError::NotYet { why: why.to_owned() });
     }
     plan.keys = transition::union(&plan.keys, next.keys.iter());
     Ok(())

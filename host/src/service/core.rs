@@ -121,6 +121,10 @@ pub(super) enum Answer {
     Verdict(Verdict),
     /// The policy was replaced since the request was planned.
     Replan,
+    /// The store is there, but this cannot be granted for now.
+    NotYet {
+        why: String,
+    },
 }
 
 pub(super) struct Core {
@@ -280,7 +284,7 @@ impl Core {
             // One of several keys cannot be taken together with others.
             Some(_) if waiter.claim.any => {
                 let why = "leases of the keys that its policy named before are waited for".to_owned();
-                let _ = pending.reply.send(Answer::Verdict(Verdict::Unavailable { why }));
+                let _ = pending.reply.send(Answer::NotYet { why });
                 return;
             }
             Some(keys) => waiter.claim.keys = keys,

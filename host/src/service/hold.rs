@@ -10,7 +10,7 @@ use super::core::Msg;
 use super::history::What;
 use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service, new_release};
 use crate::clock;
-use crate::lock::record::Release;
+use crate::lock::record::{Left, Origin, Release};
 use crate::lock::{Instant, LeaseRef};
 use crate::policy::{Expiring, OnLoss, Renewal, fallback};
 use crate::store::StoreError;
@@ -246,12 +246,13 @@ impl Keeping {
         self.lost.clone()
     }
 
-    /// Ends a `once`, and keeps `outcome`, which is JSON text. Goes on until the store has answered or the lease
+    /// Ends a guarded `once`, and keeps `outcome`, which is JSON text. Goes on until the store has answered or the lease
     /// has ended, also where the caller stops waiting.
     ///
     /// # Errors
     /// Where the lease is lost, or the store did not answer before its end; what was done may be done again then.
     pub async fn finish(mut self, outcome: Box<str>) -> Result<(), LeaseError> {
+        let outcome = Left { value: outcome, origin: Origin::Route };
         let release = new_release(self.lease.clone(), Some(outcome));
         let answer = self.service.begin_release(release.clone());
         let (told, finished) = oneshot::channel();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::acquire::{self, Call, Planned};
 use super::{AcquireError, Answer, Hold, Lease, LeaseError, Request, Service, new_release};
-use crate::lock::record::{self, Kept, Op, Outcome, Version};
+use crate::lock::record::{self, Kept, Left, Op, Origin, Outcome, Version};
 use crate::lock::{Key, LeaseRef, Token};
 use crate::policy::{ResponseContention, fallback};
 
@@ -85,6 +85,7 @@ impl Service {
     /// Ends the lease that [`Service::begin`] gave, and keeps `outcome`, which is JSON text, for as long
     /// as the policy said. May be repeated.
     pub async fn finish(&self, lease: LeaseRef, outcome: Box<str>) -> Result<(), LeaseError> {
+        let outcome = Left { value: outcome, origin: Origin::Api };
         self.released(self.begin_release(new_release(lease, Some(outcome)))).await
     }
 

@@ -79,6 +79,11 @@ impl Store for Router {
         health
     }
 
+    fn is_gone(&self, space: Space) -> bool {
+        let own = self.stores.of(space).filter(|_| space == Space::Quorum);
+        self.stores.table.is_gone(space) || own.is_some_and(|store| store.is_gone(space))
+    }
+
     fn lacks(&self, space: Space) -> Option<String> {
         match self.stores.of(space) {
             Some(store) => store.lacks(space),

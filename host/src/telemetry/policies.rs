@@ -34,7 +34,7 @@ struct OnePolicy {
 }
 
 /// What an acquire may come to; the last stands for what is not listed.
-const OUTCOMES: [&str; 12] = [
+const OUTCOMES: [&str; 13] = [
     "granted",
     "contended",
     "done",
@@ -45,6 +45,7 @@ const OUTCOMES: [&str; 12] = [
     "invalid",
     "request_id_reused",
     "store_unavailable",
+    "not_yet",
     "shutting_down",
     "other",
 ];

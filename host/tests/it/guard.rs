@@ -10,6 +10,8 @@ use tokio::task::JoinHandle;
 use crate::harness::{Client, Kind, Proxy, Raw, Response, Settings, Upstream, database, eventually, parsed};
 
 mod faults;
+mod kept;
+mod limits;
 mod once;
 mod plans;
 mod policies;

@@ -159,8 +159,18 @@ fn lock(
     policies: &[PolicyConfig],
     limits: &Limits,
 ) -> Option<GuardLock> {
-    const WITH_POLICY: [&str; 9] =
-        ["resource", "mode", "ttl_ms", "wait_ms", "labels", "see", "fail", "max_replay_bytes", "policy"];
+    const WITH_POLICY: [&str; 10] = [
+        "resource",
+        "mode",
+        "ttl_ms",
+        "wait_ms",
+        "labels",
+        "see",
+        "fail",
+        "caller",
+        "max_replay_bytes",
+        "policy",
+    ];
     WITH_POLICY.iter().for_each(|key| section.know(key));
     if !section.holds("policy") {
         for key in WITH_POLICY.into_iter().filter(|key| section.holds(key)) {
@@ -207,6 +217,9 @@ fn lock(
             "open" => Ok(true),
             other => Err(format!("is `{other}`; must be \"closed\" or \"open\"")),
         }),
+        caller: section
+            .texts("caller", header_names)
+            .unwrap_or_else(|| ["authorization", "cookie"].map(str::to_owned).to_vec()),
         max_replay_bytes: section.integer(
             "max_replay_bytes",
             0..=limits.max_value_bytes as u64,

@@ -2,8 +2,9 @@
 
 use super::line;
 use super::{
-    Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept, Level,
-    MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Outcome, Record, Records, Release, Version,
+    Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept, Left, Level,
+    MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records, Release,
+    Version,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
@@ -405,9 +406,10 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             let holder = record.holders.swap_remove(place);
             record.not_before = record.not_before.max(holder.at_least_until);
             remember(&mut record.ended, &holder);
-            if let Some(value) = outcome {
+            if let Some(Left { value, origin }) = outcome {
                 let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
-                record.kept = Some(Kept { value: value.clone(), since, until, nonce: lease.nonce });
+                let (value, origin) = (value.clone(), *origin);
+                record.kept = Some(Kept { value, since, until, nonce: lease.nonce, origin });
             }
         }
     }
@@ -503,6 +505,7 @@ fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
         since: env.now,
         until: ServerTime(u64::MAX),
         nonce: *attempt,
+        origin: Origin::Api,
     });
     let committed = Some(Committed { version, fingerprint: *fingerprint });
     push_ended(

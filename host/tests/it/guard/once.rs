@@ -44,11 +44,11 @@ on_both! {
         assert_eq!(guarded.outcomes("replayed").await, 6.0);
     }
 
-    /// What says "not now" is not what came of a request.
+    /// What says "not now", or "not you", is not what came of a request.
     async fn an_answer_that_is_none_is_not_kept(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let client = guarded.client();
-        for status in [503, 429] {
+        for status in [503, 429, 401, 403, 407] {
             let path = format!("/status/{status}");
             let key = status.to_string();
             for _ in 0..2 {
@@ -150,5 +150,37 @@ on_both! {
         assert_eq!((again.status, again.headers.contains_key("lock-replayed")), (200, true), "{}", again.text);
         assert_eq!(guarded.upstream.served("/task/pay").await, 1);
         server.stop().await;
+    }
+
+    /// The store is gone for longer than the lease lasts: the client has its answer, and is told.
+    async fn an_outcome_that_could_not_be_kept_is_told(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let config = config("/{*all}").replace("ttl_ms = 2_000", "ttl_ms = 1_000");
+        let guarded = Guarded::on(server.url(), &config).await;
+        for path in ["/task/pay?ms=500", "/empty?ms=500"] {
+            let first = guarded.send("POST", path, &[("idempotency-key", "a")]);
+            guarded.until_served(path.split('?').next().unwrap(), 1).await;
+            signal(server.pid().unwrap(), Signal::STOP);
+            let answer = first.await.unwrap();
+            signal(server.pid().unwrap(), Signal::CONT);
+            assert_eq!((answer.status, answer.headers.get("lock-status")), (200, Some(&"unkept".parse().unwrap())));
+            guarded.proxy.until_ready().await;
+        }
+        server.stop().await;
+    }
+
+    /// A client that stops reading is given up alone: the answer is read to its end, and that it was given is kept.
+    async fn a_client_that_stalls_does_not_undo_what_was_done(kind: Kind) {
+        let config = config("/{*all}").replace("see =", "idle_timeout_ms = 700\nsee =");
+        let guarded = Guarded::start(kind, &config).await;
+        let mut slow = Raw::connect(guarded.proxy.guard_address()).await;
+        slow.send("POST /bytes?n=60000000 HTTP/1.1\r\nhost: x\r\nidempotency-key: a\r\ncontent-length: 0\r\n\r\n").await;
+        assert!(slow.hears_within(Duration::from_secs(20)).await);
+        let headers = [("idempotency-key", "a"), ("host", "x")];
+        let again = guarded.client().send_with("POST", "/bytes?n=60000000", &headers, "").await;
+        assert_eq!((again.status, again.number("original_status")), (409, 200), "{}", again.text);
+        assert_eq!(guarded.upstream.served("/bytes").await, 1);
+        assert!(slow.count().await < 60_000_000, "it is not told that this was all");
     }
 }

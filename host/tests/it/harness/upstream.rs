@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `/echo…` | what arrived, as JSON |
 //! | `/task…?ms=` | after a while, `done`; counts who works on the same path at the same time |
+//! | `/empty?ms=` | after a while, an answer without a body |
 //! | `/bytes?n=` | so many bytes, in chunks |
 //! | `/count` | how many bytes the body had, and the sum of them |
 //! | `/early` | `early`, before the request has ended |
@@ -11,6 +12,7 @@
 //! | `/trailers` | a body with a trailer; the request's trailers in the body |
 //! | `/socket` | a 101, after which each byte comes back |
 //! | `/status/N` | that status, with a cookie |
+//! | `/cache/DIRECTIVE` | `secret`, with that directive in `Cache-Control` |
 //! | `/never` | nothing, until the connection is closed |
 //! | `/stats` | what was counted |
 //! | `/bad/NAME` | on the other port: bytes that no server should send |
@@ -209,11 +211,21 @@ async fn answer(mut request: Request<Incoming>, stats: &Stats) -> Answer {
         "/early" => early(request.into_body(), stats.clone()),
         "/endless" => endless(here),
         "/trailers" => trailers(request.into_body()).await,
+        "/empty" => {
+            tokio::time::sleep(Duration::from_millis(parameter(&request, "ms"))).await;
+            full("")
+        }
         path if path.starts_with("/task") => {
             let ms = parameter(&request, "ms");
             let _ = request.into_body().collect().await;
             tokio::time::sleep(Duration::from_millis(ms)).await;
             full("done")
+        }
+        path if path.starts_with("/cache/") => {
+            let mut answer = full("secret");
+            let directive = path["/cache/".len()..].parse().expect("a header");
+            answer.headers_mut().insert("cache-control", directive);
+            answer
         }
         path if path.starts_with("/status/") => {
             let status = path["/status/".len()..].parse().expect("a status");
