@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, Version};
+use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, UNKNOWN, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::store::{Health, Page, Store, StoreError};
@@ -513,7 +513,10 @@ impl Shared {
         let tell = Box::new(move |result| drop(done.send(result)));
         self.store.submit(vec![op], self.store_deadline(), tell);
         let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
-        reply.outcomes.into_iter().next().ok_or_else(StoreError::stopped)
+        match reply.outcomes.into_iter().next() {
+            Some(Outcome::Unknown) => Err(StoreError::Unavailable { why: UNKNOWN.to_owned() }),
+            outcome => outcome.ok_or_else(StoreError::stopped),
+        }
     }
 
     fn store_deadline(&self) -> Instant {

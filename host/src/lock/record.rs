@@ -10,18 +10,24 @@ use super::{Key, LeaseRef, Mode, ServerTime, Token};
 
 mod decide;
 mod line;
+mod replay;
 
 pub use decide::apply;
+pub use replay::{MAX_MARKS, Mark, Tried, run};
 
-/// Ended grants that a key remembers, to tell a repeated call from a new one.
+/// Ended grants with a request id that a key remembers, to tell a repeated call from a new one.
 pub const ENDED_KEPT: usize = 8;
-/// Of those, the ones without a request id.
-pub const NAMELESS_KEPT: usize = 2;
+/// The same of those without a request id: for a release that its caller repeats.
+pub const NAMELESS_KEPT: usize = 1;
+/// Commits with a request id that a key remembers, to tell a repeated one from a conflict.
+pub const COMMITS_KEPT: usize = 32;
 /// The most holders that one key has at a time.
 pub const MAX_HOLDERS: usize = 1024;
 /// Callers that may be told of one grant by repeating its request and can still undo it; with more,
 /// the grant stays until it is released or ends.
 pub const MAX_REPEATS: usize = 8;
+/// What a caller hears where an operation came to [`Outcome::Unknown`].
+pub const UNKNOWN: &str = "the answer was lost, and nothing tells whether it was carried out";
 /// The longest line of a key over all proxies.
 pub const MAX_LINE: usize = 1_000;
 /// How far the store's clock may be set forward without anybody noticing: a lease that has ended by it is
@@ -40,13 +46,16 @@ pub struct Record {
     pub holders: Vec<Holder>,
     /// Nobody is granted the key before this moment (lock-at-least, lock-delay).
     pub not_before: ServerTime,
-    /// The last [`ENDED_KEPT`] grants that ended, oldest first.
+    /// The last grants that ended and the last commits, oldest first: so many of each kind as [`ENDED_KEPT`],
+    /// [`NAMELESS_KEPT`] and [`COMMITS_KEPT`] say.
     pub ended: Vec<Ended>,
     /// What the primitives `once` and `version` keep with the key.
     pub kept: Option<Kept>,
     /// Those who wait for the key in an order that holds over all proxies, the first one first. At most
     /// [`MAX_LINE`].
     pub line: Vec<Place>,
+    /// The batches that changed the record of late, the last one of each connection. At most [`MAX_MARKS`].
+    pub marks: Vec<Mark>,
 }
 
 /// A waiter's place in the line of a key.
@@ -348,6 +357,8 @@ pub enum Outcome {
     },
     /// The version is not the one that was read.
     Conflict(Version),
+    /// The answer was lost, and nothing tells whether the operation was carried out.
+    Unknown,
 }
 
 /// A key's version, with what is kept with it.

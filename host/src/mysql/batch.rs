@@ -10,7 +10,7 @@ use super::link::{Fault, Link};
 use super::sql::{self, RowWrite};
 use super::store::Shared;
 use crate::clock;
-use crate::lock::record::{self, Env, Op, Record, Records};
+use crate::lock::record::{self, Env, Mark, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
 
@@ -19,15 +19,22 @@ pub const PACKET_BYTES: usize = 4 << 20;
 /// Rows that one statement writes.
 const STATEMENT_ROWS: usize = 1024;
 
-/// Runs the groups in order; nothing is applied after `deadline`. On an error nothing was applied,
-/// or, where the connection broke, it is not known whether it was.
+/// What was decided of a batch. It is noted before the batch is sent, so that it is there if the answer is lost.
+pub struct Decided {
+    pub mark: Mark,
+    pub replies: Vec<Reply>,
+}
+
+/// Runs the groups in order; nothing is applied after `deadline`. On an error nothing was applied, or, where the
+/// connection broke and something is `decided`, it is not known whether that was.
 pub async fn run(
     shared: &Shared,
     link: &mut Link,
-    groups: &[Vec<Op>],
+    work: (&[Vec<Op>], &mut [Option<Tried>]),
     deadline: Instant,
-) -> Result<Vec<Reply>, Fault> {
-    let result = transact(shared, link, groups, deadline).await;
+    decided: &mut Option<Decided>,
+) -> Result<(), Fault> {
+    let result = transact(shared, link, work, deadline, decided).await;
     if matches!(result, Err(Fault::Conflict { .. } | Fault::Rejected { .. })) {
         // A statement that failed has undone itself only: the rest would be kept by a COMMIT.
         link.rollback().await?;
@@ -38,9 +45,10 @@ pub async fn run(
 async fn transact(
     shared: &Shared,
     link: &mut Link,
-    groups: &[Vec<Op>],
+    (groups, tried): (&[Vec<Op>], &mut [Option<Tried>]),
     deadline: Instant,
-) -> Result<Vec<Reply>, Fault> {
+    decided: &mut Option<Decided>,
+) -> Result<(), Fault> {
     let keys: BTreeSet<&Key> = groups.iter().flatten().flat_map(Op::keys).collect();
     let asked_at = clock::now();
     let mut sets = link.exchange(sql::lock_rows(keys.iter().copied())).await?;
@@ -48,20 +56,19 @@ async fn transact(
     let stored = read_rows(sets.pop().unwrap_or_default())?;
     let (mut records, revisions) = assemble(&keys, stored);
     let env = environment(shared, link, &records, &keys, link.sample.now);
-    let replies = groups.iter().map(|group| Reply {
-        outcomes: group.iter().map(|op| record::apply(&mut records, op, &env)).collect(),
-        asked_at,
-        now: env.now,
-    });
-    let replies = replies.collect();
+    let mark = link.next_mark();
+    let outcomes = record::run(&mut records, groups, tried, &env, mark);
+    let replies = outcomes.into_iter().map(|outcomes| Reply { outcomes, asked_at, now: env.now }).collect();
     let writes = writes(&records, &revisions, env.now);
     if writes.is_empty() {
         link.rollback().await?;
-        return Ok(replies);
+        *decided = Some(Decided { mark, replies });
+        return Ok(());
     }
+    *decided = Some(Decided { mark, replies });
     commit(link, writes, deadline).await?;
     remember(shared, link, &records, &revisions, env.now);
-    Ok(replies)
+    Ok(())
 }
 
 /// What the decisions need to know; `now` is the server's time that they are made for.

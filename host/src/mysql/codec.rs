@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Origin, Place, Record, Tag};
+use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Mark, Origin, Place, Record, Tag};
 use crate::lock::{Mode, ServerTime, Token};
 
 /// The text could not be read as a record.
@@ -23,6 +23,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
         ended: record.ended.iter().map(EndedState::from).collect(),
         kept: record.kept.as_ref().map(KeptState::from),
         line: LineState::from(&record.line[..]),
+        marks: record.marks.iter().map(|mark| (mark.writer, mark.at.0)).collect(),
     };
     serde_json::to_vec(&state).expect("strings and numbers always serialize")
 }
@@ -36,6 +37,7 @@ pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
         ended: state.ended.into_iter().map(Ended::from).collect(),
         kept: state.kept.map(Kept::from),
         line: state.line.into(),
+        marks: state.marks.into_iter().map(|(writer, at)| Mark { writer, at: ServerTime(at) }).collect(),
     })
 }
 
@@ -51,6 +53,9 @@ struct State<'a> {
     kept: Option<KeptState<'a>>,
     #[serde(default, borrow, skip_serializing_if = "LineState::is_empty")]
     line: LineState<'a>,
+    /// Writer and number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    marks: Vec<(u64, u64)>,
 }
 
 /// Those who wait in line. There may be hundreds, of few proxies: so these are named once.
@@ -411,6 +416,7 @@ mod tests {
                 origin: Origin::Route,
             }),
             line: vec![place(1, "a", 0), place(2, "b", 0), place(3, "a", 7)],
+            marks: vec![Mark { writer: u64::MAX, at: ServerTime(1) }, Mark { writer: 2, at: ServerTime(3) }],
         }
     }
 

@@ -10,14 +10,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use super::batch::{PACKET_BYTES, environment, next_revision, row_write};
+use super::batch::{Decided, PACKET_BYTES, environment, next_revision, row_write};
 use super::cache;
 use super::link::{Fault, LOCK_WAIT_S, Link};
 use super::sql::{self, RowWrite};
 use super::steps;
 use super::store::Shared;
 use crate::clock;
-use crate::lock::record::{self, Op, Outcome, Record, Records};
+use crate::lock::record::{self, Mark, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
 use crate::store::Reply;
 
@@ -50,28 +50,33 @@ impl Luck {
     }
 }
 
-/// Runs the groups if remembered rows allow. `None`: nothing was applied, ask the server.
+/// Runs the groups if remembered rows allow. False: nothing was applied, ask the server.
 pub async fn try_run(
     shared: &Shared,
     link: &mut Link,
     groups: &[Vec<Op>],
     deadline: Instant,
-) -> Result<Option<Vec<Reply>>, Fault> {
+    decided: &mut Option<Decided>,
+) -> Result<bool, Fault> {
     let asked_at = clock::now();
     // The lock of the last row may be waited for once the time was looked at, so leave room for that.
     let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
     let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
         && link.sample.before.0 > shared.sampled_after.load(Ordering::SeqCst);
     if deadline <= asked_at || !fresh || !link.sysdate_moves || !link.luck.try_now() {
-        return Ok(None);
+        return Ok(false);
     }
-    let Some(mut plan) = Plan::new(shared, link, groups, asked_at) else { return Ok(None) };
+    let mark = link.next_mark();
+    let Some(mut plan) = Plan::new(shared, link, groups, asked_at, mark) else { return Ok(false) };
+    *decided = Some(Decided { mark, replies: std::mem::take(&mut plan.replies) });
     let applied = plan.apply(link, deadline).await?;
     link.luck.note(applied);
-    if !applied {
-        return Ok(None);
+    if applied {
+        plan.finish(shared, link);
+    } else {
+        *decided = None;
     }
-    Ok(Some(plan.finish(shared, link)))
+    Ok(applied)
 }
 
 /// What is to be written, and what is to be answered once it is.
@@ -87,7 +92,7 @@ struct Plan {
 
 impl Plan {
     /// `None` where a row is not known, or would not change, or may change by itself.
-    fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant) -> Option<Plan> {
+    fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant, mark: Mark) -> Option<Plan> {
         let (earliest, latest) = shared.steps().server_time(asked_at)?;
         if link.sample.grants_from > earliest {
             return None;
@@ -111,14 +116,9 @@ impl Plan {
             records.insert(key.clone(), Some(row.record));
         }
         let env = environment(shared, link, &records, &keys, latest);
-        let replies: Vec<Reply> = groups
-            .iter()
-            .map(|group| Reply {
-                outcomes: group.iter().map(|op| record::apply(&mut records, op, &env)).collect(),
-                asked_at,
-                now: latest,
-            })
-            .collect();
+        let outcomes = record::run(&mut records, groups, &mut [], &env, mark);
+        let reply = |outcomes| Reply { outcomes, asked_at, now: latest };
+        let replies: Vec<Reply> = outcomes.into_iter().map(reply).collect();
         let (mut writes, mut revisions) = (Vec::new(), Vec::new());
         for (key, record, _) in records.changed() {
             let last = known.remove(key);
@@ -165,14 +165,13 @@ impl Plan {
         }
     }
 
-    fn finish(self, shared: &Shared, link: &Link) -> Vec<Reply> {
+    fn finish(self, shared: &Shared, link: &Link) {
         let era = link.era();
         for (key, revision) in self.revisions {
             if let Some(record) = self.records.get(&key) {
                 shared.cache.put(key, cache::Row { record: record.clone(), revision, era });
             }
         }
-        self.replies
     }
 }
 

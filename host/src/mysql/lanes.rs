@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use rand::Rng as _;
 
-use super::batch;
+use super::batch::{self, Decided};
 use super::fast;
 use super::link::{Fault, IDLE_S, Link};
 use super::queue::{Batch, Queue, Ticket, first_deadline};
 use super::store::Shared;
 use crate::clock;
 use crate::lock::Instant;
-use crate::lock::record::Op;
+use crate::lock::record::{Op, Tried};
 use crate::store::Reply;
 use crate::store::registry::NO_MEMBER;
 
@@ -169,7 +169,7 @@ async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Resul
 /// After a fault of a whole batch: one group's trouble is not to be that of all. Whatever has
 /// trouble by itself goes back to the queue, and so does what came after it for the same key.
 async fn run_apart(shared: &Shared, link: &mut Link, queue: &mut Queue, batch: Batch) -> Result<(), Fault> {
-    let mut later = Batch { groups: Vec::new(), tickets: Vec::new() };
+    let mut later = Batch::default();
     let mut broken = None;
     for mut single in batch.split() {
         expire(&mut single.tickets, LATE);
@@ -204,23 +204,39 @@ async fn exchange(
 ) -> Result<Vec<Reply>, Fault> {
     let began = clock::now();
     let ops = batch.ops();
-    let mut work = pin!(execute(shared, link, &batch.groups, deadline));
-    let replies = watched(work.as_mut(), &mut batch.tickets, queue).await?;
-    let took = Duration::from_micros(clock::now().us_since(began));
-    shared.metrics.batch(ops, took);
-    Ok(replies)
+    let mut decided = None;
+    let result = {
+        let groups = (&batch.groups[..], &mut batch.tried[..]);
+        let mut work = pin!(execute(shared, link, groups, deadline, &mut decided));
+        watched(work.as_mut(), &mut batch.tickets, queue).await
+    };
+    match (result, decided) {
+        (Ok(()), decided) => {
+            let took = Duration::from_micros(clock::now().us_since(began));
+            shared.metrics.batch(ops, took);
+            Ok(decided.map_or_else(Vec::new, |decided| decided.replies))
+        }
+        (Err(fault @ Fault::Broken { .. }), Some(decided)) => {
+            batch.note_try(decided);
+            Err(fault)
+        }
+        (Err(fault), _) => Err(fault),
+    }
 }
 
 async fn execute(
     shared: &Shared,
     link: &mut Link,
-    groups: &[Vec<Op>],
+    (groups, tried): (&[Vec<Op>], &mut [Option<Tried>]),
     deadline: Instant,
-) -> Result<Vec<Reply>, Fault> {
-    if let Some(replies) = fast::try_run(shared, link, groups, deadline).await? {
-        return Ok(replies);
+    decided: &mut Option<Decided>,
+) -> Result<(), Fault> {
+    // What became of an earlier try is told by rows that are read, not by remembered ones.
+    let is_first = tried.iter().all(Option::is_none);
+    if is_first && fast::try_run(shared, link, groups, deadline, decided).await? {
+        return Ok(());
     }
-    batch::run(shared, link, groups, deadline).await
+    batch::run(shared, link, (groups, tried), deadline, decided).await
 }
 
 /// Waits for the work, but no longer than anybody waits for it, nor than [`EXCHANGE_LIMIT`].

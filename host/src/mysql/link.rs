@@ -17,6 +17,7 @@ use super::sql;
 use super::steps::{DRIFT_PER_MILLION, Step};
 use super::store::Shared;
 use crate::clock;
+use crate::lock::record::Mark;
 use crate::lock::{Instant, ServerTime};
 
 /// How long a statement waits for a row lock, in seconds.
@@ -114,6 +115,8 @@ pub struct Link {
     /// Whether [`sql::write_if_same`] may be used.
     pub sysdate_moves: bool,
     membership: Arc<Membership>,
+    /// Of the last batch.
+    mark: Mark,
 }
 
 impl Link {
@@ -166,7 +169,15 @@ impl Link {
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
         let membership = shared.membership.clone();
-        Ok(Link { conn, place, server, sample, luck: Luck::default(), sysdate_moves, membership })
+        let mark = Mark { writer: rand::random(), at: sample.now };
+        Ok(Link { conn, place, server, sample, luck: Luck::default(), sysdate_moves, membership, mark })
+    }
+
+    /// What the records of the next batch are signed with.
+    pub fn next_mark(&mut self) -> Mark {
+        let now = self.sample.earliest(clock::now());
+        self.mark.at = now.max(self.mark.at.plus_us(1));
+        self.mark
     }
 
     pub fn database(&self) -> &str {

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::batch::Decided;
 use crate::clock;
 use crate::lock::Instant;
-use crate::lock::record::Op;
+use crate::lock::record::{Op, Tried};
 use crate::store::{Done, Reply, StoreError};
 
 /// Bounds of one batch beside the number of operations, so that a statement stays of moderate size.
@@ -20,6 +21,7 @@ const BATCH_KEY_BYTES: usize = 512 * 1024;
 pub struct Job {
     pub ops: Vec<Op>,
     pub ticket: Ticket,
+    tried: Option<Tried>,
 }
 
 /// Answers exactly once: where nobody has by the time it is dropped, with an error.
@@ -38,8 +40,11 @@ pub struct Places {
 }
 
 /// Groups that are run in one transaction, with their tickets.
+#[derive(Default)]
 pub struct Batch {
     pub groups: Vec<Vec<Op>>,
+    /// For each group its last try, where that may have been applied without an answer.
+    pub tried: Vec<Option<Tried>>,
     pub tickets: Vec<Ticket>,
 }
 
@@ -64,7 +69,7 @@ impl Places {
             ticket.answer(Err(StoreError::Overloaded { queued }));
             return None;
         }
-        Some(Job { ops, ticket })
+        Some(Job { ops, ticket, tried: None })
     }
 }
 
@@ -110,9 +115,24 @@ impl Batch {
 
     /// Drops the groups that were answered.
     pub fn retain_open(&mut self) {
-        let mut open = self.tickets.iter().map(Ticket::is_open).collect::<Vec<_>>().into_iter();
-        self.groups.retain(|_| open.next().unwrap_or(false));
+        let open: Vec<bool> = self.tickets.iter().map(Ticket::is_open).collect();
+        let (mut groups, mut tried) = (open.iter(), open.iter());
+        self.groups.retain(|_| groups.next().is_some_and(|open| *open));
+        self.tried.retain(|_| tried.next().is_some_and(|open| *open));
         self.tickets.retain(Ticket::is_open);
+    }
+
+    /// The batch was sent, and no answer came. A group that was applied earlier keeps that try.
+    pub fn note_try(&mut self, decided: Decided) {
+        for (tried, reply) in self.tried.iter_mut().zip(decided.replies) {
+            tried.get_or_insert(Tried { mark: decided.mark, outcomes: reply.outcomes });
+        }
+    }
+
+    pub fn push(&mut self, job: Job) {
+        self.groups.push(job.ops);
+        self.tried.push(job.tried);
+        self.tickets.push(job.ticket);
     }
 
     pub fn answer(self, replies: Vec<Reply>) {
@@ -129,13 +149,22 @@ impl Batch {
 
     pub fn append(&mut self, mut other: Batch) {
         self.groups.append(&mut other.groups);
+        self.tried.append(&mut other.tried);
         self.tickets.append(&mut other.tickets);
+    }
+
+    fn jobs(self) -> impl DoubleEndedIterator<Item = Job> {
+        let parts = self.groups.into_iter().zip(self.tried).zip(self.tickets);
+        parts.map(|((ops, tried), ticket)| Job { ops, tried, ticket })
     }
 
     /// Each group by itself, in order.
     pub fn split(self) -> impl Iterator<Item = Batch> {
-        let parts = self.groups.into_iter().zip(self.tickets);
-        parts.map(|(ops, ticket)| Batch { groups: vec![ops], tickets: vec![ticket] })
+        self.jobs().map(|job| {
+            let mut single = Batch::default();
+            single.push(job);
+            single
+        })
     }
 }
 
@@ -167,7 +196,7 @@ impl Queue {
 
     /// As many groups as one transaction may carry, none split, none overtaken.
     pub fn batch(&mut self) -> Batch {
-        let mut batch = Batch { groups: Vec::new(), tickets: Vec::new() };
+        let mut batch = Batch::default();
         let (mut ops, mut keys, mut bytes) = (0, 0, 0);
         while let Some(job) = self.waiting.pop_front().or_else(|| self.incoming.try_recv().ok()) {
             ops += job.ops.len();
@@ -180,8 +209,7 @@ impl Queue {
                 self.waiting.push_front(job);
                 break;
             }
-            batch.groups.push(job.ops);
-            batch.tickets.push(job.ticket);
+            batch.push(job);
         }
         batch
     }
@@ -189,8 +217,8 @@ impl Queue {
     /// To be run again, before everything else.
     pub fn put_back(&mut self, mut batch: Batch) {
         batch.retain_open();
-        for (ops, ticket) in batch.groups.into_iter().zip(batch.tickets).rev() {
-            self.waiting.push_front(Job { ops, ticket });
+        for job in batch.jobs().rev() {
+            self.waiting.push_front(job);
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
-use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, UNKNOWN};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
 
 /// When to ask again where one's own lease of a single space is in the way, in microseconds.
@@ -274,8 +274,10 @@ impl Stores {
         let (tell, told) = oneshot::channel();
         store.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
         let reply = told.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
-        let outcome = reply.outcomes.into_iter().next().ok_or_else(StoreError::stopped)?;
-        Ok((outcome, reply.now))
+        match reply.outcomes.into_iter().next() {
+            Some(Outcome::Unknown) => Err(StoreError::Unavailable { why: UNKNOWN.to_owned() }),
+            outcome => Ok((outcome.ok_or_else(StoreError::stopped)?, reply.now)),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, own_server, sql};
 
 mod conditions;
+mod lost_answers;
 
 /// A proxy that gives the store half a second.
 async fn impatient(url: &str, store: &str) -> Proxy {

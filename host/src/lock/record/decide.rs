@@ -2,9 +2,9 @@
 
 use super::line;
 use super::{
-    Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept, Left, Level,
-    MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records, Release,
-    Version,
+    COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept,
+    Left, Level, MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records,
+    Release, Version,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
@@ -319,18 +319,23 @@ fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
     }
 }
 
-/// What ended without a request id is remembered for a moment only: for its own release, whose answer
-/// may have been lost.
+/// What had no request id is remembered for a moment only, for a caller that repeats it. A batch whose answer was
+/// lost does not depend on it: see [`super::replay`].
 fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
+    let kind =
+        |ended: &Ended| (ended.request.is_some(), ended.request.is_some() && ended.committed.is_some());
+    let entry_kind = kind(&entry);
+    let most = match entry_kind {
+        (false, _) => NAMELESS_KEPT,
+        (true, false) => ENDED_KEPT,
+        (true, true) => COMMITS_KEPT,
+    };
     ended.push(entry);
-    let nameless = ended.iter().filter(|ended| ended.request.is_none()).count();
-    if nameless > NAMELESS_KEPT
-        && let Some(oldest) = ended.iter().position(|ended| ended.request.is_none())
+    let alike = |ended: &&Ended| kind(ended) == entry_kind;
+    if ended.iter().filter(alike).count() > most
+        && let Some(oldest) = ended.iter().position(|ended| alike(&ended))
     {
         ended.remove(oldest);
-    }
-    if ended.len() > ENDED_KEPT {
-        ended.remove(0);
     }
 }
 

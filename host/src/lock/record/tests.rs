@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 
+mod replays;
+
 const UNNOTICED_MS: u32 = (UNNOTICED_US / 1_000) as u32;
 const SECOND: u32 = 1_000;
 

@@ -10,7 +10,7 @@ use super::{
     Verdict, WaiterId,
 };
 use crate::lock::ServerTime;
-use crate::lock::record::MAX_LINE;
+use crate::lock::record::{MAX_LINE, UNKNOWN};
 
 /// A group of operations that the store has not answered.
 #[derive(Debug)]
@@ -140,6 +140,11 @@ impl Table {
         now: Instant,
         out: &mut Vec<Action>,
     ) {
+        if outcome == Outcome::Unknown {
+            // A lease that is over is noticed at its end.
+            out.push(Action::Released { id, result: Err(UNKNOWN.to_owned()) });
+            return;
+        }
         let over = !matches!(outcome, Outcome::Released { levels_left: 1.. });
         if over && let Some(known) = self.lease_ended(lease.nonce) {
             let held_ms = now.ms_since(known.since);

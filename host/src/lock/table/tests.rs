@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::lock::ServerTime;
-use crate::lock::record::{Env, Holder, InLine, Op, Record, Records, Tag, Turn, apply};
+use crate::lock::record::{Env, Holder, InLine, Mark, Op, Record, Records, Tag, Tried, Turn, run};
 
+mod lanes;
 mod random;
 mod readers;
 
+use lanes::Sent;
 use random::Random;
 
 const PROXIES: usize = 2;
@@ -31,10 +33,13 @@ enum Due {
     Client,
     Apply {
         proxy: usize,
-        ticket: Ticket,
-        ops: Vec<Op>,
-        asked_at: Instant,
+        sent: Sent,
         lost: bool,
+    },
+    /// A batch whose answer was lost is run again.
+    Again {
+        proxy: usize,
+        batch: Vec<Sent>,
     },
     Tell {
         proxy: usize,
@@ -67,7 +72,14 @@ struct Sim {
     beliefs: HashMap<u64, Belief>,
     /// Waiters without an answer: their latest moment, and their claim.
     open: HashMap<(usize, WaiterId), (Instant, Claim)>,
-    open_releases: HashMap<(usize, ReleaseId), u64>,
+    /// Releases without an answer: their lease, and their attempt.
+    open_releases: HashMap<(usize, ReleaseId), (u64, u64)>,
+    /// Commits that are asked for past the tables: their attempts.
+    open_commits: HashMap<Ticket, u64>,
+    /// The attempts of releases and commits that were carried out.
+    carried_out: HashSet<u64>,
+    /// What the last batch of each proxy's connection was signed with.
+    marks: Vec<Mark>,
     /// Leases that some client was told of: they may outlast the run, unless they were released.
     delivered: HashSet<u64>,
     released: HashSet<u64>,
@@ -98,6 +110,9 @@ impl Sim {
             beliefs: HashMap::new(),
             open: HashMap::new(),
             open_releases: HashMap::new(),
+            open_commits: HashMap::new(),
+            carried_out: HashSet::new(),
+            marks: (0..PROXIES as u64).map(|writer| Mark { writer, at: ServerTime(0) }).collect(),
             delivered: HashSet::new(),
             released: HashSet::new(),
             given_up: HashSet::new(),
@@ -147,9 +162,8 @@ impl Sim {
         match due {
             Due::Client => self.client(),
             Due::Tell { proxy, event } => self.tell(proxy, event),
-            Due::Apply { proxy, ticket, ops, asked_at, lost } => {
-                self.apply(proxy, ticket, &ops, asked_at, lost);
-            }
+            Due::Apply { proxy, sent, lost } => self.apply(proxy, sent, lost),
+            Due::Again { proxy, batch } => self.again(proxy, batch),
         }
     }
 
@@ -181,6 +195,7 @@ impl Sim {
                 self.tell(proxy, event);
             }
             96..98 => self.replan(),
+            98 => self.commit(proxy),
             _ => self.fault_until = self.now.plus_ms(20),
         }
     }
@@ -273,7 +288,7 @@ impl Sim {
         }
         self.serial += 1;
         let id = ReleaseId(self.serial);
-        self.open_releases.insert((proxy, id), nonce);
+        self.open_releases.insert((proxy, id), (nonce, self.serial));
         self.tell(proxy, Event::Release { id, release: Release { lease, attempt: self.serial, outcome } });
     }
 
@@ -291,7 +306,7 @@ impl Sim {
     fn renew(&mut self, proxy: usize) {
         let Some(nonce) = self.some_belief() else { return };
         let lease = self.beliefs[&nonce].lease.clone();
-        let outcome = self.on_store(&[Op::Renew { lease, ttl_ms: None }]).remove(0);
+        let outcome = self.on_store(vec![Op::Renew { lease, ttl_ms: None }]).remove(0);
         match outcome {
             Outcome::Renewed { left_us } => {
                 let until = self.now.plus_us(left_us);
@@ -329,59 +344,6 @@ impl Sim {
         }
     }
 
-    fn on_store(&mut self, ops: &[Op]) -> Vec<Outcome> {
-        let env = Env {
-            now: ServerTime(self.now.0 + SERVER_AHEAD_US),
-            floor: Token(0),
-            others: Token(0),
-            grants_from: ServerTime(0),
-            takeover: true,
-        };
-        let mut records = Records::default();
-        for key in ops.iter().flat_map(Op::keys) {
-            records.insert(key.clone(), self.store.get(key).cloned());
-        }
-        let outcomes = ops.iter().map(|op| apply(&mut records, op, &env)).collect();
-        for (key, record, _) in records.changed() {
-            let last = self.last_token.entry(key.clone()).or_default();
-            assert!(record.token >= *last, "the token of {key} went back");
-            *last = record.token;
-            let new = |holder: &Holder| holder.keep_ms > 0 && holder.since == env.now;
-            let done = record.kept.as_ref().is_some_and(|kept| kept.until > env.now);
-            assert!(
-                !done || !record.holders.iter().any(new),
-                "{key} was done, and is done again: {record:?}"
-            );
-            self.store.insert(key.clone(), record.clone());
-        }
-        outcomes
-    }
-
-    fn apply(&mut self, proxy: usize, ticket: Ticket, ops: &[Op], asked_at: Instant, lost: bool) {
-        let back = self.now.plus_us(self.random.below(3_000));
-        if lost && self.random.chance(50) {
-            self.fail(proxy, ticket, back);
-            return;
-        }
-        let mut outcomes = self.on_store(ops);
-        if lost && self.random.chance(50) {
-            self.fail(proxy, ticket, back);
-            return;
-        }
-        if lost {
-            // The answer was lost and the store repeated the group.
-            outcomes = self.on_store(ops);
-        }
-        let now = ServerTime(self.now.0 + SERVER_AHEAD_US);
-        let result = Ok(Answered { outcomes, asked_at, now });
-        self.schedule(back, Due::Tell { proxy, event: Event::Completed { ticket, result } });
-    }
-
-    fn fail(&mut self, proxy: usize, ticket: Ticket, back: Instant) {
-        let event = Event::Completed { ticket, result: Err("gone".into()) };
-        self.schedule(back, Due::Tell { proxy, event });
-    }
-
     fn perform(&mut self, proxy: usize, actions: Vec<Action>) {
         for action in actions {
             if self.trace {
@@ -406,7 +368,10 @@ impl Sim {
                 }
                 Action::Finish { waiter, verdict } => self.finished(proxy, waiter, verdict),
                 Action::Released { id, result } => {
-                    let nonce = self.open_releases.remove(&(proxy, id)).expect("a release answered twice");
+                    let open = self.open_releases.remove(&(proxy, id));
+                    let (nonce, attempt) = open.expect("a release answered twice");
+                    let told_lost = result == Ok(Outcome::Lost);
+                    assert!(!told_lost || !self.carried_out.contains(&attempt), "{nonce} was released");
                     if result == Ok(Outcome::Released { levels_left: 0 }) {
                         self.released.insert(nonce);
                     }
@@ -442,7 +407,7 @@ impl Sim {
         let at = self.now.plus_us(delay).max(self.last_apply[proxy]);
         self.last_apply[proxy] = at;
         let lost = self.random.chance(5) || self.now < self.fault_until;
-        self.schedule(at, Due::Apply { proxy, ticket, ops, asked_at, lost });
+        self.schedule(at, Due::Apply { proxy, sent: Sent { ticket, ops, asked_at, tried: None }, lost });
     }
 
     /// Nobody of the same rank or a better one, whose policy leaves the order to arrival, is passed
@@ -523,6 +488,7 @@ impl Sim {
     fn check_end(&self) {
         assert!(self.open.is_empty(), "never answered: {:?}", self.open);
         assert!(self.open_releases.is_empty(), "releases never answered");
+        assert!(self.open_commits.is_empty(), "commits never answered");
         for table in &self.proxies {
             assert!(table.waiters.is_empty() && table.flights.is_empty(), "the table is busy: {table:?}");
             assert!(table.queues.is_empty(), "queues are left: {:?}", table.queues);

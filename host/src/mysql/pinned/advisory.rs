@@ -233,7 +233,7 @@ impl Session {
         let answered = terms.unwrap_or_else(|| self.terms(Token::default(), Instant::default()));
         let mut held = self.common.held();
         let mut answers = Vec::new();
-        let mut left = Batch { groups: Vec::new(), tickets: Vec::new() };
+        let mut left = Batch::default();
         self.left_over = false;
         // Nobody waits any more for what expired meanwhile: what it asked for is not done.
         let parts = batch.groups.into_iter().zip(batch.tickets).zip(decided);
@@ -246,6 +246,7 @@ impl Session {
                 }
                 None if outcomes.len() < group.len() => {
                     left.groups.push(group);
+                    left.tried.push(None);
                     left.tickets.push(ticket);
                     continue;
                 }

@@ -319,7 +319,7 @@ impl Desk {
 
     /// Decides the rest of the group and answers, once what it freed is free.
     fn finish(&mut self, errand: Errand, above: Token, grants_from: Instant) {
-        let Errand { job: Job { ops, ticket }, mut decided, began } = errand;
+        let Errand { job: Job { ops, ticket, .. }, mut decided, began } = errand;
         let terms = self.terms(above, grants_from);
         self.shared.metrics.batch(ops.len(), Duration::from_micros(terms.own.us_since(began)));
         // Nobody waits for it any more: what it asked for is not done.

@@ -56,7 +56,10 @@ impl Ballot {
     }
 
     pub fn count(&mut self, member: usize, outcome: Outcome) {
-        self.votes.push(Vote { member, outcome });
+        match outcome {
+            Outcome::Unknown => self.count_failure(),
+            outcome => self.votes.push(Vote { member, outcome }),
+        }
     }
 
     pub fn count_failure(&mut self) {

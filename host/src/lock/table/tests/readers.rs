@@ -46,7 +46,7 @@ fn granted(waiters: Vec<Waiter>) -> Vec<u64> {
             match action {
                 Action::Submit { ticket, ops } => {
                     let server = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                    let answer = Answered { outcomes: sim.on_store(&ops), asked_at: sim.now, now: server };
+                    let answer = Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now: server };
                     sim.now = sim.now.plus_ms(1);
                     table.handle(Event::Completed { ticket, result: Ok(answer) }, sim.now, &mut out);
                 }

@@ -1,0 +1,130 @@
+//! Batches of groups, also those that are run again because their answer was lost.
+//!
+//! A batch is one transaction: all of it was applied, or nothing. Each record that a batch changes bears its
+//! [`Mark`] for a while. So where a connection broke before the answer came, the records tell whether the batch
+//! was applied, whatever has been done to them since.
+
+use super::{Env, Op, Outcome, Record, Records, apply};
+use crate::lock::{Key, ServerTime};
+
+/// Connections whose last mark a record bears at most.
+pub const MAX_MARKS: usize = 32;
+/// How long a mark is kept, in microseconds: longer than any call is repeated (`store.timeout_ms` is 60 s at most).
+const MARK_KEPT_US: u64 = 180_000_000;
+
+/// Names one batch of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// A random number of the connection.
+    pub writer: u64,
+    /// Rises with every batch of the connection; about the time of the store.
+    pub at: ServerTime,
+}
+
+/// A try at a group whose answer was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried {
+    pub mark: Mark,
+    /// What is to be answered if the batch was applied.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What became of a batch whose answer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Applied,
+    NotApplied,
+    Unknown,
+}
+
+/// Decides the groups in order, and signs what they change.
+///
+/// `tried` has a place for each group, or none at all. It comes back without the tries that were not applied:
+/// these groups are decided anew. Of the others, operations that must not be carried out twice are answered as they
+/// were, or with [`Outcome::Unknown`] where nothing tells what became of them.
+///
+/// # Panics
+/// Where `records` lacks a key of an operation.
+pub fn run(
+    records: &mut Records,
+    groups: &[Vec<Op>],
+    tried: &mut [Option<Tried>],
+    env: &Env,
+    mark: Mark,
+) -> Vec<Vec<Outcome>> {
+    // Before anything is changed: the mark of this batch is on no record yet.
+    for (group, place) in groups.iter().zip(tried.iter_mut()) {
+        if place.as_ref().is_some_and(|tried| fate(records, group, tried) == Fate::NotApplied) {
+            *place = None;
+        }
+    }
+    let mut outcomes = Vec::with_capacity(groups.len());
+    for (n, group) in groups.iter().enumerate() {
+        outcomes.push(match tried.get(n).and_then(Option::as_ref) {
+            None => group.iter().map(|op| apply(records, op, env)).collect(),
+            Some(tried) => again(records, group, tried, env),
+        });
+    }
+    records.sign(mark, env);
+    outcomes
+}
+
+/// A group that was applied, as far as is known.
+fn again(records: &mut Records, group: &[Op], tried: &Tried, env: &Env) -> Vec<Outcome> {
+    let fate = fate(records, group, tried);
+    let outcome = |(op, before): (&Op, &Outcome)| match (happens_once(op), fate) {
+        (false, _) => apply(records, op, env),
+        (true, Fate::Applied) => before.clone(),
+        (true, _) => Outcome::Unknown,
+    };
+    group.iter().zip(&tried.outcomes).map(outcome).collect()
+}
+
+/// Every other operation finds what it did before, or does nothing the second time.
+fn happens_once(op: &Op) -> bool {
+    matches!(op, Op::Release(_) | Op::Commit(_) | Op::Force { .. })
+}
+
+fn fate(records: &Records, group: &[Op], tried: &Tried) -> Fate {
+    let Some(key) = witness(group, &tried.outcomes) else { return Fate::NotApplied };
+    // A row is kept for longer than any call is repeated: one that is missing was never written.
+    let Some(record) = records.get(key).filter(|_| records.is_stored(key)) else { return Fate::NotApplied };
+    match &record.marks[..] {
+        marks if marks.contains(&tried.mark) => Fate::Applied,
+        // Written last by a version that leaves no marks, or by so many that some are gone.
+        marks if marks.is_empty() || marks.len() >= MAX_MARKS => Fate::Unknown,
+        _ => Fate::NotApplied,
+    }
+}
+
+/// A key whose record the group has changed, if it was applied; `None` where it does no harm to decide anew.
+fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
+    let changed = |outcome: &Outcome| match outcome {
+        Outcome::Released { .. } | Outcome::Committed { .. } => true,
+        Outcome::Forced { holders } => *holders > 0,
+        _ => false,
+    };
+    let mut parts = group.iter().zip(outcomes);
+    parts.find(|(op, outcome)| happens_once(op) && changed(outcome)).map(|(op, _)| &op.keys()[0])
+}
+
+impl Record {
+    /// Bears the mark instead of the connection's last one.
+    fn sign(&mut self, mark: Mark, env: &Env) {
+        // While the store's clock is in doubt, nobody knows how old a mark is.
+        let is_old = |other: &Mark| env.takeover && other.at.plus_us(MARK_KEPT_US) <= env.now;
+        self.marks.retain(|other| other.writer != mark.writer && !is_old(other));
+        if self.marks.len() >= MAX_MARKS {
+            self.marks.remove(0);
+        }
+        self.marks.push(mark);
+    }
+}
+
+impl Records {
+    fn sign(&mut self, mark: Mark, env: &Env) {
+        for entry in self.entries.values_mut().filter(|entry| entry.changed) {
+            entry.record.sign(mark, env);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Batches whose answer was lost are run again, with something in between.
+
+use super::*;
+
+/// A store that runs batches, and may lose them.
+struct Lane {
+    world: World,
+    batches: u64,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        Lane { world: World::new(), batches: 0 }
+    }
+
+    fn mark(&mut self, writer: u64) -> Mark {
+        self.batches += 1;
+        Mark { writer, at: ServerTime(self.world.env.now.0 + self.batches) }
+    }
+
+    /// A batch of another connection, or one that is answered.
+    fn run(&mut self, writer: u64, groups: &[Vec<Op>], tried: &mut [Option<Tried>]) -> Vec<Vec<Outcome>> {
+        let mark = self.mark(writer);
+        let (records, env) = (&mut self.world.records, &self.world.env);
+        let outcomes = run(records, groups, tried, env, mark);
+        // The next batch reads what was stored.
+        let stored: Vec<_> =
+            records.changed().map(|(key, record, _)| (key.clone(), record.clone())).collect();
+        stored.into_iter().for_each(|(key, record)| records.insert(key, Some(record)));
+        outcomes
+    }
+
+    /// A batch whose answer is lost: it was applied, or it was not.
+    fn lose(&mut self, writer: u64, groups: &[Vec<Op>], applied: bool) -> Vec<Option<Tried>> {
+        let before = self.world.records.clone();
+        let outcomes = self.run(writer, groups, &mut []);
+        if !applied {
+            self.world.records = before;
+        }
+        let mark = Mark { writer, at: ServerTime(self.world.env.now.0 + self.batches) };
+        outcomes.into_iter().map(|outcomes| Some(Tried { mark, outcomes })).collect()
+    }
+
+    fn granted(&mut self, claim: &Claim) -> LeaseRef {
+        match &self.run(7, &[vec![Op::Acquire(claim.clone())]], &mut [])[0][..] {
+            [Outcome::Granted(grant)] => {
+                LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn levels(&self) -> usize {
+        let record = self.world.records.get(&keys(&["a"])[0]).unwrap();
+        record.holders.first().map_or(0, |holder| holder.levels.len())
+    }
+}
+
+fn release(lease: &LeaseRef, attempt: u64) -> Vec<Op> {
+    vec![Op::Release(Release { lease: lease.clone(), attempt, outcome: None })]
+}
+
+fn commit(version: Token, attempt: u64) -> Vec<Op> {
+    let (key, value, request) = (keys(&["a"])[0].clone(), None, None);
+    vec![Op::Commit(Commit { key, version, value, attempt, request, fingerprint: 0 })]
+}
+
+#[test]
+fn levels_are_given_up_once_however_often_the_batch_is_run() {
+    for applied in [true, false] {
+        let mut lane = Lane::new();
+        let enter = |attempt| Claim { reentrant: true, ..claim(&["a"], "x", attempt) };
+        let lease = lane.granted(&enter(1));
+        (2..=9).for_each(|attempt| drop(lane.granted(&enter(attempt))));
+        let batch: Vec<_> = (21..=25).map(|attempt| release(&lease, attempt)).collect();
+        let mut tried = lane.lose(1, &batch, applied);
+        lane.granted(&enter(10));
+        let outcomes = lane.run(2, &batch, &mut tried);
+        assert_eq!(lane.levels(), 5, "ten entered, five left");
+        assert!(outcomes.iter().all(|group| matches!(group[..], [Outcome::Released { levels_left: 1.. }])));
+    }
+}
+
+#[test]
+fn all_of_many_releases_of_one_key_are_told_released() {
+    for applied in [true, false] {
+        let mut lane = Lane::new();
+        let permit = Mode::Permits { count: 1, limit: 20 };
+        let leases: Vec<_> =
+            (1..=10).map(|n| lane.granted(&Claim { mode: permit, ..claim(&["a"], "p", n) })).collect();
+        let batch: Vec<_> = leases.iter().map(|lease| release(lease, 100 + lease.nonce)).collect();
+        let mut tried = lane.lose(1, &batch, applied);
+        let other = lane.granted(&Claim { mode: permit, ..claim(&["a"], "p", 11) });
+        lane.run(3, &[release(&other, 111)], &mut []);
+        let outcomes = lane.run(2, &batch, &mut tried);
+        assert!(outcomes.iter().all(|group| *group == [RELEASED]), "{outcomes:?}");
+        assert_eq!(lane.levels(), 0);
+    }
+}
+
+#[test]
+fn a_commit_that_was_made_is_told_whoever_commits_next() {
+    let mut lane = Lane::new();
+    let version = |lane: &Lane| lane.world.records.get(&keys(&["a"])[0]).unwrap().token;
+    lane.run(3, &[commit(Token(0), 1)], &mut []);
+    let read = version(&lane);
+    let mut made = lane.lose(1, &[commit(read, 2)], true);
+    for attempt in 3..50 {
+        let read = version(&lane);
+        lane.run(3, &[commit(read, attempt)], &mut []);
+    }
+    let outcomes = lane.run(2, &[commit(read, 2)], &mut made);
+    assert_eq!(outcomes, [[Outcome::Committed { version: read.next() }]]);
+
+    let read = version(&lane);
+    let mut lost = lane.lose(1, &[commit(read, 60)], false);
+    lane.run(3, &[commit(read, 61)], &mut []);
+    let outcomes = lane.run(2, &[commit(read, 60)], &mut lost);
+    assert!(matches!(outcomes[0][..], [Outcome::Conflict(_)]), "it was not made: {outcomes:?}");
+}
+
+/// One that came since would be put out, and nobody asked for that.
+#[test]
+fn a_key_is_taken_from_those_alone_that_held_it_then() {
+    let mut lane = Lane::new();
+    lane.granted(&claim(&["a"], "x", 1));
+    let force = vec![Op::Force { key: keys(&["a"])[0].clone() }];
+    let mut tried = lane.lose(1, std::slice::from_ref(&force), true);
+    let next = lane.granted(&claim(&["a"], "y", 2));
+    let outcomes = lane.run(2, &[force], &mut tried);
+    assert_eq!(outcomes, [[Outcome::Forced { holders: 1 }]]);
+    assert_eq!(lane.run(2, &[release(&next, 9)], &mut []), [[RELEASED]]);
+}
+
+/// Also where the second try is lost, which found the first one.
+#[test]
+fn a_batch_may_be_lost_again_and_again() {
+    let mut lane = Lane::new();
+    let lease = lane.granted(&claim(&["a"], "x", 1));
+    let batch = [release(&lease, 9)];
+    let mut tried = lane.lose(1, &batch, true);
+    for writer in 2..6 {
+        lane.granted(&claim(&["a"], "y", 10 + writer));
+        let lease = LeaseRef { nonce: 10 + writer, token: Token::ANY, ..lease.clone() };
+        lane.run(7, &[release(&lease, 20 + writer)], &mut []);
+        assert_eq!(lane.run(writer, &batch, &mut tried), [[RELEASED]]);
+        assert!(tried[0].is_some(), "the next try goes by it");
+    }
+}
+
+/// The rows of an earlier version bear no marks.
+#[test]
+fn what_nothing_tells_of_is_unknown() {
+    let mut lane = Lane::new();
+    let lease = lane.granted(&claim(&["a"], "x", 1));
+    let batch = [release(&lease, 9)];
+    let mut tried = lane.lose(1, &batch, true);
+    let unmarked = |lane: &mut Lane| {
+        let key = keys(&["a"])[0].clone();
+        let record = lane.world.records.get(&key).unwrap().clone();
+        lane.world.records.insert(key, Some(Record { marks: Vec::new(), ended: Vec::new(), ..record }));
+    };
+    unmarked(&mut lane);
+    assert_eq!(lane.run(2, &batch, &mut tried), [[Outcome::Unknown]]);
+    // Nor does one that so many have written that some marks are gone.
+    let lease = lane.granted(&claim(&["a"], "x", 2));
+    let batch = [release(&lease, 19)];
+    let mut tried = lane.lose(1, &batch, false);
+    for writer in 10..10 + MAX_MARKS as u64 {
+        lane.run(writer, &[vec![Op::Renew { lease: lease.clone(), ttl_ms: None }]], &mut []);
+    }
+    assert_eq!(lane.run(2, &batch, &mut tried), [[Outcome::Unknown]]);
+    assert_eq!(lane.levels(), 1);
+}
+
+#[test]
+fn marks_are_few_and_end() {
+    let mut lane = Lane::new();
+    let marks = |lane: &Lane| lane.world.records.get(&keys(&["a"])[0]).unwrap().marks.len();
+    for n in 0..100 {
+        let lease = lane.granted(&claim(&["a"], "x", 1 + n));
+        lane.run(1, &[release(&lease, 200 + n)], &mut []);
+    }
+    assert_eq!(marks(&lane), 2, "one for each connection");
+    let lease = lane.granted(&Claim { ttl_ms: 600 * SECOND, ..claim(&["a"], "x", 300) });
+    lane.world.pass_ms(300 * SECOND);
+    lane.run(3, &[release(&lease, 301)], &mut []);
+    assert_eq!(marks(&lane), 1, "nobody repeats what is so old");
+}

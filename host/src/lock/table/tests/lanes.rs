@@ -1,0 +1,172 @@
+//! The store's side of the simulation: batches, and batches that are run again because their answer was lost.
+
+use super::*;
+use crate::lock::record::Commit;
+
+/// A group on its way to the store.
+#[derive(Debug)]
+pub struct Sent {
+    pub ticket: Ticket,
+    pub ops: Vec<Op>,
+    pub asked_at: Instant,
+    pub tried: Option<Tried>,
+}
+
+impl Sim {
+    fn server_now(&self) -> ServerTime {
+        ServerTime(self.now.0 + SERVER_AHEAD_US)
+    }
+
+    /// One group that no lane carries.
+    pub fn on_store(&mut self, ops: Vec<Op>) -> Vec<Outcome> {
+        self.serial += 1;
+        let mark = Mark { writer: PROXIES as u64, at: ServerTime(self.serial) };
+        self.decide(&[ops], &mut [], mark, true).remove(0)
+    }
+
+    /// One transaction, which is rolled back unless it `commits`.
+    fn decide(
+        &mut self,
+        groups: &[Vec<Op>],
+        tried: &mut [Option<Tried>],
+        mark: Mark,
+        commits: bool,
+    ) -> Vec<Vec<Outcome>> {
+        let env = Env {
+            now: self.server_now(),
+            floor: Token(0),
+            others: Token(0),
+            grants_from: ServerTime(0),
+            takeover: true,
+        };
+        let mut records = Records::default();
+        for key in groups.iter().flatten().flat_map(Op::keys) {
+            records.insert(key.clone(), self.store.get(key).cloned());
+        }
+        let outcomes = run(&mut records, groups, tried, &env, mark);
+        if !commits {
+            return outcomes;
+        }
+        for (key, record, _) in records.changed() {
+            let last = self.last_token.entry(key.clone()).or_default();
+            assert!(record.token >= *last, "the token of {key} went back");
+            *last = record.token;
+            let new = |holder: &Holder| holder.keep_ms > 0 && holder.since == env.now;
+            let done = record.kept.as_ref().is_some_and(|kept| kept.until > env.now);
+            assert!(
+                !done || !record.holders.iter().any(new),
+                "{key} was done, and is done again: {record:?}"
+            );
+            self.store.insert(key.clone(), record.clone());
+        }
+        for (op, outcome) in groups.iter().flatten().zip(outcomes.iter().flatten()) {
+            match (op, outcome) {
+                (Op::Release(Release { attempt, .. }), Outcome::Released { .. })
+                | (Op::Commit(Commit { attempt, .. }), Outcome::Committed { .. }) => {
+                    self.carried_out.insert(*attempt);
+                }
+                _ => {}
+            }
+        }
+        outcomes
+    }
+
+    pub fn apply(&mut self, proxy: usize, sent: Sent, lost: bool) {
+        if !lost {
+            return self.answer(proxy, vec![sent]);
+        }
+        if self.random.chance(50) {
+            // The connection breaks, and what waited for it goes with it.
+            let mut batch = vec![sent];
+            let same = |due: &Due| matches!(due, Due::Apply { proxy: other, .. } if *other == proxy);
+            for (_, due) in self.due.extract_if(.., |_, due| same(due)) {
+                if let Due::Apply { sent, .. } = due {
+                    batch.push(sent);
+                }
+            }
+            return self.lose(proxy, batch);
+        }
+        if self.random.chance(50) {
+            self.transact(proxy, &mut [&sent], &mut [None], true);
+        }
+        self.fail(proxy, sent.ticket);
+    }
+
+    /// Nobody knows whether the batch was applied: it is run again on another connection, after others may have
+    /// done something.
+    fn lose(&mut self, proxy: usize, mut batch: Vec<Sent>) {
+        let commits = self.random.chance(60);
+        let mut tried: Vec<_> = batch.iter_mut().map(|sent| sent.tried.take()).collect();
+        let outcomes = self.transact(proxy, &mut batch.iter().collect::<Vec<_>>(), &mut tried, commits);
+        let mark = self.marks[proxy];
+        for ((sent, tried), outcomes) in batch.iter_mut().zip(tried).zip(outcomes) {
+            sent.tried = tried.or(Some(Tried { mark, outcomes }));
+        }
+        self.serial += 1;
+        self.marks[proxy] = Mark { writer: self.serial, at: ServerTime(0) };
+        let at = self.now.plus_us(self.random.below(20_000));
+        self.last_apply[proxy] = self.last_apply[proxy].max(at);
+        self.schedule(at, Due::Again { proxy, batch });
+    }
+
+    pub fn again(&mut self, proxy: usize, batch: Vec<Sent>) {
+        let (late, batch) = batch.into_iter().partition(|_| self.random.chance(5));
+        let late: Vec<Sent> = late;
+        late.into_iter().for_each(|sent| self.fail(proxy, sent.ticket));
+        match self.random.chance(20) {
+            true => self.lose(proxy, batch),
+            false => self.answer(proxy, batch),
+        }
+    }
+
+    fn answer(&mut self, proxy: usize, mut batch: Vec<Sent>) {
+        let mut tried: Vec<_> = batch.iter_mut().map(|sent| sent.tried.take()).collect();
+        let outcomes = self.transact(proxy, &mut batch.iter().collect::<Vec<_>>(), &mut tried, true);
+        let back = self.now.plus_us(self.random.below(3_000));
+        for (sent, outcomes) in batch.into_iter().zip(outcomes) {
+            if let Some(attempt) = self.open_commits.remove(&sent.ticket) {
+                let told_no = matches!(outcomes[..], [Outcome::Conflict(_)]);
+                assert!(!told_no || !self.carried_out.contains(&attempt), "{attempt} was committed");
+                continue;
+            }
+            let now = self.server_now();
+            let result = Ok(Answered { outcomes, asked_at: sent.asked_at, now });
+            let event = Event::Completed { ticket: sent.ticket, result };
+            self.schedule(back, Due::Tell { proxy, event });
+        }
+    }
+
+    fn transact(
+        &mut self,
+        proxy: usize,
+        batch: &mut [&Sent],
+        tried: &mut [Option<Tried>],
+        commits: bool,
+    ) -> Vec<Vec<Outcome>> {
+        let mark = &mut self.marks[proxy];
+        mark.at = ServerTime(self.now.0 + SERVER_AHEAD_US).max(mark.at.plus_us(1));
+        let mark = *mark;
+        let groups: Vec<Vec<Op>> = batch.iter().map(|sent| sent.ops.clone()).collect();
+        self.decide(&groups, tried, mark, commits)
+    }
+
+    fn fail(&mut self, proxy: usize, ticket: Ticket) {
+        if self.open_commits.remove(&ticket).is_none() {
+            let back = self.now.plus_us(self.random.below(3_000));
+            let event = Event::Completed { ticket, result: Err("gone".into()) };
+            self.schedule(back, Due::Tell { proxy, event });
+        }
+    }
+
+    /// Counts on with the version that is there now; others may be faster.
+    pub fn commit(&mut self, proxy: usize) {
+        let key = key(KEYS as u64);
+        let version = self.last_token.get(&key).copied().unwrap_or_default();
+        self.serial += 1;
+        let attempt = self.serial;
+        let ticket = Ticket(u64::MAX - attempt);
+        self.open_commits.insert(ticket, attempt);
+        let commit = Commit { key, version, value: None, attempt, request: None, fingerprint: 0 };
+        self.submit(proxy, ticket, vec![Op::Commit(commit)]);
+    }
+}
