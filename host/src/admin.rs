@@ -112,7 +112,11 @@ impl Handler for Admin {
     const FRONT: &'static str = "admin";
 
     async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
-        self.route(request).await.unwrap_or_else(Problem::into_response)
+        let answer = match http::check_origin(&request, &self.http.hosts) {
+            Ok(()) => self.route(request).await,
+            Err(problem) => Err(problem),
+        };
+        answer.unwrap_or_else(Problem::into_response)
     }
 }
 

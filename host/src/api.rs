@@ -9,9 +9,8 @@
 //! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
 //! | `GET /v1/watch` | `watch` |
 //!
-//! Bodies are JSON whatever the client calls them, with two exceptions: a content type that is
-//! neither JSON nor what `curl -d` sends is refused with 415, because a browser may send some of
-//! those to this machine on behalf of any web page.
+//! A request that a web page makes a browser send is refused (`check_origin`). Bodies are JSON: a content type that
+//! is neither JSON nor what `curl -d` sends is refused with 415.
 
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use hyper::{Method, header};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{HttpLimits, Limits};
-use crate::http::{Handler, Kind, Peer, Problem, Request, Response, decode_path, read_body};
+use crate::http::{Handler, Kind, Peer, Problem, Request, Response, check_origin, decode_path, read_body};
 use crate::service::Service;
 
 mod acquire;
@@ -101,7 +100,11 @@ impl Handler for Api {
     const FRONT: &'static str = "api";
 
     async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
-        self.route(request).await.unwrap_or_else(Problem::into_response)
+        let answer = match check_origin(&request, &self.http.hosts) {
+            Ok(()) => self.route(request).await,
+            Err(problem) => Err(problem),
+        };
+        answer.unwrap_or_else(Problem::into_response)
     }
 }
 

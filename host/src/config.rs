@@ -16,7 +16,8 @@ mod tests;
 
 pub use fault::{Fault, Place};
 pub use guard::{
-    GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Part, PathPattern, Template, TlsFiles, UpstreamLimits,
+    Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template, TlsFiles,
+    UpstreamLimits,
 };
 pub use reader::Env;
 
@@ -151,6 +152,8 @@ pub struct HttpLimits {
     pub idle_timeout: Duration,
     /// Requests at once on one HTTP/2 connection.
     pub max_streams: u32,
+    /// Names by which clients may reach the API and the admin API, beside addresses and `localhost`.
+    pub hosts: Vec<String>,
 }
 
 /// Limits of what is locked. Every value that a policy returns is clamped to them.
@@ -327,6 +330,7 @@ impl Default for HttpLimits {
             body_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
             max_streams: 256,
+            hosts: Vec::new(),
         }
     }
 }

@@ -25,10 +25,10 @@ use hyper::http::request::Parts;
 use tokio_util::task::TaskTracker;
 
 use crate::clock;
-use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, UpstreamLimits};
+use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, Matched, UpstreamLimits};
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
-use crate::route::{self, Asked, Captures};
+use crate::route::{self, Asked};
 use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
 use crate::store::Health;
 use crate::telemetry::Metrics;
@@ -155,12 +155,13 @@ impl Front {
         let routes = self.routes.load();
         let trust = routes.trust_forwarded;
         let (mut parts, mut body) = request.into_parts();
-        let (route, captures) = routes.find(&parts)?;
+        headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
+        let (route, matched) = routes.find(&parts)?;
         drop(routes);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, trust);
         let (grant, prefix) = match &route.config.lock {
             None => (Grant::NotNeeded, Prefix::default()),
-            Some(lock) => self.admit(&route, lock, &parts, &mut body, captures, peer).await?,
+            Some(lock) => self.admit(&route, lock, &parts, &mut body, matched, peer).await?,
         };
         let (outcome, lock) = match grant {
             Grant::NotNeeded => ("passed", None),
@@ -192,12 +193,12 @@ impl Front {
         lock: &GuardLock,
         parts: &Parts,
         body: &mut Incoming,
-        captures: Captures,
+        matched: Matched,
         peer: &Peer,
     ) -> Result<(Grant, Prefix), Problem> {
         let prefix = Prefix::read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
-        let asked = route::asked(lock, parts, captures, seen, &self.shared.limits)?;
+        let asked = route::asked(lock, parts, matched, seen, &self.shared.limits)?;
         let wanted = wanted(route, lock, asked, peer);
         let waits_for_body = !body.is_end_stream();
         let grant = tokio::select! {

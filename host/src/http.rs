@@ -46,6 +46,7 @@ mod activity;
 mod body;
 mod connection;
 mod gate;
+mod origin;
 mod peer;
 mod problem;
 mod request_id;
@@ -57,6 +58,7 @@ mod tests;
 mod tls;
 
 pub use body::{Body, BodyError, BrokenBody, json, read_body};
+pub use origin::check as check_origin;
 pub use peer::Peer;
 pub use problem::{Kind, Problem, Told};
 pub use stream::Stream;

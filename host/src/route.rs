@@ -3,13 +3,10 @@
 //!
 //! Decisions alone: the proxy and `lockkeeper policy try` go by the same.
 
-use std::borrow::Cow;
-
 use hyper::header::HeaderMap;
 use hyper::http::request::Parts;
-use percent_encoding::percent_decode_str;
 
-use crate::config::{GuardLock, GuardRoute, Limits, Part, Template};
+use crate::config::{Fit, GuardLock, GuardRoute, Limits, Matched, Part, Template};
 use crate::http::{Kind, Problem};
 use crate::policy::HttpView;
 
@@ -17,9 +14,6 @@ use crate::policy::HttpView;
 const MAX_BYTES: usize = 8_192;
 /// What a pair costs beside its texts.
 const PAIR_BYTES: usize = 16;
-
-/// What the names of a route's path stand for in a request.
-pub type Captures = Vec<(String, String)>;
 
 /// What is asked for a request.
 pub struct Asked {
@@ -29,26 +23,70 @@ pub struct Asked {
     pub http: HttpView,
 }
 
-/// The place of the first route that fits, with the captures of its path.
+/// The place of the first route that fits, with what its path stands for.
 ///
 /// # Errors
 /// Where none does, or the path is one that applications read in different ways.
 pub fn find<'a>(
     routes: impl IntoIterator<Item = &'a GuardRoute>,
     parts: &Parts,
-) -> Result<(usize, Captures), Problem> {
+) -> Result<(usize, Matched), Problem> {
     if parts.method.as_str().contains(char::is_lowercase) {
         let detail = "has lower-case letters; some applications take it for the method in upper case";
         return Err(Problem::invalid("method", detail));
     }
     let path = parts.uri.path();
-    if has_dots(path) {
-        let detail = "a part of the path is `.` or `..`, which would be read in different ways";
+    if let Some(detail) = never_clear(path) {
         return Err(Problem::invalid("path", detail));
     }
-    let mut routes = routes.into_iter().enumerate();
-    let found = routes.find_map(|(at, route)| Some((at, fits(route, parts, path)?)));
-    found.ok_or_else(|| Problem::not_found(path))
+    for (at, route) in routes.into_iter().enumerate() {
+        match fits(route, parts, path) {
+            Fit::No => {}
+            Fit::Unclear(name) => {
+                let detail = "is not a whole number as programs write it, but may be read as one";
+                return Err(Problem::invalid(name, detail));
+            }
+            Fit::Yes(matched) => {
+                return match ambiguous(path).filter(|_| !route.ambiguous_paths) {
+                    None => Ok((at, matched)),
+                    Some(what) => {
+                        let detail = format!(
+                            "has {what}, which applications read in different ways; the route can allow it with \
+                             ambiguous_paths = \"allow\""
+                        );
+                        Err(Problem::invalid("path", detail))
+                    }
+                };
+            }
+        }
+    }
+    Err(Problem::not_found(path))
+}
+
+/// Why no route takes a path, whatever it says.
+fn never_clear(path: &str) -> Option<&'static str> {
+    if path.starts_with("//") {
+        Some("begins with `//`, and some applications take what follows for a host")
+    } else if path.contains("%00") {
+        Some("has an encoded NUL, where some applications stop to read")
+    } else if has_dots(path) {
+        Some("a part of the path is `.` or `..`, which would be read in different ways")
+    } else {
+        None
+    }
+}
+
+/// What stands in a path and is data to some applications, and parts the path for others.
+fn ambiguous(path: &str) -> Option<&'static str> {
+    const MARKS: [(&str, &str); 6] = [
+        (";", "`;`"),
+        ("%2f", "`%2F`"),
+        ("%2F", "`%2F`"),
+        ("\\", "a backslash"),
+        ("%5c", "`%5C`"),
+        ("%5C", "`%5C`"),
+    ];
+    MARKS.into_iter().find_map(|(mark, name)| path.contains(mark).then_some(name))
 }
 
 /// What is known of a body: what the route lets the policy see, and whether that is all of it.
@@ -64,7 +102,7 @@ pub struct Seen {
 pub fn asked(
     lock: &GuardLock,
     parts: &Parts,
-    captures: Captures,
+    matched: Matched,
     seen: Seen,
     limits: &Limits,
 ) -> Result<Asked, Problem> {
@@ -75,7 +113,7 @@ pub fn asked(
             format!("the body is over {bound} bytes, which is what this route reads to name its lock");
         return Err(Problem::new(Kind::TooLarge, detail).with("bound", bound));
     }
-    let http = view(parts, captures, lock, seen.body)?;
+    let http = view(parts, matched, lock, seen.body)?;
     let fill = |template| fill(template, parts, &http, limits);
     let resource = fill(&lock.resource)?;
     let labels = lock.labels.iter().map(|(name, template)| {
@@ -92,25 +130,23 @@ pub fn asked(
     Ok(Asked { resource, labels, http })
 }
 
-/// The name of a decoded path, which empty segments do not change.
-pub fn plain(path: &str) -> String {
-    let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
-    format!("/{}", segments.join("/"))
-}
-
-fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Option<Captures> {
-    let method = parts.method.as_str();
+fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Fit {
+    // Applications answer HEAD as they answer GET.
+    let method = match parts.method.as_str() {
+        "HEAD" if !route.methods.iter().any(|known| known == "HEAD") => "GET",
+        method => method,
+    };
     if !route.methods.is_empty() && !route.methods.iter().any(|known| known == method) {
-        return None;
+        return Fit::No;
     }
     let has = |(name, wanted): &(String, Option<String>)| {
         let mut values = parts.headers.get_all(name).iter();
         values.any(|value| wanted.as_ref().is_none_or(|wanted| value.as_bytes() == wanted.as_bytes()))
     };
     if !route.headers.iter().all(has) {
-        return None;
+        return Fit::No;
     }
-    route.path.captures(path)
+    route.path.fit(path, route.exact_case)
 }
 
 /// Whether a segment means this folder or the one above, however it is spelt.
@@ -132,16 +168,11 @@ fn split_encoded(part: &str) -> impl Iterator<Item = &str> {
         .flat_map(|part| part.split("%5C"))
 }
 
-fn view(
-    parts: &Parts,
-    captures: Vec<(String, String)>,
-    lock: &GuardLock,
-    body: Vec<u8>,
-) -> Result<HttpView, Problem> {
+fn view(parts: &Parts, matched: Matched, lock: &GuardLock, body: Vec<u8>) -> Result<HttpView, Problem> {
     let view = HttpView {
         method: parts.method.as_str().to_owned(),
-        path: decoded(parts.uri.path()).into_owned(),
-        captures,
+        path: matched.path,
+        captures: matched.captures,
         query: query(parts.uri.query().unwrap_or_default()),
         headers: lock.see_headers.iter().flat_map(|name| values(&parts.headers, name)).collect(),
         body,
@@ -157,11 +188,6 @@ fn view(
         return Err(Problem::new(Kind::HeadersTooLarge, detail).with("bound", MAX_BYTES));
     }
     Ok(view)
-}
-
-/// What is not UTF-8 is shown with replacements.
-fn decoded(path: &str) -> Cow<'_, str> {
-    percent_decode_str(path).decode_utf8_lossy()
 }
 
 fn query(query: &str) -> Vec<(String, String)> {
@@ -181,9 +207,18 @@ fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) ->
         match part {
             Part::Text(piece) => text.push_str(piece),
             Part::Method => text.push_str(&view.method),
-            Part::Path => text.push_str(&plain(&view.path)),
+            Part::Path => text.push_str(&view.path),
             Part::Capture(name) => text.push_str(one(part, view.captures.iter(), name)?),
-            Part::Query(name) => text.push_str(one(part, view.query.iter(), name)?),
+            Part::Query(name) => {
+                let value = one(part, view.query.iter(), name)?;
+                if !is_only(parts.uri.query().unwrap_or_default(), name, value) {
+                    return Err(Problem::invalid(
+                        name_of(part),
+                        "is given in a way that is read differently",
+                    ));
+                }
+                text.push_str(value);
+            }
             Part::Header(name) => {
                 let mut found = values(&parts.headers, name);
                 match (found.next(), found.next()) {
@@ -219,6 +254,18 @@ fn one<'a>(
         (None, _) => Err(missing(part)),
         _ => Err(Problem::invalid(name_of(part), "is given twice")),
     }
+}
+
+/// Whether every reader of the query finds this value of the name and no other: also one that parts pairs at `;`,
+/// that ignores case, or that takes `name[]` for the same name.
+fn is_only(query: &str, name: &str, value: &str) -> bool {
+    let loose = query.replace(';', "&");
+    let is_alike = |found: &str| {
+        let base = found.split('[').next().unwrap_or_default();
+        base.to_lowercase() == name.to_lowercase()
+    };
+    let mut found = form_urlencoded::parse(loose.as_bytes()).filter(|(found, _)| is_alike(found));
+    found.next().is_some_and(|(_, first)| first == value) && found.next().is_none()
 }
 
 fn missing(part: &Part) -> Problem {

@@ -16,8 +16,8 @@ use serde_json::value::RawValue;
 /// - it is a number that can be written in several ways (`1.0`, `1e0`, `-0`): one thing would have several
 ///   names;
 /// - the prefix ends inside the field, or directly behind a number, which may go on;
-/// - a name on the path is there twice in the prefix: of two readers, one may take the first and one the
-///   last;
+/// - a name on the path is there twice in the prefix, or beside one that differs from it in case alone: of two
+///   readers, one may take the first and one the last, and one may ignore case;
 /// - the prefix is not the beginning of a JSON text in UTF-8, or the path leads through more than 127
 ///   levels.
 ///
@@ -114,12 +114,12 @@ impl<'de> Visitor<'de> for At<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         let (name, rest) = step(self.path);
         let mut is_there = false;
-        while let Some(is_wanted) = members.next_key_seed(Name(name))? {
-            if !is_wanted {
+        while let Some(likeness) = members.next_key_seed(Name(name))? {
+            if likeness == Likeness::Other {
                 members.next_value::<IgnoredAny>()?;
                 continue;
             }
-            if is_there {
+            if is_there || likeness == Likeness::ButForCase {
                 return Err(A::Error::custom("the name is there twice"));
             }
             is_there = true;
@@ -169,27 +169,47 @@ impl<'de> Visitor<'de> for At<'_> {
     }
 }
 
-/// Whether a member has this name, escapes resolved.
+/// Tells a member by its name, escapes resolved.
 struct Name<'a>(&'a str);
 
-impl<'de> DeserializeSeed<'de> for Name<'_> {
-    type Value = bool;
+#[derive(PartialEq, Eq)]
+enum Likeness {
+    Same,
+    /// Another name for most readers, and the same for those that ignore case.
+    ButForCase,
+    Other,
+}
 
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<bool, D::Error> {
+impl<'de> DeserializeSeed<'de> for Name<'_> {
+    type Value = Likeness;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Likeness, D::Error> {
         json.deserialize_str(self)
     }
 }
 
 impl Visitor<'_> for Name<'_> {
-    type Value = bool;
+    type Value = Likeness;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a name")
     }
 
-    fn visit_str<E>(self, name: &str) -> Result<bool, E> {
-        Ok(name == self.0)
+    fn visit_str<E>(self, name: &str) -> Result<Likeness, E> {
+        Ok(if name == self.0 {
+            Likeness::Same
+        } else if folded(name).eq(folded(self.0)) {
+            Likeness::ButForCase
+        } else {
+            Likeness::Other
+        })
     }
+}
+
+/// The characters of a name without their case. There are letters that only one of the two steps takes to the
+/// others of their kind.
+fn folded(name: &str) -> impl Iterator<Item = char> {
+    name.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod settings;
 mod steps;
 mod test;
 mod up;
+mod upgrade;
 mod wasm;
 
 /// Sets up, checks and measures Lockkeeper.
@@ -33,6 +34,7 @@ enum Command {
     Bench(bench::Args),
     Example(example::Args),
     Servers(servers::Args),
+    Upgrade(upgrade::Args),
     #[command(hide = true)]
     Announce(up::announce::Args),
 }
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Example(args) => example::run(&args),
         Command::Servers(args) => servers::run(&args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Announce(args) => up::announce::run(&args),
     };
     match result {

@@ -101,7 +101,7 @@ impl Client {
 
     /// Sends a body of so many bytes, and returns the body of the answer.
     pub async fn upload(&mut self, path: &str, bytes: u64) -> Result<&str> {
-        let head = format!("POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {bytes}\r\n\r\n");
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {bytes}\r\n\r\n");
         self.send(head.as_bytes()).await?;
         let piece = vec![b'x'; PIECE];
         let mut left = bytes;
@@ -184,12 +184,12 @@ pub fn release(lease: &Lease) -> Vec<u8> {
 }
 
 pub fn get(path: &str) -> Vec<u8> {
-    format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n").into_bytes()
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").into_bytes()
 }
 
 pub fn post(path: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    let head = format!("POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n");
+    let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
     format!("{head}Content-Length: {length}\r\n\r\n{body}").into_bytes()
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 mod pattern;
 mod read;
 
-pub use pattern::{Part, PathPattern, Template};
-pub(super) use read::{guards, upstreams};
+pub use pattern::{Fit, Matched, Part, PathPattern, Template};
+pub(super) use read::{NO_LOCK, guards, upstreams};
 
 use crate::lock::Mode;
 
@@ -20,6 +20,9 @@ pub struct GuardConfig {
     /// Whether clients are believed what they say in `X-Forwarded-…` and `Forwarded`: then the proxy adds
     /// to it, else it replaces it.
     pub trust_forwarded: bool,
+    /// Headers of clients that are passed on although some applications take them for another part of the request;
+    /// in lower case.
+    pub keep_headers: Vec<String>,
     /// The first match wins. Never empty.
     pub routes: Vec<GuardRoute>,
 }
@@ -34,9 +37,14 @@ pub struct TlsFiles {
 /// Requests of one kind, and what becomes of them.
 #[derive(Clone, Debug)]
 pub struct GuardRoute {
-    /// In upper case; none stands for all.
+    /// In upper case; none stands for all, and GET for HEAD as well.
     pub methods: Vec<String>,
     pub path: PathPattern,
+    /// Whether capital letters in the path count. Where they do not, a request cannot get past its lock in capital
+    /// letters.
+    pub exact_case: bool,
+    /// Whether paths are passed on that applications read in different ways.
+    pub ambiguous_paths: bool,
     /// Names in lower case; `None` stands for any value.
     pub headers: Vec<(String, Option<String>)>,
     /// `host:port`, at least one.

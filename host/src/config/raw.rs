@@ -35,9 +35,12 @@ pub fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
     let top = document.top(table.get_ref());
     let config = read(&top);
     top.finish();
-    let warnings = document.unknown_env(&OTHER_ENV);
+    let mut warnings = document.unknown_env(&OTHER_ENV);
     match document.into_faults() {
-        faults if faults.is_empty() => Ok(Config { warnings, ..config }),
+        faults if faults.is_empty() => {
+            warnings.extend(config.warnings.iter().cloned());
+            Ok(Config { warnings, ..config })
+        }
         faults => Err(faults),
     }
 }
@@ -57,7 +60,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let policies = policies(top, defaults.policies);
     let routes = routes(top, &policies, &limits);
     let upstreams = guard::upstreams(&top.section("upstreams"));
-    let guards = guard::guards(top, &policies, &limits, &[api, admin]);
+    let (guards, warnings) = guard::guards(top, &policies, &limits, &[api, admin]);
     let log = log(&top.section("log"), defaults.log);
     let threads = threads(&top.section("runtime"), defaults.threads);
     let shutdown = top.section("shutdown");
@@ -81,7 +84,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
         threads,
         drain,
         file: None,
-        warnings: Vec::new(),
+        warnings,
     }
 }
 
@@ -198,9 +201,21 @@ fn http(section: &Section<'_>) -> HttpLimits {
         body_timeout: milliseconds(section, "body_timeout_ms", 10..=MAX_DURATION_MS, defaults.body_timeout),
         idle_timeout: milliseconds(section, "idle_timeout_ms", 10..=MAX_DURATION_MS, defaults.idle_timeout),
         max_streams: section.integer("max_streams", 1..=100_000, defaults.max_streams),
+        hosts: section.texts("hosts", host_names).unwrap_or(defaults.hosts),
     };
     section.finish();
     limits
+}
+
+fn host_names(names: &[&str]) -> Result<Vec<String>, String> {
+    let is_name = |name: &&str| {
+        let part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        (1..=253).contains(&name.len()) && name.bytes().all(part)
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        Some(name) => Err(format!("has {name:?}, which is not a host name; leave out scheme and port")),
+        None => Ok(names.iter().map(|name| (*name).to_owned()).collect()),
+    }
 }
 
 fn limits(section: &Section<'_>) -> Limits {
@@ -267,6 +282,9 @@ fn policies(top: &Section<'_>, builtin: Vec<PolicyConfig>) -> Vec<PolicyConfig> 
     for (name, section) in top.named("policies") {
         if !is_plain_name(name) {
             section.complain_of_it(NAME_RULE);
+        }
+        if name == guard::NO_LOCK {
+            section.complain_of_it("has the name that stands for a guarded route without a lock");
         }
         let source = section.required("path", policy_source);
         let settings = section.free("settings");

@@ -233,6 +233,26 @@ fn faults_of_the_environment_name_the_variable() {
 }
 
 #[test]
+fn a_route_that_leads_past_a_lock_is_warned_of() {
+    let config = |last: &str| {
+        let text = format!(
+            "[[guard]]\nlisten = \"127.0.0.1:7080\"\n\
+             [[guard.routes]]\nmatch = {{ path = \"/orders/{{id}}\" }}\nupstream = \"http://a:1\"\npolicy = \"default\"\n\
+             [[guard.routes]]\nmatch = {{ path = \"/{{*rest}}\" }}\n{last}"
+        );
+        parse_with(&text, &[]).unwrap().warnings
+    };
+    let warnings = config("upstream = [\"http://b:1\", \"http://a:1\"]");
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    for part in ["guard[0].routes[1]", "/{*rest}", "http://a:1", "policy = \"none\""] {
+        assert!(warnings[0].contains(part), "{warnings:?}");
+    }
+    for last in ["upstream = \"http://a:1\"\npolicy = \"none\"", "upstream = \"http://b:1\""] {
+        assert_eq!(config(last), Vec::<String>::new(), "{last}");
+    }
+}
+
+#[test]
 fn a_file_that_cannot_be_read_is_a_fault() {
     let faults = Config::load(Some(Path::new("/nowhere/config.toml")), &Env::new()).unwrap_err();
     assert!(faults[0].to_string().starts_with("/nowhere/config.toml: cannot be read: "), "{}", faults[0]);

@@ -84,6 +84,16 @@ pub fn strip_own(headers: &mut HeaderMap) {
     strip(headers, |name| name.starts_with("lock-") || name.starts_with("lock_"));
 }
 
+/// Takes out what some applications believe more than the method and the path that the request was locked by, and
+/// names with `_`, which some do not tell from `-`; but not what is in `kept`.
+pub fn strip_misleading(headers: &mut HeaderMap, kept: &[String]) {
+    const OVERRIDES: [&str; 5] =
+        ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
+    strip(headers, |name| {
+        (name.contains('_') || OVERRIDES.contains(&name)) && !kept.iter().any(|kept| kept == name)
+    });
+}
+
 fn strip(headers: &mut HeaderMap, is_unwanted: impl Fn(&str) -> bool) {
     let unwanted: Vec<HeaderName> =
         headers.keys().filter(|name| is_unwanted(name.as_str())).cloned().collect();

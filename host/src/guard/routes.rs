@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use hyper::http::request::Parts;
 
 use super::upstream::Target;
-use crate::config::{GuardConfig, GuardRoute, UpstreamLimits};
+use crate::config::{GuardConfig, GuardRoute, Matched, UpstreamLimits};
 use crate::http::Problem;
-use crate::route::{self, Captures};
+use crate::route;
 
 /// The routes of a listener, as they are now.
 pub struct Routes {
     pub trust_forwarded: bool,
+    pub keep_headers: Vec<String>,
     routes: Vec<Arc<Route>>,
 }
 
@@ -59,16 +60,20 @@ impl Routes {
             let targets = config.upstreams.iter().map(|name| targets.get(name)).collect();
             Arc::new(Route { config: config.clone(), targets, policy })
         };
-        Routes { trust_forwarded: config.trust_forwarded, routes: config.routes.iter().map(route).collect() }
+        Routes {
+            trust_forwarded: config.trust_forwarded,
+            keep_headers: config.keep_headers.clone(),
+            routes: config.routes.iter().map(route).collect(),
+        }
     }
 
-    /// The first route that fits, with the captures of its path.
+    /// The first route that fits, with what its path stands for.
     ///
     /// # Errors
     /// Where none does, or the path is one that applications read in different ways.
-    pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Captures), Problem> {
-        let (at, captures) = route::find(self.routes.iter().map(|route| &route.config), parts)?;
-        Ok((self.routes[at].clone(), captures))
+    pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Matched), Problem> {
+        let (at, matched) = route::find(self.routes.iter().map(|route| &route.config), parts)?;
+        Ok((self.routes[at].clone(), matched))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Route>> {

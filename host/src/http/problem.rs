@@ -29,6 +29,10 @@ pub enum Kind {
     HeadersTooLarge,
     Timeout,
     NotFound,
+    /// The request was meant for another server, as far as its host says.
+    Misdirected,
+    /// A web page made a browser send the request.
+    CrossSite,
     MethodNotAllowed,
     UnsupportedMediaType,
     ShuttingDown,
@@ -84,6 +88,8 @@ impl Kind {
             Kind::HeadersTooLarge => ("headers_too_large", 431, "The headers are too large"),
             Kind::Timeout => ("timeout", 408, "The request took too long to arrive"),
             Kind::NotFound => ("not_found", 404, "There is nothing here"),
+            Kind::Misdirected => ("misdirected", 421, "The proxy has another name"),
+            Kind::CrossSite => ("cross_site", 403, "Web pages may not send this request"),
             Kind::MethodNotAllowed => ("method_not_allowed", 405, "Another method is needed here"),
             Kind::UnsupportedMediaType => ("unsupported_media_type", 415, "The body must be JSON"),
             Kind::ShuttingDown => ("shutting_down", 503, "The proxy is shutting down"),

@@ -84,6 +84,7 @@ fn limits() -> HttpLimits {
         body_timeout: Duration::from_millis(300),
         idle_timeout: Duration::from_millis(600),
         max_streams: 16,
+        hosts: Vec::new(),
     }
 }
 

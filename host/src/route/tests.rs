@@ -13,6 +13,8 @@ use crate::lock::Mode;
 fn route(path: &str, resource: &str) -> GuardRoute {
     GuardRoute {
         methods: Vec::new(),
+        exact_case: false,
+        ambiguous_paths: true,
         path: PathPattern::parse(path).unwrap(),
         headers: Vec::new(),
         upstreams: vec!["127.0.0.1:9".into()],
@@ -43,9 +45,9 @@ fn parts(target: &str) -> Parts {
 /// The place of the route that a request takes, and the name of its lock.
 fn named(routes: &[GuardRoute], target: &str) -> (usize, String) {
     let parts = parts(target);
-    let (at, captures) = find(routes, &parts).unwrap_or_else(|problem| panic!("{target}: {problem:?}"));
+    let (at, matched) = find(routes, &parts).unwrap_or_else(|problem| panic!("{target}: {problem:?}"));
     let lock = routes[at].lock.as_ref().unwrap();
-    let asked = asked(lock, &parts, captures, Seen { body: Vec::new(), is_whole: true }, &Limits::default());
+    let asked = asked(lock, &parts, matched, Seen { body: Vec::new(), is_whole: true }, &Limits::default());
     (at, asked.unwrap_or_else(|problem| panic!("{target}: {problem:?}")).resource)
 }
 
@@ -94,8 +96,8 @@ fn every_spelling_of_a_request_is_locked_by_the_same_name() {
             }
             target.push_str(one_of(random, &["", "/", "//", "%2F"]));
             target.push_str(&format!("?{}={}&y", spelt(random, "of"), spelt(random, &format!("x{id}"))));
-            // The first separator may not be an encoded one alone.
-            let target = if target.starts_with('/') { target } else { format!("/{target}") };
+            // The first separator may be neither an encoded one alone nor two.
+            let target = format!("/{}", target.trim_start_matches('/'));
             assert_eq!(named(&routes, &target), (at, name), "{seed}: {target}");
         }
     }
@@ -137,5 +139,70 @@ fn dots_are_found_however_they_are_spelt() {
     }
     for path in ["/a.b/c", "/...", "/a/%20", "/.well-known/x", "/a..b"] {
         assert!(!has_dots(path), "{path}");
+    }
+}
+
+fn refused(routes: &[GuardRoute], parts: &Parts) -> String {
+    let Err(problem) = find(routes, parts) else { panic!("{} has a route", parts.uri) };
+    assert_eq!(problem.status_code(), 400, "{}", parts.uri);
+    format!("{problem:?}")
+}
+
+/// A request that an application may take for another one does not get past its lock to a route without one.
+#[test]
+fn a_path_that_is_read_in_different_ways_is_refused_by_every_route() {
+    let strict = |path| GuardRoute { ambiguous_paths: false, ..route(path, "{path}") };
+    let routes = [strict("/orders/{id}/pay"), strict("/{*all}")];
+    for path in ["/orders/42;x/pay", "/orders;x/42/pay", "/orders%2F42/pay", "/a%5cb", "/orders/42/pay;"] {
+        assert!(refused(&routes, &parts(path)).contains("ambiguous_paths"), "{path}");
+        let allowed = [route("/orders/{id}/pay", "{path}"), route("/{*all}", "{path}")];
+        named(&allowed, path);
+    }
+    for path in ["//x/orders/42/pay", "//orders/42/pay", "/orders/42%00/pay"] {
+        refused(&[route("/{*all}", "{path}")], &parts(path));
+    }
+    assert_eq!(named(&routes, "/ORDERS//42/Pay/"), (0, "/orders/42/pay".to_owned()));
+    let exact = [GuardRoute { exact_case: true, ..strict("/orders/{id}/pay") }, strict("/{*all}")];
+    assert_eq!(named(&exact, "/ORDERS/42/pay"), (1, "/ORDERS/42/pay".to_owned()));
+}
+
+#[test]
+fn parameters_of_a_segment_are_no_part_of_a_name() {
+    let routes = [route("/orders/{id}/pay", "{path}|{id}")];
+    assert_eq!(named(&routes, "/orders;v=1/42;x/pay"), (0, "/orders/42/pay|42".to_owned()));
+}
+
+#[test]
+fn a_number_that_has_another_spelling_is_refused() {
+    let routes = [route("/orders/{id:int}", "orders/{id}"), route("/{*all}", "{path}")];
+    assert_eq!(named(&routes, "/orders/42"), (0, "orders/42".to_owned()));
+    assert_eq!(named(&routes, "/orders/new"), (1, "/orders/new".to_owned()));
+    assert!(refused(&routes, &parts("/orders/42.json")).contains("id"));
+}
+
+#[test]
+fn head_takes_the_route_of_get() {
+    let only = |method: &str| GuardRoute { methods: vec![method.to_owned()], ..route("/a", "{path}") };
+    let mut head = parts("/a");
+    head.method = hyper::Method::HEAD;
+    assert_eq!(find(&[only("POST"), only("GET")], &head).unwrap().0, 1);
+    assert_eq!(
+        find(&[GuardRoute { methods: vec!["GET".into(), "HEAD".into()], ..only("GET") }], &head).unwrap().0,
+        0
+    );
+    assert!(find(&[only("POST")], &head).is_err());
+}
+
+#[test]
+fn a_query_that_readers_split_differently_names_nothing() {
+    let routes = [route("/items", "{query.sku}")];
+    assert_eq!(named(&routes, "/items?sku=A&x=1").1, "A");
+    assert_eq!(named(&routes, "/items?sku=A%3BB").1, "A;B");
+    for query in ["sku=A&x=1;sku=B", "sku=A;B", "sku=A&SKU=B", "sku=A&sku[]=B", "sku=A&%73ku=B", "SKU=A"] {
+        let parts = parts(&format!("/items?{query}"));
+        let (at, matched) = find(&routes, &parts).unwrap();
+        let seen = Seen { body: Vec::new(), is_whole: true };
+        let asked = asked(routes[at].lock.as_ref().unwrap(), &parts, matched, seen, &Limits::default());
+        assert_eq!(asked.map(|asked| asked.resource).unwrap_err().status_code(), 400, "{query}");
     }
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Proxy, Response, database, fresh};
 
+mod browsers;
 mod configuration;
 mod wire;
 

@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 use super::tools::{self, Question};
 use super::trial::{Line, TryArgs, text_or_file};
 use crate::cli::failure::Failure;
-use crate::config::{Config, GuardConfig, GuardLock, PolicyConfig, PolicySource, process_env};
+use crate::config::{Config, GuardConfig, GuardLock, Matched, PolicyConfig, PolicySource, process_env};
 use crate::http::Problem;
 use crate::policy::PlanRequest;
-use crate::route::{self, Asked, Captures, Seen};
+use crate::route::{self, Asked, Seen};
 
 /// The route that a request takes.
 pub struct Taken {
@@ -33,7 +33,7 @@ pub struct Taken {
 struct Found {
     guard: usize,
     route: usize,
-    captures: Captures,
+    matched: Matched,
 }
 
 /// The route that takes a request, and what its policy is asked; nothing where it has none.
@@ -59,7 +59,7 @@ pub fn ask(file: &Path, line: &Line, args: &TryArgs) -> Result<(Taken, Option<Qu
     let mut body = args.body.as_deref().map(text_or_file).transpose()?.unwrap_or_default();
     let is_whole = body.len() <= lock.see_body_bytes;
     body.truncate(lock.see_body_bytes);
-    let asked = route::asked(lock, &parts, first.captures, Seen { body, is_whole }, &config.limits);
+    let asked = route::asked(lock, &parts, first.matched, Seen { body, is_whole }, &config.limits);
     let asked = asked.map_err(|problem| taken.blamed(answered(&problem)))?;
     (taken.resource, taken.labels) = (Some(asked.resource.clone()), asked.labels.clone());
     let policy = config.policies.iter().find(|policy| policy.name == lock.policy);
@@ -90,7 +90,7 @@ fn find(guards: &[GuardConfig], listen: Option<SocketAddr>, parts: &Parts) -> Re
     let mut found = Vec::new();
     for (at, guard) in guards.iter().enumerate().filter(|(_, guard)| is_chosen(guard)) {
         match route::find(&guard.routes, parts) {
-            Ok((route, captures)) => found.push(Found { guard: at, route, captures }),
+            Ok((route, matched)) => found.push(Found { guard: at, route, matched }),
             Err(problem) if problem.status_code() == 404 => {}
             Err(problem) => return Err(answered(&problem)),
         }

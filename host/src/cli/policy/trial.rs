@@ -14,10 +14,9 @@ use super::tools::{self, Question, Tried};
 use crate::cli::args::{self, Mode};
 use crate::cli::failure::Failure;
 use crate::cli::output;
-use crate::config::{EngineLimits, Limits, MAX_SEEN_BYTES, PathPattern};
+use crate::config::{EngineLimits, Fit, Limits, MAX_SEEN_BYTES, Matched, PathPattern};
 use crate::lock;
 use crate::policy::{Answer, HttpView, Plan, PlanRequest};
-use crate::route;
 
 /// What a route and its policy have settled.
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];
@@ -138,7 +137,7 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
         Some(line) => Some(view(line, args.path.as_ref(), args.headers, args.body.as_deref())?),
         None => None,
     };
-    let path = http.as_ref().map(|http| route::plain(&http.path)).unwrap_or_default();
+    let path = http.as_ref().map(|http| http.path.clone()).unwrap_or_default();
     Ok(PlanRequest {
         resource: args.resource.unwrap_or(path),
         owner: args.owner,
@@ -163,18 +162,18 @@ fn view(
     body: Option<&str>,
 ) -> Result<HttpView, Failure> {
     let sent = line.target.split('?').next().unwrap_or_default();
-    let captures = match path {
-        Some(path) => path
-            .captures(sent)
-            .ok_or_else(|| Failure::Usage(format!("--path is not the pattern of the path {sent}")))?,
-        None => Vec::new(),
+    let matched = match (path.map(|path| path.fit(sent, false)), PathPattern::any().fit(sent, false)) {
+        (Some(Fit::Yes(matched)), _) => matched,
+        (None, Fit::Yes(matched)) => Matched { captures: Vec::new(), ..matched },
+        (Some(_), _) => return Err(Failure::Usage(format!("--path is not the pattern of the path {sent}"))),
+        (None, _) => return Err(Failure::Usage(format!("the path {sent} is not percent-encoded UTF-8"))),
     };
     let mut body = body.map(text_or_file).transpose()?.unwrap_or_default();
     body.truncate(MAX_SEEN_BYTES);
     Ok(HttpView {
         method: line.http.method,
-        path: line.http.path,
-        captures,
+        path: matched.path,
+        captures: matched.captures,
         query: line.http.query.into_iter().map(|pair| (pair.name, pair.value)).collect(),
         headers,
         body,

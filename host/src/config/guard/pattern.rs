@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// The path of a guarded route: `/orders/{id}/pay`, `/files/{*rest}`.
+/// The path of a guarded route: `/orders/{id}/pay`, `/orders/{id:int}`, `/files/{*rest}`.
 ///
 /// Segments are compared after percent-decoding; a trailing slash, empty segments and what follows a `;` do
 /// not count, as many applications do not tell them apart either: a request must not get past its lock by
-/// being spelt differently. Capital letters count.
+/// being spelt differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     /// As it is written.
@@ -18,8 +18,29 @@ pub struct PathPattern {
 enum Segment {
     Literal(String),
     Capture(String),
+    /// A whole number, which has one spelling.
+    Int(String),
     /// Takes all that is left, which may be nothing. Always the last.
     Rest(String),
+}
+
+/// A path that fits a pattern.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Matched {
+    /// What the names of the pattern stand for.
+    pub captures: Vec<(String, String)>,
+    /// The path in the one spelling that all its spellings share: decoded, with the pattern's own letters, without
+    /// parameters and empty segments.
+    pub path: String,
+}
+
+/// What a pattern says to a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fit {
+    No,
+    /// It would fit, but the text in the place of this `{name:int}` may be read as another number.
+    Unclear(String),
+    Yes(Matched),
 }
 
 impl PathPattern {
@@ -48,10 +69,15 @@ impl PathPattern {
         }
     }
 
+    /// The pattern of every path.
+    pub fn any() -> PathPattern {
+        PathPattern { text: "/{*rest}".to_owned(), segments: vec![Segment::Rest("rest".to_owned())] }
+    }
+
     /// The names of its captures, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.segments.iter().filter_map(|segment| match segment {
-            Segment::Capture(name) | Segment::Rest(name) => Some(name.as_str()),
+            Segment::Capture(name) | Segment::Int(name) | Segment::Rest(name) => Some(name.as_str()),
             Segment::Literal(_) => None,
         })
     }
@@ -61,43 +87,78 @@ impl PathPattern {
         matches!(self.segments[..], [Segment::Rest(_)])
     }
 
-    /// What the captures stand for in a path as it was sent; `None` where it is not such a path.
+    /// Whether a path as it was sent is such a path; `exact_case`: whether its letters must have the pattern's case.
     ///
     /// An encoded slash is data to some applications and a slash to others, so a path that matches either
     /// way matches. One that parts nothing, as in `42%2F`, does not count: to the others it is the same path.
-    pub fn captures(&self, path: &str) -> Option<Vec<(String, String)>> {
-        let mut decoded: Vec<String> = parts(path).map(decode).collect::<Option<_>>()?;
+    pub fn fit(&self, path: &str, exact_case: bool) -> Fit {
+        let Some(mut decoded) = parts(path).map(decode).collect::<Option<Vec<String>>>() else {
+            return Fit::No;
+        };
         for part in decoded.iter_mut().filter(|part| part.contains('/')) {
             *part = pieces(part).collect::<Vec<_>>().join("/");
         }
         decoded.retain(|part| !part.is_empty());
-        let as_sent = self.fit(&decoded);
-        if as_sent.is_some() || !decoded.iter().any(|part| part.contains('/')) {
+        let as_sent = self.fit_parts(&decoded, exact_case);
+        if as_sent != Fit::No || !decoded.iter().any(|part| part.contains('/')) {
             return as_sent;
         }
         let joined = decoded.join("/");
-        self.fit(&pieces(&joined).map(str::to_owned).collect::<Vec<_>>())
+        self.fit_parts(&pieces(&joined).map(str::to_owned).collect::<Vec<_>>(), exact_case)
     }
 
-    fn fit(&self, parts: &[String]) -> Option<Vec<(String, String)>> {
-        let mut captures = Vec::new();
+    fn fit_parts(&self, parts: &[String], exact_case: bool) -> Fit {
+        let mut matched = Matched::default();
+        let mut unclear = None;
         let mut parts = parts.iter();
         for segment in &self.segments {
-            match segment {
-                Segment::Literal(text) => {
-                    if parts.next()? != text {
-                        return None;
-                    }
-                }
-                Segment::Capture(name) => captures.push((name.clone(), parts.next()?.clone())),
+            let (name, text) = match segment {
                 Segment::Rest(name) => {
                     let rest: Vec<&str> = parts.by_ref().map(String::as_str).collect();
-                    captures.push((name.clone(), rest.join("/")));
+                    (Some(name), rest.join("/"))
                 }
+                _ => {
+                    let Some(part) = parts.next() else { return Fit::No };
+                    match segment {
+                        Segment::Literal(text)
+                            if *text == *part || (!exact_case && are_alike(text, part)) =>
+                        {
+                            (None, text.clone())
+                        }
+                        Segment::Capture(name) => (Some(name), part.clone()),
+                        Segment::Int(name) if part.contains(char::is_numeric) => {
+                            unclear = unclear.or((!is_int(part)).then(|| name.clone()));
+                            (Some(name), part.clone())
+                        }
+                        _ => return Fit::No,
+                    }
+                }
+            };
+            if !text.is_empty() || matched.path.is_empty() {
+                matched.path.push('/');
+            }
+            matched.path.push_str(&text);
+            matched.captures.extend(name.map(|name| (name.clone(), text)));
+        }
+        match (parts.next(), unclear) {
+            (Some(_), _) => Fit::No,
+            (None, Some(name)) => Fit::Unclear(name),
+            (None, None) => {
+                Fit::Yes(Matched { path: format!("/{}", matched.path.trim_start_matches('/')), ..matched })
             }
         }
-        parts.next().is_none().then_some(captures)
     }
+}
+
+/// Whether two texts differ in the case of their letters at most.
+fn are_alike(one: &str, other: &str) -> bool {
+    let folded = |text: &str| text.to_uppercase().to_lowercase();
+    folded(one) == folded(other)
+}
+
+/// Whether the text is how a program writes a whole number that is not negative.
+fn is_int(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'))
 }
 
 impl fmt::Display for PathPattern {
@@ -137,11 +198,20 @@ fn segment(part: &str) -> Result<Segment, String> {
                 .ok_or_else(|| format!("`{part}` is not percent-encoded UTF-8")),
         };
     };
-    let (rest, name) = inner.strip_prefix('*').map_or((false, inner), |name| (true, name));
+    let (kind, name): (fn(String) -> Segment, &str) = match (inner.strip_prefix('*'), inner.split_once(':')) {
+        (Some(name), _) => (Segment::Rest, name),
+        (None, Some((name, "int"))) => (Segment::Int, name),
+        (None, Some((_, kind))) => {
+            return Err(format!(
+                "`{part}`: a capture can be of the kind `int`, or say none; `{kind}` is no kind"
+            ));
+        }
+        (None, None) => (Segment::Capture, inner),
+    };
     if !is_name(name) {
         return Err(format!("`{part}`: a name has letters, digits, - and _"));
     }
-    Ok(if rest { Segment::Rest(name.to_owned()) } else { Segment::Capture(name.to_owned()) })
+    Ok(kind(name.to_owned()))
 }
 
 fn is_name(name: &str) -> bool {
@@ -159,7 +229,7 @@ pub struct Template {
 pub enum Part {
     Text(String),
     Method,
-    /// Decoded, without empty segments.
+    /// In the spelling of [`Matched::path`].
     Path,
     Capture(String),
     /// In lower case.

@@ -13,6 +13,8 @@ use crate::config::{Limits, PolicyConfig};
 use crate::lock::Mode;
 
 const MAX_UPSTREAMS: usize = 64;
+/// In the place of a policy: no lock is meant.
+pub const NO_LOCK: &str = "none";
 const DEFAULT_RESPONSE: Duration = Duration::from_secs(60);
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
@@ -30,14 +32,15 @@ pub fn upstreams(section: &Section<'_>) -> UpstreamLimits {
     limits
 }
 
-/// `taken`: the addresses of the other listeners.
+/// The listeners, and what operators should look at. `taken`: the addresses of the other listeners.
 pub fn guards(
     top: &Section<'_>,
     policies: &[PolicyConfig],
     limits: &Limits,
     taken: &[SocketAddr],
-) -> Vec<GuardConfig> {
+) -> (Vec<GuardConfig>, Vec<String>) {
     let mut guards: Vec<GuardConfig> = Vec::new();
+    let mut silent = Vec::new();
     for section in top.list("guard") {
         let listen = section.required("listen", address);
         if let Some(listen) = listen
@@ -55,16 +58,39 @@ pub fn guards(
             if routes.iter().any(takes_all) {
                 route.complain_of_it("is never reached: a route before it takes every request");
             }
+            if !route.holds("policy") {
+                silent.push((guards.len(), routes.len()));
+            }
             routes.extend(read_route(route, policies, limits));
         }
         let tls = section.holds("tls").then(|| tls(&section.section("tls"))).flatten();
         let trust_forwarded = section.boolean("trust_forwarded", false);
+        let keep_headers = section.texts("keep_headers", header_names).unwrap_or_default();
         section.finish();
         if let Some(listen) = listen {
-            guards.push(GuardConfig { listen, tls, trust_forwarded, routes });
+            guards.push(GuardConfig { listen, tls, trust_forwarded, keep_headers, routes });
         }
     }
-    guards
+    let warnings = unlocked(&guards, &silent);
+    (guards, warnings)
+}
+
+/// What operators should look at: routes that do not say whether they take a lock, to an application that other
+/// routes lock.
+fn unlocked(guards: &[GuardConfig], silent: &[(usize, usize)]) -> Vec<String> {
+    let routes = || guards.iter().flat_map(|guard| &guard.routes);
+    let is_locked =
+        |upstream: &&String| routes().any(|route| route.lock.is_some() && route.upstreams.contains(upstream));
+    let warning = |(n, m): &(usize, usize)| {
+        let route = guards.get(*n)?.routes.get(*m)?;
+        let upstream = route.upstreams.iter().find(is_locked)?;
+        Some(format!(
+            "guard[{n}].routes[{m}] passes requests for {} to http://{upstream} without a lock, and other routes lock \
+             requests to it; say policy = \"{NO_LOCK}\" if that is meant",
+            route.path
+        ))
+    };
+    silent.iter().filter_map(warning).collect()
 }
 
 fn takes_all(route: &GuardRoute) -> bool {
@@ -92,6 +118,11 @@ fn read_route(section: &Section<'_>, policies: &[PolicyConfig], limits: &Limits)
         (name.to_ascii_lowercase(), (value != "*").then_some(value))
     });
     let headers = headers.collect();
+    let exact_case = matching.parsed("case", false, |text, _| match text {
+        "ignore" => Ok(false),
+        "exact" => Ok(true),
+        other => Err(format!("is `{other}`; must be \"ignore\" or \"exact\"")),
+    });
     matching.finish();
     let upstreams = section.texts("upstream", upstream_list);
     if !section.holds("upstream") {
@@ -99,6 +130,12 @@ fn read_route(section: &Section<'_>, policies: &[PolicyConfig], limits: &Limits)
     }
     let route = GuardRoute {
         methods,
+        exact_case,
+        ambiguous_paths: section.parsed("ambiguous_paths", false, |text, _| match text {
+            "refuse" => Ok(false),
+            "allow" => Ok(true),
+            other => Err(format!("is `{other}`; must be \"refuse\" or \"allow\"")),
+        }),
         headers,
         upstreams: upstreams.unwrap_or_default(),
         lock: lock(section, path.as_ref(), policies, limits),
@@ -172,8 +209,9 @@ fn lock(
         "policy",
     ];
     WITH_POLICY.iter().for_each(|key| section.know(key));
-    if !section.holds("policy") {
-        for key in WITH_POLICY.into_iter().filter(|key| section.holds(key)) {
+    let none = section.parsed("policy", !section.holds("policy"), |text, _| Ok(text == NO_LOCK));
+    if none {
+        for key in WITH_POLICY.into_iter().filter(|key| *key != "policy" && section.holds(key)) {
             section.complain(key, "is for routes with a `policy`; without one there is no lock");
         }
         return None;

@@ -27,7 +27,7 @@ async fn answer(proxy: &Proxy, bytes: impl AsRef<[u8]>) -> (u16, String) {
 }
 
 fn post(length: usize, body: &str) -> String {
-    format!("POST /v1/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
+    format!("POST /v1/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
 on_both! {
@@ -40,11 +40,11 @@ on_both! {
         assert_eq!(announced, (413, "too_large".into()), "it is not waited for");
         let chunk = format!("1388\r\n{body}\r\n0\r\n\r\n");
         let chunked =
-            format!("POST /v1/acquire HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{chunk}");
+            format!("POST /v1/acquire HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n{chunk}");
         assert_eq!(answer(&proxy, chunked).await, (413, "too_large".into()));
-        let header = format!("GET /v1/locks HTTP/1.1\r\nhost: x\r\nx-long: {body}\r\n\r\n");
+        let header = format!("GET /v1/locks HTTP/1.1\r\nhost: localhost\r\nx-long: {body}\r\n\r\n");
         assert_eq!(answer(&proxy, header).await, (431, "headers_too_large".into()));
-        let many = format!("GET /v1/locks HTTP/1.1\r\nhost: x\r\n{}\r\n", "a: b\r\n".repeat(500));
+        let many = format!("GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "a: b\r\n".repeat(500));
         assert_eq!(answer(&proxy, many).await, (431, "headers_too_large".into()));
         assert_eq!(answer(&proxy, "nonsense\r\n\r\n").await, (400, "invalid".into()));
         assert_eq!(proxy.client().get("/v1/locks").await.status, 200);
@@ -53,7 +53,7 @@ on_both! {
     /// Row 2: half a request, with nothing after it, and one that comes a byte at a time.
     async fn what_is_too_slow_is_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
-        for half in ["GET /v1/locks HT", "GET /v1/locks HTTP/1.1\r\nhost: x\r\n"] {
+        for half in ["GET /v1/locks HT", "GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n"] {
             assert_eq!(answer(&proxy, half).await, (408, "timeout".into()), "{half}");
         }
         assert_eq!(answer(&proxy, post(100, "{\"resource\"")).await, (408, "timeout".into()));

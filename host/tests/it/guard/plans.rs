@@ -33,6 +33,39 @@ on_both! {
         assert!(queued >= 14.0, "{queued}");
     }
 
+    /// What an application could take for the locked request does not reach it by a route without a lock.
+    async fn no_spelling_of_a_request_gets_past_its_lock(kind: Kind) {
+        let config = LISTEN.to_owned()
+            + &route("/task/{id:int}", "resource = \"jobs/{id}\"").replace("path =", "method = \"POST\", path =")
+            + &route("/{*rest}", "").replace("\"default\"", "\"none\"");
+        let guarded = Guarded::start(kind, &config).await;
+        let held = guarded.send("POST", "/task/7?ms=3000", &[]);
+        guarded.until_served("/task/7", 1).await;
+        let client = guarded.client();
+        for path in ["/TASK/7", "/task/7/", "/Task//%37"] {
+            let answer = client.send("POST", path, "").await;
+            assert_eq!((answer.status, answer.slug()), (423, "contended"), "{path}: {}", answer.text);
+        }
+        for path in ["/task/7;x", "/task;x/7", "//x/task/7", "/task%2F7", "/task/07", "/task/7.json", "/task/7%00"] {
+            let answer = client.send("POST", path, "").await;
+            assert_eq!((answer.status, answer.slug()), (400, "invalid"), "{path}: {}", answer.text);
+        }
+        assert_eq!(held.await.unwrap().status, 200);
+        assert_eq!(guarded.upstream.served("/task/7").await, 1);
+        // A GET by the method in its line stays one for the application.
+        let misleading = [
+            ("x-http-method-override", "POST"), ("x-original-url", "/task/7"), ("idempotency_key", "other"), ("x-a", "1"),
+        ];
+        let seen = client.send_with("GET", "/echo", &misleading, "").await.json;
+        let names = ["x-http-method-override", "x-original-url", "idempotency_key", "x-a"];
+        let passed: Vec<&&str> = names.iter().filter(|name| !seen["headers"][**name].is_null()).collect();
+        assert_eq!(passed, [&"x-a"], "{seen}");
+        let kept = LISTEN.to_owned() + "keep_headers = [\"idempotency_key\"]\n" + &route("/{*rest}", "");
+        let guarded = Guarded::start(kind, &kept).await;
+        let seen = guarded.client().send_with("GET", "/echo", &misleading, "").await.json;
+        assert_eq!(seen["headers"]["idempotency_key"], json!(["other"]));
+    }
+
     async fn a_request_that_does_not_wait_is_refused_at_once(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/task/{id}", "resource = \"jobs/{id}\"");
         let guarded = Guarded::start(kind, &config).await;

@@ -6,7 +6,7 @@ use super::*;
 
 /// Everything is passed on; what is under `/locked` with a lock.
 fn open() -> String {
-    let all = "[[guard.routes]]\nmatch = { path = \"/{*all}\" }\nupstream = \"GOOD\"\n";
+    let all = "[[guard.routes]]\nmatch = { path = \"/{*all}\" }\nupstream = \"GOOD\"\npolicy = \"none\"\nambiguous_paths = \"allow\"\n";
     LISTEN.to_owned() + &route("/locked/{*all}", "resource = \"one\"") + all
 }
 

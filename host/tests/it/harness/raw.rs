@@ -24,7 +24,10 @@ impl Raw {
     pub async fn post(&mut self, path: &str, body: &Value) {
         let body = body.to_string();
         let length = body.len();
-        self.send(format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")).await;
+        self.send(format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+        .await;
     }
 
     /// Whether the other side has said something, or says it within this time.

@@ -74,7 +74,7 @@ on_both! {
         }
         eventually("the fifth is refused", async || {
             let mut fifth = Raw::connect(proxy.api_address()).await;
-            fifth.send("GET /v1/locks HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+            fifth.send("GET /v1/locks HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
             let (status, problem) = parsed(&fifth.rest().await);
             status == 503 && problem["type"] == "overloaded" && problem["bound"] == "http.max_connections"
         })

@@ -53,7 +53,7 @@ on_both! {
         let slow = "[shutdown]\ndrain_ms = 500\n[http]\nbody_timeout_ms = 30000\n";
         let mut proxy = proxy_with(&database(kind).await, "", slow).await;
         let mut half = Raw::connect(proxy.api_address()).await;
-        half.send("POST /v1/acquire HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{").await;
+        half.send("POST /v1/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{").await;
         proxy.client().lease(&fresh("warm"), 1_000).await;
         let began = Instant::now();
         proxy.signal(Signal::TERM);

@@ -7,8 +7,8 @@ use rand::{Rng, SeedableRng};
 use super::*;
 
 fn captures(pattern: &str, path: &str) -> Option<String> {
-    let pairs = PathPattern::parse(pattern).unwrap().captures(path)?;
-    Some(pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","))
+    let Fit::Yes(matched) = PathPattern::parse(pattern).unwrap().fit(path, true) else { return None };
+    Some(matched.captures.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","))
 }
 
 #[test]
@@ -23,6 +23,31 @@ fn a_path_matches_however_it_is_spelt() {
     for path in ["/orders/42", "/orders/42/pay/now", "/orders/42/PAY", "/orders/%ff/pay", "/"] {
         assert_eq!(captures("/orders/{id}/pay", path), None, "{path}");
     }
+}
+
+#[test]
+fn letters_of_another_case_fit_unless_case_counts() {
+    let pattern = PathPattern::parse("/Orders/{id}/pay").unwrap();
+    for path in ["/orders/Ab/pay", "/ORDERS/Ab/PAY/", "/%4frders/Ab/p%41y"] {
+        assert_eq!(pattern.fit(path, true), Fit::No, "{path}");
+        let Fit::Yes(matched) = pattern.fit(path, false) else { panic!("{path}") };
+        assert_eq!(matched.path, "/Orders/Ab/pay", "what a name stands for keeps its case: {path}");
+    }
+    // Long s and the Kelvin sign are s and k to readers that ignore case.
+    assert_ne!(PathPattern::parse("/tasks").unwrap().fit("/ta%c5%bf%e2%84%aas", false), Fit::No);
+}
+
+#[test]
+fn a_whole_number_has_one_spelling() {
+    for path in ["/orders/42/pay", "/orders/0/pay", "/orders/%34%32/pay"] {
+        assert!(captures("/orders/{id:int}/pay", path).is_some(), "{path}");
+    }
+    let pattern = PathPattern::parse("/orders/{id:int}/pay").unwrap();
+    for id in ["042", "+42", "%2042", "42.json", "4%D9%A2", "0x2a", "-1", "00"] {
+        assert_eq!(pattern.fit(&format!("/orders/{id}/pay"), false), Fit::Unclear("id".to_owned()), "{id}");
+        assert_eq!(pattern.fit(&format!("/orders/{id}/show"), false), Fit::No, "{id}");
+    }
+    assert_eq!(pattern.fit("/orders/new/pay", false), Fit::No);
 }
 
 /// A segment of any characters but `/`.
@@ -82,10 +107,12 @@ fn every_spelling_of_a_path_has_the_same_captures() {
         // An encoded slash beside another one parts nothing more, whoever decodes it when.
         for separators in [&["/"][..], &["/", "//", "///"], &["/", "/%2F", "%2f/", "/%2F%2f//"]] {
             let path = sent(random, &segments, separators);
-            assert_eq!(parsed.captures(&path).as_ref(), Some(&expected), "{seed}: {pattern}: {path}");
+            let Fit::Yes(matched) = parsed.fit(&path, true) else { panic!("{seed}: {pattern}: {path}") };
+            assert_eq!(matched.captures, expected, "{seed}: {pattern}: {path}");
+            assert_eq!(matched.path, format!("/{}", segments.join("/")), "{seed}: {pattern}: {path}");
         }
         let longer = [&segments[..], &["x".to_owned()]].concat();
-        let matches = parsed.captures(&sent(random, &longer, &["/"])).is_some();
+        let matches = parsed.fit(&sent(random, &longer, &["/"]), true) != Fit::No;
         assert_eq!(matches, rest_from <= segments.len(), "{seed}: {pattern}: {longer:?}");
     }
 }
@@ -106,6 +133,7 @@ fn what_is_no_pattern_is_refused() {
         ("/{*rest}/x", "must be the last"),
         ("/{}", "a name has"),
         ("/{id}/{id}", "twice"),
+        ("/{id:uuid}", "no kind"),
         ("/%ff", "percent-encoded"),
         ("/a;b", "does not count"),
         ("/a/*", "{*name} for all that is left"),
