@@ -49,9 +49,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// The commit of the newest version that has one: `## 0.1.0, commit 0ebc70a`.
 fn earlier_commit(changelog: &Path) -> Result<String> {
-    let text = fs::read_to_string(changelog).with_context(|| format!("cannot read {}", changelog.display()))?;
-    let commit = |line: &str| line.strip_prefix("## ")?.split_once(", commit ").map(|(_, commit)| commit.to_owned());
-    text.lines().find_map(commit).context("CHANGELOG.md names no commit of an earlier version; say one with --from")
+    let text =
+        fs::read_to_string(changelog).with_context(|| format!("cannot read {}", changelog.display()))?;
+    let commit =
+        |line: &str| line.strip_prefix("## ")?.split_once(", commit ").map(|(_, commit)| commit.to_owned());
+    text.lines()
+        .find_map(commit)
+        .context("CHANGELOG.md names no commit of an earlier version; say one with --from")
 }
 
 /// Lays out the files of a commit, without touching the checkout.
@@ -74,7 +78,8 @@ fn unpack(commit: &str, dir: &Path) -> Result<()> {
         .spawn()
         .context("cannot run git")?;
     let files = archive.stdout.take().context("git archive has no output")?;
-    let unpacked = Command::new("tar").arg("-x").current_dir(dir).stdin(files).status().context("cannot run tar")?;
+    let unpacked =
+        Command::new("tar").arg("-x").current_dir(dir).stdin(files).status().context("cannot run tar")?;
     if !archive.wait()?.success() || !unpacked.success() {
         bail!("cannot unpack commit {commit} into {}", dir.display());
     }

@@ -21,7 +21,7 @@ mod world;
 
 pub use client::{Client, Lines, Response};
 pub use ledger::Noted;
-pub use proxy::{Proxy, Settings, lockkeeper};
+pub use proxy::{Proxy, Settings, lockkeeper, program};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;
 pub use statements::Statements;

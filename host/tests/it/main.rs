@@ -16,3 +16,4 @@ mod policies;
 mod promises;
 mod systems;
 mod tidy;
+mod upgrade;

@@ -39,10 +39,14 @@ impl Proxy {
     }
 
     pub async fn with(settings: Settings) -> Proxy {
+        Proxy::of(lockkeeper(), settings).await
+    }
+
+    /// Starts a proxy of another build.
+    pub async fn of(mut command: Command, settings: Settings) -> Proxy {
         let dir = super::folder();
         let config = dir.path().join("config.toml");
         fs::write(&config, settings.to_toml()).expect("a configuration");
-        let mut command = lockkeeper();
         command.arg("serve").arg("--config").arg(&config).current_dir(dir.path());
         let log = dir.path().join("log");
         let mut proxy = Proxy::start_as(command, log).await;
@@ -197,9 +201,14 @@ impl Settings {
     }
 }
 
-/// The binary, without what this process's own environment would change about it.
+/// The build that is tested.
 pub fn lockkeeper() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    program(Path::new(env!("CARGO_BIN_EXE_lockkeeper")))
+}
+
+/// A build of the program, without what this process's own environment would change about it.
+pub fn program(path: &Path) -> Command {
+    let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("LOCKKEEPER_") {
             command.env_remove(name);
