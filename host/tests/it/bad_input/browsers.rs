@@ -36,7 +36,7 @@ on_both! {
                 assert_eq!((answer.status, answer.slug()), (status, slug), "{path} {headers:?}: {}", answer.text);
             }
         }
-        assert_eq!(api.show(&resource).await["holders"], json!([]), "nothing was locked");
+        assert_eq!(api.show(&resource).await["holders"].as_array().map_or(0, Vec::len), 0, "nothing was locked");
         // What curl sends, what a page of the proxy's own would send, and names that the operator listed.
         let form = ("content-type", "application/x-www-form-urlencoded");
         let own = format!("http://{}", proxy.api_address());
