@@ -84,6 +84,8 @@ pub struct Granted<'a> {
     tokens: Vec<u64>,
     ttl_ms: u32,
     expires_in_ms: u32,
+    /// What the lock ends with before `expires_in_ms` is over, if with anything.
+    ends_with: &'static str,
     waited_ms: u32,
     policy: &'a str,
     primitive: &'static str,
@@ -107,11 +109,21 @@ impl<'a> Granted<'a> {
             tokens: if several { lease.tokens.iter().map(|token| token.0).collect() } else { Vec::new() },
             ttl_ms: lease.ttl_ms,
             expires_in_ms: lease.valid_until.ms_since(clock::now()),
+            ends_with: ends_with(&lease.lease.keys),
             waited_ms: lease.waited_ms,
             policy: &lease.policy,
             primitive: lease.primitive,
             levels: (lease.levels > 1).then_some(lease.levels),
         }
+    }
+}
+
+/// `lease`: nothing but its time. `session`: the lock is free at once when the proxy ends, or its session with
+/// the server does.
+fn ends_with(keys: &[Key]) -> &'static str {
+    match keys.iter().any(|key| key.space().rests_on_session()) {
+        true => "session",
+        false => "lease",
     }
 }
 
@@ -122,7 +134,7 @@ fn texts<S: serde::Serializer>(keys: &&[Key], serializer: S) -> Result<S::Ok, S:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{LeaseRef, Mode, Token};
+    use crate::lock::{LeaseRef, Mode, Space, Token};
 
     fn parsed(body: &str) -> Result<Request, String> {
         parse(body.as_bytes(), &Limits::default()).map_err(|problem| problem.detail().to_owned())
@@ -207,10 +219,15 @@ mod tests {
         assert_eq!(grant["mode"], serde_json::json!({"permits": 2}));
         assert!((9_900..=9_950).contains(&grant["expires_in_ms"].as_u64().unwrap()));
         assert!(grant.get("event").is_none() && grant.get("levels").is_none());
+        assert_eq!(grant["ends_with"], "lease");
         lease.lease.keys = lease.lease.keys[..1].into();
         lease.tokens.pop();
         let grant = serde_json::to_value(Granted::new(&lease, Some("granted"))).unwrap();
         assert_eq!(grant["event"], "granted");
         assert!(grant.get("tokens").is_none());
+        for (space, expected) in Space::ALL.into_iter().zip(["lease", "session", "session", "lease"]) {
+            lease.lease.keys = lease.lease.keys.iter().map(|key| key.clone().within(space)).collect();
+            assert_eq!(serde_json::to_value(Granted::new(&lease, None)).unwrap()["ends_with"], expected);
+        }
     }
 }

@@ -142,6 +142,7 @@ fn print_lease(lease: &Value) {
         ("owner", output::shown(&lease["owner"])),
         ("mode", output::mode(&lease["mode"])),
         ("expires in", output::time(&lease["expires_in_ms"])),
+        ("ends with", output::shown(&lease["ends_with"])),
         ("waited", output::time(&lease["waited_ms"])),
         ("policy", output::shown(&lease["policy"])),
     ]);

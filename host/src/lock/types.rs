@@ -49,6 +49,12 @@ impl Key {
 
 impl Space {
     pub const ALL: [Space; 4] = [Space::Table, Space::Row, Space::Advisory, Space::Quorum];
+
+    /// Whether a lock is held by a session of the proxy that granted it, and ends with that, whatever is left of
+    /// the lease.
+    pub fn rests_on_session(self) -> bool {
+        matches!(self, Space::Row | Space::Advisory)
+    }
 }
 
 impl fmt::Debug for Key {

@@ -22,7 +22,7 @@ use super::core::Msg;
 use super::{Service, Shared, via};
 use crate::lock::record::{Claim, Holder};
 use crate::lock::table::{Standing, WaiterId};
-use crate::lock::{Key, Mode, Space};
+use crate::lock::{Key, Mode};
 use crate::policy::{Generation, Plan, PlanRequest, Prepared};
 use crate::store::StoreError;
 
@@ -259,7 +259,7 @@ pub(super) async fn sessions_lack(
     candidate: Arc<Generation>,
 ) -> Result<bool, StoreError> {
     let mut held = held(shared, candidate.name()).await?;
-    let rests = |key: &Key| matches!(key.space(), Space::Row | Space::Advisory);
+    let rests = |key: &Key| key.space().rests_on_session();
     held.retain(|lease| lease.keys.iter().any(rests));
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
     let plans = replan(shared, candidate, HashMap::new(), asked).await;

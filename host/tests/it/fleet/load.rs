@@ -136,7 +136,8 @@ impl Load {
             let asked = Instant::now();
             let granted = client.acquire(body).await;
             assert_eq!(granted.status, 200, "{}", granted.text);
-            leases.push((self.0.ledger().granted(&resource, "keeper", asked, &granted), granted.json));
+            let noted = self.0.ledger().granted(&resource, "keeper", asked, client.address(), &granted);
+            leases.push((noted, granted.json));
         }
         leases
     }

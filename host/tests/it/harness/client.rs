@@ -43,6 +43,10 @@ impl Client {
         Client { http, address }
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// `None` where there is no whole answer.
     pub async fn try_send(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Response> {
         self.try_request(self.request(method, path, body)).await

@@ -2,6 +2,7 @@
 //! promises 1 and 2.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,11 @@ use super::Response;
 
 /// By what the resource is called, whatever its keys are.
 #[derive(Default)]
-pub struct Ledger(Mutex<HashMap<String, Vec<Told>>>);
+pub struct Ledger {
+    told: Mutex<HashMap<String, Vec<Told>>>,
+    /// Proxies that were killed, and when.
+    killed: Mutex<HashMap<SocketAddr, Instant>>,
+}
 
 /// What a client was told of a lease, and what it did with it.
 struct Told {
@@ -23,6 +28,8 @@ struct Told {
     /// certain of anything, as by a proxy that was paused.
     from: Instant,
     until: Instant,
+    /// The proxy, where the lock ends with it.
+    ends_with: Option<SocketAddr>,
 }
 
 /// The place of a grant in the ledger.
@@ -34,13 +41,21 @@ pub struct Noted {
 
 impl Ledger {
     /// A grant that has been answered just now. Its holder is certain of it until it says otherwise.
-    pub fn granted(&self, resource: &str, by: &str, asked: Instant, granted: &Response) -> Noted {
+    pub fn granted(
+        &self,
+        resource: &str,
+        by: &str,
+        asked: Instant,
+        proxy: SocketAddr,
+        granted: &Response,
+    ) -> Noted {
         let from = Instant::now();
         // The proxy began to wait after it was asked, and counted the rest of the lease after it had waited.
         let told = Duration::from_millis(granted.number("waited_ms") + granted.number("expires_in_ms"));
         let tokens = tokens(&granted.json);
         assert!(!tokens.is_empty(), "a grant has tokens: {}", granted.text);
-        let told = Told { by: by.to_owned(), tokens, asked, from, until: asked + told };
+        let ends_with = (granted.json["ends_with"] == "session").then_some(proxy);
+        let told = Told { by: by.to_owned(), tokens, asked, from, until: asked + told, ends_with };
         let mut all = self.lock();
         let of_resource = all.entry(resource.to_owned()).or_default();
         of_resource.push(told);
@@ -51,6 +66,11 @@ impl Ledger {
     pub fn renewed(&self, noted: &Noted, asked: Instant, answer: &Response) {
         let until = asked + Duration::from_millis(answer.number("expires_in_ms"));
         self.change(noted, |told| told.until = told.until.max(until));
+    }
+
+    /// Locks that end with this proxy have ended. To be said before it is killed.
+    pub fn killed(&self, proxy: SocketAddr) {
+        self.killed.lock().expect("nobody panics with it").insert(proxy, Instant::now());
     }
 
     /// Its holder counts on it no longer. To be said before it is released.
@@ -78,10 +98,15 @@ impl Ledger {
     /// rise. The keys that were granted.
     pub fn check(&self) -> Vec<String> {
         let mut by_key: HashMap<String, Vec<(Instant, Instant, u64)>> = HashMap::new();
-        for (resource, told) in self.lock().iter() {
-            let mut told: Vec<&Told> = told.iter().collect();
+        let killed = self.killed.lock().expect("nobody panics with it").clone();
+        for (resource, told) in self.lock().iter_mut() {
             told.sort_by_key(|told| told.from);
-            check_times(resource, &told);
+            for told in told.iter_mut() {
+                let end = told.ends_with.and_then(|proxy| killed.get(&proxy));
+                told.until =
+                    end.filter(|end| told.asked < **end).map_or(told.until, |end| told.until.min(*end));
+            }
+            check_times(resource, told);
             for told in told {
                 for (key, token) in &told.tokens {
                     by_key.entry(key.clone()).or_default().push((told.asked, told.from, *token));
@@ -101,7 +126,7 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Told>>> {
-        self.0.lock().expect("nobody panics with it")
+        self.told.lock().expect("nobody panics with it")
     }
 }
 
@@ -115,7 +140,7 @@ fn tokens(lease: &Value) -> Vec<(String, u64)> {
 }
 
 /// In the order in which they began.
-fn check_times(resource: &str, told: &[&Told]) {
+fn check_times(resource: &str, told: &[Told]) {
     let mut last: Option<&Told> = None;
     for told in told.iter().filter(|told| told.from < told.until) {
         if let Some(last) = last {
@@ -160,11 +185,20 @@ mod tests {
 
     use super::*;
 
+    const PROXY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
     fn grant(ledger: &Ledger, token: u64, left_ms: u64) -> Noted {
-        let json = json!({"keys": ["k"], "token": token, "waited_ms": 0, "expires_in_ms": left_ms});
+        grant_that_ends_with(ledger, "lease", token, left_ms)
+    }
+
+    fn grant_that_ends_with(ledger: &Ledger, end: &str, token: u64, left_ms: u64) -> Noted {
+        let (keys, waited_ms) = (["k"], 0);
+        let json = json!({
+            "keys": keys, "token": token, "waited_ms": waited_ms, "expires_in_ms": left_ms, "ends_with": end
+        });
         let headers = hyper::HeaderMap::new();
         let answer = Response { status: 200, headers, text: json.to_string(), json };
-        ledger.granted("r", "me", Instant::now(), &answer)
+        ledger.granted("r", "me", Instant::now(), PROXY, &answer)
     }
 
     #[test]
@@ -184,6 +218,25 @@ mod tests {
         grant(&ledger, 1, 10_000);
         ledger.ended(&grant(&ledger, 2, 0));
         grant(&ledger, 3, 10_000);
+        ledger.check();
+    }
+
+    #[test]
+    fn a_lock_of_a_session_ends_with_its_proxy() {
+        let ledger = Ledger::default();
+        grant_that_ends_with(&ledger, "session", 1, 10_000);
+        ledger.killed(PROXY);
+        grant_that_ends_with(&ledger, "session", 2, 10_000);
+        ledger.check();
+    }
+
+    #[test]
+    #[should_panic = "overlaps"]
+    fn a_lease_outlives_its_proxy() {
+        let ledger = Ledger::default();
+        grant(&ledger, 1, 10_000);
+        ledger.killed(PROXY);
+        grant(&ledger, 2, 10_000);
         ledger.check();
     }
 

@@ -89,6 +89,11 @@ impl World {
         self.shared.forgets.store(true, Ordering::Relaxed);
     }
 
+    /// To be said before the proxy is killed.
+    pub fn killed(&self, address: SocketAddr) {
+        self.ledger().killed(address);
+    }
+
     pub fn set_address(&self, n: usize, address: SocketAddr) {
         self.shared.proxies.lock().unwrap()[n] = address;
     }
@@ -143,15 +148,17 @@ impl Locking {
         let ttl_ms = if is_long { habits.long_ttl_ms } else { rand::random_range(habits.ttl_ms.clone()) };
         let wait_ms = if rand::random_bool(0.7) { rand::random_range(habits.wait_ms.clone()) } else { 0 };
         let body = json!({"resource": resource, "owner": self.by, "ttl_ms": ttl_ms, "wait_ms": wait_ms});
-        let asked = Instant::now();
-        let granted = match self.call("/v1/acquire", &body).await {
+        let (asked, proxy) = (Instant::now(), self.any_proxy());
+        let granted = match self.call(proxy, "/v1/acquire", &body).await {
             Some(answer) if answer.status == 200 => answer,
             _ => return false,
         };
-        let noted = world.ledger.granted(resource, &self.by, asked, &granted);
+        let noted = world.ledger.granted(resource, &self.by, asked, proxy, &granted);
+        // A lock that ends with its proxy is known to that one alone.
+        let only = (granted.json["ends_with"] == "session").then_some(proxy);
         self.work().await;
         while rand::random_bool(0.4) {
-            self.renew(&granted.json, &noted).await;
+            self.renew(&granted.json, only, &noted).await;
             self.work().await;
         }
         if is_long || rand::random_bool(0.1) {
@@ -160,16 +167,16 @@ impl Locking {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         world.ledger.ended(&noted);
-        self.call("/v1/release", &json!({"lease_id": granted.json["lease_id"]})).await;
+        let proxy = only.unwrap_or_else(|| self.any_proxy());
+        self.call(proxy, "/v1/release", &json!({"lease_id": granted.json["lease_id"]})).await;
         true
     }
 
-    async fn renew(&mut self, lease: &Value, noted: &Noted) {
+    async fn renew(&mut self, lease: &Value, only: Option<SocketAddr>, noted: &Noted) {
         let world = self.world.clone();
-        let asked = Instant::now();
-        let Some(renewed) = self.call("/v1/renew", &json!({"lease_id": lease["lease_id"]})).await else {
-            return;
-        };
+        let (asked, proxy) = (Instant::now(), only.unwrap_or_else(|| self.any_proxy()));
+        let body = json!({"lease_id": lease["lease_id"]});
+        let Some(renewed) = self.call(proxy, "/v1/renew", &body).await else { return };
         match renewed.status {
             200 => world.ledger.renewed(noted, asked, &renewed),
             410 if world.forgets.load(Ordering::Relaxed) => {}
@@ -181,6 +188,11 @@ impl Locking {
         }
     }
 
+    fn any_proxy(&self) -> SocketAddr {
+        let proxies = self.world.proxies.lock().unwrap();
+        proxies[rand::random_range(0..proxies.len())]
+    }
+
     async fn work(&self) {
         let ms = rand::random_range(self.world.habits.work_ms.clone());
         tokio::time::sleep(Duration::from_millis(ms)).await;
@@ -188,11 +200,7 @@ impl Locking {
 
     /// `None` where no answer comes in time. Each call has a limit of its own: what was granted before is
     /// noted by then.
-    async fn call(&mut self, path: &str, body: &Value) -> Option<Response> {
-        let address = {
-            let proxies = self.world.proxies.lock().unwrap();
-            proxies[rand::random_range(0..proxies.len())]
-        };
+    async fn call(&mut self, address: SocketAddr, path: &str, body: &Value) -> Option<Response> {
         let client = self.known.entry(address).or_insert_with(|| Client::new(address));
         let limit = self.world.habits.patience[rand::random_range(0..2)];
         tokio::time::timeout(limit, client.try_send("POST", path, body.to_string())).await.ok()?

@@ -1,6 +1,18 @@
 //! Promise 1, under everything that can go wrong at once.
 
-use crate::harness::{Proxy, World, crash, folder, own_server};
+use crate::harness::{Habits, Proxy, Settings, World, crash, database, folder, fresh, own_server};
+
+/// A proxy that keeps what is called `row…` as row locks, and all else as named locks.
+async fn proxy_of_sessions(url: &str) -> Proxy {
+    let policy = |name: &str, primitive: &str| {
+        format!(
+            "[policies.{name}]\npath = \"builtin:default\"\nsettings = {{ primitive = \"{primitive}\" }}\n"
+        )
+    };
+    let routes = "[[routes]]\nresource = \"row*\"\npolicy = \"row\"\n";
+    let sections = policy("default", "advisory") + &policy("row", "row") + routes;
+    Proxy::with(Settings { url: url.to_owned(), sections, ..Settings::default() }).await
+}
 
 on_both! {
     /// Promise 1: while proxies and the server are killed and started again, the times in which
@@ -21,5 +33,24 @@ on_both! {
         world.another_round().await;
         world.finish().await;
         server.stop().await;
+    }
+
+    /// Promise 1, of locks that end with their proxy: others have them at once when it is killed, and its
+    /// clients are certain until then.
+    async fn holders_of_sessions_never_overlap(kind: Kind) {
+        let url = database(kind).await;
+        let (mut one, other) = (proxy_of_sessions(&url).await, proxy_of_sessions(&url).await);
+        let resources = ["row", "row", "name"].map(fresh).to_vec();
+        let habits = Habits { resources, ..Habits::default() };
+        let world = World::with(&[one.api_address(), other.api_address()], habits);
+        for _ in 0..3 {
+            world.another_round().await;
+            world.killed(one.api_address());
+            one.kill();
+            one = proxy_of_sessions(&url).await;
+            world.set_address(0, one.api_address());
+        }
+        world.another_round().await;
+        world.finish().await;
     }
 }
