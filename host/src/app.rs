@@ -210,9 +210,12 @@ impl App {
             guard.drain().await;
             // The connections that ended have let go of what they held.
             self.service.drain().await;
+            self.service.rested().await;
         });
         if drained.await.is_err() {
-            tracing::warn!("requests were still under way when the drain's time was up");
+            tracing::warn!(
+                "requests were still under way when the drain's time was up, or locks held that end with this proxy"
+            );
         }
         self.fleet.leave().await;
         for store in self.stores {

@@ -494,6 +494,12 @@ impl Service {
         self.shared.tell(Msg::Drain { reply });
         let _ = drained.await;
     }
+
+    /// Waits until nobody is certain of a lease that would end with this proxy. To be asked after the last call
+    /// was answered.
+    pub async fn rested(&self) {
+        self.shared.store.rested().await;
+    }
 }
 
 /// A release that no other call has made.

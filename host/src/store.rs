@@ -64,6 +64,12 @@ pub trait Store: Send + Sync + 'static {
     /// Who is told of leases that are lost at once. A lease that only its time ends is not told of.
     fn on_loss(&self, _tell: Loss) {}
 
+    /// Waits until nobody is certain of a lease that would end with this proxy, if none is granted or renewed from
+    /// now on.
+    fn rested(&self) -> Answer<()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Whatever is decided from now on is decided on what the store says from now on: other spaces have
     /// given out tokens of the same keys.
     fn forget(&self) {}

@@ -57,6 +57,12 @@ impl Fault {
         }
     }
 
+    /// Whether the server has ended the session, or its connection is closed. After every other fault the server
+    /// may keep the session, with its locks.
+    pub fn ended_session(&self) -> bool {
+        matches!(self, Fault::Broken { slug: "connection", .. })
+    }
+
     pub fn timeout(what: &str) -> Fault {
         Fault::Broken { why: format!("the MySQL server did not answer in time ({what})"), slug: "timeout" }
     }
@@ -75,6 +81,8 @@ impl From<Error> for Fault {
                 // Values that do not fit, packets that are too large, statements not understood.
                 1064 | 1153 | 1264 | 1366 | 1406 | 1301 => Fault::Rejected { why },
                 1290 | 1792 | 1836 => Fault::Broken { why: preflight::explain(&error), slug: "read_only" },
+                // The server shuts down, the session was killed, or it said nothing for too long.
+                1053 | 1927 | 4031 => Fault::Broken { why: preflight::explain(&error), slug: "connection" },
                 _ => Fault::Broken { why: preflight::explain(&error), slug: "server" },
             },
             Error::Driver(DriverError::PacketTooLarge) => Fault::Rejected { why },

@@ -18,21 +18,41 @@ struct Until {
     server: ServerTime,
     own: Instant,
     lost: bool,
+    life: u64,
+    latest: Instant,
+}
+
+/// What the leases that are known to this process alone go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Rises whenever this proxy ceases to be a member: the others may have gone by other keys since.
+    pub life: u64,
+    /// Until when this proxy is a member, on our own clock.
+    pub until: Instant,
+    /// The latest that `until` has ever been.
+    pub latest: Instant,
 }
 
 impl Membership {
-    const CLOSED: Until = Until { server: ServerTime(0), own: Instant(0), lost: false };
+    const CLOSED: Until =
+        Until { server: ServerTime(0), own: Instant(0), lost: false, life: 0, latest: Instant(0) };
 
     pub fn new() -> Membership {
-        let always = Until { server: ServerTime(u64::MAX), own: Instant(u64::MAX), lost: false };
+        let (server, own) = (ServerTime(u64::MAX), Instant(u64::MAX));
+        let always = Until { server, own, latest: own, ..Membership::CLOSED };
         Membership { until: Mutex::new(always), renewed: Notify::new() }
     }
 
     /// See [`crate::store::registry::Registry::allow`].
     pub fn allow(&self, until: Option<(ServerTime, Instant)>) {
-        let lost = Until { lost: true, ..Membership::CLOSED };
-        let until = until.map_or(lost, |(server, own)| Until { server, own, lost: false });
-        *self.lock() = until;
+        {
+            let mut now = self.lock();
+            let (life, latest) = (now.life, now.latest);
+            *now = match until {
+                Some((server, own)) => Until { server, own, lost: false, life, latest: latest.max(own) },
+                None => Until { lost: true, life: life + 1, latest, ..Membership::CLOSED },
+            };
+        }
         self.renewed.notify_waiters();
     }
 
@@ -54,6 +74,11 @@ impl Membership {
     /// The same on our own clock. The others may count this proxy as gone some time after it.
     pub fn until_own(&self) -> Instant {
         self.lock().own
+    }
+
+    pub fn standing(&self) -> Standing {
+        let Until { life, own, latest, .. } = *self.lock();
+        Standing { life, until: own, latest }
     }
 
     /// Whether it makes sense to ask: the server has the last word.
@@ -90,8 +115,12 @@ mod tests {
         membership.allow(None);
         assert!(!membership.may_write() && membership.is_lost());
         assert_eq!(membership.until(), ServerTime(0));
-        membership.allow(Some((ServerTime(9), clock::now().plus_ms(60_000))));
+        let until = clock::now().plus_ms(60_000);
+        membership.allow(Some((ServerTime(9), until)));
         assert!(membership.may_write());
         assert_eq!(membership.until(), ServerTime(9));
+        assert_eq!(membership.standing(), Standing { life: 1, until, latest: until });
+        membership.allow(None);
+        assert_eq!(membership.standing(), Standing { life: 2, until: Instant(0), latest: until });
     }
 }

@@ -1,12 +1,18 @@
 //! Keys that are guarded by something that a session holds, and is free when the session ends.
 //!
 //! What MySQL excludes is proxies from each other: one session has the key's named lock ([`advisory`]) or
-//! its row lock ([`row`]). Among the clients of one proxy the same [`record::apply`] decides as everywhere,
-//! on records in memory that live as long as the guard. Tokens are numbers that the server counts, asked
-//! for after the guard was had: so they rise over all proxies, and over restarts.
+//! its row lock ([`row`]). Among the clients of one proxy the same
+//! [`record::apply`](crate::lock::record::apply) decides as everywhere, on records in memory that live as long
+//! as the guard. Tokens are numbers that the server counts, asked for after the guard was had: so they rise
+//! over all proxies, and over restarts.
+//!
+//! A session is never given up while a holder is certain of a lock on it. Where it cannot be used any more, its
+//! leases are over and their holders are told, but its connection is kept open, and the keys count as held, until
+//! the last moment that a holder was told. The same is done with all leases when this proxy ceases to be a
+//! member of its fleet.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -18,11 +24,14 @@ use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
 use super::store::{MysqlStore, Shared};
 use crate::clock;
-use crate::lock::record::{self, Claim, Denial, Env, Op, Outcome, Record, Records};
+use crate::lock::record::{Env, Op, Outcome};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 use crate::store::{Answer, Done, Health, Loss, Page, Store, StoreError, Stored};
 
+use guarded::{Guarded, page};
+
 pub mod advisory;
+mod guarded;
 pub mod row;
 mod slot;
 
@@ -32,15 +41,12 @@ pub const SESSION_S: u32 = 30;
 /// Less for the way to the server: nobody is told to be certain for longer than this after the session
 /// was last heard of.
 const CERTAIN_US: u64 = (SESSION_S as u64 - 1) * 1_000_000;
-/// A guard goes back to the server after so many grants in a row, so that other proxies have a chance.
-const PASSES: u32 = 64;
-/// Keys that are remembered when their guard was given back.
-const PAST: usize = 4_096;
-/// When to ask again for a key that another session has, at the latest: nobody says when it is free.
-const ELSEWHERE_US: u64 = 30_000_000;
 
 /// How often it is looked for locks that have ended, and for sessions that have said nothing.
 const SWEEP: Duration = Duration::from_millis(100);
+/// How long an answer is waited for on a session that somebody has a lease on. The server may answer again, and
+/// then nothing was lost.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a session says nothing, in microseconds: its end is noticed that late.
 const SILENCE_US: u64 = 1_000_000;
 
@@ -58,22 +64,71 @@ struct Common<G> {
     held: Mutex<Guarded<G>>,
     time: Time,
     losses: Losses,
+    /// The [`Standing::life`] that the leases belong to.
+    life: AtomicU64,
 }
 
 impl<G> Pinned<G> {
     /// The handle, and what the task is sent through it.
     fn open(space: Space, store: &MysqlStore, max_queued: usize) -> (Pinned<G>, UnboundedReceiver<Job>) {
         let (jobs, incoming) = unbounded_channel();
-        let common = Common { held: Mutex::default(), time: Time::default(), losses: Losses::default() };
         let (places, shared) = (Places::new(max_queued), store.shared.clone());
+        let common = Common {
+            held: Mutex::default(),
+            time: Time::default(),
+            losses: Losses::default(),
+            life: AtomicU64::new(shared.membership.standing().life),
+        };
         (Pinned { space, jobs, places, shared, common: Arc::new(common) }, incoming)
     }
 }
 
-impl<G> Common<G> {
+impl<G: Clone> Common<G> {
     fn held(&self) -> MutexGuard<'_, Guarded<G>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Whether somebody has a lease on a key with such a guard.
+    fn is_held(&self, which: impl Fn(&G) -> bool) -> bool {
+        let (_, now) = moment(&self.time);
+        self.held().is_held(now, which)
+    }
+
+    /// What decisions are made on now. `grants_from` is on our own clock.
+    ///
+    /// What was granted in an earlier life of this proxy is over: others may have granted the same resources
+    /// since, by other keys.
+    fn terms(&self, shared: &Shared, above: Token, grants_from: Instant, heard: Instant) -> Terms {
+        let standing = shared.membership.standing();
+        if self.life.swap(standing.life, Ordering::Relaxed) != standing.life {
+            let lost = self.end(standing.latest, |_| true);
+            tracing::warn!(leases = lost, "leases that rest on a session are over: this proxy was no member");
+        }
+        let (own, now) = moment(&self.time);
+        let grants_from = self.time.at(grants_from);
+        Terms { own, now, above, grants_from, heard, member_until: standing.until }
+    }
+
+    /// Ends the leases on such guards, and tells their holders, who may be certain until `certain` of what they
+    /// were told. How many there were.
+    fn end(&self, certain: Instant, which: impl Fn(&G) -> bool) -> usize {
+        let (own, now) = moment(&self.time);
+        let certain = self.time.at(certain.min(own.plus_us(CERTAIN_US)));
+        let lost = self.held().end(now, certain, which);
+        self.losses.tell(lost)
+    }
+
+    /// Forgets the keys with such guards, which are gone, and tells the holders. How many there were.
+    fn lose(&self, which: impl Fn(&G) -> bool) -> usize {
+        let (_, now) = moment(&self.time);
+        let lost = self.held().lose(now, which);
+        self.losses.tell(lost)
+    }
+}
+
+/// Until when a holder may be certain of a lease on a session that was last heard of at `heard`.
+fn certain_until(shared: &Shared, heard: Instant) -> Instant {
+    heard.plus_us(CERTAIN_US).min(shared.membership.standing().latest)
 }
 
 impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
@@ -112,6 +167,16 @@ impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
     fn on_loss(&self, tell: Loss) {
         self.common.losses.set(tell);
     }
+
+    fn rested(&self) -> Answer<()> {
+        let common = self.common.clone();
+        let certain = certain_until(&self.shared, clock::now());
+        Box::pin(async move {
+            while clock::now() < certain && common.is_held(|_| true) {
+                tokio::time::sleep(SWEEP).await;
+            }
+        })
+    }
 }
 
 /// Why keys of the space `wanted` cannot be had where those of `here` are kept.
@@ -121,21 +186,6 @@ fn lacks(wanted: Space, here: Space, galera: bool) -> Option<String> {
     }
     let without = wanted == Space::Advisory && galera;
     without.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
-}
-
-/// The keys that are guarded now, and what is remembered of those that were of late. `G` says what guards
-/// a key.
-pub struct Guarded<G> {
-    entries: HashMap<Key, Entry<G>>,
-    /// To know a call that is repeated. What another proxy has done to the key since is not in it.
-    past: HashMap<Key, Record>,
-    forgetting: VecDeque<Key>,
-}
-
-struct Entry<G> {
-    record: Record,
-    guard: G,
-    passes: u32,
 }
 
 /// The clock of the records: the server's at the first look at it, then the proxy's own, which nobody sets.
@@ -192,206 +242,6 @@ impl Terms {
     }
 }
 
-impl<G> Default for Guarded<G> {
-    fn default() -> Guarded<G> {
-        Guarded { entries: HashMap::new(), past: HashMap::new(), forgetting: VecDeque::new() }
-    }
-}
-
-impl<G: Clone> Guarded<G> {
-    pub fn has(&self, key: &Key) -> bool {
-        self.entries.contains_key(key)
-    }
-
-    pub fn guard(&self, key: &Key) -> Option<&G> {
-        self.entries.get(key).map(|entry| &entry.guard)
-    }
-
-    /// Whether nobody holds the key.
-    pub fn is_idle(&self, key: &Key, now: ServerTime) -> bool {
-        self.entries.get(key).is_none_or(|entry| entry.record.until() <= now)
-    }
-
-    /// The key's guard is had.
-    pub fn insert(&mut self, key: Key, guard: G) {
-        let record = self.past.remove(&key).unwrap_or_default();
-        self.entries.insert(key, Entry { record, guard, passes: 0 });
-    }
-
-    fn record(&self, key: &Key) -> Option<&Record> {
-        self.entries.get(key).map(|entry| &entry.record).or_else(|| self.past.get(key))
-    }
-
-    /// Of what was put out nothing must be left but its end.
-    fn remember(&mut self, key: &Key, entry: Entry<G>) {
-        if self.past.insert(key.clone(), entry.record).is_none() {
-            self.forgetting.push_back(key.clone());
-        }
-        // A key that was guarded again since is in the line twice, and goes early: it is no more than a help.
-        while self.forgetting.len() > PAST {
-            if let Some(oldest) = self.forgetting.pop_front() {
-                self.past.remove(&oldest);
-            }
-        }
-    }
-
-    /// Decides one operation, unless it would make a new grant: that takes a guard for all of its keys and
-    /// a token. So what is entered again, repeated or held costs no statement.
-    ///
-    /// A free key whose guard is not `fit` for the operation is held until that is given back.
-    pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
-        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms)) };
-        let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
-        // Of what is not guarded only the end of a request by its id can be known.
-        if !guarded.is_empty() || claim.request.is_some() {
-            let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
-            if rejoined != Outcome::Absent {
-                return Some(rejoined);
-            }
-        }
-        if guarded.is_empty() || (claim.any && guarded.len() < claim.keys.len()) {
-            return None;
-        }
-        let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
-        match self.decide(&probe, terms).0 {
-            // One of several is about to be given back.
-            Outcome::Granted(grant) if claim.any => grant.chosen.map(|key| elsewhere(&key, 0)),
-            Outcome::Granted(_) => {
-                let unfit = |key: &&Key| self.guard(key).is_some_and(|guard| !fit(guard));
-                let unfit = claim.keys.iter().find(unfit).or_else(|| self.worn(claim, terms.now));
-                unfit.map(|key| elsewhere(key, 0))
-            }
-            outcome => Some(terms.capped(outcome)),
-        }
-    }
-
-    /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted.
-    pub fn apply(&mut self, op: &Op, terms: &Terms) -> Outcome {
-        if let Op::Acquire(claim) = op
-            && claim.any
-        {
-            return self.apply_any(claim, terms);
-        }
-        if let Op::Acquire(claim) = op {
-            if let Some(key) = claim.keys.iter().find(|key| !self.has(key)) {
-                return elsewhere(key, ELSEWHERE_US);
-            }
-            if let Some(key) = self.worn(claim, terms.now) {
-                return elsewhere(key, 0);
-            }
-        }
-        let (outcome, records) = self.decide(op, terms);
-        self.keep(&outcome, &records);
-        terms.capped(outcome)
-    }
-
-    fn keep(&mut self, outcome: &Outcome, records: &Records) {
-        let granted = matches!(outcome, Outcome::Granted(grant) if !grant.repeated);
-        for (key, record, _) in records.changed() {
-            if let Some(entry) = self.entries.get_mut(key) {
-                entry.record = record.clone();
-                entry.passes += u32::from(granted);
-            }
-        }
-    }
-
-    /// Takes out the keys that nobody holds, with their guards, which are to be given back.
-    pub fn take_idle(&mut self, now: ServerTime) -> Vec<(Key, G)> {
-        let idle = self.entries.iter().filter(|(_, entry)| entry.record.until() <= now);
-        let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
-        self.take_if_idle(idle.iter(), now)
-    }
-
-    /// As [`Guarded::take_idle`], of these keys alone.
-    pub fn take_if_idle<'a>(
-        &mut self,
-        keys: impl Iterator<Item = &'a Key>,
-        now: ServerTime,
-    ) -> Vec<(Key, G)> {
-        let mut taken = Vec::new();
-        for key in keys {
-            if self.entries.get(key).is_some_and(|entry| entry.record.until() <= now)
-                && let Some(entry) = self.entries.remove(key)
-            {
-                let guard = entry.guard.clone();
-                self.remember(key, entry);
-                taken.push((key.clone(), guard));
-            }
-        }
-        taken
-    }
-
-    /// Any of the keys that are guarded; of the others nothing is known.
-    fn apply_any(&mut self, claim: &Claim, terms: &Terms) -> Outcome {
-        let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
-        if guarded.is_empty() {
-            return elsewhere(&claim.keys[0], ELSEWHERE_US);
-        }
-        let (outcome, records) =
-            self.decide(&Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() }), terms);
-        self.keep(&outcome, &records);
-        terms.capped(outcome)
-    }
-
-    fn decide(&self, op: &Op, terms: &Terms) -> (Outcome, Records) {
-        let mut records = Records::default();
-        for key in op.keys() {
-            records.insert(key.clone(), self.record(key).cloned());
-        }
-        let outcome = record::apply(&mut records, op, &terms.env());
-        (outcome, records)
-    }
-
-    /// A key that is free and has been handed on here for long enough.
-    fn worn<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
-        let worn = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
-        claim.keys.iter().find(|key| self.entries.get(key).is_some_and(worn))
-    }
-
-    /// Forgets all: the nonces of the leases that were running.
-    pub fn clear(&mut self, now: ServerTime) -> Vec<u64> {
-        self.lose(now, |_| true)
-    }
-
-    /// Forgets the keys with such guards: the nonces of the leases that were running.
-    pub fn lose(&mut self, now: ServerTime, lost: impl Fn(&G) -> bool) -> Vec<u64> {
-        let gone: Vec<(Key, Entry<G>)> = self.entries.extract_if(|_, entry| lost(&entry.guard)).collect();
-        let holders = gone.into_iter().flat_map(|(_, entry)| entry.record.holders);
-        let mut nonces: Vec<u64> =
-            holders.filter(|holder| holder.until > now).map(|holder| holder.nonce).collect();
-        nonces.sort_unstable();
-        nonces.dedup();
-        nonces
-    }
-
-    pub fn read(&self, key: &Key, now: ServerTime) -> Option<Stored> {
-        let record = self.record(key)?.clone();
-        Some(Stored { key: key.clone(), record, now })
-    }
-
-    /// Held keys with this prefix from after `after`, in no order.
-    pub fn list(&self, prefix: &str, after: Option<&Key>, now: ServerTime) -> Vec<Stored> {
-        let wanted = |key: &Key| {
-            key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after.as_str())
-        };
-        let held = self.entries.iter().filter(|(key, entry)| wanted(key) && entry.record.until() > now);
-        held.map(|(key, entry)| Stored { key: key.clone(), record: entry.record.clone(), now }).collect()
-    }
-}
-
-/// One page of what [`Guarded::list`] found.
-pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
-    items.sort_by(|a, b| a.key.cmp(&b.key));
-    let more = items.len() > limit;
-    items.truncate(limit);
-    Page { items, more, ..Page::default() }
-}
-
-/// Another session has the key, or is to have its turn.
-fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
-    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, turn: None })
-}
-
 /// Who is told of leases that are lost with their session.
 #[derive(Default)]
 pub struct Losses(Mutex<Option<Loss>>);
@@ -401,12 +251,15 @@ impl Losses {
         *self.lock() = Some(tell);
     }
 
-    pub fn tell(&self, nonces: Vec<u64>) {
-        if !nonces.is_empty()
+    /// How many there were.
+    pub fn tell(&self, nonces: Vec<u64>) -> usize {
+        let lost = nonces.len();
+        if lost > 0
             && let Some(tell) = &*self.lock()
         {
             tell(nonces);
         }
+        lost
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Loss>> {

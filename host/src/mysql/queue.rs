@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -80,6 +81,11 @@ impl Ticket {
 
     pub fn is_open(&self) -> bool {
         self.done.is_some()
+    }
+
+    /// Until the deadline.
+    pub fn left(&self) -> Duration {
+        Duration::from_micros(self.deadline.us_since(clock::now()))
     }
 
     /// Answers if the deadline has passed.

@@ -97,6 +97,15 @@ impl Store for Router {
         }
     }
 
+    fn rested(&self) -> Answer<()> {
+        let stores = self.stores.clone();
+        Box::pin(async move {
+            for store in stores.all() {
+                store.rested().await;
+            }
+        })
+    }
+
     fn forget(&self) {
         for store in self.stores.all() {
             store.forget();

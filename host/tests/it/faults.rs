@@ -18,6 +18,7 @@ use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, o
 
 mod conditions;
 mod lost_answers;
+mod sessions;
 
 /// A proxy that gives the store half a second.
 async fn impatient(url: &str, store: &str) -> Proxy {

@@ -14,6 +14,7 @@ use crate::policies::{RENAMED, default_policy, keys, status, variant};
 mod changes;
 mod load;
 mod members;
+mod sessions;
 mod writes;
 
 /// A beat; a silent proxy is gone after fifteen of them.

@@ -3,40 +3,55 @@
 //! The session is a connection of its own, opened when the first lock is asked for, and has a thread of its
 //! own. Nothing else is run on it, so that no reset and no pool can free its locks. A batch takes one round
 //! trip: names that are not needed any more are given back, names that are wanted are asked for without
-//! waiting, and a number for the tokens is asked for. When the connection is lost, so are its locks: whoever
-//! holds one is told at once.
+//! waiting, and a number for the tokens is asked for. When the connection is lost, so are its locks, and their
+//! holders are told at once. A session that cannot be used any more, but may still have its locks, is *parked*:
+//! the next session takes its place, and its connection is closed when no holder is certain any more.
 //!
-//! One session, not several: a batch carries hundreds of locks, and what a group of operations does to
+//! One session is in use at a time: a batch carries hundreds of locks, and what a group of operations does to
 //! several keys needs no agreement between sessions.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 use super::{
-    Common, Pinned, SESSION_S, SILENCE_US, SWEEP, Terms, counted, lay_by, moment, number, tokens_for,
+    Common, PATIENCE, Pinned, SESSION_S, SILENCE_US, SWEEP, Terms, certain_until, counted, lay_by, number,
+    tokens_for,
 };
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Space, Token};
 use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT, LATE};
 use crate::mysql::link::{Fault, Link};
-use crate::mysql::queue::{Batch, Queue};
+use crate::mysql::queue::{Batch, Queue, Ticket, first_deadline};
 use crate::mysql::store::{MysqlStore, Shared};
 use crate::store::Reply;
 
 /// Names that one statement asks for.
 const STATEMENT_NAMES: usize = 512;
 
+/// The most sessions that are parked at a time. With so many, none is opened before one of them is closed.
+const PARKED: usize = 4;
+
 /// What the server knows a key by.
-pub type Name = Arc<str>;
+type Name = Arc<str>;
+
+/// What guards a key: the session that has its name.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    name: Name,
+    session: u64,
+}
 
 /// Named locks on the server of a [`MysqlStore`].
-pub type Advisory = Pinned<Name>;
+pub type Advisory = Pinned<Guard>;
 
-impl Pinned<Name> {
+impl Pinned<Guard> {
     /// Starts the session's task; it ends with the store's own. `batch` and `max_queued` as in
     /// [`StoreConfig`](crate::config::StoreConfig).
     ///
@@ -47,6 +62,8 @@ impl Pinned<Name> {
         let session = Session {
             shared: advisory.shared.clone(),
             common: advisory.common.clone(),
+            serial: 0,
+            parked: JoinSet::new(),
             heard: Instant::default(),
             left_over: false,
         };
@@ -58,7 +75,10 @@ impl Pinned<Name> {
 /// The task that has the connection.
 struct Session {
     shared: Arc<Shared>,
-    common: Arc<Common<Name>>,
+    common: Arc<Common<Guard>>,
+    /// Of the session in use.
+    serial: u64,
+    parked: JoinSet<()>,
     /// Before the last exchange that succeeded: the server keeps the session from then on.
     heard: Instant,
     /// Some keys of the last batch may be free, and their names not yet given back.
@@ -75,30 +95,70 @@ struct Errand {
 }
 
 /// What it came to.
+#[derive(Default)]
 struct Errands {
     above: Token,
     grants_from: Instant,
 }
 
+impl Errand {
+    fn is_empty(&self) -> bool {
+        self.free.is_empty() && self.want.is_empty() && self.tokens == 0
+    }
+}
+
 impl Session {
     async fn run(mut self, mut queue: Queue) {
-        while self.is_wanted(&mut queue).await {
+        while self.is_wanted(&mut queue).await && self.has_place(&mut queue).await {
             let Some(mut link) = lanes::open(&self.shared, &mut queue, None).await else { break };
+            self.serial += 1;
             self.common.time.calibrate(link.sample.now, link.sample.after);
             let served = self.serve(&mut link, &mut queue).await;
-            let (_, now) = moment(&self.common.time);
-            let lost = self.common.held().clear(now);
-            if let Err(fault) = &served {
-                self.shared.metrics.store_error(fault.slug());
-                tracing::warn!(leases = lost.len(), "lost the session of the advisory locks: {fault}");
-            }
-            self.common.losses.tell(lost);
-            if served.is_ok() {
+            let Err(fault) = served else {
+                let ended = self.common.lose(|_| true);
+                tracing::info!(leases = ended, "the session of the advisory locks ends with the proxy");
                 link.close().await;
                 break;
-            }
+            };
+            self.shared.metrics.store_error(fault.slug());
+            let lost = self.give_up(link, &fault);
+            tracing::warn!(leases = lost, "lost the session of the advisory locks: {fault}");
         }
         queue.refuse("the store was closed");
+    }
+
+    /// Uses the session no more. How many leases are lost with it.
+    fn give_up(&mut self, link: Link, fault: &Fault) -> usize {
+        let session = self.serial;
+        let rests_on_it = move |guard: &Guard| guard.session == session;
+        if fault.ended_session() {
+            return self.common.lose(rests_on_it);
+        }
+        let certain = certain_until(&self.shared, self.heard);
+        let lost = self.common.end(certain, rests_on_it);
+        let common = self.common.clone();
+        self.parked.spawn(async move {
+            while clock::now() < certain && common.is_held(rests_on_it) {
+                tokio::time::sleep(SWEEP).await;
+            }
+            // The names are free before anybody here asks for them.
+            link.close().await;
+            common.lose(rests_on_it);
+        });
+        lost
+    }
+
+    /// Whether another session may be opened, beside those that are parked.
+    async fn has_place(&mut self, queue: &mut Queue) -> bool {
+        while self.parked.try_join_next().is_some() {}
+        if self.parked.len() < PARKED {
+            return true;
+        }
+        tokio::select! {
+            _ = self.parked.join_next() => true,
+            () = self.shared.stop.cancelled() => false,
+            never = queue.expire(LATE) => match never {},
+        }
     }
 
     /// No connection is opened before somebody asks for a lock.
@@ -112,8 +172,10 @@ impl Session {
     /// `Ok` once the store is closed and everything is answered.
     async fn serve(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         self.heard = clock::now();
-        link.exchange(format!("SET SESSION wait_timeout={SESSION_S}")).await?;
+        let lasts = link.exchange(format!("SET SESSION wait_timeout={SESSION_S}"));
+        self.patiently(lasts, &mut [], queue).await?;
         let mut sweep = tokio::time::interval(SWEEP);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             if self.shared.stop.is_cancelled() {
                 queue.close();
@@ -123,6 +185,8 @@ impl Session {
             }
             tokio::select! {
                 biased;
+                // Before the queue, which may never be empty.
+                _ = sweep.tick() => self.sweep(link, queue).await?,
                 open = queue.wait() => {
                     if !open {
                         return Ok(());
@@ -130,29 +194,87 @@ impl Session {
                     self.run_batch(link, queue).await?;
                 }
                 () = self.shared.stop.cancelled() => {}
-                _ = sweep.tick() => self.sweep(link).await?,
             }
         }
     }
 
     /// Gives back what has ended by itself, and sees whether the session is still there.
-    async fn sweep(&mut self, link: &mut Link) -> Result<(), Fault> {
-        let (_, now) = moment(&self.common.time);
-        let free = names(self.common.held().take_idle(now));
-        let errand = Errand { free, ..Errand::default() };
-        let exchange = tokio::time::timeout(EXCHANGE_LIMIT, self.exchange(link, &errand)).await;
-        exchange.unwrap_or_else(|_| Err(Fault::timeout("an idle session"))).map(drop)
+    async fn sweep(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+        let terms = self.terms(Token::default(), Instant::default());
+        let session = self.serial;
+        let free = names(self.common.held().take_idle(terms.now, |guard| guard.session == session));
+        self.run_errand(link, &Errand { free, ..Errand::default() }, &mut [], queue).await.map(drop)
+    }
+
+    async fn run_errand(
+        &mut self,
+        link: &mut Link,
+        errand: &Errand,
+        tickets: &mut [Ticket],
+        queue: &mut Queue,
+    ) -> Result<Errands, Fault> {
+        let asked_at = clock::now();
+        if errand.is_empty() && asked_at.us_since(self.heard) < SILENCE_US {
+            return Ok(Errands::default());
+        }
+        let work = exchange(&self.shared, link, errand);
+        let (errands, had) = self.patiently(work, tickets, queue).await?;
+        self.heard = asked_at;
+        let mut held = self.common.held();
+        for ((key, name), _) in errand.want.iter().zip(had).filter(|(_, had)| *had) {
+            held.insert(key.clone(), Guard { name: name.clone(), session: self.serial });
+        }
+        Ok(errands)
+    }
+
+    /// Waits for an answer of the server: for [`EXCHANGE_LIMIT`], and where the session has leases for
+    /// [`PATIENCE`], whether or not anybody still waits for what was asked. To give the session up costs
+    /// all that rests on it. Who waits is answered in time meanwhile.
+    async fn patiently<T>(
+        &self,
+        work: impl Future<Output = Result<T, Fault>>,
+        tickets: &mut [Ticket],
+        queue: &mut Queue,
+    ) -> Result<T, Fault> {
+        let mut work = pin!(work);
+        let began = clock::now();
+        let patient = |limit: Duration| began.plus_us(limit.as_micros() as u64);
+        let mut limit = patient(EXCHANGE_LIMIT);
+        loop {
+            let next = first_deadline(tickets).map_or(limit, |deadline| deadline.min(limit));
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = clock::sleep_until(next) => {}
+                never = queue.expire(LATE) => match never {},
+            }
+            lanes::expire(tickets, LATE);
+            if clock::now() < limit {
+                continue;
+            }
+            let goes_on =
+                limit < patient(PATIENCE) && self.common.is_held(|guard| guard.session == self.serial);
+            if !goes_on {
+                return Err(Fault::timeout("the session of the advisory locks"));
+            }
+            limit = limit.plus_us(SWEEP.as_micros() as u64);
+        }
     }
 
     /// After a statement that failed on a connection that did not: the names that the errand may have got
     /// are given back. Tokens may be laid by elsewhere at the same time, or this proxy be no member.
-    async fn recover(&self, link: &mut Link, errand: &Errand, fault: &Fault) -> Result<(), Fault> {
+    async fn recover(
+        &self,
+        link: &mut Link,
+        errand: &Errand,
+        fault: &Fault,
+        queue: &mut Queue,
+    ) -> Result<(), Fault> {
         self.shared.metrics.store_error(fault.slug());
         let wanted = errand.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = errand.free.iter().chain(wanted).cloned().collect();
-        let sql = statements(&names, &[], 0);
-        let freed = tokio::time::timeout(EXCHANGE_LIMIT, link.exchange(sql)).await;
-        freed.unwrap_or_else(|_| Err(Fault::timeout("freeing names")))?;
+        let freed = link.exchange(statements(&names, &[], 0));
+        self.patiently(freed, &mut [], queue).await?;
         tokio::time::sleep(Backoff::new().next()).await;
         Ok(())
     }
@@ -162,38 +284,35 @@ impl Session {
         let mut batch = queue.batch();
         lanes::expire(&mut batch.tickets, LATE);
         batch.retain_open();
+        // All of it expired in the queue.
+        if batch.groups.is_empty() {
+            return Ok(());
+        }
         let (ops, began) = (batch.ops(), clock::now());
         let mut outcomes = vec![Vec::new(); batch.groups.len()];
         let errand = self.before(&batch, &mut outcomes, link.database());
-        let result = {
-            let work = std::pin::pin!(self.exchange(link, &errand));
-            lanes::watched(work, &mut batch.tickets, queue).await
-        };
-        match result {
-            Ok(errands) => drop(self.after(batch, outcomes, Some(&errands))),
+        match self.run_errand(link, &errand, &mut batch.tickets, queue).await {
+            Ok(errands) => drop(self.after(batch, outcomes, began, Some(&errands))),
             Err(fault @ Fault::Broken { .. }) => {
                 queue.put_back(batch);
                 return Err(fault);
             }
             Err(fault) => {
-                if let Some(left) = self.after(batch, outcomes, None) {
+                if let Some(left) = self.after(batch, outcomes, began, None) {
                     queue.put_back(left);
                 }
-                self.recover(link, &errand, &fault).await?;
+                self.recover(link, &errand, &fault, queue).await?;
             }
         }
         self.shared.metrics.batch(ops, Duration::from_micros(clock::now().us_since(began)));
         if self.left_over && !queue.has_work() {
-            self.sweep(link).await?;
+            self.sweep(link, queue).await?;
         }
         Ok(())
     }
 
     fn terms(&self, above: Token, grants_from: Instant) -> Terms {
-        let (own, now) = moment(&self.common.time);
-        let grants_from = self.common.time.at(grants_from);
-        let member_until = self.shared.membership.until_own();
-        Terms { own, now, above, grants_from, heard: self.heard, member_until }
+        self.common.terms(&self.shared, above, grants_from, self.heard)
     }
 
     /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
@@ -215,9 +334,14 @@ impl Session {
             grants.extend(rest);
         }
         let wanted = late.iter().filter(|key| !held.has(key));
+        let own = |guard: &Guard| guard.session == self.serial;
         Errand {
             want: wanted.map(|key| ((*key).clone(), name(database, key))).collect(),
-            free: names(held.take_if_idle(done.into_iter().filter(|key| !late.contains(key)), terms.now)),
+            free: names(held.take_if_idle(
+                done.into_iter().filter(|key| !late.contains(key)),
+                terms.now,
+                own,
+            )),
             tokens: tokens_for(grants.into_iter()),
         }
     }
@@ -227,6 +351,7 @@ impl Session {
         &mut self,
         batch: Batch,
         decided: Vec<Vec<Outcome>>,
+        asked_at: Instant,
         errands: Option<&Errands>,
     ) -> Option<Batch> {
         let terms = errands.map(|errands| self.terms(errands.above, errands.grants_from));
@@ -235,7 +360,7 @@ impl Session {
         let mut answers = Vec::new();
         let mut left = Batch::default();
         self.left_over = false;
-        // Nobody waits any more for what expired meanwhile: what it asked for is not done.
+        // What expired meanwhile is answered: it is not done.
         let parts = batch.groups.into_iter().zip(batch.tickets).zip(decided);
         for ((group, ticket), mut outcomes) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
             match &terms {
@@ -252,7 +377,8 @@ impl Session {
                 }
                 None => {}
             }
-            answers.push((ticket, Reply { outcomes, asked_at: answered.own, now: answered.now }));
+            // Some of it was decided before the server was asked: times count from there.
+            answers.push((ticket, Reply { outcomes, asked_at, now: answered.now }));
         }
         drop(held);
         for (ticket, reply) in answers {
@@ -260,42 +386,32 @@ impl Session {
         }
         (!left.groups.is_empty()).then_some(left)
     }
-
-    async fn exchange(&mut self, link: &mut Link, errand: &Errand) -> Result<Errands, Fault> {
-        let Errand { free, want, tokens } = errand;
-        let tokens = *tokens;
-        let own = clock::now();
-        let mut errands = Errands { above: Token::default(), grants_from: Instant::default() };
-        let nothing = free.is_empty() && want.is_empty() && tokens == 0;
-        if nothing && own.us_since(self.heard) < SILENCE_US {
-            return Ok(errands);
-        }
-        let mut sets = link.exchange(statements(free, want, tokens)).await?;
-        self.heard = own;
-        if tokens > 0 {
-            let until = self.shared.membership.until();
-            let keys = || want.iter().map(|(key, _)| key);
-            let mut had = counted(sets.pop(), tokens, until, false)?;
-            if had.is_none() {
-                let sql = format!("{};{}", lay_by(link.sample.epoch, tokens, keys()), number(keys()));
-                had = counted(link.exchange(sql).await?.pop(), tokens, until, true)?;
-            }
-            let used_up =
-                || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
-            (errands.above, errands.grants_from) = had.ok_or_else(used_up)?;
-        }
-        let texts = sets.into_iter().flatten().filter_map(|mut row| row.take::<String, _>(0));
-        let had: Vec<bool> = texts.flat_map(|text| text.into_bytes()).map(|digit| digit == b'1').collect();
-        let mut held = self.common.held();
-        for ((key, name), _) in want.iter().zip(had).filter(|(_, had)| *had) {
-            held.insert(key.clone(), name.clone());
-        }
-        Ok(errands)
-    }
 }
 
-fn names(keys: Vec<(Key, Name)>) -> Vec<Name> {
-    keys.into_iter().map(|(_, name)| name).collect()
+/// One round trip: what it came to, and of each wanted name whether it was had.
+async fn exchange(shared: &Shared, link: &mut Link, errand: &Errand) -> Result<(Errands, Vec<bool>), Fault> {
+    let Errand { free, want, tokens } = errand;
+    let tokens = *tokens;
+    let mut errands = Errands::default();
+    let mut sets = link.exchange(statements(free, want, tokens)).await?;
+    if tokens > 0 {
+        let until = shared.membership.until();
+        let keys = || want.iter().map(|(key, _)| key);
+        let mut had = counted(sets.pop(), tokens, until, false)?;
+        if had.is_none() {
+            let sql = format!("{};{}", lay_by(link.sample.epoch, tokens, keys()), number(keys()));
+            had = counted(link.exchange(sql).await?.pop(), tokens, until, true)?;
+        }
+        let used_up = || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
+        (errands.above, errands.grants_from) = had.ok_or_else(used_up)?;
+    }
+    let texts = sets.into_iter().flatten().filter_map(|mut row| row.take::<String, _>(0));
+    let had = texts.flat_map(|text| text.into_bytes()).map(|digit| digit == b'1').collect();
+    Ok((errands, had))
+}
+
+fn names(keys: Vec<(Key, Guard)>) -> Vec<Name> {
+    keys.into_iter().map(|(_, guard)| guard.name).collect()
 }
 
 /// Frees first: what is freed may be wanted by others. The number comes last, when the names are had.

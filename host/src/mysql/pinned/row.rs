@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::MissedTickBehavior;
 
-use super::slot::{Beat, Counter, Freed, Locked, Slot, Strength, Wish};
-use super::{Common, Guarded, Pinned, SILENCE_US, SWEEP, Terms, moment, tokens_for};
+use super::guarded::Guarded;
+use super::slot::{Counter, Freed, Locked, Slot, Strength, Wish};
+use super::{Common, Pinned, SILENCE_US, SWEEP, Terms, certain_until, moment, tokens_for};
 use crate::clock;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Mode, Space, Token};
@@ -66,10 +68,25 @@ impl Pinned<Guard> {
 
 /// What the connections' tasks report.
 enum Event {
-    Locked { slot: u64, errand: Errand, result: Result<Locked, Fault> },
-    Counted { errand: Errand, result: Result<(Token, Instant), Fault> },
-    Freed { slot: u64, result: Result<Freed, Fault> },
-    Beat { slot: u64, result: Result<Beat, Fault> },
+    Locked {
+        slot: u64,
+        errand: Errand,
+        result: Result<Locked, Fault>,
+    },
+    Counted {
+        errand: Errand,
+        result: Result<(Token, Instant), Fault>,
+    },
+    Freed {
+        slot: u64,
+        result: Result<Freed, Fault>,
+    },
+    /// With when it was asked for.
+    Beat {
+        slot: u64,
+        link: Link,
+        result: Result<Instant, Fault>,
+    },
 }
 
 /// A group that the server has to be asked for, with what is decided of it already.
@@ -108,22 +125,23 @@ struct Desk {
 impl Desk {
     async fn run(mut self, mut incoming: UnboundedReceiver<Job>, mut happened: UnboundedReceiver<Event>) {
         let mut sweep = tokio::time::interval(SWEEP);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 () = self.shared.stop.cancelled() => break,
+                // Before the jobs, which may never be over.
+                _ = sweep.tick() => self.sweep(),
                 Some(event) = happened.recv() => self.happened(event),
                 job = incoming.recv() => match job {
                     Some(job) => self.waiting.push_back(Waiting { job, no_room: None }),
                     None => break,
                 },
-                _ = sweep.tick() => self.sweep(),
             }
             self.pump();
         }
-        let (_, now) = moment(&self.common.time);
-        let lost = self.common.held().clear(now);
-        self.common.losses.tell(lost);
+        let ended = self.common.lose(|_| true);
+        tracing::info!(leases = ended, "the sessions of the row locks end with the proxy");
     }
 
     /// Starts on whatever waits and is not in the way of what came before it.
@@ -145,10 +163,7 @@ impl Desk {
     }
 
     fn terms(&self, above: Token, grants_from: Instant) -> Terms {
-        let (own, now) = moment(&self.common.time);
-        let grants_from = self.common.time.at(grants_from);
-        let member_until = self.shared.membership.until_own();
-        Terms { own, now, above, grants_from, heard: own, member_until }
+        self.common.terms(&self.shared, above, grants_from, clock::now())
     }
 
     /// Decides what needs nothing of the server, and sends somebody there for the rest.
@@ -211,8 +226,10 @@ impl Desk {
     fn count(&mut self, errand: Errand, tokens: u64) {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
+        let limit = errand.job.ticket.left();
         tokio::spawn(async move {
-            let result = counter.next(&shared, tokens, &[]).await;
+            let result = tokio::time::timeout(limit, counter.next(&shared, tokens, &[])).await;
+            let result = result.unwrap_or_else(|_| Err(Fault::timeout("a number for a token")));
             let _ = events.send(Event::Counted { errand, result });
         });
     }
@@ -224,7 +241,7 @@ impl Desk {
         let slot = self.serial;
         let link = self.spare.pop();
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
-        let limit = Duration::from_micros(errand.job.ticket.deadline.us_since(clock::now()));
+        let limit = errand.job.ticket.left();
         tokio::spawn(async move {
             let locking = Slot::lock(&shared, &counter, link, wish);
             let result = tokio::time::timeout(limit, locking).await;
@@ -256,23 +273,27 @@ impl Desk {
                     self.busy.remove(key);
                 }
                 // Where it failed, the session is gone, and its locks with it.
-                if let Ok(Freed { link }) = result {
+                if let Ok(Freed { link: Some(link) }) = result {
                     self.keep(link);
                 }
-                for (ticket, reply) in slot.into_iter().flat_map(|slot| slot.told_when_free) {
-                    ticket.answer(Ok(reply));
+                if let Some(mut slot) = slot {
+                    slot.tell_released(None);
                 }
             }
-            Event::Beat { slot, result } => match result {
-                Ok(Beat { link, heard }) => {
-                    if let Some(slot) = self.slots.get_mut(&slot) {
-                        slot.link = Some(link);
-                        slot.heard = heard;
+            Event::Beat { slot, link, result } => {
+                match result {
+                    Ok(heard) => {
+                        if let Some(slot) = self.slots.get_mut(&slot) {
+                            slot.heard = heard;
+                        }
                     }
-                    self.free_if_idle(slot);
+                    Err(fault) => self.lost(slot, &fault),
                 }
-                Err(fault) => self.lost(slot, &fault),
-            },
+                if let Some(slot) = self.slots.get_mut(&slot) {
+                    slot.link = Some(link);
+                }
+                self.free_if_idle(slot);
+            }
         }
     }
 
@@ -330,7 +351,8 @@ impl Desk {
                 decided.push(held.apply(op, &terms));
             }
         }
-        let reply = Reply { outcomes: decided, asked_at: terms.own, now: terms.now };
+        // Some of it was decided before the server was asked: times count from there.
+        let reply = Reply { outcomes: decided, asked_at: began, now: terms.now };
         let slots = self.slots_of(ops.iter().flat_map(Op::keys));
         let freeing: Vec<u64> = slots.into_iter().filter(|slot| self.free_if_idle(*slot)).collect();
         match freeing.first().and_then(|slot| self.slots.get_mut(slot)) {
@@ -348,38 +370,53 @@ impl Desk {
     }
 
     /// Ends the slot's transaction if nobody holds any of its keys. Whether it is ended, now or as soon as
-    /// nobody talks on its connection.
+    /// nobody talks on its connection. Where it is not, a release that waited for it has let in somebody else,
+    /// and is answered.
     fn free_if_idle(&mut self, id: u64) -> bool {
-        let (_, now) = moment(&self.common.time);
+        let (own, now) = moment(&self.common.time);
         let Some(slot) = self.slots.get_mut(&id) else { return false };
         let mut held = self.common.held();
-        if slot.keys.iter().any(|key| !held.is_idle(key, now)) {
-            return false;
-        }
+        let is_over = slot.parked_until.is_some_and(|certain| certain <= own);
+        let is_idle = slot.keys.iter().all(|key| held.is_idle(key, now));
         // An errand counts on the guard.
-        if slot.link.is_some() && slot.keys.iter().any(|key| self.busy.contains(key)) {
+        let is_wanted = slot.link.is_some() && slot.keys.iter().any(|key| self.busy.contains(key));
+        if is_wanted || !(is_idle || is_over) {
+            slot.tell_released(None);
             return false;
         }
         let Some(link) = slot.link.take() else { return true };
-        held.take_if_idle(slot.keys.iter(), now);
+        let keys_of_slot = |guard: &Guard| guard.slot == id;
+        match slot.parked_until {
+            Some(_) => drop(held.lose(now, keys_of_slot)),
+            None => drop(held.take_if_idle(slot.keys.iter(), now, keys_of_slot)),
+        }
         self.busy.extend(slot.keys.iter().cloned());
-        let events = self.events.clone();
+        let (events, is_parked) = (self.events.clone(), slot.parked_until.is_some());
         tokio::spawn(async move {
-            let result = Slot::free(link).await;
+            let result = match is_parked {
+                true => Ok(link.close().await).map(|()| Freed { link: None }),
+                false => Slot::free(link).await,
+            };
             let _ = events.send(Event::Freed { slot: id, result });
         });
         true
     }
 
+    /// The slot's session cannot be used any more.
     fn lost(&mut self, id: u64, fault: &Fault) {
-        let (_, now) = moment(&self.common.time);
-        for (ticket, reply) in self.slots.remove(&id).into_iter().flat_map(|slot| slot.told_when_free) {
-            ticket.answer(Ok(reply));
-        }
-        let lost = self.common.held().lose(now, |guard| guard.slot == id);
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        slot.tell_released(None);
+        let rests_on_it = |guard: &Guard| guard.slot == id;
+        let lost = if fault.ended_session() {
+            self.slots.remove(&id);
+            self.common.lose(rests_on_it)
+        } else {
+            let certain = certain_until(&self.shared, slot.heard);
+            slot.parked_until = Some(certain);
+            self.common.end(certain, rests_on_it)
+        };
         self.shared.metrics.store_error(fault.slug());
-        tracing::warn!(leases = lost.len(), "lost the session of a row lock: {fault}");
-        self.common.losses.tell(lost);
+        tracing::warn!(leases = lost, "lost the session of a row lock: {fault}");
     }
 
     /// Ends what has ended by itself, answers what nobody will, and sees whether the sessions are there.
@@ -390,20 +427,23 @@ impl Desk {
         for waiting in &mut self.waiting {
             waiting.job.ticket.expire(own, LATE);
         }
+        for slot in self.slots.values_mut() {
+            slot.tell_released(Some(own));
+        }
         let ids: Vec<u64> = self.slots.keys().copied().collect();
         for id in ids {
             if self.free_if_idle(id) {
                 continue;
             }
             let Some(slot) = self.slots.get_mut(&id) else { continue };
-            if own.us_since(slot.heard) < SILENCE_US {
+            if own.us_since(slot.heard) < SILENCE_US || slot.parked_until.is_some() {
                 continue;
             }
-            let Some(link) = slot.link.take() else { continue };
+            let Some(mut link) = slot.link.take() else { continue };
             let events = self.events.clone();
             tokio::spawn(async move {
-                let result = Slot::beat(link).await;
-                let _ = events.send(Event::Beat { slot: id, result });
+                let result = Slot::beat(&mut link).await;
+                let _ = events.send(Event::Beat { slot: id, link, result });
             });
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mysql_async::Row;
 use tokio::sync::Mutex;
 
-use super::{SESSION_S, counted, lay_by, number};
+use super::{PATIENCE, SESSION_S, counted, lay_by, number};
 use crate::clock;
 use crate::lock::{Instant, Key, Token};
 use crate::mysql::lanes::EXCHANGE_LIMIT;
@@ -31,6 +31,8 @@ pub struct Slot {
     pub heard: Instant,
     /// Whose release frees it: they hear so when it is free for others, too.
     pub told_when_free: Vec<(Ticket, Reply)>,
+    /// The session is not used any more, and is kept for those who may be certain of a lock on it until then.
+    pub parked_until: Option<Instant>,
 }
 
 /// What rows are asked for.
@@ -61,17 +63,21 @@ pub struct Locked {
 }
 
 pub struct Freed {
-    pub link: Link,
-}
-
-pub struct Beat {
-    pub link: Link,
-    pub heard: Instant,
+    /// Absent where it is of no use any more.
+    pub link: Option<Link>,
 }
 
 impl Slot {
     pub fn new(link: Link, keys: Vec<Key>, heard: Instant) -> Slot {
-        Slot { link: Some(link), keys, heard, told_when_free: Vec::new() }
+        Slot { link: Some(link), keys, heard, told_when_free: Vec::new(), parked_until: None }
+    }
+
+    /// Answers the releases that wait for the row to be free: all of them, or those whose time is up.
+    pub fn tell_released(&mut self, now: Option<Instant>) {
+        let is_due = |ticket: &Ticket| now.is_none_or(|now| ticket.deadline <= now);
+        for (ticket, reply) in self.told_when_free.extract_if(.., |(ticket, _)| is_due(ticket)) {
+            ticket.answer(Ok(reply));
+        }
     }
 
     /// Locks the rows, or none of them, without waiting for anybody.
@@ -111,13 +117,14 @@ impl Slot {
 
     pub async fn free(mut link: Link) -> Result<Freed, Fault> {
         within(async { link.exchange("COMMIT").await.map(drop) }).await?;
-        Ok(Freed { link })
+        Ok(Freed { link: Some(link) })
     }
 
-    pub async fn beat(mut link: Link) -> Result<Beat, Fault> {
-        let heard = clock::now();
-        within(async { link.exchange("DO 0").await.map(drop) }).await?;
-        Ok(Beat { link, heard })
+    /// When the session was last heard of: it is asked for a sign of life.
+    pub async fn beat(link: &mut Link) -> Result<Instant, Fault> {
+        let asked_at = clock::now();
+        let answered = tokio::time::timeout(PATIENCE, link.exchange("DO 0")).await;
+        answered.unwrap_or_else(|_| Err(Fault::timeout("the session of a row lock"))).map(|_| asked_at)
     }
 }
 

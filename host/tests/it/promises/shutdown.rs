@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::proxy_with;
-use crate::harness::{Proxy, Raw, database, fresh};
+use crate::harness::{Proxy, Raw, Settings, database, fresh};
 
 /// Connections that hold a lock when the shutdown begins.
 const HOLDS: usize = 10;
@@ -44,6 +44,27 @@ on_both! {
         assert_eq!(other.client().release(&lease).await.status, 200);
         for n in 0..HOLDS {
             other.client().lease(&format!("{held}/{n}"), 1_000).await;
+        }
+    }
+
+    /// A lock that ends with its proxy is kept while its holder, who cannot be told, is certain of it.
+    async fn a_proxy_that_stops_frees_no_lock_that_a_holder_is_certain_of(kind: Kind) {
+        let url = database(kind).await;
+        for primitive in ["advisory", "row"] {
+            let policy = format!(
+                "[policies.default]\npath = \"builtin:default\"\nsettings = {{ primitive = \"{primitive}\" }}\n"
+            );
+            let settings = Settings { url: url.clone(), sections: policy, ..Settings::default() };
+            let (mut proxy, other) = (Proxy::with(settings.clone()).await, Proxy::with(settings).await);
+            let (asked, resource) = (Instant::now(), fresh(primitive));
+            let lease = proxy.client().lease(&resource, 2_500).await;
+            let certain = asked + Duration::from_millis(lease["expires_in_ms"].as_u64().expect("a time"));
+            proxy.signal(Signal::TERM);
+            let next = other.client().acquire(json!({"resource": resource, "wait_ms": 20_000})).await;
+            let granted = Instant::now();
+            assert_eq!(next.status, 200, "{}", next.text);
+            assert!(granted >= certain, "{primitive}: granted {:?} too early", certain - granted);
+            assert_eq!(proxy.ended().await, Some(0), "{}", proxy.log());
         }
     }
 

@@ -1,0 +1,363 @@
+//! The keys that the sessions of this proxy guard, and the leases on them.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::Terms;
+use crate::lock::record::{self, Claim, Denial, Op, Outcome, Record, Records};
+use crate::lock::{Key, ServerTime};
+use crate::store::{Page, Stored};
+
+/// A guard goes back to the server after so many grants in a row, so that other proxies have a chance.
+const PASSES: u32 = 64;
+/// Keys that are remembered when their guard was given back.
+const PAST: usize = 4_096;
+/// When to ask again for a key that another session has, at the latest: nobody says when it is free.
+const ELSEWHERE_US: u64 = 30_000_000;
+
+/// The keys that are guarded now, and what is remembered of those that were of late. `G` says what guards
+/// a key.
+pub struct Guarded<G> {
+    entries: HashMap<Key, Entry<G>>,
+    /// To know a call that is repeated. What another proxy has done to the key since is not in it.
+    past: HashMap<Key, Record>,
+    forgetting: VecDeque<Key>,
+}
+
+struct Entry<G> {
+    record: Record,
+    guard: G,
+    passes: u32,
+    /// Its leases are lost, and their holders were told. Until the guard is given back the key is granted to
+    /// nobody, and no lease on it is renewed.
+    ended: bool,
+}
+
+impl<G> Default for Guarded<G> {
+    fn default() -> Guarded<G> {
+        Guarded { entries: HashMap::new(), past: HashMap::new(), forgetting: VecDeque::new() }
+    }
+}
+
+impl<G: Clone> Guarded<G> {
+    pub fn has(&self, key: &Key) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    pub fn guard(&self, key: &Key) -> Option<&G> {
+        self.entries.get(key).map(|entry| &entry.guard)
+    }
+
+    /// Whether nobody holds the key.
+    pub fn is_idle(&self, key: &Key, now: ServerTime) -> bool {
+        self.entries.get(key).is_none_or(|entry| entry.record.until() <= now)
+    }
+
+    /// The key's guard is had.
+    pub fn insert(&mut self, key: Key, guard: G) {
+        let record = self.past.remove(&key).unwrap_or_default();
+        self.entries.insert(key, Entry { record, guard, passes: 0, ended: false });
+    }
+
+    /// Whether somebody has a lease on one of the keys with such guards.
+    pub fn is_held(&self, now: ServerTime, which: impl Fn(&G) -> bool) -> bool {
+        let mut entries = self.entries.values().filter(|entry| which(&entry.guard));
+        entries.any(|entry| entry.record.holders.iter().any(|holder| holder.until > now))
+    }
+
+    fn record(&self, key: &Key) -> Option<&Record> {
+        self.entries.get(key).map(|entry| &entry.record).or_else(|| self.past.get(key))
+    }
+
+    /// Of what was put out nothing must be left but its end.
+    fn remember(&mut self, key: &Key, entry: Entry<G>) {
+        if self.past.insert(key.clone(), entry.record).is_none() {
+            self.forgetting.push_back(key.clone());
+        }
+        // A key that was guarded again since is in the line twice, and goes early: it is no more than a help.
+        while self.forgetting.len() > PAST {
+            if let Some(oldest) = self.forgetting.pop_front() {
+                self.past.remove(&oldest);
+            }
+        }
+    }
+
+    /// Decides one operation, unless it would make a new grant: that takes a guard for all of its keys and
+    /// a token. So what is entered again, repeated or held costs no statement.
+    ///
+    /// A free key whose guard is not `fit` for the operation, or has ended, is held until that is given back.
+    pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
+        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms)) };
+        let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
+        // Of what is not guarded only the end of a request by its id can be known.
+        if !guarded.is_empty() || claim.request.is_some() {
+            let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
+            if rejoined != Outcome::Absent {
+                return Some(rejoined);
+            }
+        }
+        if guarded.is_empty() || (claim.any && guarded.len() < claim.keys.len()) {
+            return None;
+        }
+        let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
+        match self.decide(&probe, terms).0 {
+            // One of several is about to be given back.
+            Outcome::Granted(grant) if claim.any => grant.chosen.map(|key| elsewhere(&key, 0)),
+            Outcome::Granted(_) => {
+                let unfit = |key: &&Key| {
+                    self.entries.get(*key).is_some_and(|entry| entry.ended || !fit(&entry.guard))
+                };
+                let unfit = claim.keys.iter().find(unfit).or_else(|| self.worn(claim, terms.now));
+                unfit.map(|key| elsewhere(key, self.frees_in_us(key, terms.now)))
+            }
+            outcome => Some(terms.capped(outcome)),
+        }
+    }
+
+    fn frees_in_us(&self, key: &Key, now: ServerTime) -> u64 {
+        self.entries.get(key).map_or(0, |entry| entry.record.until().us_since(now))
+    }
+
+    fn has_ended(&self, key: &Key) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.ended)
+    }
+
+    /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted.
+    pub fn apply(&mut self, op: &Op, terms: &Terms) -> Outcome {
+        if let Op::Acquire(claim) = op
+            && claim.any
+        {
+            return self.apply_any(claim, terms);
+        }
+        match op {
+            Op::Acquire(claim) => {
+                if let Some(key) = claim.keys.iter().find(|key| !self.has(key)) {
+                    return elsewhere(key, ELSEWHERE_US);
+                }
+                if let Some(key) = claim.keys.iter().find(|key| self.has_ended(key)) {
+                    return elsewhere(key, self.frees_in_us(key, terms.now));
+                }
+                if let Some(key) = self.worn(claim, terms.now) {
+                    return elsewhere(key, 0);
+                }
+            }
+            // What has ended can be given up, and nothing else.
+            Op::Rejoin(claim) if claim.keys.iter().any(|key| self.has_ended(key)) => return Outcome::Absent,
+            Op::Renew { lease, .. } | Op::Raise { lease, .. }
+                if lease.keys.iter().any(|key| self.has_ended(key)) =>
+            {
+                return Outcome::Lost;
+            }
+            _ => {}
+        }
+        let (outcome, records) = self.decide(op, terms);
+        self.keep(&outcome, &records);
+        terms.capped(outcome)
+    }
+
+    fn keep(&mut self, outcome: &Outcome, records: &Records) {
+        let granted = matches!(outcome, Outcome::Granted(grant) if !grant.repeated);
+        for (key, record, _) in records.changed() {
+            if let Some(entry) = self.entries.get_mut(key) {
+                entry.record = record.clone();
+                entry.passes += u32::from(granted);
+            }
+        }
+    }
+
+    /// Takes out the keys that nobody holds, with their guards, which are to be given back.
+    pub fn take_idle(&mut self, now: ServerTime, which: impl Fn(&G) -> bool) -> Vec<(Key, G)> {
+        let idle = self.entries.iter().filter(|(_, entry)| entry.record.until() <= now);
+        let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
+        self.take_if_idle(idle.iter(), now, which)
+    }
+
+    /// As [`Guarded::take_idle`], of these keys alone.
+    pub fn take_if_idle<'a>(
+        &mut self,
+        keys: impl Iterator<Item = &'a Key>,
+        now: ServerTime,
+        which: impl Fn(&G) -> bool,
+    ) -> Vec<(Key, G)> {
+        let is_idle = |entry: &Entry<G>| entry.record.until() <= now && which(&entry.guard);
+        let mut taken = Vec::new();
+        for key in keys {
+            if self.entries.get(key).is_some_and(is_idle)
+                && let Some(entry) = self.entries.remove(key)
+            {
+                let guard = entry.guard.clone();
+                self.remember(key, entry);
+                taken.push((key.clone(), guard));
+            }
+        }
+        taken
+    }
+
+    /// Any of the keys that are guarded; of the others nothing is known.
+    fn apply_any(&mut self, claim: &Claim, terms: &Terms) -> Outcome {
+        let usable = |key: &&Key| self.has(key) && !self.has_ended(key);
+        let guarded: Vec<Key> = claim.keys.iter().filter(usable).cloned().collect();
+        if guarded.is_empty() {
+            return elsewhere(&claim.keys[0], ELSEWHERE_US);
+        }
+        let (outcome, records) =
+            self.decide(&Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() }), terms);
+        self.keep(&outcome, &records);
+        terms.capped(outcome)
+    }
+
+    fn decide(&self, op: &Op, terms: &Terms) -> (Outcome, Records) {
+        let mut records = Records::default();
+        for key in op.keys() {
+            records.insert(key.clone(), self.record(key).cloned());
+        }
+        let outcome = record::apply(&mut records, op, &terms.env());
+        (outcome, records)
+    }
+
+    /// A key that is free and has been handed on here for long enough.
+    fn worn<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
+        let worn = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
+        claim.keys.iter().find(|key| self.entries.get(key).is_some_and(worn))
+    }
+
+    /// The leases on keys with such guards are over, but their holders may be certain of them until `certain`:
+    /// so long the keys are held. The nonces of the leases that were running.
+    pub fn end(&mut self, now: ServerTime, certain: ServerTime, which: impl Fn(&G) -> bool) -> Vec<u64> {
+        let mut nonces = Vec::new();
+        for entry in self.entries.values_mut().filter(|entry| !entry.ended && which(&entry.guard)) {
+            entry.ended = true;
+            for holder in entry.record.holders.iter_mut().filter(|holder| holder.until > now) {
+                holder.until = holder.until.min(certain);
+                nonces.push(holder.nonce);
+            }
+        }
+        each_once(nonces)
+    }
+
+    /// Forgets the keys with such guards, which are gone: the nonces of the leases that were running.
+    pub fn lose(&mut self, now: ServerTime, lost: impl Fn(&G) -> bool) -> Vec<u64> {
+        let gone: Vec<(Key, Entry<G>)> = self.entries.extract_if(|_, entry| lost(&entry.guard)).collect();
+        let told_now = gone.into_iter().filter(|(_, entry)| !entry.ended);
+        let holders = told_now.flat_map(|(_, entry)| entry.record.holders);
+        each_once(holders.filter(|holder| holder.until > now).map(|holder| holder.nonce).collect())
+    }
+
+    pub fn read(&self, key: &Key, now: ServerTime) -> Option<Stored> {
+        let record = self.record(key)?.clone();
+        Some(Stored { key: key.clone(), record, now })
+    }
+
+    /// Held keys with this prefix from after `after`, in no order.
+    pub fn list(&self, prefix: &str, after: Option<&Key>, now: ServerTime) -> Vec<Stored> {
+        let wanted = |key: &Key| {
+            key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after.as_str())
+        };
+        let held = self.entries.iter().filter(|(key, entry)| wanted(key) && entry.record.until() > now);
+        held.map(|(key, entry)| Stored { key: key.clone(), record: entry.record.clone(), now }).collect()
+    }
+}
+
+/// One page of what [`Guarded::list`] found.
+pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
+    items.sort_by(|a, b| a.key.cmp(&b.key));
+    let more = items.len() > limit;
+    items.truncate(limit);
+    Page { items, more, ..Page::default() }
+}
+
+/// Another session has the key, or is to have its turn.
+fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
+    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, turn: None })
+}
+
+fn each_once(mut nonces: Vec<u64>) -> Vec<u64> {
+    nonces.sort_unstable();
+    nonces.dedup();
+    nonces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::record::{Grant, Release};
+    use crate::lock::{Instant, LeaseRef, Token};
+    use crate::store::contract;
+
+    /// At so many milliseconds, by both clocks.
+    fn terms(ms: u64) -> Terms {
+        let own = Instant(ms * 1_000);
+        Terms {
+            own,
+            now: ServerTime(own.0),
+            above: Token(ms),
+            grants_from: ServerTime(0),
+            heard: own,
+            member_until: Instant(u64::MAX),
+        }
+    }
+
+    fn acquire(held: &mut Guarded<u8>, claim: &Claim, ms: u64) -> Option<Outcome> {
+        held.try_apply(&Op::Acquire(claim.clone()), &terms(ms), |_| true)
+    }
+
+    fn granted(held: &mut Guarded<u8>, claim: &Claim) -> LeaseRef {
+        let outcome = held.apply(&Op::Acquire(claim.clone()), &terms(0));
+        let Outcome::Granted(Grant { nonce, tokens, .. }) = outcome else { panic!("{outcome:?}") };
+        LeaseRef { keys: claim.keys.clone(), nonce, token: tokens[0] }
+    }
+
+    #[test]
+    fn what_has_ended_is_held_while_anybody_is_certain_and_is_never_renewed() {
+        let mut held = Guarded::default();
+        let mine = Claim { reentrant: true, request: Some("r".into()), ..contract::claim(&["k"], "me") };
+        let other = contract::claim(&["other"], "me");
+        for (claim, guard) in [(&mine, 1), (&other, 2)] {
+            held.insert(claim.keys[0].clone(), guard);
+        }
+        let (lease, untouched) = (granted(&mut held, &mine), granted(&mut held, &other));
+        assert_eq!(
+            held.end(ServerTime(1_000_000), ServerTime(4_000_000), |guard| *guard == 1),
+            [lease.nonce]
+        );
+        assert_eq!(held.end(ServerTime(1_000_000), ServerTime(9_000_000), |guard| *guard == 1), [0_u64; 0]);
+
+        let renew = |lease: &LeaseRef| Op::Renew { lease: lease.clone(), ttl_ms: None };
+        assert_eq!(held.apply(&renew(&lease), &terms(1_000)), Outcome::Lost);
+        assert!(matches!(held.apply(&renew(&untouched), &terms(1_000)), Outcome::Renewed { .. }));
+        // Nor is it entered again, repeated, or granted to somebody else.
+        for claim in [
+            mine.clone(),
+            Claim { request: None, attempt: 7, ..mine.clone() },
+            contract::claim(&["k"], "you"),
+        ] {
+            for ms in [1_000, 3_900, 60_000] {
+                let outcome = acquire(&mut held, &claim, ms);
+                let refused =
+                    matches!(outcome, Some(Outcome::Held(_) | Outcome::RequestReused { ended: true }));
+                assert!(refused, "{ms}: {outcome:?}");
+                assert!(matches!(held.apply(&Op::Acquire(claim.clone()), &terms(ms)), Outcome::Held(_)));
+            }
+        }
+        assert!(held.is_held(ServerTime(3_999_000), |guard| *guard == 1));
+        assert!(!held.is_held(ServerTime(4_000_000), |guard| *guard == 1));
+        assert_eq!(held.take_idle(ServerTime(5_000_000), |guard| *guard == 1).len(), 1);
+        assert_eq!(
+            held.apply(&renew(&lease), &terms(5_000)),
+            Outcome::Lost,
+            "it is not remembered as running"
+        );
+    }
+
+    #[test]
+    fn what_has_ended_can_be_given_up() {
+        let mut held = Guarded::default();
+        let mine = contract::claim(&["k"], "me");
+        held.insert(mine.keys[0].clone(), 1);
+        let lease = granted(&mut held, &mine);
+        held.end(ServerTime(0), ServerTime(4_000_000), |_| true);
+        let release = Op::Release(Release { lease, attempt: 1, outcome: None });
+        assert_eq!(held.apply(&release, &terms(1_000)), Outcome::Released { levels_left: 0 });
+        assert!(held.is_idle(&mine.keys[0], ServerTime(1_000_000)));
+        assert_eq!(held.lose(ServerTime(1_000_000), |_| true), [0_u64; 0]);
+    }
+}
