@@ -391,14 +391,21 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     if outcome.is_some() && lease.keys.iter().all(|key| is_kept_of(records.read(key), lease)) {
         return Outcome::Released { levels_left: 0 };
     }
-    if !is_live(records, lease, env) || (outcome.is_some() && !keeps_outcomes(records, lease)) {
+    let whole = is_live(records, lease, env);
+    if whole && outcome.is_some() && !keeps_outcomes(records, lease) {
         return Outcome::Lost;
     }
+    // A lease that has lost some of its keys is lost, and holds the others up no longer.
+    let is_rest = |holder: &Holder| {
+        holder.until > env.now
+            && holder.keys as usize == lease.keys.len()
+            && (lease.token == Token::ANY || holder.token == lease.token)
+    };
+    let own = |holder: &Holder| holder.nonce == lease.nonce && (whole || is_rest(holder));
     let mut levels_left = 0;
     for key in &*lease.keys {
+        let Some(place) = records.read(key).holders.iter().position(own) else { continue };
         let record = records.write(key);
-        let place = record.holders.iter().position(|holder| holder.nonce == lease.nonce);
-        let Some(place) = place else { continue };
         let holder = &mut record.holders[place];
         holder.released_by = attempt;
         if holder.levels.len() > 1 {
@@ -411,14 +418,14 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             let holder = record.holders.swap_remove(place);
             record.not_before = record.not_before.max(holder.at_least_until);
             remember(&mut record.ended, &holder);
-            if let Some(Left { value, origin }) = outcome {
+            if let Some(Left { value, origin }) = outcome.as_ref().filter(|_| whole) {
                 let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
                 let (value, origin) = (value.clone(), *origin);
                 record.kept = Some(Kept { value, since, until, nonce: lease.nonce, origin });
             }
         }
     }
-    Outcome::Released { levels_left }
+    if whole { Outcome::Released { levels_left } } else { Outcome::Lost }
 }
 
 /// The levels left by this very release, where it was applied and its answer lost.

@@ -129,6 +129,28 @@ fn all_keys_of_a_lease_have_one_token_above_all_that_they_had() {
 }
 
 #[test]
+fn releasing_what_is_left_of_a_lease_frees_it() {
+    let mut world = World::new();
+    let enter = |attempt| Claim { reentrant: true, ..claim(&["a", "b", "c"], "x", attempt) };
+    let (lease, _) = world.granted(&enter(1));
+    world.granted(&enter(2));
+    world.apply(&Op::Force { key: lease.keys[0].clone() });
+    for stranger in [
+        LeaseRef { nonce: 7, ..lease.clone() },
+        LeaseRef { token: lease.token.next(), ..lease.clone() },
+        LeaseRef { keys: keys(&["b"]), token: lease.token.next(), ..lease.clone() },
+    ] {
+        assert_eq!(world.release(&stranger, 8), Outcome::Lost);
+    }
+    assert_eq!(world.release(&lease, 9), Outcome::Lost);
+    world.held(&claim(&["b"], "y", 3));
+    assert_eq!(world.release(&lease, 10), Outcome::Lost, "the other one that had entered");
+    world.granted(&claim(&["a", "b", "c"], "y", 3));
+    assert_eq!(world.release(&lease, 11), Outcome::Lost);
+    world.held(&claim(&["b"], "z", 4));
+}
+
+#[test]
 fn shared_holders_admit_each_other_only() {
     let mut world = World::new();
     let shared = |attempt| Claim { mode: Mode::Shared, ..claim(&["a"], "s", attempt) };
