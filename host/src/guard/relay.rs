@@ -96,7 +96,7 @@ pub enum Broken {
     #[error("the lease was lost: {0}")]
     Lost(Arc<str>),
     #[error("the upstream broke off: {0}")]
-    BrokenOff(hyper::Error),
+    Upstream(hyper::Error),
     #[error("the upstream sent nothing for {} ms", .0.as_millis())]
     Silent(Duration),
 }
@@ -106,7 +106,7 @@ impl From<Broken> for Problem {
         let detail = broken.to_string();
         match broken {
             Broken::Lost(_) => Problem::new(Kind::Lost, detail).status(503),
-            Broken::BrokenOff(_) => upstream_failed("the application gave no whole answer").inside(detail),
+            Broken::Upstream(_) => upstream_failed("the application gave no whole answer").inside(detail),
             Broken::Silent(_) => Problem::new(Kind::UpstreamTimeout, detail),
         }
     }
@@ -306,7 +306,7 @@ impl Answer {
                 self.withheld.push_back(frame);
                 Poll::Ready(Ok(()))
             }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Err(Broken::BrokenOff(error))),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Err(Broken::Upstream(error))),
             Poll::Ready(None) => {
                 self.upstream_done();
                 Poll::Ready(Ok(()))

@@ -207,3 +207,48 @@ pub struct Once {
     pub max_bytes: usize,
     pub max_value_bytes: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn applications_say_what_may_be_kept() {
+        for (values, for_all, for_its_sender) in [
+            (&[][..], true, true),
+            (&["max-age=60, public"][..], true, true),
+            (&["max-age=0, private, must-revalidate"][..], false, true),
+            (&["no-cache", "Private=\"set-cookie\""][..], false, true),
+            (&["no-cache,NO-STORE"][..], false, false),
+            (&["max-age=1", " no-store "][..], false, false),
+            (&["x-private, no-stored"][..], true, true),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::CACHE_CONTROL, HeaderValue::from_static(value));
+            }
+            let may = [false, true].map(|names_caller| may_be_kept(&headers, names_caller));
+            assert_eq!(may, [for_all, for_its_sender], "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_sender_is_part_of_what_a_request_is_recognised_by() {
+        let view = HttpView::default();
+        let caller = ["authorization", "cookie"].map(str::to_owned);
+        let of = |name: HeaderName, value: &'static str, caller: &[String]| {
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static(value))]);
+            fingerprint(&view, &headers, caller)
+        };
+        let one = of(header::AUTHORIZATION, "a", &caller);
+        assert_eq!(one, of(header::AUTHORIZATION, "a", &caller));
+        for other in [
+            of(header::AUTHORIZATION, "b", &caller),
+            of(header::COOKIE, "a", &caller),
+            of(header::ACCEPT, "a", &caller),
+        ] {
+            assert_ne!(one, other);
+        }
+        assert_eq!(of(header::AUTHORIZATION, "a", &[]), of(header::AUTHORIZATION, "b", &[]));
+    }
+}

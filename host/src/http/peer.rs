@@ -99,3 +99,28 @@ impl Peer {
         self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http;
+
+    /// The kernel ends a connection whose other side only takes its time, unless it is told to be patient.
+    #[tokio::test]
+    async fn clients_have_a_time_limit_of_their_own_and_upstreams_none() {
+        let limit_of = |stream: &TcpStream| socket2::SockRef::from(stream).tcp_user_timeout().unwrap();
+        let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let upstream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        http::keep_alive(&upstream).unwrap();
+        assert!(socket2::SockRef::from(&upstream).keepalive().unwrap());
+        assert_eq!(limit_of(&upstream), None, "how long it may take is the route's to say");
+
+        let (client, address) = listener.accept().await.unwrap();
+        let mut peer = Peer::new(address, false);
+        peer.watch(&client);
+        assert_eq!(limit_of(&client), Some(PEER_TIMEOUT));
+        peer.set_patience(Duration::from_secs(120));
+        peer.set_patience(Duration::from_secs(60));
+        assert_eq!(limit_of(&client), Some(Duration::from_secs(120)), "the longest of its answers counts");
+    }
+}

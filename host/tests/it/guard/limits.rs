@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
@@ -30,6 +30,21 @@ on_both! {
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         assert!(String::from_utf8_lossy(&body).contains("upstream_timeout"), "{body:?}");
         assert_eq!(guarded.client().get("/task/1").await.status, 200, "its lock is free");
+    }
+
+    /// An HTTP/2 client that takes not even the first piece of its answer.
+    async fn a_client_without_a_window_frees_the_lock(kind: Kind) {
+        let guarded = Guarded::start(kind, &one_lock("idle_timeout_ms = 700")).await;
+        let stream = tokio::net::TcpStream::connect(guarded.proxy.guard_address()).await.unwrap();
+        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let (mut http, connection) =
+            builder.initial_stream_window_size(0).handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let request = hyper::Request::get("http://x/bytes?n=5000000").body(Empty::<Bytes>::new()).unwrap();
+        let unread = http.send_request(request).await.unwrap();
+        assert_eq!(unread.status(), 200);
+        eventually("the lock is free", async || guarded.client().get("/task/1").await.status == 200).await;
+        drop(unread);
     }
 
     /// The application reads the head of a request and no more of it.
