@@ -359,13 +359,13 @@ impl Core {
             recent_grants: share.recent_grants,
         });
         let view = QueueView { key: key.clone(), waiters, groups: groups.collect(), seed: rand::random() };
-        let inbox = self.shared.inbox.clone();
+        let mut answer = self.answer(Msg::Chosen { key, choice, waiter: None, by: built_in() });
         tokio::spawn(async move {
             let asked = generation.as_ref().filter(|_| view.waiters.len() == ids.len());
-            let chosen = asked.and_then(|generation| generation.choose(&view)?.ok());
-            let by = asked.filter(|_| chosen.is_some()).map_or_else(built_in, |g| g.id().clone());
-            let waiter = chosen.and_then(|n| ids.get(n).copied());
-            let _ = inbox.send(Msg::Chosen { key, choice, waiter, by });
+            let Some(Ok(n)) = asked.and_then(|generation| generation.choose(&view)) else { return };
+            if let (Some(generation), Some(Msg::Chosen { waiter, by, .. })) = (asked, &mut answer.message) {
+                (*waiter, *by) = (ids.get(n).copied(), generation.id().clone());
+            }
         });
     }
 
@@ -385,9 +385,11 @@ impl Core {
     }
 
     fn back_off(&self, waiter: WaiterId, key: Key, contention: Contention) {
+        let seed = rand::random();
+        let decision = crate::lock::table::built_in_backoff(contention.attempt, seed);
+        let mut answer = self.answer(Msg::Backoff { waiter, key: key.clone(), decision, by: built_in() });
         let Some(pending) = self.pending.get(&waiter) else { return };
         let generation = pending.generation.clone();
-        let seed = rand::random();
         let view = policy::Contention {
             key: key.clone(),
             attempt: contention.attempt,
@@ -400,16 +402,22 @@ impl Core {
             labels: pending.labels.clone(),
             seed,
         };
-        let inbox = self.shared.inbox.clone();
         tokio::spawn(async move {
-            let (decision, by) = match generation.backoff(&view) {
-                Some(Ok(Backoff::Poll { after_ms })) => (Next::Poll { after_ms }, generation.id().clone()),
-                Some(Ok(Backoff::WakeUp)) => (Next::WakeUp, generation.id().clone()),
-                Some(Ok(Backoff::GiveUp { reason })) => (Next::GiveUp { reason }, generation.id().clone()),
-                _ => (crate::lock::table::built_in_backoff(view.attempt, seed), built_in()),
+            let next = match generation.backoff(&view) {
+                Some(Ok(Backoff::Poll { after_ms })) => Next::Poll { after_ms },
+                Some(Ok(Backoff::WakeUp)) => Next::WakeUp,
+                Some(Ok(Backoff::GiveUp { reason })) => Next::GiveUp { reason },
+                _ => return,
             };
-            let _ = inbox.send(Msg::Backoff { waiter, key, decision, by });
+            if let Some(Msg::Backoff { decision, by, .. }) = &mut answer.message {
+                (*decision, *by) = (next, generation.id().clone());
+            }
         });
+    }
+
+    /// An answer that says `message`, unless something better is found.
+    fn answer(&self, message: Msg) -> Told {
+        Told { message: Some(message), inbox: self.shared.inbox.clone() }
     }
 
     fn finish(&mut self, id: WaiterId, verdict: Verdict) {
@@ -507,6 +515,21 @@ impl Core {
     }
 }
 
+/// What the loop is told when this is dropped. The queue stands still until a question about it is answered, so
+/// the answer comes also where the task that asks panics.
+struct Told {
+    message: Option<Msg>,
+    inbox: mpsc::UnboundedSender<Msg>,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if let Some(message) = self.message.take() {
+            let _ = self.inbox.send(message);
+        }
+    }
+}
+
 /// The generation's name where no policy decided.
 fn built_in() -> Arc<str> {
     "built-in".into()
@@ -535,5 +558,24 @@ impl RequestLog {
         self.seen.insert(request.into(), fingerprint);
         self.order.push_back(request.into());
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_question_is_answered_also_where_the_task_that_asks_panics() {
+        let (inbox, mut messages) = mpsc::unbounded_channel();
+        let key = Key::new("k").expect("it is a key");
+        let answer =
+            Told { message: Some(Msg::Chosen { key, choice: 7, waiter: None, by: built_in() }), inbox };
+        let task = tokio::spawn(async move {
+            let _answer = answer;
+            panic!("as a policy's engine might");
+        });
+        assert!(task.await.is_err());
+        assert!(matches!(messages.recv().await, Some(Msg::Chosen { choice: 7, waiter: None, .. })));
     }
 }

@@ -228,15 +228,23 @@ impl Table {
         self.fly(parts, out);
     }
 
-    /// Sees to it that a key that is held is asked for again: at the time that the head's policy
-    /// says, at the latest when the holder's lease ends.
+    /// The first waiter whose client is still there.
+    fn first_present(&self, key: &Key) -> Option<WaiterId> {
+        let mut waiters = self.queues.get(key)?.in_order();
+        waiters.find(|id| self.waiters.get(id).is_some_and(|entry| !entry.cancelled)).copied()
+    }
+
+    /// Sees to it that a key that is held is asked for again: at the time that the policy of the first
+    /// waiter says, at the latest when the holder's lease ends. A waiter whose client has gone leaves with the
+    /// answer to its flight, and the next one is asked about then.
     pub(super) fn arm(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+        let first = self.first_present(key);
         let Some(queue) = self.queues.get_mut(key) else { return };
         if queue.poll_at.is_some() || queue.flight.is_some() || queue.asked_backoff {
             return;
         }
         let waiters = queue.len() as u32;
-        let Some(head) = queue.head().and_then(|id| self.waiters.get_mut(&id)) else { return };
+        let Some(head) = first.and_then(|id| self.waiters.get(&id)) else { return };
         let (holder, free_at) = match &queue.holder {
             Some(known) => {
                 (known.held_by.as_ref().map_or_else(|| "".into(), |by| by.owner.clone()), known.until)
@@ -272,7 +280,7 @@ impl Table {
         if let Some(queue) = self.queues.get_mut(key) {
             queue.asked_backoff = false;
         }
-        let at_head = self.queues.get(key).is_some_and(|queue| queue.head() == Some(id));
+        let at_head = self.first_present(key) == Some(id);
         match next {
             Next::GiveUp { reason } if self.waiters.get(&id).is_some_and(|e| e.flight.is_none()) => {
                 self.give_up(id, Some(reason), now, out);
@@ -285,6 +293,7 @@ impl Table {
     }
 
     pub(super) fn sleep(&mut self, key: &Key, next: &Next, now: Instant) {
+        let first = self.first_present(key);
         let Some(queue) = self.queues.get_mut(key) else { return };
         let after_ms = match next {
             Next::Poll { after_ms } => (*after_ms).clamp(MIN_POLL_MS, MAX_POLL_MS),
@@ -293,7 +302,7 @@ impl Table {
         let free_at = queue.holder.as_ref().map_or(Instant(u64::MAX), |known| known.until);
         let at = now.plus_ms(after_ms).min(free_at.max(now.plus_ms(MIN_POLL_MS)));
         queue.poll_at = Some(at);
-        if let Some(head) = queue.head().and_then(|id| self.waiters.get_mut(&id)) {
+        if let Some(head) = first.and_then(|id| self.waiters.get_mut(&id)) {
             head.last_sleep_ms = at.ms_since(now);
         }
         self.timers.insert((at, Timer::Poll(key.clone())));
