@@ -288,6 +288,8 @@ type Releasing = oneshot::Receiver<Result<Outcome, String>>;
 struct Shared {
     store: Arc<dyn Store>,
     bell: Arc<dyn Bell>,
+    /// The bell's name.
+    proxy: Arc<str>,
     policies: Policies,
     routes: Vec<Route>,
     limits: Limits,
@@ -319,6 +321,7 @@ impl Service {
         let (open, _) = watch::channel(false);
         let shared = Arc::new(Shared {
             store: parts.store,
+            proxy: parts.bell.name().into(),
             bell: parts.bell,
             policies: parts.policies,
             routes: parts.routes,

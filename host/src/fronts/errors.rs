@@ -8,7 +8,7 @@ use crate::lock::record::HeldBy;
 use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
 
-/// A client that was refused because of the store or a shutdown should ask again after this long.
+/// A client that was refused because of the store should ask again after this long.
 const RETRY_AFTER_MS: u32 = 1_000;
 
 impl From<AcquireError> for Problem {
@@ -49,9 +49,8 @@ impl From<AcquireError> for Problem {
             AcquireError::NotYet { .. } => {
                 Problem::new(Kind::StoreUnavailable, detail).retry_after_ms(RETRY_AFTER_MS)
             }
-            AcquireError::ShuttingDown => {
-                Problem::new(Kind::ShuttingDown, detail).retry_after_ms(RETRY_AFTER_MS)
-            }
+            // Another proxy may have the lock for it, and keeps its place in line for a moment only.
+            AcquireError::ShuttingDown => Problem::new(Kind::ShuttingDown, detail).with("retry_after_ms", 0),
         }
     }
 }

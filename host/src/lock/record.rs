@@ -5,6 +5,7 @@
 //! every server and in every proxy, and can be tested without either.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Key, LeaseRef, Mode, ServerTime, Token};
 
@@ -33,8 +34,16 @@ pub const MAX_LINE: usize = 1_000;
 /// How far the store's clock may be set forward without anybody noticing: a lease that has ended by it is
 /// respected for as long, as its holder may count on.
 pub const UNNOTICED_US: u64 = 100_000;
-/// How long a place in line is kept without a word from its proxy.
+/// How long a place in line is kept without a word from its proxy, and how long a free key is kept for the proxy
+/// whose turn it is.
 pub const PLACE_MS: u32 = 5_000;
+/// How often a key is granted past a proxy that waits for it before it is that proxy's turn. A handoff to
+/// another proxy takes longer than one within a proxy.
+pub const TURN_AFTER: u32 = 16;
+/// Proxies that wait for one key without a line, beside each other. Others poll.
+pub const MAX_WANTED: usize = 64;
+/// How long a proxy's mark stays without a word from it. A proxy asks for a held key twice in that time.
+pub const WANTED_MS: u32 = 60_000;
 /// The deepest re-entrance of one holder.
 pub const MAX_LEVELS: usize = 64;
 
@@ -56,6 +65,9 @@ pub struct Record {
     pub line: Vec<Place>,
     /// The batches that changed the record of late, the last one of each connection. At most [`MAX_MARKS`].
     pub marks: Vec<Mark>,
+    /// The other proxies that wait for the key without a line, the one that came first first. At most
+    /// [`MAX_WANTED`].
+    pub wanted: Vec<Wanted>,
 }
 
 /// A waiter's place in the line of a key.
@@ -63,23 +75,40 @@ pub struct Record {
 pub struct Place {
     pub ticket: u64,
     /// Whose waiter it is.
-    pub proxy: Box<str>,
+    pub proxy: Arc<str>,
     pub rank: i32,
+    /// When the waiter joined its first line, the same in the lines of all its keys. 0 where an earlier version of
+    /// this program wrote the place.
+    pub joined: ServerTime,
+    /// Its client has a request id, and finds the place again when it repeats the request on another proxy. So
+    /// the place outlives its proxy until it ends by itself.
+    pub returns: bool,
     /// From then on it is passed over, unless its proxy has asked for it to be kept.
+    pub until: ServerTime,
+}
+
+/// The mark of a proxy that has been denied a key for which there is no line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub proxy: Arc<str>,
+    pub since: ServerTime,
+    /// How often the key was granted to other proxies since.
+    pub passed: u32,
     pub until: ServerTime,
 }
 
 /// How a claim stands in line with those of other proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InLine {
-    /// A random number that no other waiter has. Kept as long as it waits, whatever becomes of its keys.
+    /// A number that no other waiter has. Kept as long as it waits, whatever becomes of its keys. Made of the
+    /// request where that has an id: the same request on another proxy has the same ticket.
     pub ticket: u64,
-    pub proxy: Box<str>,
-    /// Lower ranks go first; within a rank, whom the store heard of first.
+    /// Lower ranks go first; within a rank, the waiter of which the store heard first.
     pub rank: i32,
-    /// Whether it takes a place where it is not its turn. One that does not wait takes none, and goes past
-    /// nobody either.
-    pub joins: bool,
+    /// When it joined, as far as the store has told.
+    pub joined: Option<ServerTime>,
+    /// See [`Place::returns`].
+    pub returns: bool,
 }
 
 /// What is done to the line of a key.
@@ -87,19 +116,21 @@ pub struct InLine {
 pub enum LineChange {
     /// Nothing: whose turn is it?
     Look,
-    /// One that waits no more.
-    Leave { ticket: u64 },
+    /// The place of a waiter that waits no more on this proxy, unless another proxy has taken the place over. Without
+    /// a ticket: the proxy's mark.
+    Leave { proxy: Arc<str>, ticket: Option<u64> },
     /// These are still there.
     Keep { tickets: Vec<u64> },
-    /// No waiter of this proxy is.
-    Evict { proxy: Box<str> },
+    /// The proxy is gone: its mark, and the places that no client can return to.
+    Evict { proxy: Arc<str> },
 }
 
-/// Who could have a key now, if it asked.
+/// The waiter that could have a key now, if it asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    pub proxy: Box<str>,
-    pub ticket: u64,
+    pub proxy: Arc<str>,
+    /// Of its place in line; `None` where any waiter of the proxy may ask.
+    pub ticket: Option<u64>,
 }
 
 /// A value that stays when nobody holds the key: the outcome of a `once`, or what was committed with
@@ -207,7 +238,12 @@ pub struct Committed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Sorted, each once, at least one.
-    pub keys: std::sync::Arc<[Key]>,
+    pub keys: Arc<[Key]>,
+    /// The proxy that asks.
+    pub proxy: Arc<str>,
+    /// Whether it waits where it is denied. One that does not takes no place in line, goes past nobody, and leaves
+    /// no mark.
+    pub waits: bool,
     /// Grant one of the keys that is free, not all of them.
     pub any: bool,
     /// A random number that no other claim has. Kept when the same claim is sent again because its
@@ -279,7 +315,7 @@ pub enum Op {
     Release(Release),
     /// Undo the grant that the claim `attempt` may have been given, if nobody else was answered with it.
     Abandon {
-        keys: std::sync::Arc<[Key]>,
+        keys: Arc<[Key]>,
         attempt: u64,
     },
     /// Take the key from whoever holds it; the token moves on.
@@ -395,6 +431,8 @@ pub struct Denial {
     pub free_in_us: u64,
     /// The key is free, and this one's.
     pub turn: Option<Turn>,
+    /// When the claim joined the lines of its keys, where it did.
+    pub joined: Option<ServerTime>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -461,6 +499,13 @@ impl Holder {
     /// noticed, the holder is certain until then on its own.
     pub fn free_at(&self) -> ServerTime {
         self.until.plus_us(UNNOTICED_US).plus_ms(self.delay_ms).max(self.at_least_until)
+    }
+}
+
+impl Place {
+    /// Lower goes first.
+    fn order(&self) -> (i32, ServerTime, u64) {
+        (self.rank, self.joined, self.ticket)
     }
 }
 

@@ -85,6 +85,8 @@ struct Entry {
     replan: Option<Box<Claim>>,
     /// The store may have a place in line for it.
     in_line: bool,
+    /// The flight that asks for it leaves this proxy's mark where it is denied.
+    marks: bool,
     /// It became its turn while a flight was under way that may not have seen it.
     again: bool,
 }
@@ -96,8 +98,8 @@ enum Timer {
     Lease(u64),
     /// Undo a claim that the store did not answer for: its keys, attempt, and until when to try.
     Abandon(Arc<[Key]>, u64, Instant),
-    /// Give up a place in line.
-    Leave(Key, u64),
+    /// Give up a place in line, or, without a ticket, this proxy's mark.
+    Leave(Key, Arc<str>, Option<u64>),
     /// Take the places in line of those who have come of late.
     Join(Key),
     /// Keep the places of this proxy's waiters.
@@ -172,7 +174,7 @@ impl Table {
                 self.wake(&key, now, out);
             }
             Event::Wake(key) => self.wake(&key, now, out),
-            Event::Orphan { key, ticket } => self.line(key, LineChange::Leave { ticket }, out),
+            Event::Orphan { key, turn } => self.orphan(key, turn, now, out),
             Event::PeerGone { peer, key } => self.line(key, LineChange::Evict { proxy: peer }, out),
             Event::Replan { waiter, claim } => self.replan(waiter, claim, now, out),
             Event::Shutdown => self.shut_down(out),
@@ -200,8 +202,8 @@ impl Table {
                 Some((_, Timer::Abandon(keys, attempt, until))) => {
                     self.fly(vec![Part::Abandon { keys, attempt, until }], out);
                 }
-                Some((_, Timer::Leave(key, ticket))) => {
-                    self.line(key, LineChange::Leave { ticket }, out);
+                Some((_, Timer::Leave(key, proxy, ticket))) => {
+                    self.line(key, LineChange::Leave { proxy, ticket }, out);
                 }
                 Some((_, Timer::Join(key))) => self.join(&key, out),
                 Some((_, Timer::Keep(key))) => self.keep_places(&key, now, out),

@@ -4,10 +4,11 @@
 //! 1970 (UTC, the server's clock). Absent fields have their default.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Mark, Origin, Place, Record, Tag};
+use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Mark, Origin, Place, Record, Tag, Wanted};
 use crate::lock::{Mode, ServerTime, Token};
 
 /// The text could not be read as a record.
@@ -24,6 +25,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
         kept: record.kept.as_ref().map(KeptState::from),
         line: LineState::from(&record.line[..]),
         marks: record.marks.iter().map(|mark| (mark.writer, mark.at.0)).collect(),
+        wanted: record.wanted.iter().map(WantedState::from).collect(),
     };
     serde_json::to_vec(&state).expect("strings and numbers always serialize")
 }
@@ -38,6 +40,7 @@ pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
         kept: state.kept.map(Kept::from),
         line: state.line.into(),
         marks: state.marks.into_iter().map(|(writer, at)| Mark { writer, at: ServerTime(at) }).collect(),
+        wanted: state.wanted.into_iter().map(Wanted::from).collect(),
     })
 }
 
@@ -56,6 +59,8 @@ struct State<'a> {
     /// Writer and number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     marks: Vec<(u64, u64)>,
+    #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
+    wanted: Vec<WantedState<'a>>,
 }
 
 /// Those who wait in line. There may be hundreds, of few proxies: so these are named once.
@@ -65,6 +70,19 @@ struct LineState<'a> {
     proxies: Vec<Cow<'a, str>>,
     /// Ticket, index into `proxies`, end, rank.
     places: Vec<(u64, usize, u64, i32)>,
+    /// Of each place: when its waiter joined, and whether its client may return to it. Apart from `places`, so that
+    /// earlier versions read those. They drop this.
+    #[serde(default)]
+    joined: Vec<(u64, bool)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WantedState<'a> {
+    #[serde(borrow)]
+    proxy: Cow<'a, str>,
+    since: u64,
+    passed: u32,
+    until: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -341,6 +359,7 @@ impl<'a> From<&'a [Place]> for LineState<'a> {
                 state.proxies.push(Cow::Borrowed(&place.proxy));
             }
             state.places.push((place.ticket, proxy, place.until.0, place.rank));
+            state.joined.push((place.joined.0, place.returns));
         }
         state
     }
@@ -348,14 +367,40 @@ impl<'a> From<&'a [Place]> for LineState<'a> {
 
 impl From<LineState<'_>> for Vec<Place> {
     fn from(state: LineState<'_>) -> Vec<Place> {
-        let proxy = |n: usize| state.proxies.get(n).map_or("".into(), |proxy| proxy.as_ref().into());
-        let place = |(ticket, n, until, rank): (u64, usize, u64, i32)| Place {
-            ticket,
-            proxy: proxy(n),
-            rank,
-            until: ServerTime(until),
-        };
-        state.places.into_iter().map(place).collect()
+        let proxies: Vec<Arc<str>> = state.proxies.iter().map(|proxy| proxy.as_ref().into()).collect();
+        let joined = state.joined.into_iter().chain(std::iter::repeat((0, false)));
+        let place =
+            |((ticket, n, until, rank), (joined, returns)): ((u64, usize, u64, i32), (u64, bool))| Place {
+                ticket,
+                proxy: proxies.get(n).cloned().unwrap_or_else(|| "".into()),
+                rank,
+                joined: ServerTime(joined),
+                returns,
+                until: ServerTime(until),
+            };
+        state.places.into_iter().zip(joined).map(place).collect()
+    }
+}
+
+impl<'a> From<&'a Wanted> for WantedState<'a> {
+    fn from(mark: &'a Wanted) -> WantedState<'a> {
+        WantedState {
+            proxy: Cow::Borrowed(&mark.proxy),
+            since: mark.since.0,
+            passed: mark.passed,
+            until: mark.until.0,
+        }
+    }
+}
+
+impl From<WantedState<'_>> for Wanted {
+    fn from(state: WantedState<'_>) -> Wanted {
+        Wanted {
+            proxy: state.proxy.as_ref().into(),
+            since: ServerTime(state.since),
+            passed: state.passed,
+            until: ServerTime(state.until),
+        }
     }
 }
 
@@ -417,11 +462,25 @@ mod tests {
             }),
             line: vec![place(1, "a", 0), place(2, "b", 0), place(3, "a", 7)],
             marks: vec![Mark { writer: u64::MAX, at: ServerTime(1) }, Mark { writer: 2, at: ServerTime(3) }],
+            wanted: vec![Wanted { proxy: "b".into(), since: ServerTime(1), passed: 2, until: ServerTime(3) }],
         }
     }
 
     fn place(ticket: u64, proxy: &str, rank: i32) -> Place {
-        Place { ticket, proxy: proxy.into(), rank, until: ServerTime(ticket + 9) }
+        let (joined, until) = (ServerTime(ticket + 4), ServerTime(ticket + 9));
+        Place { ticket, proxy: proxy.into(), rank, joined, returns: ticket == 2, until }
+    }
+
+    /// An earlier version wrote a line without times.
+    #[test]
+    fn places_of_before_are_read() {
+        let line = r#"{"line":{"proxies":["a","b"],"places":[[7,1,9,0],[8,0,9,0]]}}"#;
+        let places = decode(1, line.as_bytes()).expect("it was a record").line;
+        let read = |place: &Place| (place.ticket, place.proxy.to_string(), place.joined.0, place.returns);
+        assert_eq!(
+            places.iter().map(read).collect::<Vec<_>>(),
+            [(7, "b".to_owned(), 0, false), (8, "a".to_owned(), 0, false)]
+        );
     }
 
     #[test]

@@ -187,6 +187,7 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
     within(record.not_before)
         || record.kept.as_ref().is_some_and(|kept| within(kept.until))
         || record.line.iter().any(|place| within(place.until))
+        || record.wanted.iter().any(|mark| within(mark.until))
         || record.holders.iter().any(|holder| {
             within(holder.until)
                 || within(holder.at_least_until)

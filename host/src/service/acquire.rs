@@ -12,7 +12,7 @@ use super::{AcquireError, Lease, Request, Shared, both, via};
 use crate::clock;
 use crate::lock::record::{Claim, InLine, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
-use crate::lock::{Instant, LeaseRef, Mode};
+use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest, Primitive};
 use crate::store::{Health, StoreError};
 
@@ -200,12 +200,13 @@ pub(super) async fn enqueue(
 }
 
 /// The waiter's place in the order over all proxies.
-fn in_line(shared: &Shared, plan: &Plan) -> InLine {
+fn in_line(request: &Request, plan: &Plan) -> InLine {
+    let id = request.request_id.as_deref();
     InLine {
-        ticket: rand::random(),
-        proxy: shared.bell.name().into(),
+        ticket: id.map_or_else(rand::random, |id| fingerprint(request, &[id])),
         rank: plan.rank,
-        joins: plan.wait_ms > 0,
+        joined: None,
+        returns: id.is_some(),
     }
 }
 
@@ -216,6 +217,9 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
     labels.extend(via::labels(request, plan.mode));
     let claim = Claim {
         keys: plan.keys.clone(),
+        proxy: shared.proxy.clone(),
+        // The other spaces have neither lines nor marks.
+        waits: plan.wait_ms > 0 && plan.keys.iter().all(|key| key.space() == Space::Table),
         any: plan.any,
         // 0 stands for none.
         attempt: rand::random_range(1..u64::MAX),
@@ -228,7 +232,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
         delay_ms: plan.lock_delay_ms,
         reentrant: plan.reentrant,
         keep_ms: plan.keep_ms,
-        line: plan.global_order.then(|| in_line(shared, plan)),
+        line: plan.global_order.then(|| in_line(request, plan)),
         tag: Tag {
             resource: request.resource.as_str().into(),
             policy: (&**planned.generation.id()).into(),

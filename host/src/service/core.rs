@@ -77,7 +77,7 @@ pub(super) enum Msg {
     Taken(Key),
     Wake(Key),
     PeerGone {
-        peer: Box<str>,
+        peer: Arc<str>,
         key: Key,
     },
     /// Something that was decided about a key elsewhere.
@@ -330,10 +330,10 @@ impl Core {
     }
 
     fn ring(&mut self, key: Key, turn: Turn) {
-        let Turn { proxy: peer, ticket } = turn;
-        if *peer == *self.shared.bell.name() {
-            return self.table.handle(Event::Orphan { key, ticket }, clock::now(), &mut self.actions);
+        if turn.proxy == self.shared.proxy {
+            return self.table.handle(Event::Orphan { key, turn }, clock::now(), &mut self.actions);
         }
+        let peer = turn.proxy;
         let (inbox, name, freed) = (self.shared.inbox.clone(), peer.clone(), key.clone());
         let gone = Box::new(move || drop(inbox.send(Msg::PeerGone { peer: name, key: freed })));
         self.shared.bell.ring(&peer, &key, gone);

@@ -64,6 +64,8 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
     let memory = memory();
     let claim = Claim {
         keys: [Key::new("old/a").unwrap()].into(),
+        proxy: "".into(),
+        waits: false,
         attempt: 1,
         owner: "worker-0".into(),
         request: None,

@@ -106,6 +106,8 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
     keys.sort();
     Claim {
         keys: keys.into(),
+        proxy: "".into(),
+        waits: false,
         attempt: fresh(),
         owner: owner.into(),
         request: None,

@@ -217,7 +217,7 @@ impl Stores {
         let mut at = ServerTime::default();
         let again = |place: usize| {
             let key = claim.keys[place].clone();
-            Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US, turn: None })
+            Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US, turn: None, joined: None })
         };
         for (places, part) in parts {
             match self.ask(part, deadline).await? {

@@ -37,7 +37,7 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     if let Some(outcome) = rejoin(records, claim, env) {
         return outcome;
     }
-    let mut worst: Option<Denial> = claim.line.as_ref().and_then(|own| line::ahead(records, claim, own, env));
+    let mut worst = line::ahead(records, &claim.keys, claim, env);
     for key in &*claim.keys {
         match admits(records.read(key), key, claim.mode, env) {
             Ok(()) => {}
@@ -51,13 +51,10 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             Err(None) => return Outcome::Full,
         }
     }
-    match (worst, &claim.line) {
-        (Some(_), Some(own)) if own.joins && !line::join(records, &claim.keys, own, env) => Outcome::Crowded,
-        (Some(denial), _) => Outcome::Held(denial),
-        (None, own) => {
-            if let Some(own) = own {
-                claim.keys.iter().for_each(|key| line::leave(records, key, own.ticket));
-            }
+    match worst {
+        Some(denial) => line::denied(records, claim, denial, env),
+        None => {
+            line::granted(records, &claim.keys, claim, env);
             grant(records, claim, env)
         }
     }
@@ -72,15 +69,24 @@ fn acquire_any(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     let mut soonest: Option<Denial> = None;
     for n in 0..keys {
         let key = &claim.keys[(claim.attempt as usize).wrapping_add(n) % keys];
-        match admits(records.read(key), key, claim.mode, env) {
-            Ok(()) => return chosen(key, grant(records, &claim.of(key), env)),
+        let only = std::slice::from_ref(key);
+        let turn = line::ahead(records, only, claim, env);
+        match admits(records.read(key), key, claim.mode, env).and(turn.map_or(Ok(()), |turn| Err(Some(turn))))
+        {
+            Ok(()) => {
+                line::granted(records, only, claim, env);
+                return chosen(key, grant(records, &claim.of(key), env));
+            }
             Err(Some(denial)) if soonest.as_ref().is_none_or(|seen| seen.free_in_us > denial.free_in_us) => {
                 soonest = Some(denial);
             }
             Err(_) => {}
         }
     }
-    soonest.map_or(Outcome::Full, Outcome::Held)
+    match soonest {
+        Some(denial) => line::denied(records, claim, denial, env),
+        None => Outcome::Full,
+    }
 }
 
 fn rejoin_any(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
@@ -243,7 +249,7 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
         since: holder.since,
         until: holder.until,
     });
-    Err(Some(Denial { key: key.clone(), holder, free_in_us, turn: None }))
+    Err(Some(Denial { key: key.clone(), holder, free_in_us, turn: None, joined: None }))
 }
 
 /// What a holder takes of the room that a claim counts in: all of it, nothing, or its permits.

@@ -1,73 +1,73 @@
-//! The line of a key: an order of waiters that holds over all proxies.
+//! Order between proxies: the line of a key, and turns where there is no line.
 //!
-//! It is part of the record, so that joining it, being passed over and being granted are decided in the
-//! transaction that grants. Places end by themselves: a proxy that is gone holds up nobody for long.
+//! A **line** is an order of waiters that holds over all proxies. It is part of the record, so that joining it,
+//! being passed over and being granted are decided in the transaction that grants. A waiter has one order in
+//! the lines of all its keys: its rank, the time at which it joined first, and its ticket. So two waiters for
+//! the same keys never wait for each other, also where one of them lost its place in one of the lines. Places
+//! end by themselves: a proxy that is gone holds up nobody for long.
+//!
+//! Where there is no line, each proxy has its own queue, and hands the key over in one step: another proxy
+//! would never find it free. A proxy that is denied leaves a mark. Once the key was granted [`TURN_AFTER`]
+//! times past the mark, it is the turn of the proxy that left it. Nothing is written where nobody else waits.
 
 use super::decide::admits;
 use super::{
-    Claim, Denial, Env, InLine, LineChange, MAX_LINE, Outcome, PLACE_MS, Place, Record, Records, Turn,
+    Claim, Denial, Env, InLine, LineChange, MAX_LINE, MAX_WANTED, Outcome, PLACE_MS, Place, Record, Records,
+    TURN_AFTER, Turn, WANTED_MS, Wanted,
 };
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, ServerTime};
 
-/// Why the claim has to let others go first, if it does.
-pub(super) fn ahead(records: &Records, claim: &Claim, own: &InLine, env: &Env) -> Option<Denial> {
-    claim.keys.iter().find_map(|key| {
-        let record = records.read(key);
-        let first = live(record, env).next()?;
-        let goes_first = match is_in(record, own, env) {
-            true => first.ticket != own.ticket,
-            false => first.rank <= own.rank,
-        };
-        goes_first.then(|| Denial {
-            key: key.clone(),
-            holder: None,
-            free_in_us: first.until.us_since(env.now),
-            turn: Some(turn_of(first)),
-        })
-    })
+/// Why the claim has to let others have these keys first, if it does.
+pub(super) fn ahead(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> Option<Denial> {
+    match &claim.line {
+        Some(own) => ahead_in_line(records, keys, own, env),
+        None => turn_of_others(records, keys, claim, env),
+    }
 }
 
-/// Takes a place in the line of every key, behind all of the same rank, or keeps the one that it has. False
-/// where a line is full.
-pub(super) fn join(records: &mut Records, keys: &[Key], own: &InLine, env: &Env) -> bool {
-    let has_room = |key: &Key| {
-        let record = records.read(key);
-        is_in(record, own, env) || live(record, env).count() < MAX_LINE
-    };
-    if !keys.iter().all(has_room) {
-        return false;
-    }
-    let until = env.now.plus_ms(PLACE_MS);
-    for key in keys {
-        let place = records.read(key).line.iter().find(|place| place.ticket == own.ticket);
-        // Not every poll is worth a write.
-        if place.is_some_and(|place| place.until.us_since(env.now) > u64::from(PLACE_MS) * 500) {
-            continue;
-        }
-        let line = &mut records.write(key).line;
-        line.retain(|place| place.until > env.now);
-        match line.iter_mut().find(|place| place.ticket == own.ticket) {
-            Some(place) => place.until = until,
-            None => {
-                let at = line.iter().position(|place| place.rank > own.rank).unwrap_or(line.len());
-                let (ticket, proxy, rank) = (own.ticket, own.proxy.clone(), own.rank);
-                line.insert(at, Place { ticket, proxy, rank, until });
+/// The claim is denied: a waiter takes its places in line, or leaves its proxy's mark.
+pub(super) fn denied(records: &mut Records, claim: &Claim, mut denial: Denial, env: &Env) -> Outcome {
+    match &claim.line {
+        Some(own) if claim.waits => match join(records, claim, own, env) {
+            Some(joined) => denial.joined = Some(joined),
+            None => return Outcome::Crowded,
+        },
+        Some(_) => {}
+        None => {
+            if denial.turn.is_some() {
+                begin_turn(records, &denial.key, env);
+            }
+            if claim.waits {
+                let keys = if claim.any { std::slice::from_ref(&denial.key) } else { &*claim.keys };
+                mark(records, keys, &claim.proxy, env);
             }
         }
     }
-    true
+    Outcome::Held(denial)
 }
 
-pub(super) fn leave(records: &mut Records, key: &Key, ticket: u64) {
-    if records.read(key).line.iter().any(|place| place.ticket == ticket) {
-        records.write(key).line.retain(|place| place.ticket != ticket);
+/// The claim is granted these keys: its places are free, and the other proxies have been passed over once more.
+pub(super) fn granted(records: &mut Records, keys: &[Key], claim: &Claim, env: &Env) {
+    for key in keys {
+        match &claim.line {
+            Some(own) => remove(records, key, |place| place.ticket == own.ticket),
+            None if records.read(key).wanted.is_empty() => {}
+            None => {
+                let wanted = &mut records.write(key).wanted;
+                wanted.retain(|mark| mark.until > env.now && mark.proxy != claim.proxy);
+                wanted.iter_mut().for_each(|mark| mark.passed = mark.passed.saturating_add(1));
+            }
+        }
     }
 }
 
 pub(super) fn change(records: &mut Records, key: &Key, change: &LineChange, env: &Env) -> Outcome {
     match change {
         LineChange::Look => {}
-        LineChange::Leave { ticket } => leave(records, key, *ticket),
+        LineChange::Leave { proxy, ticket: Some(ticket) } => {
+            remove(records, key, |place| place.ticket == *ticket && place.proxy == *proxy);
+        }
+        LineChange::Leave { proxy, ticket: None } => unmark(records, key, proxy),
         LineChange::Keep { tickets } => {
             let kept = |place: &Place| tickets.contains(&place.ticket);
             if records.read(key).line.iter().any(kept) {
@@ -77,31 +77,170 @@ pub(super) fn change(records: &mut Records, key: &Key, change: &LineChange, env:
             }
         }
         LineChange::Evict { proxy } => {
-            if records.read(key).line.iter().any(|place| place.proxy == *proxy) {
-                records.write(key).line.retain(|place| place.proxy != *proxy);
-            }
+            remove(records, key, |place| place.proxy == *proxy && !place.returns);
+            unmark(records, key, proxy);
         }
     }
-    Outcome::Line { turn: turn(records.read(key), key, env) }
+    let gone = match change {
+        LineChange::Evict { proxy } => Some(proxy),
+        _ => None,
+    };
+    // A place that its client may return to stays; the proxy that had it cannot be rung.
+    let turn = turn(records.read(key), key, env).filter(|turn| gone != Some(&turn.proxy));
+    Outcome::Line { turn }
+}
+
+fn ahead_in_line(records: &Records, keys: &[Key], own: &InLine, env: &Env) -> Option<Denial> {
+    let joined = joined_before(records, keys, own, env);
+    keys.iter().find_map(|key| {
+        let record = records.read(key);
+        let first = live(record, env).next()?;
+        let goes_first = match joined {
+            _ if has_place(record, own, env) => first.ticket != own.ticket,
+            Some(joined) => first.order() < (own.rank, joined, own.ticket),
+            None => first.rank <= own.rank,
+        };
+        goes_first.then(|| Denial {
+            key: key.clone(),
+            holder: None,
+            free_in_us: first.until.us_since(env.now),
+            turn: Some(turn_of(first)),
+            joined: None,
+        })
+    })
+}
+
+/// When the waiter joined first. Known from its places, also where the answer to its first claim was lost or was
+/// given to another proxy; and from the claim, also where all of its places have ended.
+fn joined_before(records: &Records, keys: &[Key], own: &InLine, env: &Env) -> Option<ServerTime> {
+    let places = keys.iter().flat_map(|key| live(records.read(key), env));
+    let mine = places.filter(|place| place.ticket == own.ticket).map(|place| place.joined);
+    // An earlier version of this program wrote no time.
+    mine.filter(|joined| joined.0 > 0).chain(own.joined).min()
+}
+
+/// Takes a place in the line of every key, or keeps those that it has. `None` where a line is full.
+fn join(records: &mut Records, claim: &Claim, own: &InLine, env: &Env) -> Option<ServerTime> {
+    let keys = &*claim.keys;
+    let has_room = |key: &Key| {
+        let record = records.read(key);
+        has_place(record, own, env) || live(record, env).count() < MAX_LINE
+    };
+    if !keys.iter().all(has_room) {
+        return None;
+    }
+    let joined = joined_before(records, keys, own, env).unwrap_or_else(|| {
+        // Of those that the store hears of in one step the first is first, and a clock that is set back lets
+        // nobody pass.
+        let last = keys.iter().flat_map(|key| &records.read(key).line).map(|place| place.joined).max();
+        last.map_or(env.now, |last| env.now.max(last.plus_us(1)))
+    });
+    let place = Place {
+        ticket: own.ticket,
+        proxy: claim.proxy.clone(),
+        rank: own.rank,
+        joined,
+        returns: own.returns,
+        until: env.now.plus_ms(PLACE_MS),
+    };
+    for key in keys {
+        let mine = records.read(key).line.iter().find(|place| place.ticket == own.ticket);
+        // Not every poll is worth a write.
+        let is_fresh = |mine: &Place| mine.until.us_since(env.now) > u64::from(PLACE_MS) * 500;
+        let is_same = |mine: &Place| mine.order() == place.order() && mine.proxy == place.proxy;
+        if mine.is_some_and(|mine| is_fresh(mine) && is_same(mine)) {
+            continue;
+        }
+        let line = &mut records.write(key).line;
+        line.retain(|other| other.until > env.now && other.ticket != own.ticket);
+        let at = line.iter().position(|other| other.order() > place.order()).unwrap_or(line.len());
+        line.insert(at, place.clone());
+    }
+    Some(joined)
+}
+
+/// Another proxy's turn. A proxy whose own turn it is on another of the keys goes by which of the two marks is
+/// older, so that two proxies do not wait for each other.
+fn turn_of_others(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> Option<Denial> {
+    let due = |key: &Key| marks(records.read(key), env).next().filter(|mark| mark.passed >= TURN_AFTER);
+    keys.iter().find_map(|key| {
+        let first = due(key).filter(|mark| mark.proxy != claim.proxy)?;
+        let own = keys.iter().filter_map(due).filter(|mark| mark.proxy == claim.proxy);
+        if own.map(|mark| mark.since).min().is_some_and(|own| own <= first.since) {
+            return None;
+        }
+        Some(Denial {
+            key: key.clone(),
+            holder: None,
+            free_in_us: first.until.us_since(env.now).min(u64::from(PLACE_MS) * 1_000),
+            turn: Some(Turn { proxy: first.proxy.clone(), ticket: None }),
+            joined: None,
+        })
+    })
+}
+
+/// The key is free and kept for the proxy whose mark is the first one: for so long, and no longer.
+fn begin_turn(records: &mut Records, key: &Key, env: &Env) {
+    let until = env.now.plus_ms(PLACE_MS);
+    if marks(records.read(key), env).next().is_some_and(|mark| mark.until > until) {
+        let first = records.write(key).wanted.iter_mut().find(|mark| mark.until > env.now);
+        first.into_iter().for_each(|mark| mark.until = until);
+    }
+}
+
+fn mark(records: &mut Records, keys: &[Key], proxy: &std::sync::Arc<str>, env: &Env) {
+    for key in keys {
+        let mine = marks(records.read(key), env).find(|mark| mark.proxy == *proxy);
+        // Not every poll is worth a write.
+        if mine.is_some_and(|mark| mark.until.us_since(env.now) > u64::from(WANTED_MS) * 500)
+            || (mine.is_none() && marks(records.read(key), env).count() >= MAX_WANTED)
+        {
+            continue;
+        }
+        let (since, until) = (env.now, env.now.plus_ms(WANTED_MS));
+        let wanted = &mut records.write(key).wanted;
+        wanted.retain(|mark| mark.until > env.now);
+        match wanted.iter_mut().find(|mark| mark.proxy == *proxy) {
+            Some(mark) => mark.until = until,
+            None => wanted.push(Wanted { proxy: proxy.clone(), passed: 0, since, until }),
+        }
+    }
+}
+
+fn remove(records: &mut Records, key: &Key, gone: impl Fn(&Place) -> bool) {
+    if records.read(key).line.iter().any(&gone) {
+        records.write(key).line.retain(|place| !gone(place));
+    }
+}
+
+fn unmark(records: &mut Records, key: &Key, proxy: &str) {
+    if records.read(key).wanted.iter().any(|mark| *mark.proxy == *proxy) {
+        records.write(key).wanted.retain(|mark| *mark.proxy != *proxy);
+    }
 }
 
 fn turn_of(place: &Place) -> Turn {
-    Turn { proxy: place.proxy.clone(), ticket: place.ticket }
+    Turn { proxy: place.proxy.clone(), ticket: Some(place.ticket) }
 }
 
 fn turn(record: &Record, key: &Key, env: &Env) -> Option<Turn> {
-    let first = live(record, env).next()?;
+    let marked = || marks(record, env).next().map(|mark| Turn { proxy: mark.proxy.clone(), ticket: None });
+    let next = live(record, env).next().map(turn_of).or_else(marked)?;
     // The mode of those who wait is not in the line: one that shares may be let in where this one is not.
-    let free = admits(record, key, Mode::Shared, env).is_ok();
-    free.then(|| turn_of(first))
+    admits(record, key, Mode::Shared, env).is_ok().then_some(next)
 }
 
-/// Whether the claim has a place; one that has ended is none.
-fn is_in(record: &Record, own: &InLine, env: &Env) -> bool {
+/// Whether the waiter has a place; one that has ended is none.
+fn has_place(record: &Record, own: &InLine, env: &Env) -> bool {
     live(record, env).any(|place| place.ticket == own.ticket)
 }
 
 fn live<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a Place> {
     let now = env.now;
     record.line.iter().filter(move |place| place.until > now)
+}
+
+fn marks<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a Wanted> {
+    let now = env.now;
+    record.wanted.iter().filter(move |mark| mark.until > now)
 }

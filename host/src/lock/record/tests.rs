@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 
+mod order;
 mod replays;
 
 const UNNOTICED_MS: u32 = (UNNOTICED_US / 1_000) as u32;
@@ -16,6 +17,8 @@ fn keys(names: &[&str]) -> Arc<[Key]> {
 fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
     Claim {
         keys: keys(names),
+        proxy: "".into(),
+        waits: false,
         attempt,
         owner: owner.into(),
         request: None,
@@ -383,86 +386,4 @@ fn a_key_that_was_cleaned_up_has_the_version_of_the_floor() {
     // The floor rises when other keys are cleaned up, and is no change of this one.
     world.env.floor = Token(90);
     assert_eq!(world.apply(&asked(41, 3)), Outcome::Committed { version: Token(91) });
-}
-
-fn in_line(ticket: u64, proxy: &str, joins: bool) -> Option<InLine> {
-    Some(InLine { ticket, proxy: proxy.into(), rank: 0, joins })
-}
-
-fn waiting(ticket: u64, proxy: &str) -> Claim {
-    Claim { line: in_line(ticket, proxy, true), ..claim(&["a"], proxy, ticket) }
-}
-
-fn line(world: &mut World, change: LineChange) -> Option<Turn> {
-    match world.apply(&Op::Line { key: keys(&["a"])[0].clone(), change }) {
-        Outcome::Line { turn } => turn,
-        other => panic!("{other:?}"),
-    }
-}
-
-fn turn_of(outcome: Outcome) -> Option<u64> {
-    match outcome {
-        Outcome::Held(denial) => denial.turn.map(|turn| turn.ticket),
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn who_is_first_in_line_goes_first_whoever_asks() {
-    let mut world = World::new();
-    let (held, _) = world.granted(&waiting(1, "p"));
-    for ticket in 2..=4 {
-        assert_eq!(turn_of(world.acquire(&waiting(ticket, "p"))), None, "it is held: nobody's turn");
-    }
-    world.release(&held, 9);
-    assert_eq!(line(&mut world, LineChange::Look).map(|turn| turn.ticket), Some(2));
-    assert_eq!(turn_of(world.acquire(&waiting(4, "p"))), Some(2));
-    let late = Claim { line: in_line(5, "q", false), ..claim(&["a"], "q", 5) };
-    assert_eq!(turn_of(world.acquire(&late)), Some(2), "nobody goes past the line");
-    let (second, _) = world.granted(&waiting(2, "p"));
-    world.release(&second, 10);
-    assert_eq!(turn_of(world.acquire(&late)), Some(3), "who does not wait has taken no place");
-    line(&mut world, LineChange::Leave { ticket: 3 });
-    world.granted(&waiting(4, "p"));
-}
-
-#[test]
-fn ranks_go_before_arrival_in_line() {
-    let mut world = World::new();
-    let (held, _) = world.granted(&waiting(1, "p"));
-    world.acquire(&waiting(2, "p"));
-    let urgent =
-        Claim { line: Some(InLine { rank: -1, ..in_line(3, "q", true).unwrap() }), ..claim(&["a"], "q", 3) };
-    world.acquire(&urgent);
-    world.release(&held, 9);
-    assert_eq!(turn_of(world.acquire(&waiting(2, "p"))), Some(3));
-    world.granted(&urgent);
-}
-
-#[test]
-fn places_end_unless_they_are_kept_and_dead_proxies_are_passed_over() {
-    let mut world = World::new();
-    let (held, _) = world.granted(&waiting(1, "p"));
-    for (ticket, proxy) in [(2, "gone"), (3, "q"), (4, "p")] {
-        world.acquire(&waiting(ticket, proxy));
-    }
-    world.release(&held, 9);
-    let evict = LineChange::Evict { proxy: "gone".into() };
-    assert_eq!(line(&mut world, evict).map(|turn| turn.ticket), Some(3));
-    world.env.now = world.env.now.plus_ms(PLACE_MS - 1);
-    line(&mut world, LineChange::Keep { tickets: vec![4] });
-    world.env.now = world.env.now.plus_ms(2);
-    assert_eq!(line(&mut world, LineChange::Look).map(|turn| turn.ticket), Some(4), "nobody kept the third");
-    world.granted(&waiting(4, "p"));
-}
-
-#[test]
-fn a_line_has_an_end() {
-    let mut world = World::new();
-    world.granted(&waiting(1, "p"));
-    for ticket in 0..MAX_LINE as u64 {
-        assert!(matches!(world.acquire(&waiting(10 + ticket, "p")), Outcome::Held(_)));
-    }
-    assert_eq!(world.acquire(&waiting(9_999, "p")), Outcome::Crowded);
-    assert!(matches!(world.acquire(&waiting(10, "p")), Outcome::Held(_)), "who is in it stays");
 }

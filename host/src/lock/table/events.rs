@@ -85,13 +85,13 @@ pub enum Event {
     Wake(Key),
     /// A proxy whose waiter is next is not there any more.
     PeerGone {
-        peer: Box<str>,
+        peer: Arc<str>,
         key: Key,
     },
-    /// A place in line is left of a waiter of this proxy that is gone.
+    /// It is the turn of this proxy, which was not known to be waiting.
     Orphan {
         key: Key,
-        ticket: u64,
+        turn: Turn,
     },
     /// The waiter's keys have changed with its policy; it keeps its place in the order of arrival. The
     /// claim has an `attempt` of its own.

@@ -192,6 +192,7 @@ impl Table {
         now: Instant,
         out: &mut Vec<Action>,
     ) {
+        let contended = !grant.repeated && self.was_marked(id, &grant);
         let Some(entry) = self.remove(id) else { return };
         let claim = entry.waiter.claim;
         if entry.cancelled {
@@ -206,13 +207,15 @@ impl Table {
             None => claim,
         };
         let keys = claim.keys.clone();
-        let lease = Lease { claim: claim.clone(), tokens: grant.tokens.clone(), since: now, until };
+        let (tokens, since) = (grant.tokens.clone(), now);
+        let lease = Lease { claim: claim.clone(), tokens, since, until, contended };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
         for (key, token) in keys.iter().zip(&grant.tokens) {
             let Some(queue) = self.queues.get_mut(key) else { continue };
             queue.ready = claim.mode != Mode::Exclusive;
             queue.woken &= queue.ready;
-            queue.holder = Some(Known { held_by: Some(held_by(&claim, *token, at.server, &grant)), until });
+            let held_by = Some(held_by(&claim, *token, at.server, &grant));
+            queue.holder = Some(Known { held_by, until, own: true });
             if new {
                 queue.granted(&entry.waiter.group);
                 let owner = claim.owner.clone();
@@ -258,9 +261,8 @@ impl Table {
         let keys = any.map_or_else(|| [denial.key.clone()].into(), |entry| entry.waiter.claim.keys.clone());
         for key in &*keys {
             if let Some(queue) = self.queues.get_mut(key) {
-                queue.ready = false;
                 let until = now.plus_us(denial.free_in_us.min(u64::from(u32::MAX) * 1_000));
-                queue.holder = Some(Known { held_by: denial.holder.clone(), until });
+                queue.held_up(denial.holder.clone(), until);
             }
         }
         // One ring is enough: a second one would come when the key is taken.
@@ -268,7 +270,11 @@ impl Table {
             self.turn(&denial.key, turn.clone(), out);
         }
         self.keep_places_later(id, now);
+        self.marked(id, &denial);
         if let Some(entry) = self.waiters.get_mut(&id) {
+            if let Some(own) = &mut entry.waiter.claim.line {
+                own.joined = denial.joined.or(own.joined);
+            }
             entry.denial = Some(denial);
             entry.store_error = None;
             entry.unsure_until = None;

@@ -15,6 +15,8 @@ pub(super) struct Lease {
     pub tokens: Vec<Token>,
     pub since: Instant,
     pub until: Instant,
+    /// Other proxies were met at its keys: they may be waiting for its end.
+    pub contended: bool,
 }
 
 impl Leases {
@@ -26,8 +28,8 @@ impl Leases {
         self.by_nonce.iter().map(|(nonce, lease)| (*nonce, &lease.claim))
     }
 
-    pub fn claim(&self, nonce: u64) -> Option<&Claim> {
-        self.by_nonce.get(&nonce).map(|lease| &lease.claim)
+    pub fn find(&self, nonce: u64) -> Option<&Lease> {
+        self.by_nonce.get(&nonce)
     }
 
     /// The leases that hold a key.

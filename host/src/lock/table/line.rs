@@ -5,7 +5,7 @@
 
 use super::flights::Part;
 use super::{Action, Entry, JOIN_MS, KEEP_PLACES_MS, Table, Timer, WaiterId};
-use crate::lock::record::{LineChange, Turn};
+use crate::lock::record::{Denial, Grant, LineChange, Turn};
 use crate::lock::{Instant, Key, LeaseRef};
 
 impl Table {
@@ -13,21 +13,20 @@ impl Table {
         self.fly(vec![Part::Line { key, change }], out);
     }
 
-    /// What a release asks besides: whose turn it is, where the order may hold over all proxies.
+    /// What a release asks besides: whose turn it is, where other proxies may be waiting.
     pub(super) fn looks(&self, lease: &LeaseRef) -> Vec<Part> {
-        let claim = self.leases.claim(lease.nonce);
-        if claim.is_some_and(|claim| claim.line.is_none()) {
+        let known = self.leases.find(lease.nonce);
+        if known.is_some_and(|lease| lease.claim.line.is_none() && !lease.contended) {
             return Vec::new();
         }
         let look = |key: &Key| Part::Line { key: key.clone(), change: LineChange::Look };
         lease.keys.iter().map(look).collect()
     }
 
-    /// The key is free: whoever is first asks for it, here or elsewhere.
+    /// The key is free: whichever waiter is first asks for it, here or elsewhere.
     pub(super) fn turn(&mut self, key: &Key, turn: Turn, out: &mut Vec<Action>) {
         let waiters = self.queues.get(key).into_iter().flat_map(|queue| queue.in_order());
-        let has_it =
-            |entry: &&Entry| entry.waiter.claim.line.as_ref().is_some_and(|own| own.ticket == turn.ticket);
+        let has_it = |entry: &&Entry| turn.ticket.is_some() && entry.ticket() == turn.ticket;
         let first = waiters.filter_map(|id| self.waiters.get(id)).find(has_it);
         match first.map(|entry| (entry.waiter.id, entry.flight.is_none() && !entry.cancelled)) {
             // It may stand behind others in this proxy's queue: the store's order counts.
@@ -43,13 +42,46 @@ impl Table {
         }
     }
 
+    /// Its mark may stand for waiters that came later. A place stands for one waiter, which has gone.
+    pub(super) fn orphan(&mut self, key: Key, turn: Turn, now: Instant, out: &mut Vec<Action>) {
+        let Turn { proxy, ticket } = turn;
+        if ticket.is_none() && self.queues.get(&key).is_some_and(|queue| queue.len() > 0) {
+            return self.wake(&key, now, out);
+        }
+        self.line(key, LineChange::Leave { proxy, ticket }, out);
+    }
+
+    /// The store has this proxy's mark now, if the claim was to leave one.
+    pub(super) fn marked(&mut self, id: WaiterId, denial: &Denial) {
+        let Some(entry) = self.waiters.get(&id).filter(|entry| entry.marks) else { return };
+        let claim = &entry.waiter.claim;
+        let keys = if claim.any { std::slice::from_ref(&denial.key) } else { &*claim.keys };
+        for key in keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.marked = Some(claim.proxy.clone());
+            }
+        }
+    }
+
+    /// Whether this proxy had left its mark at a key that the waiter was granted. The grant has taken it out.
+    pub(super) fn was_marked(&mut self, id: WaiterId, grant: &Grant) -> bool {
+        let Some(entry) = self.waiters.get(&id).filter(|entry| entry.waiter.claim.line.is_none()) else {
+            return false;
+        };
+        let keys = grant.chosen.as_ref().map_or(&*entry.waiter.claim.keys, std::slice::from_ref);
+        keys.iter().fold(false, |marked, key| {
+            let queue = self.queues.get_mut(key);
+            queue.is_some_and(|queue| queue.marked.take().is_some()) || marked
+        })
+    }
+
     /// Whether the waiter takes its place a moment later, with others: one that stands behind a waiter of this
     /// proxy which is in line is not next, and a write for each arrival would hold up who is.
     pub(super) fn join_together(&mut self, id: WaiterId, now: Instant) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
         let ([key], true, true) =
-            (&*claim.keys, claim.request.is_none(), claim.line.as_ref().is_some_and(|own| own.joins))
+            (&*claim.keys, claim.request.is_none(), claim.line.is_some() && claim.waits)
         else {
             return false;
         };
@@ -81,13 +113,25 @@ impl Table {
         }
     }
 
+    /// Gives up the waiter's places. Those of a proxy that shuts down stay for a moment where the client can find
+    /// them again through another proxy, and so do those that the same request waits for on another connection.
     pub(super) fn leave_line(&mut self, entry: &Entry) {
         let claim = &entry.waiter.claim;
-        if let Some(own) = claim.line.as_ref().filter(|_| entry.in_line) {
-            for key in &*claim.keys {
-                self.timers.insert((Instant(0), Timer::Leave(key.clone(), own.ticket)));
-            }
+        let Some(own) = claim.line.as_ref().filter(|_| entry.in_line) else { return };
+        if own.returns && (self.shutting_down || self.has_another(entry)) {
+            return;
         }
+        for key in &*claim.keys {
+            let leave = Timer::Leave(key.clone(), claim.proxy.clone(), Some(own.ticket));
+            self.timers.insert((Instant(0), leave));
+        }
+    }
+
+    fn has_another(&self, entry: &Entry) -> bool {
+        let queue = self.queues.get(&entry.waiter.claim.keys[0]);
+        let mut others = queue.into_iter().flat_map(|queue| queue.in_order());
+        let same = |id: &WaiterId| self.waiters.get(id).is_some_and(|other| other.ticket() == entry.ticket());
+        others.any(same)
     }
 
     pub(super) fn keep_places_later(&mut self, id: WaiterId, now: Instant) {
@@ -109,12 +153,19 @@ impl Table {
         let entries = queue.in_order().filter_map(|id| self.waiters.get(id)).filter(|entry| entry.in_line);
         let (mut tickets, mut any) = (Vec::new(), None);
         for entry in entries {
-            tickets.extend(entry.waiter.claim.line.as_ref().map(|own| own.ticket));
+            tickets.extend(entry.ticket());
             any = Some(entry.waiter.id);
         }
         if let Some(any) = any {
             self.keep_places_later(any, now);
             self.line(key.clone(), LineChange::Keep { tickets }, out);
         }
+    }
+}
+
+impl Entry {
+    /// Of its places in line.
+    fn ticket(&self) -> Option<u64> {
+        self.waiter.claim.line.as_ref().map(|own| own.ticket)
     }
 }

@@ -1,8 +1,9 @@
 //! The queue of one key.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
-use super::{GroupShare, Instant, ReleaseId, Ticket, WaiterId};
+use super::{GroupShare, Instant, ReleaseId, Ticket, Token, WaiterId};
 use crate::lock::record::{HeldBy, Release};
 
 /// Grants of a key whose groups are remembered.
@@ -34,6 +35,8 @@ pub(super) struct Queue {
     pub joining: Vec<WaiterId>,
     /// When the places in line are kept the next time.
     pub keep_at: Option<Instant>,
+    /// This proxy, where the store may have its mark.
+    pub marked: Option<Arc<str>>,
     pub holder: Option<Known>,
     /// Leases of this key that this proxy knows.
     pub leases: usize,
@@ -51,6 +54,14 @@ pub(super) struct Choice {
 pub(super) struct Known {
     pub held_by: Option<HeldBy>,
     pub until: Instant,
+    /// It is a lease of this proxy.
+    pub own: bool,
+}
+
+impl Known {
+    fn token(&self) -> Option<Token> {
+        self.held_by.as_ref().map(|by| by.token)
+    }
 }
 
 impl Default for Queue {
@@ -67,6 +78,7 @@ impl Default for Queue {
             poll_at: None,
             joining: Vec::new(),
             keep_at: None,
+            marked: None,
             holder: None,
             leases: 0,
         }
@@ -74,6 +86,14 @@ impl Default for Queue {
 }
 
 impl Queue {
+    /// The store says that this is in the way.
+    pub fn held_up(&mut self, held_by: Option<HeldBy>, until: Instant) {
+        self.ready = false;
+        let mut known = Known { held_by, until, own: false };
+        known.own = self.holder.as_ref().is_some_and(|before| before.own && before.token() == known.token());
+        self.holder = Some(known);
+    }
+
     pub fn len(&self) -> usize {
         self.order.len()
     }

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use super::flights::{Flight, Part};
 use super::queue::{Choice, Queue};
 use super::{
-    Action, Candidate, Contention, Entry, MAX_POLL_MS, MIN_POLL_MS, Next, RUN_MAX, ReleaseId, Table, Ticket,
-    Timer, VIEW_WAITERS, WaiterId,
+    Action, Candidate, Contention, Entry, MAX_POLL_MS, MIN_POLL_MS, Next, RUN_MAX, ReleaseId, STORE_RETRY_MS,
+    Table, Ticket, Timer, VIEW_WAITERS, WaiterId,
 };
 use crate::lock::record::{Op, Release};
 use crate::lock::{Instant, Key, Mode};
@@ -177,7 +177,15 @@ impl Table {
                 Part::Rejoin { waiter, .. } | Part::Acquire { waiter } => {
                     let Some(entry) = self.waiters.get_mut(waiter) else { continue };
                     entry.flight = Some(ticket);
-                    let claim = entry.waiter.claim.clone();
+                    let mut claim = entry.waiter.claim.clone();
+                    if claim.line.is_none() {
+                        // Behind a lease of this proxy no other one is met.
+                        let holder = |key: &Key| self.queues.get(key)?.holder.as_ref();
+                        let is_own = |key: &Key| holder(key).is_some_and(|known| known.own);
+                        let releases = matches!(parts.first(), Some(Part::Release { .. }));
+                        claim.waits &= releases || !claim.keys.iter().all(is_own);
+                        entry.marks = claim.waits;
+                    }
                     if let Part::Rejoin { over, .. } = part {
                         entry.in_line |= claim.line.is_some() && !over;
                         ops.push(match entry.in_line {
@@ -249,7 +257,7 @@ impl Table {
             Some(known) => {
                 (known.held_by.as_ref().map_or_else(|| "".into(), |by| by.owner.clone()), known.until)
             }
-            None => ("".into(), now.plus_ms(MAX_POLL_MS)),
+            None => ("".into(), now.plus_ms(STORE_RETRY_MS)),
         };
         let contention = Contention {
             attempt: head.attempts.max(1),
@@ -299,7 +307,8 @@ impl Table {
             Next::Poll { after_ms } => (*after_ms).clamp(MIN_POLL_MS, MAX_POLL_MS),
             _ => MAX_POLL_MS,
         };
-        let free_at = queue.holder.as_ref().map_or(Instant(u64::MAX), |known| known.until);
+        // Where nobody is known to hold the key, nobody has to wake the queue.
+        let free_at = queue.holder.as_ref().map_or(now.plus_ms(STORE_RETRY_MS), |known| known.until);
         let at = now.plus_ms(after_ms).min(free_at.max(now.plus_ms(MIN_POLL_MS)));
         queue.poll_at = Some(at);
         if let Some(head) = first.and_then(|id| self.waiters.get_mut(&id)) {

@@ -45,6 +45,7 @@ impl Table {
             replan: None,
             in_line: false,
             again: false,
+            marks: false,
             waiter,
         };
         self.timers.insert((deadline, Timer::Deadline(id)));
@@ -135,6 +136,11 @@ impl Table {
         for key in &*entry.waiter.claim.keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 queue.leave(entry.place, &entry.waiter.group);
+                if queue.len() == 0
+                    && let Some(proxy) = queue.marked.take()
+                {
+                    self.timers.insert((Instant(0), Timer::Leave(key.clone(), proxy, None)));
+                }
             }
         }
         Some(entry)
@@ -250,7 +256,12 @@ impl Table {
         self.undo_unsure(&entry);
         entry.unsure_until = None;
         let old = entry.waiter.claim.keys.clone();
+        let joined = entry.waiter.claim.line.as_ref().and_then(|own| own.joined);
         entry.waiter.claim = *claim;
+        if let Some(own) = &mut entry.waiter.claim.line {
+            // The flight that was waited for may have told it.
+            own.joined = own.joined.or(joined);
+        }
         let new = entry.waiter.claim.keys.clone();
         self.timers.insert((entry.deadline, Timer::Deadline(id)));
         self.join_queues(id, &entry);

@@ -267,7 +267,7 @@ pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
 
 /// Another session has the key, or is to have its turn.
 fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
-    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, turn: None })
+    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, turn: None, joined: None })
 }
 
 fn each_once(mut nonces: Vec<u64>) -> Vec<u64> {

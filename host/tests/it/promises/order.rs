@@ -1,4 +1,4 @@
-//! Who is next: under `default`, whoever came first, without exception.
+//! Which waiter is next: under `default`, the one that came first; and which proxy.
 
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -18,6 +18,19 @@ fn waiter(proxy: &Proxy, resource: &str, owner: usize, rank: &str) -> JoinHandle
         assert_eq!(granted.status, 200, "{}", granted.text);
         assert_eq!(client.release(&granted.json).await.status, 200);
         (token(&granted.json), owner)
+    })
+}
+
+/// Takes the key and gives it back, again and again.
+fn passes_on(proxy: &Proxy, resource: &str, owner: usize) -> JoinHandle<()> {
+    let client = proxy.client();
+    let body = json!({"resource": resource, "owner": owner.to_string(), "ttl_ms": 30_000, "wait_ms": 60_000});
+    tokio::spawn(async move {
+        loop {
+            let granted = client.acquire(body.clone()).await;
+            assert_eq!(granted.status, 200, "{}", granted.text);
+            client.release(&granted.json).await;
+        }
     })
 }
 
@@ -68,6 +81,22 @@ on_both! {
         }
         assert_eq!(client.release(&lease).await.status, 200);
         assert_eq!(order(waiters).await, [3, 1, 4, 0, 2]);
+    }
+
+    /// Clients of one proxy pass a key on among themselves without a pause.
+    async fn a_proxy_with_a_queue_lets_another_one_have_its_turn(kind: Kind) {
+        let url = database(kind).await;
+        let (busy, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
+        let resource = fresh("turns");
+        let clients: Vec<_> = (0..4).map(|n| passes_on(&busy, &resource, n)).collect();
+        busy.client().until_queued(&resource, 3).await;
+        let body = json!({"resource": resource, "ttl_ms": 30_000, "wait_ms": 20_000});
+        for _ in 0..2 {
+            let granted = other.client().acquire(body.clone()).await;
+            assert_eq!(granted.status, 200, "{}", granted.text);
+            assert_eq!(other.client().release(&granted.json).await.status, 200);
+        }
+        clients.iter().for_each(JoinHandle::abort);
     }
 
     /// Who does not wait does not pass those who do.

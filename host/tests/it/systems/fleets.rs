@@ -122,6 +122,40 @@ on_both! {
         other.signal(Signal::CONT);
     }
 
+    /// A proxy that is stopped, and one that is killed: a client with a request id finds its place again on another.
+    async fn S16_a_waiter_keeps_its_place_through_a_restart(kind: Kind) {
+        let url = database(kind).await;
+        for how in [Signal::TERM, Signal::KILL] {
+            let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
+            let held = one.client().lease("a", 60_000).await;
+            let moves = |proxy: &Proxy| {
+                let client = proxy.client();
+                let body = json!({"resource": "a", "owner": "moves", "request_id": format!("{how:?}"),
+                    "wait_ms": 60_000, "ttl_ms": 60_000});
+                tokio::spawn(async move { client.try_send("POST", "/v1/acquire", body.to_string()).await })
+            };
+            let first = moves(&other);
+            until_in_line(&url, "a", 1).await;
+            let behind = waits(&one, "a", "behind", 60_000);
+            until_in_line(&url, "a", 2).await;
+            other.signal(how);
+            let told = first.await.unwrap();
+            if how == Signal::TERM {
+                let told = told.expect("an answer");
+                assert_eq!((told.status, told.slug()), (503, "shutting_down"), "{}", told.text);
+                assert_eq!(told.json["retry_after_ms"], 0, "{}", told.text);
+            }
+            // It is next, and has not come back yet: the one behind it does not pass.
+            assert_eq!(one.client().release(&held).await.status, 200);
+            let granted = moves(&one).await.unwrap().expect("an answer");
+            assert_eq!((granted.status, &granted.json["owner"]), (200, &json!("moves")), "{}", granted.text);
+            assert_eq!(one.client().release(&granted.json).await.status, 200);
+            let next = behind.await.unwrap();
+            assert_eq!(next.json["owner"], "behind", "{}", next.text);
+            assert_eq!(one.client().release(&next.json).await.status, 200);
+        }
+    }
+
     /// Over two proxies. Who leaves has lost its place, and so has who lets its lease end.
     async fn S28_the_revision_is_the_place_and_the_fencing_token(kind: Kind) {
         let url = database(kind).await;

@@ -57,7 +57,13 @@ impl Sim {
                 !done || !record.holders.iter().any(new),
                 "{key} was done, and is done again: {record:?}"
             );
-            self.store.insert(key.clone(), record.clone());
+            let before = self.store.insert(key.clone(), record.clone());
+            if before.is_none_or(|before| before.holders != record.holders) {
+                let ends =
+                    record.holders.iter().map(Holder::free_at).fold(record.not_before, ServerTime::max);
+                let free_from = Instant(ends.0.saturating_sub(SERVER_AHEAD_US)).max(self.now);
+                self.free_from.insert(key.clone(), free_from);
+            }
         }
         for (op, outcome) in groups.iter().flatten().zip(outcomes.iter().flatten()) {
             match (op, outcome) {
@@ -113,7 +119,9 @@ impl Sim {
         let (late, batch) = batch.into_iter().partition(|_| self.random.chance(5));
         let late: Vec<Sent> = late;
         late.into_iter().for_each(|sent| self.fail(proxy, sent.ticket));
-        match self.random.chance(20) {
+        // A lane gives up in time for its callers' waits.
+        let in_time = batch.iter().all(|sent| self.now.ms_since(sent.asked_at) < 50);
+        match in_time && self.random.chance(20) {
             true => self.lose(proxy, batch),
             false => self.answer(proxy, batch),
         }

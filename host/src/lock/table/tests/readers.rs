@@ -2,9 +2,11 @@
 
 use super::*;
 
-fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
+pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
     let claim = Claim {
         keys: [key(0)].into(),
+        proxy: "0".into(),
+        waits: wait_ms > 0,
         attempt: id,
         owner: format!("o{id}").into(),
         request: None,

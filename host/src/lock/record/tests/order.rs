@@ -1,0 +1,295 @@
+//! Lines, and turns where there is no line.
+
+use super::*;
+
+fn in_line(ticket: u64) -> Option<InLine> {
+    Some(InLine { ticket, rank: 0, joined: None, returns: false })
+}
+
+fn waiting(ticket: u64, proxy: &str) -> Claim {
+    waiting_for(&["a"], ticket, proxy)
+}
+
+fn waiting_for(names: &[&str], ticket: u64, proxy: &str) -> Claim {
+    Claim { line: in_line(ticket), proxy: proxy.into(), waits: true, ..claim(names, proxy, ticket) }
+}
+
+fn line(world: &mut World, change: LineChange) -> Option<Turn> {
+    match world.apply(&Op::Line { key: keys(&["a"])[0].clone(), change }) {
+        Outcome::Line { turn } => turn,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn turn_of(outcome: Outcome) -> Option<u64> {
+    match outcome {
+        Outcome::Held(denial) => denial.turn.and_then(|turn| turn.ticket),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_is_first_in_line_goes_first_whoever_asks() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&waiting(1, "p"));
+    for ticket in 2..=4 {
+        assert_eq!(turn_of(world.acquire(&waiting(ticket, "p"))), None, "it is held: nobody's turn");
+    }
+    world.release(&held, 9);
+    assert_eq!(line(&mut world, LineChange::Look).and_then(|turn| turn.ticket), Some(2));
+    assert_eq!(turn_of(world.acquire(&waiting(4, "p"))), Some(2));
+    let late = Claim { waits: false, ..waiting(5, "q") };
+    assert_eq!(turn_of(world.acquire(&late)), Some(2), "nobody goes past the line");
+    let (second, _) = world.granted(&waiting(2, "p"));
+    world.release(&second, 10);
+    assert_eq!(turn_of(world.acquire(&late)), Some(3), "who does not wait has taken no place");
+    line(&mut world, LineChange::Leave { proxy: "p".into(), ticket: Some(3) });
+    world.granted(&waiting(4, "p"));
+}
+
+#[test]
+fn ranks_go_before_arrival_in_line() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&waiting(1, "p"));
+    world.acquire(&waiting(2, "p"));
+    let urgent = Claim { line: Some(InLine { rank: -1, ..in_line(3).unwrap() }), ..waiting(3, "q") };
+    world.acquire(&urgent);
+    world.release(&held, 9);
+    assert_eq!(turn_of(world.acquire(&waiting(2, "p"))), Some(3));
+    world.granted(&urgent);
+}
+
+#[test]
+fn places_end_unless_they_are_kept_and_dead_proxies_are_passed_over() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&waiting(1, "p"));
+    for (ticket, proxy) in [(2, "gone"), (3, "q"), (4, "p")] {
+        world.acquire(&waiting(ticket, proxy));
+    }
+    world.release(&held, 9);
+    let evict = LineChange::Evict { proxy: "gone".into() };
+    assert_eq!(line(&mut world, evict).and_then(|turn| turn.ticket), Some(3));
+    world.env.now = world.env.now.plus_ms(PLACE_MS - 1);
+    line(&mut world, LineChange::Keep { tickets: vec![4] });
+    world.env.now = world.env.now.plus_ms(2);
+    assert_eq!(
+        line(&mut world, LineChange::Look).and_then(|turn| turn.ticket),
+        Some(4),
+        "nobody kept the third"
+    );
+    world.granted(&waiting(4, "p"));
+}
+
+#[test]
+fn a_line_has_an_end() {
+    let mut world = World::new();
+    world.granted(&waiting(1, "p"));
+    for ticket in 0..MAX_LINE as u64 {
+        assert!(matches!(world.acquire(&waiting(10 + ticket, "p")), Outcome::Held(_)));
+    }
+    assert_eq!(world.acquire(&waiting(9_999, "p")), Outcome::Crowded);
+    assert!(matches!(world.acquire(&waiting(10, "p")), Outcome::Held(_)), "who is in it stays");
+}
+
+/// Two waiters for the same keys are in one order in both lines, however they came by their places.
+#[test]
+fn a_waiter_has_one_order_in_the_lines_of_all_its_keys() {
+    let mut world = World::new();
+    let (a, _) = world.granted(&claim(&["a"], "x", 1));
+    let (b, _) = world.granted(&claim(&["b"], "x", 2));
+    let (one, other) = (waiting_for(&["a"], 3, "p"), waiting_for(&["b"], 4, "q"));
+    world.held(&one);
+    world.pass_ms(1);
+    world.held(&other);
+    // A policy swap adds the other one's key, and the store hears of the later waiter first.
+    let (one, other) = (waiting_for(&["a", "b"], 3, "p"), waiting_for(&["a", "b"], 4, "q"));
+    for claim in [&other, &one] {
+        world.pass_ms(1);
+        world.held(claim);
+    }
+    for lease in [&a, &b] {
+        assert_eq!(world.release(lease, 9), RELEASED);
+    }
+    assert_eq!(turn_of(world.acquire(&other)), Some(3), "it came later");
+    world.granted(&one);
+}
+
+#[test]
+fn a_place_that_was_lost_in_one_line_is_taken_again_where_it_was() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&claim(&["a", "b"], "x", 1));
+    let (first, second) = (waiting_for(&["a", "b"], 2, "p"), waiting_for(&["a", "b"], 3, "q"));
+    let joined = world.held(&first).joined;
+    world.held(&second);
+    line(&mut world, LineChange::Evict { proxy: "p".into() });
+    assert_eq!(world.held(&first).joined, joined, "its other place tells");
+    line(&mut world, LineChange::Evict { proxy: "p".into() });
+    world.apply(&Op::Line { key: keys(&["b"])[0].clone(), change: LineChange::Evict { proxy: "p".into() } });
+    let told = Claim { line: Some(InLine { joined, ..first.line.clone().unwrap() }), ..first };
+    assert_eq!(world.held(&told).joined, joined, "its proxy was told");
+    world.release(&held, 9);
+    assert_eq!(turn_of(world.acquire(&second)), Some(2));
+    world.granted(&told);
+}
+
+/// A place that an earlier version wrote has no time.
+#[test]
+fn places_of_before_go_before_those_of_now() {
+    let mut world = World::new();
+    world.granted(&waiting(1, "p"));
+    for ticket in [3, 2] {
+        world.held(&waiting(ticket, "old"));
+    }
+    let mut record = world.records.get(&keys(&["a"])[0]).unwrap().clone();
+    record.line.iter_mut().for_each(|place| place.joined = ServerTime(0));
+    record.holders.clear();
+    world.records.insert(keys(&["a"])[0].clone(), Some(record));
+    for ticket in [2, 4] {
+        assert_eq!(turn_of(world.acquire(&waiting(ticket, "p"))), Some(3));
+    }
+}
+
+#[test]
+fn the_same_request_on_another_proxy_takes_the_place_over() {
+    let mut world = World::new();
+    let asked = |ticket, proxy: &str| Claim {
+        line: Some(InLine { returns: true, ..in_line(ticket).unwrap() }),
+        ..waiting(ticket, proxy)
+    };
+    let (held, _) = world.granted(&waiting(1, "p"));
+    world.held(&asked(2, "gone"));
+    world.held(&waiting(3, "q"));
+    world.release(&held, 9);
+    let evict = LineChange::Evict { proxy: "gone".into() };
+    assert_eq!(line(&mut world, evict), None, "the place stays, and its proxy cannot be rung");
+    assert_eq!(turn_of(world.acquire(&waiting(3, "q"))), Some(2));
+    let (lease, _) = world.granted(&asked(2, "p"));
+    world.held(&asked(4, "q"));
+    world.held(&asked(4, "p"));
+    line(&mut world, LineChange::Leave { proxy: "q".into(), ticket: Some(4) });
+    line(&mut world, LineChange::Leave { proxy: "q".into(), ticket: Some(3) });
+    world.release(&lease, 10);
+    assert_eq!(line(&mut world, LineChange::Look).and_then(|turn| turn.ticket), Some(4), "it has moved on");
+}
+
+#[test]
+fn a_place_that_nobody_returns_to_ends_by_itself() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&waiting(1, "p"));
+    let returns = Some(InLine { returns: true, ..in_line(2).unwrap() });
+    world.held(&Claim { line: returns, ..waiting(2, "gone") });
+    world.held(&waiting(3, "q"));
+    world.release(&held, 9);
+    let denial = world.held(&waiting(3, "q"));
+    assert_eq!(denial.free_in_us, u64::from(PLACE_MS) * 1_000);
+    world.pass_ms(PLACE_MS);
+    world.granted(&waiting(3, "q"));
+}
+
+fn asks(proxy: &str, names: &[&str], attempt: u64) -> Claim {
+    Claim { proxy: proxy.into(), waits: true, ..claim(names, proxy, attempt) }
+}
+
+/// Grants the key to a proxy again and again. How often, before it is another one's turn.
+fn grants_in_a_row(world: &mut World, proxy: &str, names: &[&str]) -> u32 {
+    for n in 0..100 {
+        let claim = asks(proxy, names, 1_000 + u64::from(n));
+        let outcome = world.acquire(&claim);
+        let Outcome::Granted(grant) = outcome else { return n };
+        let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
+        assert_eq!(world.release(&lease, 2_000 + u64::from(n)), RELEASED);
+    }
+    panic!("{proxy} has the key for itself");
+}
+
+#[test]
+fn a_proxy_that_waits_is_passed_over_so_often_and_no_more() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&asks("p", &["a"], 1));
+    for proxy in ["q", "r"] {
+        assert_eq!(world.held(&asks(proxy, &["a"], 2)).turn, None, "it is held");
+    }
+    world.release(&held, 9);
+    assert_eq!(grants_in_a_row(&mut world, "p", &["a"]), TURN_AFTER);
+    let denial = world.held(&asks("p", &["a"], 3));
+    assert_eq!(denial.turn, Some(Turn { proxy: "q".into(), ticket: None }));
+    assert_eq!(denial.free_in_us, u64::from(PLACE_MS) * 1_000);
+    let (lease, _) = world.granted(&asks("q", &["a"], 4));
+    world.release(&lease, 10);
+    assert_eq!(grants_in_a_row(&mut world, "q", &["a"]), 0, "it is the third one's turn");
+    let (lease, _) = world.granted(&asks("r", &["a"], 5));
+    world.release(&lease, 11);
+    // The first one left its mark when it was denied, and was passed over twice since.
+    assert_eq!(grants_in_a_row(&mut world, "q", &["a"]), TURN_AFTER - 2);
+}
+
+#[test]
+fn a_proxy_that_is_gone_has_one_turn_and_it_ends() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&asks("p", &["a"], 1));
+    world.held(&asks("gone", &["a"], 2));
+    world.release(&held, 9);
+    grants_in_a_row(&mut world, "p", &["a"]);
+    let once = Claim { waits: false, ..asks("p", &["a"], 3) };
+    world.held(&once);
+    world.pass_ms(PLACE_MS);
+    world.granted(&once);
+    let record = world.records.get(&keys(&["a"])[0]).unwrap();
+    assert!(record.wanted.is_empty(), "nobody waits: {:?}", record.wanted);
+}
+
+#[test]
+fn a_proxy_that_waits_no_more_takes_its_mark_out() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&asks("p", &["a"], 1));
+    world.held(&asks("q", &["a"], 2));
+    assert_eq!(line(&mut world, LineChange::Look), None, "it is held");
+    world.release(&held, 9);
+    let next = line(&mut world, LineChange::Look);
+    assert_eq!(next, Some(Turn { proxy: "q".into(), ticket: None }));
+    assert_eq!(line(&mut world, LineChange::Leave { proxy: "q".into(), ticket: None }), None);
+}
+
+/// Each of two proxies has its turn on one of the keys that both want.
+#[test]
+fn turns_on_several_keys_do_not_wait_for_each_other() {
+    let mut world = World::new();
+    let (a, _) = world.granted(&asks("p", &["a"], 1));
+    let (b, _) = world.granted(&asks("p", &["b"], 2));
+    world.held(&asks("q", &["a"], 3));
+    world.pass_ms(1);
+    world.held(&asks("r", &["b"], 4));
+    world.release(&a, 8);
+    world.release(&b, 9);
+    grants_in_a_row(&mut world, "p", &["a"]);
+    grants_in_a_row(&mut world, "p", &["b"]);
+    world.held(&asks("r", &["a", "b"], 5));
+    world.granted(&asks("q", &["a", "b"], 6));
+}
+
+#[test]
+fn any_of_several_keys_is_one_that_is_not_kept_for_another_proxy() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&asks("p", &["a"], 1));
+    world.held(&asks("q", &["a"], 2));
+    world.release(&held, 9);
+    grants_in_a_row(&mut world, "p", &["a"]);
+    for attempt in [4, 5] {
+        let any = Claim { any: true, ..asks("p", &["a", "b"], attempt) };
+        match world.acquire(&any) {
+            Outcome::Granted(grant) => assert_eq!(grant.chosen, Some(keys(&["b"])[0].clone())),
+            Outcome::Held(denial) => assert_eq!((attempt, denial.key), (5, keys(&["a"])[0].clone())),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn marks_are_bounded() {
+    let mut world = World::new();
+    world.granted(&asks("p", &["a"], 1));
+    for n in 0..2 * MAX_WANTED as u64 {
+        world.held(&asks(&format!("q{n}"), &["a"], 2 + n));
+    }
+    assert_eq!(world.records.get(&keys(&["a"])[0]).unwrap().wanted.len(), MAX_WANTED);
+}

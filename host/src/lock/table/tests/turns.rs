@@ -1,0 +1,111 @@
+//! Proxies that want the same key, and proxies that stop.
+
+use super::readers::waiter;
+use super::*;
+use crate::lock::record::{LineChange, TURN_AFTER};
+
+/// Four clients of one proxy pass a key on among themselves, and ask again at once. How often they were granted
+/// it while the other proxy waited.
+fn grants_past_another_proxy(seed: u64) -> u64 {
+    let mut sim = Sim::new(seed, false);
+    sim.has_faults = false;
+    let ask = |sim: &mut Sim, proxy: usize| {
+        let claim = Claim { ttl_ms: 60_000, ..waiter(0, Mode::Exclusive, 0).claim };
+        let asked = sim.waiter(proxy, claim, 10_000);
+        sim.enqueue(proxy, Waiter { max_waiters: 100, asks_backoff: false, ..asked });
+    };
+    let mut before = None;
+    ask(&mut sim, 0);
+    for steps in 0.. {
+        assert!(sim.step(), "seed {seed} has come to an end");
+        let waits = |record: &Record| record.wanted.iter().any(|mark| &*mark.proxy == "1");
+        let waits = sim.store.get(&key(0)).is_some_and(waits);
+        if waits && before.is_none() {
+            before = Some(sim.grants[0]);
+        }
+        if sim.grants[1] > 0 {
+            return sim.grants[0] - before.unwrap_or(sim.grants[0]);
+        }
+        assert!(sim.now.ms_since(Instant(1_000_000)) < 9_000, "seed {seed}: it was never granted");
+        // Some clients are gone when their answer comes.
+        if steps >= 40 && !sim.open.keys().any(|(proxy, _)| *proxy == 1) {
+            ask(&mut sim, 1);
+            before = None;
+        }
+        for nonce in sim.beliefs.keys().copied().collect::<Vec<_>>() {
+            sim.give_back(0, nonce);
+        }
+        while sim.open.keys().filter(|(proxy, _)| *proxy == 0).count() < 4 {
+            ask(&mut sim, 0);
+        }
+    }
+    unreachable!("it has no end")
+}
+
+#[test]
+fn a_proxy_with_a_queue_lets_another_one_have_its_turn() {
+    for seed in 0..300 {
+        let grants = grants_past_another_proxy(seed);
+        // Grants that the store made before it heard of the other proxy are told a moment later.
+        assert!(grants <= u64::from(TURN_AFTER) + 2, "seed {seed}: {grants} grants");
+    }
+}
+
+/// What a proxy says to the store when it stops while `waiter` is in line.
+fn said_at_a_stop(returns: bool) -> Vec<LineChange> {
+    let mut sim = Sim::new(1, false);
+    let (mut table, mut out) = (Table::new(), Vec::new());
+    let holder = waiter(1, Mode::Exclusive, 0);
+    sim.on_store(vec![Op::Acquire(holder.claim)]);
+    let mut waits = waiter(2, Mode::Exclusive, 60_000);
+    waits.claim.line = Some(InLine { ticket: 7, rank: 0, joined: None, returns });
+    table.handle(Event::Enqueue(Box::new(waits)), sim.now, &mut out);
+    let Some(Action::Submit { ticket, ops }) = out.pop() else { panic!("it asks") };
+    let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+    let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
+    table.handle(Event::Completed { ticket, result }, sim.now, &mut out);
+    table.handle(Event::Shutdown, sim.now, &mut out);
+    table.handle_timeout(sim.now, &mut out);
+    let told = |action: &Action| matches!(action, Action::Finish { verdict: Verdict::ShuttingDown, .. });
+    assert_eq!(out.iter().filter(|action| told(action)).count(), 1, "the client is told: {out:?}");
+    let ops = out.into_iter().flat_map(|action| match action {
+        Action::Submit { ops, .. } => ops,
+        _ => Vec::new(),
+    });
+    ops.map(|op| if let Op::Line { change, .. } = op { change } else { panic!("{op:?}") }).collect()
+}
+
+#[test]
+fn a_proxy_that_stops_leaves_the_places_of_requests_that_can_be_repeated() {
+    assert_eq!(said_at_a_stop(true), []);
+    assert_eq!(said_at_a_stop(false), [LineChange::Leave { proxy: "0".into(), ticket: Some(7) }]);
+}
+
+/// The flights are answered in their order: the first finds the key held by another proxy.
+#[test]
+fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
+    let mut sim = Sim::new(1, false);
+    sim.on_store(vec![Op::Acquire(waiter(1, Mode::Exclusive, 0).claim)]);
+    let (mut table, mut out) = (Table::new(), Vec::new());
+    for (id, wait_ms) in [(2, 0), (3, 60_000), (4, 60_000)] {
+        let mut waits = Waiter { asks_backoff: true, ..waiter(id, Mode::Exclusive, wait_ms) };
+        waits.claim.request = (id == 3).then(|| "r".into());
+        table.handle(Event::Enqueue(Box::new(waits)), sim.now, &mut out);
+    }
+    table.handle(Event::Cancel(WaiterId(3)), sim.now, &mut out);
+    let mut asked = Vec::new();
+    while !out.is_empty() {
+        for action in std::mem::take(&mut out) {
+            match action {
+                Action::Submit { ticket, ops } => {
+                    let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+                    let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
+                    table.handle(Event::Completed { ticket, result }, sim.now, &mut out);
+                }
+                Action::Backoff { waiter, .. } => asked.push(waiter),
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(asked, [WaiterId(4)]);
+}
