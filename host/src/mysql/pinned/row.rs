@@ -394,7 +394,10 @@ impl Desk {
         let (events, is_parked) = (self.events.clone(), slot.parked_until.is_some());
         tokio::spawn(async move {
             let result = match is_parked {
-                true => Ok(link.close().await).map(|()| Freed { link: None }),
+                true => {
+                    link.close().await;
+                    Ok(Freed { link: None })
+                }
                 false => Slot::free(link).await,
             };
             let _ = events.send(Event::Freed { slot: id, result });
