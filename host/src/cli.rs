@@ -174,6 +174,9 @@ pub enum ClientCommand {
     /// Write, check and replace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
+    /// End a command when the process that started it is gone
+    #[command(name = command::guard::COMMAND, hide = true)]
+    Guard,
 }
 
 #[derive(Subcommand, Debug)]
@@ -209,10 +212,13 @@ pub enum VersionCommand {
 
 /// Runs a command that is a client of a proxy, and says how it ended.
 pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
+    if matches!(command, ClientCommand::Guard) {
+        return command::guard::run();
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("lockkeeper: cannot start: {error}");
+            output::complain(&format!("cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -285,6 +291,7 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failu
         ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
         ClientCommand::Fleet => fleet::show(options).await,
         ClientCommand::Policy(command) => policy::run(command, options).await,
+        ClientCommand::Guard => Ok(()),
     }
     .map(|()| 0)
 }

@@ -65,7 +65,7 @@ impl Failure {
         match self {
             Failure::Problem { body, .. } if as_json => output::json(body),
             other if as_json => output::json(&json!({"type": other.slug(), "detail": other.to_string()})),
-            other => eprintln!("lockkeeper: {other}"),
+            other => output::complain(&other.to_string()),
         }
     }
 

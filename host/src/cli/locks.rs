@@ -73,7 +73,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
         return Ok(());
     }
     for why in unheard.as_array().into_iter().flatten() {
-        eprintln!("lockkeeper: there may be more locks than these: {}", output::shown(why));
+        output::complain(&format!("there may be more locks than these: {}", output::shown(why)));
     }
     if locks.is_empty() {
         output::line("no locks are held");

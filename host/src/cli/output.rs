@@ -1,12 +1,30 @@
 //! What people and programs read on standard output.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
 /// Prints a line. That nobody reads on is no reason to fail.
 pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// Says on standard error what a person should know. That nobody reads on is no reason to fail.
+pub fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "lockkeeper: {text}");
+}
+
+/// As [`complain`], without waiting until it has been taken: for what is said while a lock is held. Left out
+/// where the sentence before it waits.
+pub fn aside(text: String) {
+    static SPEAKS: AtomicBool = AtomicBool::new(false);
+    if !SPEAKS.swap(true, Ordering::AcqRel) {
+        tokio::task::spawn_blocking(move || {
+            complain(&text);
+            SPEAKS.store(false, Ordering::Release);
+        });
+    }
 }
 
 /// Prints one line of JSON.

@@ -9,6 +9,7 @@
 mod harness;
 
 mod bad_input;
+mod command;
 mod faults;
 mod fleet;
 mod guard;

@@ -16,7 +16,6 @@ mod naming;
 mod order;
 mod refused;
 mod reload;
-mod run;
 mod trying;
 
 /// Names its keys `x/` and the resource; with a label `pool`, `x/` and that.

@@ -1,26 +1,45 @@
 //! The command that runs under a lock, with all the processes it starts.
 
-use std::io::{self, IsTerminal, Write as _};
+use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
-use tokio::io::AsyncReadExt as _;
-use tokio::process::ChildStdout;
-use tokio::task::JoinHandle;
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_current_process_group, set_child_subreaper, waitpgid, waitpid,
+};
+use tokio::signal::unix::{self, SignalKind, signal};
 
+use super::group::{Group, LOOK_EVERY};
+use super::guard::Guard;
+use super::passing::Passing;
+use super::terminal::{Terminal, has_shell};
 use crate::cli::failure::Failure;
+use crate::cli::output;
 use crate::clock;
 use crate::lock::Instant;
 
+/// In a process group of its own, which is killed when this is dropped.
 pub struct Child {
-    process: tokio::process::Child,
-    /// What it has printed so far, where that is kept.
-    output: Option<JoinHandle<(Vec<u8>, bool)>>,
-    pid: Option<Pid>,
-    /// At a terminal the command stays in our group: in one of its own it could not read.
-    has_group: bool,
+    group: Group,
+    /// Rings when a process of ours has ended, was stopped or was continued.
+    changes: unix::Signal,
+    /// The command itself has ended with this code, and since when.
+    ended: Option<(u8, Instant)>,
+    /// The group has ended, too.
+    is_gone: bool,
+    told_that_some_work_on: bool,
+    output: Option<Passing>,
+    terminal: Option<Terminal>,
+    guard: Option<Guard>,
+}
+
+/// What has happened to the command.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Change {
+    Stopped(Signal),
+    Continued,
+    /// The command has ended with this code, and nothing that it started works on in its group.
+    Ended(u8),
 }
 
 /// What becomes of the command's standard output.
@@ -31,152 +50,204 @@ pub enum Output {
     Kept(usize),
 }
 
-/// How often a group that was told to stop is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// What the command started may work on so long before it is said that the lock waits for it.
+const SAID_AFTER_MS: u32 = 1_000;
 
 impl Child {
+    /// Starts a command, which is made to stop at `kill_at` unless [`Child::may_live_until`] says later.
     pub fn spawn(
         command: &[String],
         environment: &[(&str, String)],
         output: Output,
+        kill_at: Instant,
     ) -> Result<Child, Failure> {
         let Some((program, args)) = command.split_first() else {
             return Err(Failure::Usage("there is no command".to_owned()));
         };
-        let has_group = !io::stdin().is_terminal();
+        let no_guard = |error| Failure::Other(format!("cannot guard the command: {error}"));
+        let changes = signal(SignalKind::child()).map_err(no_guard)?;
+        let guard = Guard::start().map_err(no_guard)?;
+        // What the command leaves behind is waited for here, so that its group can be seen to end.
+        let _ = set_child_subreaper(Some(getpid()));
         let mut builder = std::process::Command::new(program);
         builder.args(args).envs(environment.iter().map(|(name, value)| (name, value)));
-        if has_group {
-            builder.process_group(0);
-        }
+        builder.process_group(0);
         if matches!(output, Output::Kept(_)) {
             builder.stdout(Stdio::piped());
         }
-        let mut process = tokio::process::Command::from(builder).spawn().map_err(|error| {
-            // As shells do.
-            let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-            Failure::Command { what: format!("cannot run `{program}`: {error}"), code }
-        })?;
-        let pid = process.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let output = match output {
-            Output::Kept(max) => process.stdout.take().map(|pipe| tokio::spawn(pass_on(pipe, max))),
-            Output::Passed => None,
-        };
-        Ok(Child { process, output, pid, has_group })
-    }
-
-    /// What was kept of the output, and whether there was more. Waits until nobody can print any more.
-    pub async fn output(&mut self) -> (String, bool) {
-        let Some(output) = self.output.take() else { return (String::new(), false) };
-        let (kept, cut) = output.await.unwrap_or_default();
-        (String::from_utf8_lossy(&kept).into_owned(), cut)
-    }
-
-    /// The exit code, 128 + n where signal n ended it. Safe to drop and call again.
-    pub async fn wait(&mut self) -> Result<u8, Failure> {
-        let status = self.process.wait().await;
-        status.map(code_of).map_err(|error| Failure::Other(format!("cannot wait for the command: {error}")))
-    }
-
-    /// Sends a signal to the command and all of its group. That it is gone already is fine.
-    pub fn signal(&self, signal: Signal) {
-        let Some(pid) = self.pid else { return };
-        let sent = if self.has_group {
-            kill_process_group(pid, signal)
-        } else if self.process.id().is_some() {
-            kill_process(pid, signal)
-        } else {
-            Ok(())
-        };
-        if let Err(error) = sent
-            && error != rustix::io::Errno::SRCH
-        {
-            eprintln!("lockkeeper: cannot signal the command: {error}");
-        }
-    }
-
-    /// TERM, and at `kill_at` KILL. Returns when the command and its group are gone.
-    pub async fn stop(&mut self, kill_at: Instant) {
-        self.signal(Signal::TERM);
-        while clock::now() < kill_at {
-            let _ = tokio::time::timeout(LOOK_EVERY, self.process.wait()).await;
-            if self.is_gone() {
-                return;
+        let spawned = builder.spawn();
+        let mut process = match spawned {
+            Ok(process) => process,
+            Err(error) => {
+                guard.dismiss();
+                // As shells do.
+                let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+                return Err(Failure::Command { what: format!("cannot run `{program}`: {error}"), code });
             }
-            tokio::time::sleep(LOOK_EVERY.min(Duration::from_micros(kill_at.us_since(clock::now())))).await;
+        };
+        let group = Group(Pid::from_child(&process));
+        let mut child = Child {
+            group,
+            changes,
+            ended: None,
+            is_gone: false,
+            told_that_some_work_on: false,
+            output: None,
+            terminal: Terminal::open(),
+            guard: Some(guard),
+        };
+        child.may_live_until(kill_at);
+        if let Some(terminal) = &child.terminal
+            && terminal.is_for_the_command()
+        {
+            terminal.give(group.0);
         }
-        self.signal(Signal::KILL);
-        let _ = self.process.wait().await;
+        if let (Output::Kept(max), Some(pipe)) = (output, process.stdout.take()) {
+            let passing = Passing::start(pipe, max);
+            child.output = Some(passing.map_err(|error| Failure::Other(format!("no pipe: {error}")))?);
+        }
+        Ok(child)
     }
 
-    fn is_gone(&self) -> bool {
-        let leader_gone = self.process.id().is_none();
-        let group_gone = match self.pid {
-            Some(pid) if self.has_group => test_kill_process_group(pid).is_err(),
-            _ => true,
-        };
-        leader_gone && group_gone
+    /// Until when the command may live, whatever becomes of this process.
+    pub fn may_live_until(&mut self, kill_at: Instant) {
+        if let Some(guard) = &mut self.guard {
+            guard.tell(self.group, kill_at);
+        }
+    }
+
+    /// The output, where it is kept. To be asked for when the command has ended.
+    pub fn output(&mut self) -> Option<Passing> {
+        self.output.take()
+    }
+
+    /// The next change. Safe to drop and call again.
+    pub async fn change(&mut self) -> Result<Change, Failure> {
+        loop {
+            if let Some(change) = self.look()? {
+                return Ok(change);
+            }
+            if self.ended.is_none() {
+                self.changes.recv().await;
+            } else {
+                // Of what is not our child nobody says that it has ended.
+                tokio::time::sleep(LOOK_EVERY).await;
+                self.say_that_some_work_on();
+            }
+        }
+    }
+
+    fn look(&mut self) -> Result<Option<Change>, Failure> {
+        let cannot_wait = |error| Failure::Other(format!("cannot wait for the command: {error}"));
+        if self.ended.is_none() {
+            let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+            let Some((_, status)) = waitpid(Some(self.group.0), options).map_err(cannot_wait)? else {
+                return Ok(None);
+            };
+            if let Some(signal) = status.stopping_signal() {
+                return Ok(Some(Change::Stopped(Signal::from_named_raw(signal).unwrap_or(Signal::STOP))));
+            }
+            if status.continued() {
+                return Ok(Some(Change::Continued));
+            }
+            self.ended = Some((code_of(ExitStatus::from_raw(status.as_raw())), clock::now()));
+        }
+        self.reap();
+        let Some((code, _)) = self.ended.filter(|_| self.is_gone) else { return Ok(None) };
+        Ok(Some(Change::Ended(code)))
+    }
+
+    /// Waits for what has ended, and notes whether that was the last.
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = waitpgid(self.group.0, WaitOptions::NOHANG) {
+            if pid == self.group.0 {
+                self.ended = Some((code_of(ExitStatus::from_raw(status.as_raw())), clock::now()));
+            }
+        }
+        if !self.is_gone && self.group.is_gone() {
+            self.is_gone = true;
+            if let Some(terminal) = &self.terminal {
+                terminal.take_back(self.group.0);
+            }
+            if let Some(output) = &self.output {
+                output.end();
+            }
+            if let Some(guard) = self.guard.take() {
+                guard.dismiss();
+            }
+        }
+    }
+
+    fn say_that_some_work_on(&mut self) {
+        let is_long = |(_, since)| clock::now().ms_since(since) >= SAID_AFTER_MS;
+        if !self.told_that_some_work_on && self.ended.is_some_and(is_long) {
+            self.told_that_some_work_on = true;
+            output::aside(
+                "the command has ended, but processes that it started work on; the lock is held until they have ended"
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// Passes a signal on to the command and all of its group.
+    pub fn signal(&self, signal: Signal) {
+        if self.is_gone {
+            return;
+        }
+        if signal == Signal::CONT
+            && let Some(terminal) = &self.terminal
+            && terminal.is_for_the_command()
+        {
+            terminal.give(self.group.0);
+        }
+        self.group.signal(signal);
+    }
+
+    /// The command was stopped by `signal`: what a shell does with a job. It goes on where it only wanted the
+    /// terminal and may have it. Otherwise this process and those beside it in its job are stopped, too,
+    /// so that the shell has the terminal again; when the shell continues them, the command goes on.
+    pub fn stopped(&self, signal: Signal) {
+        let Some(terminal) = &self.terminal else { return };
+        if matches!(signal, Signal::TTIN | Signal::TTOU) && terminal.give(self.group.0) {
+            self.group.signal(Signal::CONT);
+            return;
+        }
+        let was_in_front = terminal.has(self.group.0);
+        terminal.take_back(self.group.0);
+        if signal == Signal::STOP {
+            // Somebody stops the command alone.
+        } else if has_shell() {
+            let _ = kill_current_process_group(Signal::TSTP);
+        } else if was_in_front && signal == Signal::TSTP {
+            // There is no shell to continue anything: Ctrl-Z has no effect, as without this program.
+            terminal.give(self.group.0);
+            self.group.signal(Signal::CONT);
+        }
+    }
+
+    /// TERM, and at `kill_at` KILL. Whether the command and its group are gone.
+    pub async fn stop(&mut self, kill_at: Instant) -> bool {
+        let group = self.group;
+        group.stop(kill_at, || self.reap()).await && self.is_gone
     }
 }
 
-/// Copies the pipe to our own output. The first `max` bytes, and whether there were more.
-async fn pass_on(mut pipe: ChildStdout, max: usize) -> (Vec<u8>, bool) {
-    let (mut kept, mut cut) = (Vec::new(), false);
-    let mut buffer = [0; 8_192];
-    loop {
-        let read = match pipe.read(&mut buffer).await {
-            Ok(0) | Err(_) => return (kept, cut),
-            Ok(read) => &buffer[..read],
-        };
-        // That nobody reads on is no reason to stop the command.
-        let _ = io::stdout().write_all(read).and_then(|()| io::stdout().flush());
-        let room = (max - kept.len()).min(read.len());
-        kept.extend_from_slice(&read[..room]);
-        cut |= room < read.len();
+impl Drop for Child {
+    /// No command outlives what watches over its lease.
+    fn drop(&mut self) {
+        self.reap();
+        if !self.is_gone {
+            // The guard sees that it does end.
+            self.group.signal(Signal::KILL);
+            if let Some(terminal) = &self.terminal {
+                terminal.take_back(self.group.0);
+            }
+        }
     }
 }
 
+/// The exit code; 128 + n where signal n ended it.
 fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shell(script: &str) -> Child {
-        let command = ["sh", "-c", script].map(str::to_owned);
-        Child::spawn(&command, &[("LOCKKEEPER_TOKEN", "17".to_owned())], Output::Passed).unwrap()
-    }
-
-    #[tokio::test]
-    async fn codes_are_passed_on() {
-        assert_eq!(shell("exit 7").wait().await.unwrap(), 7);
-        assert_eq!(shell("kill -9 $$").wait().await.unwrap(), 137);
-        assert_eq!(shell("test $LOCKKEEPER_TOKEN = 17").wait().await.unwrap(), 0);
-        let missing = Child::spawn(&["/nowhere/at-all".to_owned()], &[], Output::Passed).err().unwrap();
-        assert_eq!(missing.code_of_run(), 127);
-        let no_program = Child::spawn(&["/etc/passwd".to_owned()], &[], Output::Passed).err().unwrap();
-        assert_eq!(no_program.code_of_run(), 126);
-    }
-
-    #[tokio::test]
-    async fn term_ends_a_command_that_listens() {
-        let mut child = shell("sleep 30 & sleep 30");
-        let begun = clock::now();
-        child.stop(clock::now().plus_ms(10_000)).await;
-        assert!(clock::now().ms_since(begun) < 5_000);
-        assert!(child.is_gone());
-    }
-
-    #[tokio::test]
-    async fn kill_ends_a_command_that_does_not() {
-        let mut child = shell("trap '' TERM; sleep 30; sleep 30");
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let begun = clock::now();
-        child.stop(begun.plus_ms(300)).await;
-        let took = clock::now().ms_since(begun);
-        assert!((300..5_000).contains(&took), "{took}");
-    }
 }

@@ -7,11 +7,13 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::child::Output;
+use super::lease::sleep_until;
+use super::passing::Kept;
 use super::{Held, Signals, start, supervise};
 use crate::cli::args::{duration_ms, label};
 use crate::cli::client::{CALL_TIMEOUT, Client};
 use crate::cli::failure::Failure;
-use crate::cli::{AcquireArgs, Mode, Options, locks};
+use crate::cli::{AcquireArgs, Mode, Options, locks, output};
 use crate::clock;
 
 #[derive(Args, Debug)]
@@ -40,8 +42,9 @@ pub struct OnceArgs {
 
 /// Of the command's standard output, this much is kept.
 const MAX_OUTPUT_BYTES: usize = 8_192;
-const FINISH_ATTEMPTS: u32 = 5;
 const FINISH_PAUSE: Duration = Duration::from_millis(500);
+/// So long it is tried to keep the outcome after a signal.
+const FINISH_AFTER_SIGNAL_MS: u32 = 2_000;
 
 /// The exit code of the command, of this run or of the one that was kept.
 pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
@@ -53,25 +56,44 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
     let body = acquire.to_json();
     let answer = tokio::select! {
         answer = client.post("/v1/once/begin", &body, locks::timeout_of(&acquire)) => answer?,
-        signal = signals.next() => return Ok(128 + signal.as_raw() as u8),
+        code = signals.end() => return Ok(code),
     };
     if answer["state"] == "done" {
         return Ok(replay(&answer["outcome"]));
     }
-    let mut lease = Held::new(&answer, asked)?;
+    let lease = Held::new(&answer, asked)?;
     let mut child = start(&command, &lease, &client, Output::Kept(MAX_OUTPUT_BYTES)).await?;
-    let code = supervise(&mut child, &mut lease, &client, &mut signals).await?;
-    if code != 0 && !keep_failure {
-        lease.release(&client).await;
-        return Ok(code);
+    let code = supervise(&mut child, &lease, &client, &mut signals).await?;
+    let output = child.output();
+    let result = match output {
+        _ if code != 0 && !keep_failure => {
+            lease.release(&client).await;
+            (Ok(()), output)
+        }
+        Some(mut passing) => {
+            let outcome = outcome(code, &passing.kept().await);
+            (finish(&client, &lease, &outcome, &mut signals).await, Some(passing))
+        }
+        None => (finish(&client, &lease, &outcome(code, &Kept::default()), &mut signals).await, None),
+    };
+    let (finished, output) = result;
+    if let Some(passing) = output {
+        passing.end();
+        // The outcome is safe; who reads the output may take as long as they like.
+        tokio::select! {
+            () = passing.passed() => {}
+            _ = signals.end() => {}
+        }
     }
-    let (stdout, cut) = child.output().await;
-    let mut outcome = json!({ "code": code, "stdout": stdout });
-    if cut {
+    finished.map(|()| code)
+}
+
+fn outcome(code: u8, kept: &Kept) -> Value {
+    let mut outcome = json!({ "code": code, "stdout": String::from_utf8_lossy(&kept.bytes) });
+    if kept.cut {
         outcome["cut"] = true.into();
     }
-    finish(&client, &lease, &outcome).await?;
-    Ok(code)
+    outcome
 }
 
 /// Prints what the first run printed.
@@ -79,26 +101,49 @@ fn replay(outcome: &Value) -> u8 {
     let stdout = outcome["stdout"].as_str().map_or_else(|| outcome.to_string() + "\n", str::to_owned);
     let _ = std::io::stdout().write_all(stdout.as_bytes());
     if outcome["cut"] == true {
-        eprintln!("lockkeeper: only the beginning of the output was kept");
+        output::complain("only the beginning of the output was kept");
     }
     outcome["code"].as_u64().and_then(|code| u8::try_from(code).ok()).unwrap_or(0)
 }
 
-/// The work is done, so nothing that passes may keep its outcome from being stored.
-async fn finish(client: &Client, lease: &Held, outcome: &Value) -> Result<(), Failure> {
+/// Stores the outcome. The work is done, so the lease is renewed until that has succeeded; only a lease that ends, a
+/// refusal, or a signal that is not followed by success soon, ends the attempts.
+async fn finish(
+    client: &Client,
+    lease: &Held,
+    outcome: &Value,
+    signals: &mut Signals,
+) -> Result<(), Failure> {
+    let finished = repeat_finish(client, lease, outcome);
+    let kept = async {
+        // A lease that is found lost may have been ended by the outcome that was stored: its answer says so.
+        lease.keep(client).await;
+        std::future::pending::<()>().await;
+    };
+    let given_up = async {
+        signals.end().await;
+        sleep_until(clock::now().plus_ms(FINISH_AFTER_SIGNAL_MS)).await;
+    };
+    let result = tokio::select! {
+        result = finished => result,
+        () = kept => Ok(()),
+        () = given_up => Err(Failure::Other("a signal came before the outcome was stored".to_owned())),
+    };
+    if result.is_err() {
+        output::complain("the command has run, and its outcome could not be kept");
+    }
+    result
+}
+
+async fn repeat_finish(client: &Client, lease: &Held, outcome: &Value) -> Result<(), Failure> {
     let body = json!({ "lease_id": lease.id, "outcome": outcome });
-    let mut attempt = 1;
     loop {
         match client.post("/v1/once/finish", &body, CALL_TIMEOUT).await {
             Ok(_) => return Ok(()),
-            Err(failure) if failure.code() == 5 && attempt < FINISH_ATTEMPTS => {
-                attempt += 1;
+            Err(failure) if failure.code() == 5 && clock::now() < lease.valid_until() => {
                 tokio::time::sleep(FINISH_PAUSE).await;
             }
-            Err(failure) => {
-                eprintln!("lockkeeper: the command has run, and its outcome could not be kept");
-                return Err(failure);
-            }
+            Err(failure) => return Err(failure),
         }
     }
 }

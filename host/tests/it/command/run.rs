@@ -1,36 +1,18 @@
 //! `lockkeeper run`: a lock for as long as a command runs, and no longer.
 
-use std::process::{Child, Output, Stdio};
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
-
-use super::command_line::{ended, lockkeeper, text};
 use super::*;
-use crate::harness::own_server;
+use crate::harness::{database, own_server};
 
 /// A command under a lock; `script` is for `sh`, in a folder of its own.
 fn start(proxy: &Proxy, dir: &Path, options: &[&str], script: &str) -> Child {
-    let args = [&["run"], options, &["job", "--", "sh", "-c", script]].concat();
-    let mut command = lockkeeper(proxy, &args);
-    command.current_dir(dir).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("the command starts")
+    let server = format!("http://{}", proxy.api_address());
+    under_lock(&server, "run", dir, options, script).spawn().expect("the command starts")
 }
 
-async fn output(child: Child) -> Output {
-    tokio::task::spawn_blocking(move || child.wait_with_output()).await.unwrap().unwrap()
-}
-
-async fn until_file(path: &Path) {
-    eventually("the command has begun", async || path.exists()).await;
-}
-
-/// Ignores TERM, notes that it came, and notes every 20 ms that it still runs.
-const STUBBORN: &str = "trap 'touch term' TERM; while true; do touch alive; sleep 0.02; done";
-
-/// When the stubborn command last ran.
-fn last_alive(dir: &Path) -> std::time::SystemTime {
-    std::fs::metadata(dir.join("alive")).unwrap().modified().unwrap()
+async fn released(client: &Client, lease: &Value) {
+    assert_eq!(client.release(lease).await.status, 200);
 }
 
 /// The command's exit code is passed on, it knows its lease, and a second run finds the lock held.
@@ -43,15 +25,13 @@ fn the_command_decides_how_it_ends() {
         let before = client.lease("job", 1_000).await;
         released(&client, &before).await;
         let script = "echo $LOCKKEEPER_TOKEN $LOCKKEEPER_KEY; touch begun; read wait < fifo; exit 7";
-        assert!(
-            std::process::Command::new("mkfifo").arg(dir.path().join("fifo")).status().unwrap().success()
-        );
+        assert!(Command::new("mkfifo").arg(dir.path().join("fifo")).status().unwrap().success());
         let first = start(&proxy, dir.path(), &["--ttl", "2s"], script);
         until_file(&dir.path().join("begun")).await;
         let second = ended(lockkeeper(&proxy, &["run", "--wait", "0", "job", "--", "true"])).await;
         assert_eq!(second.status.code(), Some(113), "{}", text(&second.stderr));
         // Longer than its ttl: it is renewed.
-        pause_ms(2_500).await;
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
         assert_eq!(client.acquire(json!({"resource": "job"})).await.status, 409);
         std::fs::write(dir.path().join("fifo"), "on\n").unwrap();
         let first = output(first).await;
@@ -95,7 +75,7 @@ fn a_lock_that_is_taken_away_stops_the_command() {
         assert_eq!((taken.status, taken.json["holders"].as_u64()), (200, Some(1)), "{}", taken.text);
         let ended = output(child).await;
         assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
-        assert!(text(&ended.stderr).contains("stopping the command"), "{}", text(&ended.stderr));
+        assert!(text(&ended.stderr).contains("the command was stopped"), "{}", text(&ended.stderr));
         assert!(dir.path().join("term").exists(), "it was killed before it was told");
     });
 }
@@ -111,7 +91,7 @@ on_both! {
         const TTL: Duration = Duration::from_secs(3);
         let child = start(&proxy, dir.path(), &["--ttl", "3s"], STUBBORN);
         until_file(&dir.path().join("alive")).await;
-        let (killed, killed_wall) = (Instant::now(), std::time::SystemTime::now());
+        let (killed, killed_wall) = (Instant::now(), SystemTime::now());
         server.stop().await;
         let ended = output(child).await;
         assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));

@@ -1,0 +1,102 @@
+//! A process that ends the command where this one cannot.
+//!
+//! The guard reads a pipe that only this process writes to: the command's group, and when it must be made
+//! to stop, again after each renewal. It kills the group at that time, so a command ends before its lease also
+//! where this process hangs or was stopped; and it stops the group when the pipe closes because this process was
+//! killed. It is in a process group of its own, and a signal to the command or to this process does not end it.
+
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::group::Group;
+use super::lease::sleep_until;
+use crate::clock;
+use crate::lock::Instant;
+
+/// The hidden command that this program is started with as a guard.
+pub const COMMAND: &str = "guard-a-command";
+/// The guard's name among the processes.
+const NAME: &str = "lockkeeper-guard";
+/// Between TERM and KILL, where the lease lasts that long.
+const GRACE_MS: u32 = 5_000;
+
+pub struct Guard {
+    process: Child,
+    line: ChildStdin,
+}
+
+impl Guard {
+    pub fn start() -> io::Result<Guard> {
+        // The program that runs, also where another has its path by now.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(NAME).arg(COMMAND).process_group(0).current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut process = command.spawn()?;
+        let line = process.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(Guard { process, line })
+    }
+
+    /// Says until when the group may live. A guard that is gone is replaced.
+    pub fn tell(&mut self, group: Group, kill_at: Instant) {
+        let line = format!("{} {}\n", group.0.as_raw_nonzero(), kill_at.0);
+        if self.line.write_all(line.as_bytes()).is_ok() {
+            return;
+        }
+        if let Ok(mut guard) = Guard::start()
+            && guard.line.write_all(line.as_bytes()).is_ok()
+        {
+            let _ = self.process.wait();
+            *self = guard;
+        }
+    }
+
+    /// The group has ended: there is nothing to guard.
+    pub fn dismiss(mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What the guard does, until the group has ended.
+pub fn run() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let Ok(runtime) = runtime else { return ExitCode::FAILURE };
+    runtime.block_on(guard());
+    // A read may still hang in a thread of its own.
+    runtime.shutdown_background();
+    ExitCode::SUCCESS
+}
+
+async fn guard() {
+    let kinds = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
+    let _heard_and_left_alone = kinds.map(|kind| signal(kind).ok());
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    let mut guarded: Option<(Group, Instant)> = None;
+    loop {
+        let kill_at = guarded.map_or(Instant(u64::MAX), |(_, kill_at)| kill_at);
+        tokio::select! {
+            line = lines.next_line() => match line {
+                Ok(Some(line)) => guarded = parsed(&line).or(guarded),
+                _ => break,
+            },
+            () = sleep_until(kill_at) => {
+                let Some((group, _)) = guarded else { continue };
+                group.signal(Signal::KILL);
+                break;
+            }
+        }
+    }
+    if let Some((group, kill_at)) = guarded {
+        group.stop(kill_at.min(clock::now().plus_ms(GRACE_MS)), || ()).await;
+    }
+}
+
+fn parsed(line: &str) -> Option<(Group, Instant)> {
+    let (group, kill_at) = line.split_once(' ')?;
+    Some((Group(Pid::from_raw(group.parse().ok()?)?), Instant(kill_at.parse().ok()?)))
+}

@@ -1,0 +1,204 @@
+//! The lease of a command: until when it is certain, and what keeps it alive.
+//!
+//! It is renewed at a third of its ttl. Where that fails, it is tried again until the command must be
+//! told to stop (TERM), so that it can be made to (KILL) before the lease ends. All times count from
+//! before the proxy was asked.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::cli::client::Client;
+use crate::cli::failure::Failure;
+use crate::cli::output;
+use crate::clock;
+use crate::lock::Instant;
+
+/// The longest that a command has between TERM and KILL.
+const MAX_GRACE_MS: u32 = 5_000;
+/// As [`MAX_GRACE_MS`], where the lease is lost already.
+const LOST_GRACE_MS: u32 = 1_000;
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The lease, and when something must happen to it. The future that keeps it alive shares it with what
+/// goes by its times.
+pub struct Held {
+    pub id: String,
+    token: Value,
+    key: String,
+    times: Cell<Times>,
+    renew_at: Cell<Instant>,
+    /// Rings when the lease was extended.
+    extended: Notify,
+    /// Why the last renewal failed, since one succeeded.
+    last_fault: RefCell<Option<String>>,
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    ttl_ms: u32,
+    valid_until: Instant,
+}
+
+/// The lease cannot be relied on.
+pub struct Lost {
+    pub reason: String,
+    /// The proxy said so; otherwise it could only not be asked.
+    pub certain: bool,
+    pub kill_at: Instant,
+}
+
+impl Held {
+    pub fn new(grant: &Value, asked: Instant) -> Result<Held, Failure> {
+        let number = |name: &str| grant[name].as_u64().and_then(|number| u32::try_from(number).ok());
+        let (Some(id), Some(ttl_ms), Some(left_ms)) =
+            (grant["lease_id"].as_str(), number("ttl_ms"), number("expires_in_ms"))
+        else {
+            return Err(Failure::Other(format!("the proxy's grant makes no sense: {grant}")));
+        };
+        // The proxy counted from its answer, which is at least the wait after the question.
+        let granted = asked.plus_ms(number("waited_ms").unwrap_or_default());
+        let held = Held {
+            id: id.to_owned(),
+            token: grant["token"].clone(),
+            key: grant["keys"][0].as_str().unwrap_or_default().to_owned(),
+            times: Cell::new(Times { ttl_ms, valid_until: granted }),
+            renew_at: Cell::new(granted),
+            extended: Notify::new(),
+            last_fault: RefCell::new(None),
+        };
+        held.extend(granted, ttl_ms, left_ms);
+        Ok(held)
+    }
+
+    pub fn environment(&self) -> [(&'static str, String); 3] {
+        [
+            ("LOCKKEEPER_LEASE_ID", self.id.clone()),
+            ("LOCKKEEPER_KEY", self.key.clone()),
+            ("LOCKKEEPER_TOKEN", self.token.to_string()),
+        ]
+    }
+
+    /// Renews the lease until that fails. While nobody polls this, nothing is renewed.
+    pub async fn keep(&self, client: &Client) -> Lost {
+        loop {
+            sleep_until(self.renew_at.get().min(self.stop_at())).await;
+            let now = clock::now();
+            if now >= self.stop_at() {
+                let why = self.last_fault.take().unwrap_or_else(|| "there was no time".to_owned());
+                return self.gone(format!("the lease could not be renewed: {why}"));
+            }
+            match client.post("/v1/renew", &json!({"lease_id": self.id}), self.patience(now)).await {
+                Ok(renewed) => {
+                    let number =
+                        |name: &str| renewed[name].as_u64().and_then(|number| u32::try_from(number).ok());
+                    let ttl_ms = number("ttl_ms").unwrap_or(self.times.get().ttl_ms);
+                    self.extend(now, ttl_ms, number("expires_in_ms").unwrap_or_default());
+                }
+                Err(failure) if failure.code() == 4 => {
+                    let kill_at = clock::now().plus_ms(LOST_GRACE_MS).min(self.kill_at());
+                    return Lost { reason: failure.to_string(), certain: true, kill_at };
+                }
+                Err(failure) => {
+                    self.last_fault.replace(Some(failure.to_string()));
+                    let pause = (self.times.get().ttl_ms / 10).clamp(20, 1_000);
+                    self.renew_at.set(clock::now().plus_ms(pause));
+                }
+            }
+        }
+    }
+
+    /// What is lost where the proxy has not said that it is.
+    pub fn gone(&self, reason: String) -> Lost {
+        Lost { reason, certain: false, kill_at: self.kill_at() }
+    }
+
+    /// Returns when the lease was extended, so that all times are later.
+    pub async fn extended(&self) {
+        self.extended.notified().await;
+    }
+
+    /// Asks for a renewal at once.
+    pub fn renew_now(&self) {
+        self.renew_at.set(clock::now());
+    }
+
+    /// Called when nothing works under the lease any more, so what it says holds nothing up.
+    pub async fn release(&self, client: &Client) {
+        let body = json!({"lease_id": self.id});
+        if let Err(failure) = client.post("/v1/release", &body, RELEASE_TIMEOUT).await {
+            output::complain(&format!("the lock was not released and ends with its lease: {failure}"));
+        }
+    }
+
+    /// `from` is when the proxy was asked, or later only where that is certain.
+    fn extend(&self, from: Instant, ttl_ms: u32, left_ms: u32) {
+        self.times.set(Times { ttl_ms, valid_until: from.plus_ms(left_ms) });
+        self.renew_at.set(from.plus_ms(ttl_ms / 3));
+        self.last_fault.replace(None);
+        self.extended.notify_one();
+    }
+
+    pub fn valid_until(&self) -> Instant {
+        self.times.get().valid_until
+    }
+
+    /// When the command must be told to stop.
+    pub fn stop_at(&self) -> Instant {
+        before(self.valid_until(), (self.times.get().ttl_ms / 3).min(MAX_GRACE_MS))
+    }
+
+    /// When the command must be made to stop.
+    pub fn kill_at(&self) -> Instant {
+        before(self.valid_until(), (self.times.get().ttl_ms / 20).min(500))
+    }
+
+    /// How long one renewal may take: a proxy that hangs should leave time to ask again.
+    fn patience(&self, now: Instant) -> Duration {
+        let left = self.stop_at().us_since(now).max(1_000);
+        Duration::from_micros(left.min(u64::from(self.times.get().ttl_ms / 4).max(100) * 1_000))
+    }
+}
+
+fn before(moment: Instant, ms: u32) -> Instant {
+    Instant(moment.0.saturating_sub(u64::from(ms) * 1_000))
+}
+
+/// Sleeps in short pieces: timers stand still while the machine sleeps, leases do not.
+pub async fn sleep_until(at: Instant) {
+    while clock::now() < at {
+        clock::sleep_until(at.min(clock::now().plus_ms(1_000))).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(ttl_ms: u32, left_ms: u32) -> Held {
+        let grant = json!({
+            "lease_id": "x", "token": 7, "keys": ["k"], "ttl_ms": ttl_ms, "expires_in_ms": left_ms,
+            "waited_ms": 500,
+        });
+        Held::new(&grant, Instant(0)).unwrap()
+    }
+
+    #[test]
+    fn times_are_in_order() {
+        for ttl_ms in [100, 1_000, 10_000, 3_600_000] {
+            let lease = held(ttl_ms, ttl_ms - ttl_ms / 50);
+            let times = [lease.renew_at.get(), lease.stop_at(), lease.kill_at(), lease.valid_until()];
+            assert!(times.is_sorted_by(|a, b| a < b), "{ttl_ms}: {times:?}");
+        }
+    }
+
+    #[test]
+    fn a_lease_counts_from_its_question_and_wait() {
+        let lease = held(10_000, 9_900);
+        assert_eq!(lease.valid_until(), Instant(10_400_000));
+        assert_eq!(lease.renew_at.get(), Instant(3_833_000));
+        assert_eq!(lease.environment()[2], ("LOCKKEEPER_TOKEN", "7".to_owned()));
+    }
+}

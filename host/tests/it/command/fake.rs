@@ -1,0 +1,131 @@
+//! A server that grants, and then answers as the test wants.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use http_body_util::BodyExt;
+use lockkeeper::config::HttpLimits;
+use lockkeeper::http::{self, Handler, Kind, Peer, Problem, Request, Response};
+use lockkeeper::telemetry::Metrics;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Answer {
+    Works,
+    /// 503: it cannot reach its store.
+    Unavailable,
+    /// 503: it is being stopped.
+    ShuttingDown,
+    Hangs,
+    Lost,
+}
+
+#[derive(Default)]
+struct State {
+    /// For paths; those that are missing work.
+    answers: HashMap<&'static str, Answer>,
+    /// What came, and when.
+    calls: Vec<(String, Value, SystemTime)>,
+}
+
+/// Stops when it is dropped.
+pub struct Fake {
+    pub url: String,
+    state: Arc<Mutex<State>>,
+    stop: CancellationToken,
+}
+
+struct Front {
+    state: Arc<Mutex<State>>,
+    ttl_ms: u32,
+}
+
+impl Fake {
+    /// Leases have this time to live.
+    pub fn start(ttl_ms: u32) -> Fake {
+        let state = Arc::<Mutex<State>>::default();
+        let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let stop = CancellationToken::new();
+        let front = Front { state: state.clone(), ttl_ms };
+        let (limits, metrics) = (HttpLimits::default(), Metrics::default());
+        tokio::spawn(http::serve(http::Listener::plain(listener), front, limits, metrics, stop.clone()));
+        Fake { url, state, stop }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// From now on calls of this path are answered so.
+    pub fn answers(&self, path: &'static str, answer: Answer) {
+        self.state().answers.insert(path, answer);
+    }
+
+    /// The bodies of the calls of a path.
+    pub fn calls(&self, path: &str) -> Vec<Value> {
+        let state = self.state();
+        state.calls.iter().filter(|(of, ..)| of == path).map(|(_, body, _)| body.clone()).collect()
+    }
+
+    pub fn count(&self, path: &str) -> usize {
+        self.calls(path).len()
+    }
+
+    /// When the last call came that a lease is granted or renewed by.
+    pub fn last_grant(&self, path: &str) -> SystemTime {
+        let state = self.state();
+        state.calls.iter().rfind(|(of, ..)| of == path).expect("a call").2
+    }
+
+    pub async fn until_called(&self, path: &str, times: usize) {
+        eventually(&format!("{path} is called {times} times"), async || self.count(path) >= times).await;
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Handler for Front {
+    const FRONT: &'static str = "fake";
+
+    async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
+        let path = request.uri().path().to_owned();
+        let came = SystemTime::now();
+        let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        let answer = {
+            let mut state = self.state.lock().unwrap();
+            state.calls.push((path.clone(), body, came));
+            state.answers.get(path.as_str()).copied().unwrap_or(Answer::Works)
+        };
+        match answer {
+            Answer::Works => self.works(&path),
+            Answer::Unavailable => Problem::new(Kind::StoreUnavailable, "down").into_response(),
+            Answer::ShuttingDown => Problem::new(Kind::ShuttingDown, "stopping").into_response(),
+            Answer::Lost => Problem::new(Kind::Lost, "taken").into_response(),
+            Answer::Hangs => std::future::pending().await,
+        }
+    }
+}
+
+impl Front {
+    fn works(&self, path: &str) -> Response {
+        let ttl_ms = self.ttl_ms;
+        match path {
+            "/v1/acquire" | "/v1/once/begin" => http::json(&json!({
+                "state": "first", "lease_id": "the-lease", "token": 7, "keys": ["k"], "ttl_ms": ttl_ms,
+                "expires_in_ms": ttl_ms, "waited_ms": 0,
+            })),
+            "/v1/renew" => http::json(&json!({"ttl_ms": ttl_ms, "expires_in_ms": ttl_ms})),
+            "/v1/release" => http::json(&json!({"released": true})),
+            "/v1/once/finish" => http::json(&json!({"finished": true})),
+            path => Problem::not_found(path).into_response(),
+        }
+    }
+}

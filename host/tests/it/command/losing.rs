@@ -1,0 +1,102 @@
+//! A lease that is lost: the command has ended before the lease has, whatever stands in the way.
+
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+
+use super::*;
+
+const TTL: Duration = Duration::from_millis(1_500);
+
+/// The command was seen alive before the end of a lease that was last granted by a call of `path`, and never after.
+async fn ended_in_time(fake: &Fake, path: &str, dir: &Path) {
+    let pid = process(&dir.join("pid")).await;
+    eventually("the command has ended", async || !is_running(pid)).await;
+    assert!(last_alive(dir) < fake.last_grant(path) + TTL, "the command outlived its lease");
+}
+
+#[test]
+fn a_command_runs_as_long_as_it_likes() {
+    crate::harness::run(async {
+        let (fake, dir) = (Fake::start(900), folder());
+        let script =
+            "while [ ! -e go ]; do sleep 0.02; done; test $LOCKKEEPER_LEASE_ID = the-lease && exit 9";
+        let child = under_lock(&fake.url, "run", dir.path(), &[], script).spawn().unwrap();
+        fake.until_called("/v1/renew", 4).await;
+        assert_eq!(fake.count("/v1/release"), 0);
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        let ended = output(child).await;
+        assert_eq!(ended.status.code(), Some(9), "{}", text(&ended.stderr));
+        assert_eq!(fake.count("/v1/release"), 1);
+    });
+}
+
+#[test]
+fn a_command_is_stopped_before_a_lease_that_cannot_be_renewed_ends() {
+    crate::harness::run(async {
+        for answer in [Answer::Unavailable, Answer::Hangs] {
+            let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());
+            fake.answers("/v1/renew", answer);
+            let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
+            ended_in_time(&fake, "/v1/acquire", dir.path()).await;
+            let ended = output(child).await;
+            assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
+            assert!(dir.path().join("term").exists(), "it was killed before it was told");
+        }
+    });
+}
+
+#[test]
+fn a_command_is_stopped_when_its_lease_is_found_lost() {
+    crate::harness::run(async {
+        let (fake, dir) = (Fake::start(60_000), folder());
+        fake.answers("/v1/renew", Answer::Lost);
+        let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
+        // A command that goes on reminds its lock to be renewed: that is when the loss is found.
+        let pid = process(&dir.path().join("pid")).await;
+        signal(pid, Signal::STOP);
+        signal(pid, Signal::CONT);
+        let ended = output(child).await;
+        assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
+        assert_eq!(fake.count("/v1/release"), 0);
+    });
+}
+
+/// Standard error is gone, or is a pipe that is full and that nobody reads: neither keeps the command alive.
+#[test]
+fn nothing_is_said_before_the_command_is_stopped() {
+    crate::harness::run(async {
+        for is_full in [false, true] {
+            let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());
+            fake.answers("/v1/renew", Answer::Unavailable);
+            let (reader, mut writer) = std::io::pipe().unwrap();
+            let _unread = is_full.then_some(reader);
+            if is_full {
+                rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+                while writer.write(b"x").is_ok() {}
+                rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
+            }
+            let mut command = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN);
+            let mut child = command.stderr(OwnedFd::from(writer)).spawn().unwrap();
+            drop(command);
+            ended_in_time(&fake, "/v1/acquire", dir.path()).await;
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    });
+}
+
+/// A process that was stopped renews nothing and stops nothing; its guard does.
+#[test]
+fn a_command_ends_with_the_lease_of_a_process_that_hangs() {
+    crate::harness::run(async {
+        let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());
+        let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
+        fake.until_called("/v1/renew", 1).await;
+        until_file(&dir.path().join("alive")).await;
+        signal(child.id(), Signal::STOP);
+        ended_in_time(&fake, "/v1/renew", dir.path()).await;
+        signal(child.id(), Signal::CONT);
+        let ended = output(child).await;
+        assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
+    });
+}
