@@ -19,6 +19,7 @@ mod fleet;
 mod locks;
 mod output;
 mod policy;
+mod servers;
 mod stream;
 mod versions;
 
@@ -34,8 +35,13 @@ Exit codes:
   4  lost: the lease has ended or was taken away
   5  unavailable: no proxy answers, or it cannot reach its store
   6  refused: the policy said no, or a proxy would not load it
-  `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); its own failures
-  are 110 + the code above, 126 where the command cannot be run and 127 where it is not found.";
+  `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); their own failures
+  are 110 + the code above (114: the lease was lost, and the command was stopped), 126 where the command cannot
+  be run and 127 where it is not found. A signal that ends the wait for the lock gives 128 + n.
+
+Several servers (--server http://a:7070,http://b:7070) are proxies of one store. One that is gone, that stops or that
+cannot reach its store is passed over for the next one: a wait goes on with the same request id, and a lease
+is kept alive by any of them. A release is not repeated once it may have arrived.";
 
 /// A lock proxy: MySQL's locking primitives, governed by WebAssembly policies.
 #[derive(Parser, Debug)]
@@ -50,15 +56,17 @@ pub struct Cli {
 /// What every command that talks to a proxy understands.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The proxy's API
+    /// The proxy's API; several proxies of one store with commas, or by giving this several times: where one
+    /// cannot be used the next one is
     #[arg(
         long,
         global = true,
         env = "LOCKKEEPER_SERVER",
         default_value = "http://127.0.0.1:7070",
+        value_delimiter = ',',
         value_name = "URL"
     )]
-    pub server: String,
+    pub server: Vec<String>,
     /// The proxy's admin address, for `policy` and `fleet`
     #[arg(
         long,
@@ -103,8 +111,19 @@ pub enum ClientCommand {
     /// Takes the lock, runs the command, keeps the lease alive, and releases it when the command has
     /// ended. Where the lease cannot be renewed, the command and its process group are stopped (TERM,
     /// then KILL) before the lease ends. The command finds LOCKKEEPER_TOKEN, LOCKKEEPER_KEY and
-    /// LOCKKEEPER_LEASE_ID in its environment. At a terminal, the command stays in the foreground and
-    /// only it is signalled, not what it started.
+    /// LOCKKEEPER_LEASE_ID in its environment.
+    ///
+    /// What the command starts is part of it: the lock is held until all of its process group has ended. A process
+    /// that leaves the group (a daemon, setsid) is not watched: it is neither waited for nor stopped.
+    ///
+    /// INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to the group; one that was ignored before (nohup) stays
+    /// ignored. At a terminal the command is a job in the foreground: Ctrl-C and Ctrl-Z reach it and not
+    /// lockkeeper, and it may read. A command that is stopped (Ctrl-Z, STOP) keeps its lock until the lease
+    /// ends, is not renewed, and is killed then unless it was continued before.
+    ///
+    /// Where lockkeeper itself is killed or hangs, a guard process ends the command: at once, or before
+    /// the lease ends. Where the guard is killed with it, the command works on, and fencing tokens must protect what
+    /// it writes to.
     ///
     /// Example: lockkeeper run --ttl 10s --wait 1m backups/db -- pg_dump shop
     Run(command::RunArgs),
@@ -112,7 +131,9 @@ pub enum ClientCommand {
     ///
     /// The resource's policy guards it with the primitive `once`. The first call runs the command and
     /// keeps its exit code and the first 8 KiB of its standard output; the others, also those that come while
-    /// it runs, print that and exit with the same code. A command that fails may be run again.
+    /// it runs, print that and exit with the same code. A command that fails may be run again. For signals,
+    /// terminals and lost leases see `lockkeeper run --help`; the outcome is stored for as long as that takes and
+    /// the lease lasts, or for 2 s after a signal.
     ///
     /// Example: lockkeeper once invoices/2026-11 -- ./send-invoices
     Once(command::OnceArgs),
@@ -142,7 +163,8 @@ pub enum ClientCommand {
     Release { lease_id: String },
     /// Hold a lock until this command is stopped
     ///
-    /// The proxy renews the lease as long as the connection lives. Prints what happens to it.
+    /// The proxy renews the lease as long as the connection lives. Prints what happens to it. Where the proxy stops or
+    /// is gone, another --server goes on with the lease.
     ///
     /// Example: lockkeeper hold orders/42
     Hold(AcquireArgs),

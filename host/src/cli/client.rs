@@ -37,6 +37,10 @@ impl Client {
         Ok(Client { base: base.to_owned(), http })
     }
 
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.call(Method::GET, path, Bytes::new(), CALL_TIMEOUT).await
     }
@@ -77,7 +81,8 @@ impl Client {
     }
 
     pub fn broken(&self, error: &hyper::Error) -> Failure {
-        Failure::NoProxy { url: self.base.clone(), why: format!("the connection broke: {error}") }
+        let why = format!("the connection broke: {error}");
+        Failure::NoProxy { url: self.base.clone(), why, was_asked: true }
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Incoming), Failure> {
@@ -87,11 +92,11 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(body))
             .map_err(|error| Failure::Usage(format!("{}{path}: {error}", self.base)))?;
-        let response = self
-            .http
-            .request(request)
-            .await
-            .map_err(|error| Failure::NoProxy { url: self.base.clone(), why: root_cause(&error) })?;
+        let response = self.http.request(request).await.map_err(|error| Failure::NoProxy {
+            url: self.base.clone(),
+            why: root_cause(&error),
+            was_asked: !error.is_connect(),
+        })?;
         Ok((response.status().as_u16(), response.into_body()))
     }
 

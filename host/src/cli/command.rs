@@ -6,10 +6,13 @@
 
 use clap::Args;
 
-use super::client::Client;
+use serde_json::Value;
+
 use super::failure::Failure;
-use super::{AcquireArgs, Options, locks};
+use super::servers::Servers;
+use super::{AcquireArgs, Options};
 use crate::clock;
+use crate::lock::Instant;
 
 mod child;
 mod group;
@@ -21,6 +24,7 @@ mod signals;
 mod terminal;
 
 use child::{Change, Child, Output};
+pub use lease::sleep_until;
 use lease::{Held, Lost};
 pub use once::{OnceArgs, run as once};
 use signals::Signals;
@@ -36,27 +40,39 @@ pub struct RunArgs {
 
 /// The exit code of the command.
 pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
-    let client = Client::new(&options.server)?;
+    let servers = Servers::new(&options.server)?;
     let mut signals = Signals::new()?;
-    let asked = clock::now();
     let body = args.acquire.to_json();
-    let grant = tokio::select! {
-        grant = client.post("/v1/acquire", &body, locks::timeout_of(&args.acquire)) => grant?,
+    let (grant, asked) = tokio::select! {
+        granted = servers.acquire("/v1/acquire", &body, args.acquire.wait) => granted?,
         // Leaving closes the connection, which leaves the queue.
         code = signals.end() => return Ok(code),
     };
-    let lease = Held::new(&grant, asked)?;
-    let mut child = start(&args.command, &lease, &client, Output::Passed).await?;
-    let code = supervise(&mut child, &lease, &client, &mut signals).await?;
-    lease.release(&client).await;
+    let lease = held(&grant, asked, &servers)?;
+    let mut child = start(&args.command, &lease, &servers, Output::Passed).await?;
+    let code = supervise(&mut child, &lease, &servers, &mut signals).await?;
+    lease.release(&servers).await;
     Ok(code)
 }
 
+/// The lease of a grant, which every server renews unless it rests on a session of one.
+fn held(grant: &Value, asked: Instant, servers: &Servers) -> Result<Held, Failure> {
+    if matches!(grant["primitive"].as_str(), Some("advisory" | "row")) {
+        servers.stay();
+    }
+    Held::new(grant, asked)
+}
+
 /// Starts the command; the lease of one that cannot be run is given up.
-async fn start(command: &[String], lease: &Held, client: &Client, output: Output) -> Result<Child, Failure> {
+async fn start(
+    command: &[String],
+    lease: &Held,
+    servers: &Servers,
+    output: Output,
+) -> Result<Child, Failure> {
     let child = Child::spawn(command, &lease.environment(), output, lease.kill_at());
     if child.is_err() {
-        lease.release(client).await;
+        lease.release(servers).await;
     }
     child
 }
@@ -66,14 +82,14 @@ async fn start(command: &[String], lease: &Held, client: &Client, output: Output
 async fn supervise(
     child: &mut Child,
     lease: &Held,
-    client: &Client,
+    servers: &Servers,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
-    let mut lost = watch(child, lease, client, signals).await?;
+    let mut lost = watch(child, lease, servers, signals).await?;
     if let Err(lost) = &mut lost {
         let is_gone = child.stop(lost.kill_at).await;
         if is_gone && !lost.certain {
-            lease.release(client).await;
+            lease.release(servers).await;
         }
         lost.reason.push_str(if is_gone {
             "; the command was stopped"
@@ -88,17 +104,17 @@ async fn supervise(
 async fn watch(
     child: &mut Child,
     lease: &Held,
-    client: &Client,
+    servers: &Servers,
     signals: &mut Signals,
 ) -> Result<Result<u8, Lost>, Failure> {
-    let keep = lease.keep(client);
+    let keep = lease.keep(servers);
     tokio::pin!(keep);
     // Nobody works while the command is stopped, so its lease is not renewed.
     let mut is_stopped = false;
     loop {
         tokio::select! {
             lost = &mut keep, if !is_stopped => return Ok(Err(lost)),
-            () = lease::sleep_until(lease.stop_at()), if is_stopped => {
+            () = sleep_until(lease.stop_at()), if is_stopped => {
                 return Ok(Err(lease.gone("the command was stopped for longer than its lease lasts".to_owned())));
             }
             () = lease.extended() => child.may_live_until(lease.kill_at()),

@@ -9,7 +9,12 @@ pub enum Failure {
     #[error("{0}")]
     Usage(String),
     #[error("no proxy at {url}; start one with `lockkeeper serve` ({why})")]
-    NoProxy { url: String, why: String },
+    NoProxy {
+        url: String,
+        why: String,
+        /// The request may have arrived.
+        was_asked: bool,
+    },
     #[error("{url} did not answer in time")]
     Silent { url: String },
     /// The proxy's own answer.
@@ -49,6 +54,20 @@ impl Failure {
                 "invalid" => 2,
                 _ => 1,
             },
+        }
+    }
+
+    /// Another proxy may be able to do what this one cannot do now.
+    pub fn is_of_the_server(&self) -> bool {
+        self.code() == 5
+    }
+
+    /// As [`Failure::is_of_the_server`], and nothing was done.
+    pub fn was_not_heard(&self) -> bool {
+        match self {
+            Failure::NoProxy { was_asked, .. } => !was_asked,
+            Failure::Problem { body, .. } => body["type"] == "shutting_down",
+            _ => false,
         }
     }
 

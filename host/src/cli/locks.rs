@@ -1,16 +1,15 @@
 //! `acquire`, `renew`, `release`, `ls` and `show`.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
-use super::client::{CALL_TIMEOUT, Client, encode_path, encode_query};
+use super::client::{CALL_TIMEOUT, encode_path, encode_query};
 use super::failure::Failure;
+use super::servers::Servers;
 use super::{AcquireArgs, Options, output};
 
 pub async fn acquire(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
-    let client = Client::new(&options.server)?;
-    let lease = client.post("/v1/acquire", &args.to_json(), timeout_of(args)).await?;
+    let servers = Servers::new(&options.server)?;
+    let (lease, _) = servers.acquire("/v1/acquire", &args.to_json(), args.wait).await?;
     if options.json {
         output::json(&lease);
     } else {
@@ -24,7 +23,7 @@ pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Re
     if let Some(ttl_ms) = ttl_ms {
         body["ttl_ms"] = ttl_ms.into();
     }
-    let renewed = Client::new(&options.server)?.post("/v1/renew", &body, CALL_TIMEOUT).await?;
+    let renewed = Servers::new(&options.server)?.post("/v1/renew", &body, CALL_TIMEOUT).await?;
     if options.json {
         output::json(&renewed);
     } else {
@@ -35,7 +34,7 @@ pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Re
 
 pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
     let body = json!({ "lease_id": lease_id });
-    let released = Client::new(&options.server)?.post("/v1/release", &body, CALL_TIMEOUT).await?;
+    let released = Servers::new(&options.server)?.post_once("/v1/release", &body).await?;
     if options.json {
         output::json(&released);
     } else {
@@ -46,7 +45,7 @@ pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
 
 /// Lists up to `limit` locks, over as many pages as that takes.
 pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Result<(), Failure> {
-    let client = Client::new(&options.server)?;
+    let servers = Servers::new(&options.server)?;
     let prefix = encode_query(prefix.unwrap_or_default());
     let mut locks: Vec<Value> = Vec::new();
     let mut unheard = Value::Null;
@@ -55,7 +54,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
     while more && locks.len() < limit {
         let page = (limit - locks.len()).min(1_000);
         let path = format!("/v1/locks?prefix={prefix}&limit={page}&after={}", encode_query(&after));
-        let answer = client.get(&path).await?;
+        let answer = servers.get(&path).await?;
         let found = answer["locks"].as_array().cloned().unwrap_or_default();
         more = answer["more"].as_bool().unwrap_or(false) && !found.is_empty();
         after = answer["next"].as_str().unwrap_or_default().to_owned();
@@ -91,7 +90,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
 
 pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
     let path = format!("/v1/locks/{}", encode_path(name));
-    let lock = Client::new(&options.server)?.get(&path).await?;
+    let lock = Servers::new(&options.server)?.get(&path).await?;
     if options.json {
         output::json(&lock);
         return Ok(());
@@ -120,15 +119,6 @@ pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
         ["at", "hook", "by", "what"].iter().map(|name| output::shown(&decision[*name])).collect()
     });
     Ok(())
-}
-
-/// How long an acquire may take: as long as it may wait, and a call; for ever where the policy says
-/// how long that is.
-pub fn timeout_of(args: &AcquireArgs) -> Duration {
-    match args.wait {
-        Some(ms) => CALL_TIMEOUT + Duration::from_millis(ms.into()),
-        None => Duration::from_secs(30 * 24 * 3600),
-    }
 }
 
 fn print_lease(lease: &Value) {

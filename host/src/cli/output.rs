@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 use serde_json::Value;
 
@@ -24,6 +26,33 @@ pub fn aside(text: String) {
             complain(&text);
             SPEAKS.store(false, Ordering::Release);
         });
+    }
+}
+
+/// Prints lines from a thread of its own, so that nobody waits for who reads them.
+pub struct Printer {
+    lines: mpsc::SyncSender<String>,
+    thread: thread::JoinHandle<()>,
+}
+
+/// Lines that wait for their reader; what comes then is left out.
+const MAX_UNREAD_LINES: usize = 1_000;
+
+impl Printer {
+    pub fn start() -> Printer {
+        let (lines, unread) = mpsc::sync_channel::<String>(MAX_UNREAD_LINES);
+        let thread = thread::spawn(move || unread.iter().for_each(|text| line(&text)));
+        Printer { lines, thread }
+    }
+
+    pub fn line(&self, text: String) {
+        let _ = self.lines.try_send(text);
+    }
+
+    /// Waits until all has been read. To be called when there is nothing else to do.
+    pub fn finish(self) {
+        drop(self.lines);
+        let _ = self.thread.join();
     }
 }
 

@@ -1,20 +1,27 @@
 //! `watch` and `hold`: answers that go on.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::Method;
 use hyper::body::Incoming;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::client::{Client, encode_query};
+use super::client::{CALL_TIMEOUT, encode_query};
+use super::command::sleep_until;
 use super::failure::Failure;
-use super::{AcquireArgs, Options, output};
+use super::output::{self, Printer};
+use super::servers::Servers;
+use super::{AcquireArgs, Options};
+use crate::clock;
+use crate::lock::Instant;
 
 pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failure> {
-    let client = Client::new(&options.server)?;
+    let servers = Servers::new(&options.server)?;
     let path = format!("/v1/watch?prefix={}", encode_query(prefix.unwrap_or_default()));
-    let mut lines = Lines::new(client.stream(Method::GET, &path, Bytes::new()).await?);
-    while let Some(line) = lines.next(&client).await? {
+    let mut lines = Lines::new(servers.stream(&path).await?);
+    while let Some(line) = lines.next().await.map_err(Failure::Other)? {
         let Some(data) = line.strip_prefix("data: ") else { continue };
         let Ok(event) = serde_json::from_str::<Value>(data) else { continue };
         if options.json {
@@ -35,34 +42,164 @@ pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failur
     Err(Failure::Other("the proxy ended the stream".to_owned()))
 }
 
+/// Between two attempts to go on with a lease.
+const PAUSE: Duration = Duration::from_millis(200);
+
 pub async fn hold(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
-    let client = Client::new(&options.server)?;
-    let body = args.to_json().to_string().into();
-    let mut lines = Lines::new(client.stream(Method::POST, "/v1/hold", body).await?);
-    let mut reason = "the connection ended".to_owned();
-    while let Some(line) = lines.next(&client).await.map_err(|failure| lost(&failure))? {
-        let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
-        match event["event"].as_str() {
-            _ if options.json => output::json(&event),
-            Some("granted") => {
-                let lease = output::shown(&event["lease_id"]);
-                output::line(&format!("granted  token {}  {lease}", event["token"]));
-            }
-            Some("renewed") => {
-                output::line(&format!("renewed  expires in {}", output::time(&event["expires_in_ms"])));
-            }
-            _ => {}
-        }
-        if event["event"] == "lost" {
-            reason = output::shown(&event["reason"]);
-        }
-    }
-    Err(Failure::Lost(reason))
+    let servers = Servers::new(&options.server)?;
+    let printer = Printer::start();
+    let failure = hold_on(args, &servers, &printer, options.json).await;
+    printer.finish();
+    Err(failure)
 }
 
-/// A connection that breaks takes its lease with it.
-fn lost(failure: &Failure) -> Failure {
-    Failure::Lost(failure.to_string())
+/// Holds a lock until that fails.
+async fn hold_on(args: &AcquireArgs, servers: &Servers, printer: &Printer, as_json: bool) -> Failure {
+    let (body, asked) = match servers.open("/v1/hold", &args.to_json(), args.wait).await {
+        Ok(opened) => opened,
+        Err(failure) => return failure,
+    };
+    let mut held = Held { lease_id: None, asked, heard: clock::now(), certain_until: asked };
+    let mut lines = Lines::new(body);
+    // A connection that is closed gives its lease up, which another one goes on with: these stay open.
+    let mut silent = Vec::new();
+    loop {
+        let why = match held.follow(&mut lines, servers, |event| print(event, printer, as_json)).await {
+            End::Lost(reason) => return Failure::Lost(reason),
+            End::Silent => {
+                silent.push(lines);
+                "the proxy is silent".to_owned()
+            }
+            End::Broken(why) => why,
+        };
+        servers.pass_over();
+        lines = match held.go_on(servers, &why).await {
+            Ok(lines) => lines,
+            Err(failure) => return failure,
+        };
+    }
+}
+
+/// A lease that a proxy keeps alive.
+struct Held {
+    lease_id: Option<String>,
+    /// When the request was sent that the proxy counts from.
+    asked: Instant,
+    /// When the last line was read.
+    heard: Instant,
+    certain_until: Instant,
+}
+
+/// How a stream ends.
+enum End {
+    Lost(String),
+    Silent,
+    /// The proxy stops, or the connection broke: the lease may live on.
+    Broken(String),
+}
+
+impl Held {
+    /// Prints what happens to the lease until its stream ends.
+    async fn follow(&mut self, lines: &mut Lines, servers: &Servers, print: impl Fn(&Value)) -> End {
+        loop {
+            let line = tokio::select! {
+                biased;
+                line = lines.next() => line,
+                () = sleep_until(self.patient_until(servers)) => return End::Silent,
+            };
+            let line = match line {
+                Ok(Some(line)) => line,
+                Ok(None) => return End::Broken("the proxy ended the stream".to_owned()),
+                Err(why) => return End::Broken(why),
+            };
+            let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
+            self.hear(&event);
+            if event["event"] == "granted" && matches!(event["primitive"].as_str(), Some("advisory" | "row"))
+            {
+                servers.stay();
+            }
+            print(&event);
+            match event["event"].as_str() {
+                Some("lost") => return End::Lost(output::shown(&event["reason"])),
+                Some("draining") => return End::Broken("the proxy stops".to_owned()),
+                _ => {}
+            }
+        }
+    }
+
+    /// A line counts from the request, so one that comes late promises nothing that has passed.
+    fn hear(&mut self, event: &Value) {
+        let number = |name: &str| event[name].as_u64().and_then(|number| u32::try_from(number).ok());
+        if let Some(id) = event["lease_id"].as_str() {
+            self.lease_id = Some(id.to_owned());
+        }
+        self.heard = clock::now();
+        // An earlier proxy says `waited_ms` of its grant alone, and nothing of a renewal.
+        let since_ms = number("since_ms").or_else(|| number("waited_ms"));
+        let from = since_ms.map_or(self.heard, |since_ms| self.asked.plus_ms(since_ms));
+        if let Some(left_ms) = number("expires_in_ms") {
+            self.certain_until = from.plus_ms(left_ms);
+        }
+    }
+
+    /// Another server is asked when half of the time has passed without a word; the only one is waited for until
+    /// the end.
+    fn patient_until(&self, servers: &Servers) -> Instant {
+        if self.lease_id.is_none() {
+            return self.heard.plus_us(CALL_TIMEOUT.as_micros() as u64);
+        }
+        let left_us = self.certain_until.us_since(self.heard);
+        match servers.count() {
+            1 => self.certain_until,
+            _ => self.heard.plus_us(left_us / 2),
+        }
+    }
+
+    /// Finds a server that keeps the lease alive, as long as it lasts.
+    async fn go_on(&mut self, servers: &Servers, why: &str) -> Result<Lines, Failure> {
+        let Some(id) = &self.lease_id else { return Err(Failure::Lost(why.to_owned())) };
+        let body: Bytes = json!({ "lease_id": id }).to_string().into();
+        // A server that ends each stream at once is not asked without a pause.
+        let left = Duration::from_micros(self.certain_until.us_since(clock::now()));
+        tokio::time::sleep(PAUSE.min(left / 10)).await;
+        loop {
+            let asked = clock::now();
+            let left = Duration::from_micros(self.certain_until.us_since(asked));
+            if left.is_zero() {
+                return Err(Failure::Lost(why.to_owned()));
+            }
+            let each = left / servers.count() as u32;
+            let stream = servers.current().stream(Method::POST, "/v1/hold", body.clone());
+            match tokio::time::timeout(each.max(PAUSE), stream).await {
+                Ok(Ok(body)) => {
+                    servers.settle();
+                    (self.asked, self.heard) = (asked, clock::now());
+                    return Ok(Lines::new(body));
+                }
+                Ok(Err(failure)) if !failure.is_of_the_server() => {
+                    return Err(Failure::Lost(format!("{why}; {failure}")));
+                }
+                Ok(Err(_)) | Err(_) => {
+                    servers.pass_over();
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+fn print(event: &Value, printer: &Printer, as_json: bool) {
+    match event["event"].as_str() {
+        _ if as_json => printer.line(event.to_string()),
+        Some("granted") => {
+            let lease = output::shown(&event["lease_id"]);
+            printer.line(format!("granted  token {}  {lease}", event["token"]));
+        }
+        Some("renewed") => {
+            printer.line(format!("renewed  expires in {}", output::time(&event["expires_in_ms"])));
+        }
+        _ => {}
+    }
 }
 
 /// The lines of a body.
@@ -76,7 +213,8 @@ impl Lines {
         Lines { body, held: Vec::new() }
     }
 
-    async fn next(&mut self, client: &Client) -> Result<Option<String>, Failure> {
+    /// The next line; why the connection broke. Safe to drop and call again.
+    async fn next(&mut self) -> Result<Option<String>, String> {
         loop {
             if let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {
                 let rest = self.held.split_off(end + 1);
@@ -85,7 +223,7 @@ impl Lines {
             }
             match self.body.frame().await {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(client.broken(&error)),
+                Some(Err(error)) => return Err(format!("the connection broke: {error}")),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         self.held.extend_from_slice(&data);

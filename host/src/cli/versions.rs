@@ -3,12 +3,13 @@
 use serde_json::{Value, json};
 
 use super::args::labels_json;
-use super::client::{CALL_TIMEOUT, Client};
+use super::client::CALL_TIMEOUT;
 use super::failure::Failure;
+use super::servers::{self, Servers};
 use super::{Options, VersionCommand, output};
 
 pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failure> {
-    let client = Client::new(&options.server)?;
+    let servers = Servers::new(&options.server)?;
     let (path, body) = match command {
         VersionCommand::Read { resource, labels } => {
             let mut body = json!({ "resource": resource });
@@ -22,13 +23,11 @@ pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failu
                 let not_json = |error| Failure::Usage(format!("the value is not JSON: {error}"));
                 body["value"] = serde_json::from_str(&value).map_err(not_json)?;
             }
-            if let Some(request_id) = request_id {
-                body["request_id"] = request_id.into();
-            }
+            body["request_id"] = request_id.unwrap_or_else(servers::new_request_id).into();
             ("/v1/versions/commit", body)
         }
     };
-    let answer = client.post(path, &body, CALL_TIMEOUT).await?;
+    let answer = servers.post(path, &body, CALL_TIMEOUT).await?;
     if options.json {
         output::json(&answer);
         return Ok(());

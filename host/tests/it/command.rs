@@ -7,13 +7,14 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Kind, Proxy, eventually, folder, is_running, signal};
+use crate::harness::{Client, Kind, Proxy, database, eventually, folder, is_running, signal};
 
 mod fake;
 mod killed;
 mod losing;
 mod output;
 mod run;
+mod servers;
 mod signals;
 mod terminal;
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::cli::client::Client;
 use crate::cli::failure::Failure;
 use crate::cli::output;
+use crate::cli::servers::Servers;
 use crate::clock;
 use crate::lock::Instant;
 
@@ -20,7 +20,6 @@ use crate::lock::Instant;
 const MAX_GRACE_MS: u32 = 5_000;
 /// As [`MAX_GRACE_MS`], where the lease is lost already.
 const LOST_GRACE_MS: u32 = 1_000;
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lease, and when something must happen to it. The future that keeps it alive shares it with what
 /// goes by its times.
@@ -32,6 +31,8 @@ pub struct Held {
     renew_at: Cell<Instant>,
     /// Rings when the lease was extended.
     extended: Notify,
+    /// Rings when the lease is to be renewed sooner than it was.
+    sooner: Notify,
     /// Why the last renewal failed, since one succeeded.
     last_fault: RefCell<Option<String>>,
 }
@@ -67,6 +68,7 @@ impl Held {
             times: Cell::new(Times { ttl_ms, valid_until: granted }),
             renew_at: Cell::new(granted),
             extended: Notify::new(),
+            sooner: Notify::new(),
             last_fault: RefCell::new(None),
         };
         held.extend(granted, ttl_ms, left_ms);
@@ -82,15 +84,22 @@ impl Held {
     }
 
     /// Renews the lease until that fails. While nobody polls this, nothing is renewed.
-    pub async fn keep(&self, client: &Client) -> Lost {
+    pub async fn keep(&self, servers: &Servers) -> Lost {
         loop {
-            sleep_until(self.renew_at.get().min(self.stop_at())).await;
+            self.until_due().await;
             let now = clock::now();
             if now >= self.stop_at() {
                 let why = self.last_fault.take().unwrap_or_else(|| "there was no time".to_owned());
                 return self.gone(format!("the lease could not be renewed: {why}"));
             }
-            match client.post("/v1/renew", &json!({"lease_id": self.id}), self.patience(now)).await {
+            let body = json!({"lease_id": self.id});
+            let renewal = servers.post("/v1/renew", &body, self.patience(now, servers.count()));
+            let left = Duration::from_micros(self.stop_at().us_since(now));
+            let Ok(answer) = tokio::time::timeout(left, renewal).await else {
+                self.last_fault.replace(Some("no server answered in time".to_owned()));
+                continue;
+            };
+            match answer {
                 Ok(renewed) => {
                     let number =
                         |name: &str| renewed[name].as_u64().and_then(|number| u32::try_from(number).ok());
@@ -110,6 +119,19 @@ impl Held {
         }
     }
 
+    async fn until_due(&self) {
+        loop {
+            let due = self.renew_at.get().min(self.stop_at());
+            if clock::now() >= due {
+                return;
+            }
+            tokio::select! {
+                () = sleep_until(due) => {}
+                () = self.sooner.notified() => {}
+            }
+        }
+    }
+
     /// What is lost where the proxy has not said that it is.
     pub fn gone(&self, reason: String) -> Lost {
         Lost { reason, certain: false, kill_at: self.kill_at() }
@@ -123,12 +145,13 @@ impl Held {
     /// Asks for a renewal at once.
     pub fn renew_now(&self) {
         self.renew_at.set(clock::now());
+        self.sooner.notify_one();
     }
 
     /// Called when nothing works under the lease any more, so what it says holds nothing up.
-    pub async fn release(&self, client: &Client) {
+    pub async fn release(&self, servers: &Servers) {
         let body = json!({"lease_id": self.id});
-        if let Err(failure) = client.post("/v1/release", &body, RELEASE_TIMEOUT).await {
+        if let Err(failure) = servers.post_once("/v1/release", &body).await {
             output::complain(&format!("the lock was not released and ends with its lease: {failure}"));
         }
     }
@@ -155,10 +178,11 @@ impl Held {
         before(self.valid_until(), (self.times.get().ttl_ms / 20).min(500))
     }
 
-    /// How long one renewal may take: a proxy that hangs should leave time to ask again.
-    fn patience(&self, now: Instant) -> Duration {
+    /// How long one of so many servers may take to renew: one that hangs should leave time to ask again.
+    fn patience(&self, now: Instant, servers: usize) -> Duration {
         let left = self.stop_at().us_since(now).max(1_000);
-        Duration::from_micros(left.min(u64::from(self.times.get().ttl_ms / 4).max(100) * 1_000))
+        let each = u64::from(self.times.get().ttl_ms / 4) / servers as u64;
+        Duration::from_micros(left.min(each.max(100) * 1_000))
     }
 }
 

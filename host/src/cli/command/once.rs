@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use super::child::Output;
 use super::lease::sleep_until;
 use super::passing::Kept;
-use super::{Held, Signals, start, supervise};
+use super::{Held, Signals, held, start, supervise};
 use crate::cli::args::{duration_ms, label};
-use crate::cli::client::{CALL_TIMEOUT, Client};
+use crate::cli::client::CALL_TIMEOUT;
 use crate::cli::failure::Failure;
-use crate::cli::{AcquireArgs, Mode, Options, locks, output};
+use crate::cli::servers::Servers;
+use crate::cli::{AcquireArgs, Mode, Options, output};
 use crate::clock;
 
 #[derive(Args, Debug)]
@@ -48,33 +49,32 @@ const FINISH_AFTER_SIGNAL_MS: u32 = 2_000;
 
 /// The exit code of the command, of this run or of the one that was kept.
 pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
-    let client = Client::new(&options.server)?;
+    let servers = Servers::new(&options.server)?;
     let mut signals = Signals::new()?;
     let OnceArgs { resource, ttl, wait, owner, labels, keep_failure, command } = args;
     let acquire = AcquireArgs { resource, ttl, wait, mode: Mode::Exclusive, owner, labels, request_id: None };
-    let asked = clock::now();
     let body = acquire.to_json();
-    let answer = tokio::select! {
-        answer = client.post("/v1/once/begin", &body, locks::timeout_of(&acquire)) => answer?,
+    let (answer, asked) = tokio::select! {
+        answer = servers.acquire("/v1/once/begin", &body, wait) => answer?,
         code = signals.end() => return Ok(code),
     };
     if answer["state"] == "done" {
         return Ok(replay(&answer["outcome"]));
     }
-    let lease = Held::new(&answer, asked)?;
-    let mut child = start(&command, &lease, &client, Output::Kept(MAX_OUTPUT_BYTES)).await?;
-    let code = supervise(&mut child, &lease, &client, &mut signals).await?;
+    let lease = held(&answer, asked, &servers)?;
+    let mut child = start(&command, &lease, &servers, Output::Kept(MAX_OUTPUT_BYTES)).await?;
+    let code = supervise(&mut child, &lease, &servers, &mut signals).await?;
     let output = child.output();
     let result = match output {
         _ if code != 0 && !keep_failure => {
-            lease.release(&client).await;
+            lease.release(&servers).await;
             (Ok(()), output)
         }
         Some(mut passing) => {
             let outcome = outcome(code, &passing.kept().await);
-            (finish(&client, &lease, &outcome, &mut signals).await, Some(passing))
+            (finish(&servers, &lease, &outcome, &mut signals).await, Some(passing))
         }
-        None => (finish(&client, &lease, &outcome(code, &Kept::default()), &mut signals).await, None),
+        None => (finish(&servers, &lease, &outcome(code, &Kept::default()), &mut signals).await, None),
     };
     let (finished, output) = result;
     if let Some(passing) = output {
@@ -109,15 +109,15 @@ fn replay(outcome: &Value) -> u8 {
 /// Stores the outcome. The work is done, so the lease is renewed until that has succeeded; only a lease that ends, a
 /// refusal, or a signal that is not followed by success soon, ends the attempts.
 async fn finish(
-    client: &Client,
+    servers: &Servers,
     lease: &Held,
     outcome: &Value,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
-    let finished = repeat_finish(client, lease, outcome);
+    let finished = repeat_finish(servers, lease, outcome);
     let kept = async {
         // A lease that is found lost may have been ended by the outcome that was stored: its answer says so.
-        lease.keep(client).await;
+        lease.keep(servers).await;
         std::future::pending::<()>().await;
     };
     let given_up = async {
@@ -135,10 +135,10 @@ async fn finish(
     result
 }
 
-async fn repeat_finish(client: &Client, lease: &Held, outcome: &Value) -> Result<(), Failure> {
+async fn repeat_finish(servers: &Servers, lease: &Held, outcome: &Value) -> Result<(), Failure> {
     let body = json!({ "lease_id": lease.id, "outcome": outcome });
     loop {
-        match client.post("/v1/once/finish", &body, CALL_TIMEOUT).await {
+        match servers.post("/v1/once/finish", &body, CALL_TIMEOUT).await {
             Ok(_) => return Ok(()),
             Err(failure) if failure.code() == 5 && clock::now() < lease.valid_until() => {
                 tokio::time::sleep(FINISH_PAUSE).await;

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use bytes::Bytes;
+use futures_util::StreamExt;
 use http_body_util::BodyExt;
 use lockkeeper::config::HttpLimits;
-use lockkeeper::http::{self, Handler, Kind, Peer, Problem, Request, Response};
+use lockkeeper::http::{self, Body, Handler, Kind, Peer, Problem, Request, Response};
 use lockkeeper::telemetry::Metrics;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +22,10 @@ pub enum Answer {
     ShuttingDown,
     Hangs,
     Lost,
+    /// A held connection says that the server stops, and ends.
+    Drains,
+    /// A held connection ends without a word.
+    Ends,
 }
 
 #[derive(Default)]
@@ -39,17 +45,22 @@ pub struct Fake {
 
 struct Front {
     state: Arc<Mutex<State>>,
+    primitive: &'static str,
     ttl_ms: u32,
 }
 
 impl Fake {
     /// Leases have this time to live.
     pub fn start(ttl_ms: u32) -> Fake {
+        Fake::of("lease", ttl_ms)
+    }
+
+    pub fn of(primitive: &'static str, ttl_ms: u32) -> Fake {
         let state = Arc::<Mutex<State>>::default();
         let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let front = Front { state: state.clone(), ttl_ms };
+        let front = Front { state: state.clone(), primitive, ttl_ms };
         let (limits, metrics) = (HttpLimits::default(), Metrics::default());
         tokio::spawn(http::serve(http::Listener::plain(listener), front, limits, metrics, stop.clone()));
         Fake { url, state, stop }
@@ -105,6 +116,9 @@ impl Handler for Front {
             state.answers.get(path.as_str()).copied().unwrap_or(Answer::Works)
         };
         match answer {
+            Answer::Works if path == "/v1/hold" => self.held(&[], false),
+            Answer::Drains => self.held(&["draining"], true),
+            Answer::Ends => self.held(&[], true),
             Answer::Works => self.works(&path),
             Answer::Unavailable => Problem::new(Kind::StoreUnavailable, "down").into_response(),
             Answer::ShuttingDown => Problem::new(Kind::ShuttingDown, "stopping").into_response(),
@@ -115,12 +129,29 @@ impl Handler for Front {
 }
 
 impl Front {
+    /// A held connection: its lines, and whether it ends then.
+    fn held(&self, more: &[&str], ends: bool) -> Response {
+        let line = |event: &&str| {
+            let event = json!({
+                "event": event, "lease_id": "the-lease", "token": 7, "ttl_ms": self.ttl_ms, "since_ms": 0,
+                "expires_in_ms": self.ttl_ms,
+            });
+            Bytes::from(format!("{event}\n"))
+        };
+        let lines: Vec<Bytes> = [&["granted"], more].concat().iter().map(line).collect();
+        let lines = futures_util::stream::iter(lines);
+        if ends {
+            return Response::new(Body::stream(lines));
+        }
+        Response::new(Body::stream(lines.chain(futures_util::stream::pending())))
+    }
+
     fn works(&self, path: &str) -> Response {
         let ttl_ms = self.ttl_ms;
         match path {
             "/v1/acquire" | "/v1/once/begin" => http::json(&json!({
                 "state": "first", "lease_id": "the-lease", "token": 7, "keys": ["k"], "ttl_ms": ttl_ms,
-                "expires_in_ms": ttl_ms, "waited_ms": 0,
+                "expires_in_ms": ttl_ms, "waited_ms": 0, "primitive": self.primitive,
             })),
             "/v1/renew" => http::json(&json!({"ttl_ms": ttl_ms, "expires_in_ms": ttl_ms})),
             "/v1/release" => http::json(&json!({"released": true})),

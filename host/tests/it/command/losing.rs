@@ -48,10 +48,10 @@ fn a_command_is_stopped_before_a_lease_that_cannot_be_renewed_ends() {
 #[test]
 fn a_command_is_stopped_when_its_lease_is_found_lost() {
     crate::harness::run(async {
-        let (fake, dir) = (Fake::start(60_000), folder());
+        let (fake, dir) = (Fake::start(600_000), folder());
         fake.answers("/v1/renew", Answer::Lost);
         let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
-        // A command that goes on reminds its lock to be renewed: that is when the loss is found.
+        // The lease is renewed when a command goes on that was stopped: that is when the loss is found.
         let pid = process(&dir.path().join("pid")).await;
         signal(pid, Signal::STOP);
         signal(pid, Signal::CONT);

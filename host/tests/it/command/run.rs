@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::harness::{database, own_server};
+use crate::harness::own_server;
 
 /// A command under a lock; `script` is for `sh`, in a folder of its own.
 fn start(proxy: &Proxy, dir: &Path, options: &[&str], script: &str) -> Child {

@@ -57,7 +57,7 @@ fn a_command_that_is_stopped_for_long_loses_its_lock() {
 #[test]
 fn a_command_that_is_continued_keeps_its_lock() {
     crate::harness::run(async {
-        let (fake, dir) = (Fake::start(60_000), folder());
+        let (fake, dir) = (Fake::start(600_000), folder());
         let script = "echo $$ > pid; while [ ! -e go ]; do sleep 0.02; done";
         let child = under_lock(&fake.url, "run", dir.path(), &[], script).spawn().unwrap();
         let pid = process(&dir.path().join("pid")).await;
