@@ -49,7 +49,7 @@ impl Api {
         Api { service, limits: Arc::new(limits), http, stop }
     }
 
-    async fn route(&self, request: Request) -> Result<Response, Problem> {
+    async fn route(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
         let path = request.uri().path();
         match path {
             "/v1/acquire" => leases::acquire(self, self.body(request).await?).await,
@@ -59,7 +59,7 @@ impl Api {
             "/v1/once/finish" => once::finish(self, self.body(request).await?).await,
             "/v1/versions/read" => versions::read(self, self.body(request).await?).await,
             "/v1/versions/commit" => versions::commit(self, self.body(request).await?).await,
-            "/v1/hold" => hold::hold(self, self.body(request).await?).await,
+            "/v1/hold" => hold::hold(self, self.body(request).await?, peer).await,
             "/v1/locks" | "/v1/locks/" => {
                 expect_get(&request)?;
                 locks::list(self, request.uri().query()).await
@@ -99,9 +99,9 @@ impl Api {
 impl Handler for Api {
     const FRONT: &'static str = "api";
 
-    async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
+    async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
         let answer = match check_origin(&request, &self.http.hosts) {
-            Ok(()) => self.route(request).await,
+            Ok(()) => self.route(request, peer).await,
             Err(problem) => Err(problem),
         };
         answer.unwrap_or_else(Problem::into_response)

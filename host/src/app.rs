@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
@@ -22,6 +23,7 @@ use crate::policy::{self, Engine, EngineError, Policies, Rejection};
 use crate::service::{Bell, Parts, Service};
 use crate::store::{Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
+use crate::vital;
 use crate::watch::watch;
 
 mod desk;
@@ -32,6 +34,9 @@ use reload::Refused;
 
 /// How long the start waits for the store before it serves without it.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long operators' requests may take that are under way when all else has ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Why the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -166,8 +171,9 @@ impl App {
         Ok(App { config, api, admin, guards, guard, bell, managed, stores, desk, service, fleet, metrics })
     }
 
-    /// Serves until `stop`, then drains: waiters are answered, requests under way finish within
-    /// `drain_ms`, leases stay in the store, and a private server is stopped.
+    /// Serves until `stop`, and for `grace_ms` longer while it is not ready any more; then drains: waiters are
+    /// answered, held connections are told, requests under way and locks that rest on sessions end within `drain_ms`,
+    /// leases stay in the store, and a private server is stopped.
     ///
     /// # Errors
     /// Where the policy files cannot be watched.
@@ -180,43 +186,46 @@ impl App {
         let (config_watcher, refused, config_reloads) =
             reload::watch_routes(&self.config, guard.clone(), self.metrics.clone())
                 .map_err(StartError::Watch)?;
-        let reloads = [tokio::spawn(desk.clone().reload(changes)), tokio::spawn(config_reloads)];
-        let (api, admin) =
-            handlers(&self.config, &self.service, &self.fleet, &self.metrics, desk, refused, &stop);
+        let reloads = [
+            vital::spawn("the reload of policies", desk.clone().reload(changes)),
+            vital::spawn("the reload of the configuration", config_reloads),
+        ];
+        let [draining, drained] = [CancellationToken::new(), CancellationToken::new()];
+        let api = Api::new(
+            self.service.clone(),
+            self.config.limits.clone(),
+            self.config.http.clone(),
+            draining.clone(),
+        );
+        let admin = admin(&self.config, &self.service, &self.fleet, &self.metrics, desk, refused, &stop);
         let guards: Vec<&str> = self.guards.iter().map(|(address, _)| address.as_str()).collect();
         tracing::info!(api = %address(&self.api), admin = %address(&self.admin), guard = guards.join(","), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
         let (bell, name) = self.bell;
-        tokio::spawn(bell::answer(bell, name, self.service.clone(), stop.clone()));
+        vital::spawn("the bell", bell::answer(bell, name, self.service.clone(), draining.clone()));
         let (api_listener, admin_listener) = (Listener::plain(self.api), Listener::plain(self.admin));
-        let mut fronts = vec![
-            tokio::spawn(http::serve(api_listener, api, limits.clone(), metrics.clone(), stop.clone())),
-            tokio::spawn(http::serve(admin_listener, admin, limits.clone(), metrics.clone(), stop.clone())),
-        ];
+        let serve = http::serve(api_listener, api, limits.clone(), metrics.clone(), draining.clone());
+        let mut fronts = vec![vital::spawn("the listener of the API", serve)];
         for ((_, listener), front) in self.guards.into_iter().zip(guard.fronts()) {
-            let serve = http::serve(listener, front, limits.clone(), metrics.clone(), stop.clone());
-            fronts.push(tokio::spawn(serve));
+            let serve = http::serve(listener, front, limits.clone(), metrics.clone(), draining.clone());
+            fronts.push(vital::spawn("a guarded listener", serve));
         }
+        // Until the end it says that the proxy is not ready.
+        let serve = http::serve(admin_listener, admin, limits, metrics, drained.clone());
+        let operators = vital::spawn("the listener of the admin API", serve);
 
         stop.cancelled().await;
+        tracing::info!(grace = ?self.config.grace, "stopping");
+        tokio::time::sleep(self.config.grace).await;
+        draining.cancel();
         tracing::info!(longest = ?self.config.drain, "draining");
         drop((watcher, config_watcher));
-        reloads.iter().for_each(tokio::task::JoinHandle::abort);
-        let drained = tokio::time::timeout(self.config.drain, async {
-            self.service.drain().await;
-            for front in fronts {
-                let _ = front.await;
-            }
-            guard.drain().await;
-            // The connections that ended have let go of what they held.
-            self.service.drain().await;
-            self.service.rested().await;
-        });
-        if drained.await.is_err() {
-            tracing::warn!(
-                "requests were still under way when the drain's time was up, or locks held that end with this proxy"
-            );
+        reloads.iter().for_each(JoinHandle::abort);
+        if tokio::time::timeout(self.config.drain, drain(&self.service, fronts, &guard)).await.is_err() {
+            tracing::warn!("requests were still under way, or locks held, when the drain's time was up");
         }
+        drained.cancel();
+        let _ = tokio::time::timeout(LAST_WORDS, operators).await;
         self.fleet.leave().await;
         for store in self.stores {
             store.close().await;
@@ -229,7 +238,19 @@ impl App {
     }
 }
 
-fn handlers(
+/// Waits until nobody is served any more, and nobody is certain of a lock that ends with the proxy.
+async fn drain(service: &Service, fronts: Vec<JoinHandle<()>>, guard: &Guard) {
+    service.drain().await;
+    for front in fronts {
+        let _ = front.await;
+    }
+    guard.drain().await;
+    // The connections that ended have let go of what they held.
+    service.drain().await;
+    service.rested().await;
+}
+
+fn admin(
     config: &Config,
     service: &Service,
     fleet: &Fleet,
@@ -237,20 +258,17 @@ fn handlers(
     desk: Desk,
     config_refused: Refused,
     stop: &CancellationToken,
-) -> (Api, Admin) {
-    let (limits, http) = (config.limits.clone(), config.http.clone());
-    let api = Api::new(service.clone(), limits, http.clone(), stop.clone());
-    let admin = Admin {
+) -> Admin {
+    Admin {
         service: service.clone(),
         policies: Arc::new(desk),
         fleet: fleet.clone(),
         metrics: metrics.clone(),
         max_component_bytes: config.engine.max_component_bytes,
-        http,
+        http: config.http.clone(),
         config_refused,
         stop: stop.clone(),
-    };
-    (api, admin)
+    }
 }
 
 fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -1,5 +1,7 @@
 //! The only caller of the clock.
 
+use std::time::Duration;
+
 use crate::lock::Instant;
 
 /// Now, on the clock that goes on while the machine sleeps: a lease ends on the server during
@@ -22,8 +24,33 @@ pub fn thread_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
-/// Sleeps until a moment of [`now`].
+/// The longest single sleep. The runtime's timers stand still while the machine sleeps.
+const NAP: Duration = Duration::from_secs(1);
+
+/// Sleeps until a moment of [`now`]. Where the machine was suspended meanwhile, a moment that has passed is noticed
+/// within a second.
 pub async fn sleep_until(at: Instant) {
-    let left = std::time::Duration::from_micros(at.us_since(now()));
-    tokio::time::sleep(left).await;
+    while let Some(nap) = nap(now(), at) {
+        tokio::time::sleep(nap).await;
+    }
+}
+
+/// How long to sleep before the next look at the clock; `None` where the moment has come.
+fn nap(now: Instant, at: Instant) -> Option<Duration> {
+    let left = Duration::from_micros(at.us_since(now));
+    (!left.is_zero()).then(|| left.min(NAP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_sleeps_for_longer_than_a_second_without_a_look_at_the_clock() {
+        let now = Instant(5_000_000);
+        assert_eq!(nap(now, now.plus_ms(3_600_000)), Some(Duration::from_secs(1)));
+        assert_eq!(nap(now, now.plus_ms(20)), Some(Duration::from_millis(20)));
+        assert_eq!(nap(now, now), None);
+        assert_eq!(nap(now, Instant(0)), None);
+    }
 }

@@ -46,6 +46,8 @@ pub struct Config {
     pub log: LogConfig,
     /// Threads that serve requests.
     pub threads: usize,
+    /// How long a proxy that is to stop goes on as before, and is not ready.
+    pub grace: Duration,
     /// The longest that a shutdown waits for requests that are under way.
     pub drain: Duration,
     /// The file that was read.
@@ -294,6 +296,7 @@ impl Default for Config {
             upstreams: UpstreamLimits::default(),
             log: LogConfig { json: false, filter: "info".into() },
             threads: half_of_the_cores(),
+            grace: Duration::ZERO,
             drain: Duration::from_secs(10),
             file: None,
             warnings: Vec::new(),

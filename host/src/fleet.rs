@@ -29,6 +29,7 @@ use crate::service::Service;
 use crate::store::StoreError;
 use crate::store::registry::{Component, Pulse, Registry, Version, View};
 use crate::telemetry::Metrics;
+use crate::vital;
 
 mod change;
 mod drive;
@@ -129,8 +130,8 @@ impl Fleet {
             stop: CancellationToken::new(),
         }));
         fleet.0.metrics.fleet_members(0);
-        tokio::spawn(fleet.clone().beats());
-        tokio::spawn(fleet.clone().run());
+        vital::spawn("the beat of the fleet", fleet.clone().beats());
+        vital::spawn("the agreement of the fleet", fleet.clone().run());
         fleet
     }
 

@@ -32,6 +32,7 @@ use crate::route::{self, Asked};
 use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
 use crate::store::Health;
 use crate::telemetry::Metrics;
+use crate::vital;
 
 mod exchange;
 mod headers;
@@ -93,7 +94,8 @@ impl Guard {
         let shared = Shared { service, targets, limits, http, metrics, tasks, has_looked };
         let guard = Guard { shared: Arc::new(shared), routes };
         if !guard.routes.is_empty() {
-            tokio::spawn(health::watch(guard.shared.clone(), guard.routes.clone(), upstreams.health_every));
+            let watch = health::watch(guard.shared.clone(), guard.routes.clone(), upstreams.health_every);
+            vital::spawn("the health checks of upstreams", watch);
         }
         guard
     }

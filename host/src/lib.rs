@@ -15,6 +15,7 @@
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`bell`] | proxies that wake each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
+//! | `vital` | tasks without which the process ends |
 
 pub mod admin;
 pub mod api;
@@ -34,4 +35,5 @@ mod route;
 pub mod service;
 pub mod store;
 pub mod telemetry;
+mod vital;
 pub mod watch;

@@ -83,8 +83,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
         app = App::build(config) => app?,
         () = &mut asked_to_stop => return Ok(()),
     };
-    let serving = tokio::spawn(app.run(stop.clone()));
-    asked_to_stop.await;
+    let mut serving = tokio::spawn(app.run(stop.clone()));
+    tokio::select! {
+        // It could not begin, or a panic ended it.
+        ended = &mut serving => return Ok(ended??),
+        () = &mut asked_to_stop => {}
+    }
     stop.cancel();
     Ok(serving.await??)
 }

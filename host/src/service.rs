@@ -16,12 +16,14 @@ use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::store::{Health, Page, Store, StoreError};
 use crate::telemetry::Metrics;
+use crate::vital;
 
 mod acquire;
 mod both;
 mod core;
 mod history;
 mod hold;
+mod resume;
 #[cfg(test)]
 mod tests;
 mod transition;
@@ -180,9 +182,16 @@ pub struct Renewed {
 #[derive(Clone, Debug)]
 pub enum HoldEvent {
     Renewed(Renewed),
-    /// The lease is over, or can no longer be relied on; nothing follows.
+    /// The proxy stops. The lease runs on until then, for its holder to go on with through any proxy; nothing
+    /// follows.
+    Draining {
+        valid_until: Instant,
+    },
+    /// The lease is renewed no more, and nothing follows. Its holder may count on it until `valid_until`, which
+    /// may be now.
     Lost {
         reason: String,
+        valid_until: Instant,
     },
 }
 
@@ -310,7 +319,7 @@ impl Service {
     pub fn start(parts: Parts) -> Service {
         let service = Service::start_closed(parts);
         let opening = service.clone();
-        tokio::spawn(async move { opening.open().await });
+        vital::spawn("the look at the leases of before the start", async move { opening.open().await });
         service
     }
 
@@ -336,7 +345,7 @@ impl Service {
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
-        tokio::spawn(core::Core::new(shared.clone()).run(messages));
+        vital::spawn("the loop", core::Core::new(shared.clone()).run(messages));
         Service { shared }
     }
 
@@ -349,7 +358,12 @@ impl Service {
     /// As [`Service::acquire`]; the lease is then renewed until the [`Hold`] is dropped.
     pub async fn hold(&self, request: Request) -> Result<Hold, AcquireError> {
         let (lease, planned) = acquire::acquire(&self.shared, &request, Call::Acquire).await?;
-        Ok(Hold::new(self.clone(), lease, planned))
+        Ok(Hold::new(self.clone(), lease, planned.into(), 0))
+    }
+
+    /// As [`Service::hold`], with a lease that any proxy has granted. Its longest hold counts from its grant.
+    pub async fn resume(&self, lease: LeaseRef) -> Result<Hold, LeaseError> {
+        resume::resume(self, lease).await
     }
 
     /// Extends a lease of any proxy, by the time it was granted for where `ttl_ms` is `None`.

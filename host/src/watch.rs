@@ -17,6 +17,7 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 
 use crate::clock;
+use crate::vital;
 
 use sha2::{Digest as _, Sha256};
 
@@ -50,7 +51,9 @@ pub fn watch(files: BTreeMap<String, PathBuf>, max_bytes: usize) -> std::io::Res
     let (changes, changed) = mpsc::channel(MAX_UNREAD);
     let notify = notify_of(&files, signals.clone());
     let scan = Scan { files, seen: BTreeMap::new(), max_bytes, changes };
-    std::thread::Builder::new().name("file-watch".into()).spawn(move || scan.run(&signalled))?;
+    std::thread::Builder::new()
+        .name("file-watch".into())
+        .spawn(move || vital::run("the watch over files", || scan.run(&signalled)))?;
     Ok((Watcher { signals, _notify: notify }, changed))
 }
 

@@ -9,12 +9,16 @@ use crate::clock;
 use crate::config::Limits;
 use crate::fronts::mode::Shown;
 use crate::http::Problem;
-use crate::lock::Key;
+use crate::lock::{Instant, Key};
 use crate::service::{Lease, RESERVED, Request};
 
 /// Reads and checks the body of an acquire.
 pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
-    let mut fields = Fields::parse(body)?;
+    read(Fields::parse(body)?, limits)
+}
+
+/// As [`parse`], of what is left of the body.
+pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Problem> {
     let request_id = fields.text("request_id", 1..=limits.max_request_id_bytes)?;
     let owner = fields.text("owner", 1..=limits.max_owner_bytes)?;
     let request = Request {
@@ -84,6 +88,9 @@ pub struct Granted<'a> {
     tokens: Vec<u64>,
     ttl_ms: u32,
     expires_in_ms: u32,
+    /// Set in the lines of `/v1/hold`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since_ms: Option<u32>,
     /// What the lock ends with before `expires_in_ms` is over, if with anything.
     ends_with: &'static str,
     waited_ms: u32,
@@ -96,10 +103,10 @@ pub struct Granted<'a> {
 
 impl<'a> Granted<'a> {
     /// `expires_in_ms` counts from this call and is rounded down.
-    pub fn new(lease: &'a Lease, event: Option<&'static str>) -> Granted<'a> {
+    pub fn new(lease: &'a Lease) -> Granted<'a> {
         let several = lease.tokens.len() > 1;
         Granted {
-            event,
+            event: None,
             lease_id: lease_id::encode(&lease.lease),
             resource: &lease.resource,
             keys: &lease.lease.keys,
@@ -110,11 +117,33 @@ impl<'a> Granted<'a> {
             ttl_ms: lease.ttl_ms,
             expires_in_ms: lease.valid_until.ms_since(clock::now()),
             ends_with: ends_with(&lease.lease.keys),
+            since_ms: None,
             waited_ms: lease.waited_ms,
             policy: &lease.policy,
             primitive: lease.primitive,
             levels: (lease.levels > 1).then_some(lease.levels),
         }
+    }
+
+    /// As a line of `/v1/hold`, whose request began at `begun`.
+    pub fn line(lease: &'a Lease, begun: Instant) -> Granted<'a> {
+        let Anchored { since_ms, expires_in_ms } = Anchored::new(begun, lease.valid_until);
+        Granted { event: Some("granted"), since_ms: Some(since_ms), expires_in_ms, ..Granted::new(lease) }
+    }
+}
+
+/// Until when a client may be certain, said so that a line that arrives late does no harm: `expires_in_ms` counts
+/// from `since_ms` after the request began, and the client knows when it began the request.
+#[derive(Serialize)]
+pub struct Anchored {
+    since_ms: u32,
+    expires_in_ms: u32,
+}
+
+impl Anchored {
+    pub fn new(begun: Instant, until: Instant) -> Anchored {
+        let now = clock::now();
+        Anchored { since_ms: now.ms_since(begun), expires_in_ms: until.ms_since(now) }
     }
 }
 
@@ -213,21 +242,25 @@ mod tests {
             primitive: "lease",
             levels: 1,
         };
-        let grant = serde_json::to_value(Granted::new(&lease, None)).unwrap();
+        let grant = serde_json::to_value(Granted::new(&lease)).unwrap();
         assert_eq!(grant["keys"], serde_json::json!(["a", "b"]));
         assert_eq!(grant["tokens"], serde_json::json!([17, 4]));
         assert_eq!(grant["mode"], serde_json::json!({"permits": 2}));
         assert!((9_900..=9_950).contains(&grant["expires_in_ms"].as_u64().unwrap()));
-        assert!(grant.get("event").is_none() && grant.get("levels").is_none());
+        for absent in ["event", "since_ms", "levels"] {
+            assert!(grant.get(absent).is_none(), "{grant}");
+        }
         assert_eq!(grant["ends_with"], "lease");
         lease.lease.keys = lease.lease.keys[..1].into();
         lease.tokens.pop();
-        let grant = serde_json::to_value(Granted::new(&lease, Some("granted"))).unwrap();
+        let begun = Instant(clock::now().0 - 70_000);
+        let grant = serde_json::to_value(Granted::line(&lease, begun)).unwrap();
         assert_eq!(grant["event"], "granted");
+        assert!((70..120).contains(&grant["since_ms"].as_u64().unwrap()), "{grant}");
         assert!(grant.get("tokens").is_none());
         for (space, expected) in Space::ALL.into_iter().zip(["lease", "session", "session", "lease"]) {
             lease.lease.keys = lease.lease.keys.iter().map(|key| key.clone().within(space)).collect();
-            assert_eq!(serde_json::to_value(Granted::new(&lease, None)).unwrap()["ends_with"], expected);
+            assert_eq!(serde_json::to_value(Granted::new(&lease)).unwrap()["ends_with"], expected);
         }
     }
 }

@@ -15,27 +15,38 @@ use crate::service::{Alone, Parts};
 use crate::store::memory::Memory;
 use crate::telemetry::Metrics;
 
+mod holds;
+
 struct Proxy {
     address: SocketAddr,
     stop: CancellationToken,
 }
 
 fn start() -> Proxy {
+    start_on(&memory(), Limits::default())
+}
+
+fn memory() -> Memory {
+    Memory::new(Duration::from_secs(60))
+}
+
+/// One of several proxies on a store.
+fn start_on(memory: &Memory, limits: Limits) -> Proxy {
     let config = Config::default();
     let metrics = Metrics::default();
     let engine = Engine::new(&EngineLimits::default()).unwrap();
-    let policies = Policies::load(&engine, &config.policies, &config.limits, &metrics).unwrap();
+    let policies = Policies::load(&engine, &config.policies, &limits, &metrics).unwrap();
     let service = Service::start(Parts {
         bell: Arc::new(Alone),
-        store: Arc::new(Memory::new(Duration::from_secs(60)).store()),
+        store: Arc::new(memory.store()),
         policies,
         routes: Vec::new(),
-        limits: config.limits.clone(),
+        limits: limits.clone(),
         store_timeout_ms: 2_000,
         metrics: metrics.clone(),
     });
     let stop = CancellationToken::new();
-    let api = Api::new(service, config.limits, config.http.clone(), stop.clone());
+    let api = Api::new(service, limits, config.http.clone(), stop.clone());
     let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(http::serve(http::Listener::plain(listener), api, config.http, metrics, stop.clone()));
@@ -141,38 +152,6 @@ async fn a_waiter_that_goes_away_leaves_the_queue() {
     drop(waiter);
     proxy.until("/v1/locks/r", queued(0)).await;
     assert_eq!(proxy.post("/v1/release", json!({"lease_id": grant.body["lease_id"]})).await.status, 200);
-}
-
-#[tokio::test]
-async fn holds_live_as_long_as_their_connection() {
-    let proxy = start();
-    let body = json!({"resource": "held/é", "owner": "h", "ttl_ms": 600}).to_string();
-    let mut lines = BufReader::new(proxy.send("POST", "/v1/hold", "", &body).await).lines();
-    let mut events = Vec::new();
-    while events.len() < 3 {
-        let line = lines.next_line().await.unwrap().expect("the stream goes on");
-        if line.starts_with('{') {
-            events.push(serde_json::from_str::<Value>(&line).unwrap());
-        }
-    }
-    assert_eq!(events[0]["event"], "granted");
-    assert!(events[0]["lease_id"].is_string() && events[0]["token"].is_u64(), "{}", events[0]);
-    assert_eq!(events[1]["event"], "renewed", "{}", events[1]);
-    let path = "/v1/locks/held%2F%C3%A9";
-    assert_eq!(proxy.get(path).await.body["holders"][0]["owner"], "h");
-    drop(lines);
-    proxy.until(path, |answer| answer.body["holders"].as_array().is_none_or(Vec::is_empty)).await;
-}
-
-#[tokio::test]
-async fn a_shutdown_ends_holds_with_a_word() {
-    let proxy = start();
-    let mut stream = proxy.send("POST", "/v1/hold", "", r#"{"resource": "r"}"#).await;
-    proxy.until("/v1/locks/r", |answer| answer.status == 200).await;
-    proxy.stop.cancel();
-    let mut text = String::new();
-    tokio::time::timeout(Duration::from_secs(5), stream.read_to_string(&mut text)).await.unwrap().unwrap();
-    assert!(text.contains(r#"{"event":"lost","reason":"the proxy is shutting down"}"#), "{text}");
 }
 
 #[tokio::test]

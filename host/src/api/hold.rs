@@ -1,63 +1,154 @@
-//! `POST /v1/hold`: a lock that is held exactly as long as its connection.
+//! `POST /v1/hold`: a lock that is held for as long as its connection.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
-use serde_json::json;
+use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::Api;
-use super::acquire::{self, Granted};
+use super::acquire::{self, Anchored, Granted};
+use super::fields::Fields;
+use super::lease_id;
+use super::leases::known_lease;
 use crate::clock;
-use crate::http::{Body, Problem, Response};
-use crate::service::{Hold, HoldEvent};
+use crate::http::{Body, Peer, Problem, Response};
+use crate::lock::Instant;
+use crate::service::{AcquireError, Hold, HoldEvent};
 
-/// Answers once the lock is granted, with a stream of JSON lines. Dropping the stream drops the
-/// [`Hold`], which releases the lock.
-pub async fn hold(api: &Api, body: Bytes) -> Result<Response, Problem> {
-    let request = acquire::parse(&body, &api.limits)?;
-    drop(body);
-    let hold = api.service.hold(request).await?;
-    let lines = stream::unfold(Next::Granted(hold, api.stop.clone()), next_line);
-    let mut response = Response::new(Body::stream(lines));
+/// Answers once the lock is granted, with a stream of JSON lines. A body with nothing but a `lease_id` goes on
+/// with that lease, whichever proxy granted it. A client that closes its connection releases the lock.
+pub async fn hold(api: &Api, body: Bytes, peer: &Arc<Peer>) -> Result<Response, Problem> {
+    let begun = clock::now();
+    let hold = begin(api, body).await?;
+    let held = Held { hold, begun, stop: api.stop.clone(), peer: peer.clone(), over: false };
+    let mut response = Response::new(Body::stream(stream::unfold(Next::Granted(held), next_line)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
 }
 
+async fn begin(api: &Api, body: Bytes) -> Result<Hold, Problem> {
+    let mut fields = Fields::parse(&body)?;
+    let Some(id) = fields.text("lease_id", 1..=lease_id::MAX_BYTES)? else {
+        let request = acquire::read(fields, &api.limits)?;
+        // Waiting may take an hour; the body need not wait, too.
+        drop(body);
+        return Ok(api.service.hold(request).await?);
+    };
+    fields.finish()?;
+    if api.stop.is_cancelled() {
+        return Err(AcquireError::ShuttingDown.into());
+    }
+    Ok(api.service.resume(known_lease(&id)?).await?)
+}
+
+/// A lock, and the request that holds it.
+struct Held {
+    hold: Hold,
+    begun: Instant,
+    stop: CancellationToken,
+    peer: Arc<Peer>,
+    /// The client is certain of nothing any more.
+    over: bool,
+}
+
+/// A connection that broke is no word of the client's: it may count on its lease, which runs out.
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.over && !self.peer.left() {
+            self.hold.leave();
+        }
+    }
+}
+
 enum Next {
-    Granted(Hold, CancellationToken),
-    Event(Hold, CancellationToken),
+    Granted(Held),
+    Event(Held),
+    /// The client was told that its lock is lost; it may be certain of it until then.
+    Lost(Held, Instant),
     End,
 }
 
 async fn next_line(next: Next) -> Option<(Bytes, Next)> {
     match next {
-        Next::Granted(hold, stop) => {
-            let line = line(&Granted::new(&hold.lease, Some("granted")));
-            Some((line, Next::Event(hold, stop)))
-        }
-        Next::Event(mut hold, stop) => {
-            let event = tokio::select! {
-                event = hold.next() => event,
-                () = stop.cancelled() => HoldEvent::Lost { reason: "the proxy is shutting down".into() },
-            };
-            Some(match event {
-                HoldEvent::Renewed(renewed) => {
-                    let expires_in_ms = renewed.valid_until.ms_since(clock::now());
-                    let event =
-                        json!({"event": "renewed", "ttl_ms": renewed.ttl_ms, "expires_in_ms": expires_in_ms});
-                    (line(&event), Next::Event(hold, stop))
-                }
-                HoldEvent::Lost { reason } => (line(&json!({"event": "lost", "reason": reason})), Next::End),
-            })
+        Next::Granted(held) => Some((line(&Granted::line(&held.hold.lease, held.begun)), Next::Event(held))),
+        Next::Event(held) => Some(held.event().await),
+        Next::Lost(held, until) => {
+            held.let_go(until).await;
+            None
         }
         Next::End => None,
     }
 }
 
-fn line(event: &impl serde::Serialize) -> Bytes {
+impl Held {
+    async fn event(mut self) -> (Bytes, Next) {
+        let event = tokio::select! {
+            event = self.hold.next() => event,
+            () = self.stop.cancelled() => self.hold.drain(),
+        };
+        match event {
+            HoldEvent::Renewed(renewed) => {
+                let time = Anchored::new(self.begun, renewed.valid_until);
+                let said = line(&Line::Renewed { ttl_ms: renewed.ttl_ms, time });
+                (said, Next::Event(self))
+            }
+            HoldEvent::Draining { valid_until } => {
+                let lease_id = lease_id::encode(&self.hold.lease.lease);
+                let time = Anchored::new(self.begun, valid_until);
+                (line(&Line::Draining { lease_id: &lease_id, time }), Next::End)
+            }
+            HoldEvent::Lost { reason, valid_until } => {
+                let time = Anchored::new(self.begun, valid_until);
+                (line(&Line::Lost { reason: &reason, time }), Next::Lost(self, valid_until))
+            }
+        }
+    }
+
+    /// Waits until nobody may be certain of the lock any more. A client that closes before has let go: the drop
+    /// releases its lock then, as at the end of the wait.
+    async fn let_go(mut self, until: Instant) {
+        let stopped = async {
+            self.stop.cancelled().await;
+            match self.hold.drain() {
+                HoldEvent::Draining { .. } => {}
+                // It ends with the proxy: the proxy waits for it.
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = clock::sleep_until(until) => self.over = true,
+            () = stopped => {}
+        }
+    }
+}
+
+/// What follows the grant.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Line<'a> {
+    Renewed {
+        ttl_ms: u32,
+        #[serde(flatten)]
+        time: Anchored,
+    },
+    Draining {
+        lease_id: &'a str,
+        #[serde(flatten)]
+        time: Anchored,
+    },
+    Lost {
+        reason: &'a str,
+        #[serde(flatten)]
+        time: Anchored,
+    },
+}
+
+fn line(event: &impl Serialize) -> Bytes {
     let mut line = serde_json::to_vec(event).unwrap_or_default();
     line.push(b'\n');
     line.into()

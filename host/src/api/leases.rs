@@ -16,7 +16,7 @@ pub async fn acquire(api: &Api, body: Bytes) -> Result<Response, Problem> {
     // Waiting may take an hour; the body need not wait, too.
     drop(body);
     let lease = api.service.acquire(request).await?;
-    Ok(json(&Granted::new(&lease, None)))
+    Ok(json(&Granted::new(&lease)))
 }
 
 pub async fn renew(api: &Api, body: Bytes) -> Result<Response, Problem> {

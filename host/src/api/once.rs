@@ -21,7 +21,7 @@ pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
         return Err(Problem::invalid("mode", "must be \"exclusive\": one does what is done once"));
     }
     match api.service.begin(request).await {
-        Ok(Begun::First(lease)) => Ok(json(&First { state: "first", lease: Granted::new(&lease, None) })),
+        Ok(Begun::First(lease)) => Ok(json(&First { state: "first", lease: Granted::new(&lease) })),
         Ok(Begun::Done(kept)) => Ok(json(&Done::new(&kept)?)),
         Err(error @ AcquireError::Contended { .. }) => Err(Problem::from(error).with("state", "in_progress")),
         Err(error) => Err(error.into()),

@@ -64,6 +64,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
     let log = log(&top.section("log"), defaults.log);
     let threads = threads(&top.section("runtime"), defaults.threads);
     let shutdown = top.section("shutdown");
+    let grace = milliseconds(&shutdown, "grace_ms", 0..=600_000, defaults.grace);
     let drain = milliseconds(&shutdown, "drain_ms", 0..=600_000, defaults.drain);
     shutdown.finish();
     Config {
@@ -82,6 +83,7 @@ pub(super) fn read(top: &Section<'_>) -> Config {
         upstreams,
         log,
         threads,
+        grace,
         drain,
         file: None,
         warnings,

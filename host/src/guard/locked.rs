@@ -20,7 +20,9 @@ pub async fn lost(loss: Option<BoxFuture<'static, Arc<str>>>) -> Arc<str> {
     }
 }
 
-/// What a request holds. Dropping it lets go, without an outcome: what was to be done once was not done.
+/// What a request holds. Dropping it gives the request up, without an outcome: what was to be done once was not
+/// done. The lock is free then, unless its loss was told: such a lease runs out, for the upstream may be at work
+/// under it.
 pub struct Locked {
     /// Until it is let go.
     keeping: Option<Keeping>,
@@ -111,18 +113,37 @@ impl Locked {
         finished.is_ok()
     }
 
-    /// The upstream is done. What the client is to be told of it.
-    pub fn end(self) -> Option<HeaderValue> {
-        (self.is_lost() && self.marks()).then_some(LOST)
+    /// The upstream is done: the lock is let go. What the client is to be told of it.
+    pub fn end(mut self) -> Option<HeaderValue> {
+        self.told();
+        let said = (self.is_lost() && self.marks()).then_some(LOST);
+        if let Some(keeping) = self.keeping.take() {
+            keeping.release();
+        }
+        said
+    }
+
+    /// Lets the lease run out: the upstream may be at work under it.
+    pub fn leave(mut self) {
+        self.told();
+        if let Some(keeping) = self.keeping.take() {
+            keeping.leave();
+        }
+    }
+
+    /// Counts and logs a loss.
+    fn told(&self) {
+        if let Some(why) = self.lost.borrow().as_ref() {
+            self.metrics.guard_lost();
+            tracing::warn!(resource = self.resource, %why, "a lease was lost while the upstream worked");
+        }
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        let Some(_keeping) = self.keeping.take() else { return };
-        if let Some(why) = self.lost.borrow().as_ref() {
-            self.metrics.guard_lost();
-            tracing::warn!(resource = self.resource, %why, "a lease was lost while the upstream worked");
+        if self.keeping.is_some() {
+            self.told();
         }
     }
 }

@@ -26,7 +26,8 @@ pub async fn run(
     lock: Option<Box<Locked>>,
     idle: Duration,
 ) {
-    let cut = lock.as_ref().and_then(|lock| lock.cut());
+    let lock = UntilClosed(lock);
+    let cut = lock.0.as_ref().and_then(|lock| lock.cut());
     let heard_at = Arc::new(AtomicU64::new(clock::now().0));
     let pass = async {
         let upstream = TokioIo::new(upstream.await.map_err(io::Error::other)?);
@@ -41,6 +42,25 @@ pub async fn run(
         },
         () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was silent"),
         _ = lost(cut) => {}
+    }
+    lock.closed();
+}
+
+/// The lock of a connection. Where the proxy shuts down and drops the connection, the upstream may not know of it
+/// yet: the lease runs out.
+struct UntilClosed(Option<Box<Locked>>);
+
+impl UntilClosed {
+    fn closed(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for UntilClosed {
+    fn drop(&mut self) {
+        if let Some(lock) = self.0.take() {
+            lock.leave();
+        }
     }
 }
 

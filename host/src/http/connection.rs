@@ -72,7 +72,8 @@ pub async fn run<H: Handler>(
         },
     };
     let activity = Activity::new();
-    let mut socket = Socket::new(stream, shared.limits.max_header_bytes, Arc::clone(&activity));
+    let mut socket =
+        Socket::new(stream, shared.limits.max_header_bytes, Arc::clone(&activity), Arc::clone(&peer));
     let sniffed = tokio::select! {
         sniffed = tokio::time::timeout_at(deadline, socket.sniff()) => sniffed,
         () = shared.stop.cancelled() => return,

@@ -13,6 +13,8 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::{PEER_TIMEOUT, Stream};
+use crate::clock;
+use crate::lock::Instant;
 
 /// Who is asking. One for each connection, whatever the number of its requests.
 pub struct Peer {
@@ -27,7 +29,15 @@ pub struct Peer {
     switched: AtomicBool,
     /// For how long the client may take nothing, in milliseconds.
     patience_ms: AtomicU64,
+    /// The client has closed its side.
+    closed: AtomicBool,
+    /// When something last came over HTTP/2, microseconds of [`clock::now`].
+    heard_at: AtomicU64,
 }
+
+/// A client that resets a stream was heard of less than this ago when the stream is dropped. One that has not
+/// answered a ping was not.
+const LATELY_MS: u32 = 1_000;
 
 /// What goes on with a connection that speaks HTTP no more.
 pub type Upgrade = Box<dyn FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Send>;
@@ -35,9 +45,16 @@ pub type Upgrade = Box<dyn FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Sen
 impl Peer {
     pub fn new(address: SocketAddr, tls: bool) -> Peer {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        let patience_ms = AtomicU64::new(PEER_TIMEOUT.as_millis() as u64);
-        let switched = AtomicBool::new(false);
-        Peer { address, tls, upgrade: Mutex::new(None), socket: None, switched, patience_ms }
+        Peer {
+            address,
+            tls,
+            upgrade: Mutex::new(None),
+            socket: None,
+            switched: AtomicBool::new(false),
+            patience_ms: AtomicU64::new(PEER_TIMEOUT.as_millis() as u64),
+            closed: AtomicBool::new(false),
+            heard_at: AtomicU64::new(0),
+        }
     }
 
     /// Lets the client take nothing of its answers for `limit`, where the connection would have ended before. HTTP/2
@@ -50,6 +67,21 @@ impl Peer {
         {
             tracing::debug!(%error, "a client's time to read cannot be set");
         }
+    }
+
+    /// Whether a request that is dropped was ended by its client, which closed the connection or reset the stream.
+    /// Of a connection that broke or fell silent, the client may not know yet.
+    pub fn left(&self) -> bool {
+        let heard_at = Instant(self.heard_at.load(Relaxed));
+        self.closed.load(Relaxed) || clock::now() < heard_at.plus_ms(LATELY_MS)
+    }
+
+    pub(super) fn closed(&self) {
+        self.closed.store(true, Relaxed);
+    }
+
+    pub(super) fn heard(&self) {
+        self.heard_at.store(clock::now().0, Relaxed);
     }
 
     /// Has [`Peer::gone`] tell.

@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use super::activity::Activity;
 use super::gate::{Gate, Refusal};
+use super::peer::Peer;
 use super::problem::{Kind, Problem};
 
 pub struct Socket {
@@ -25,6 +26,7 @@ pub struct Socket {
     http2: bool,
     end_seen: bool,
     activity: Arc<Activity>,
+    peer: Arc<Peer>,
     /// The rest of an answer that replaces the library's own.
     instead: Option<Box<(Vec<u8>, usize)>>,
 }
@@ -36,7 +38,7 @@ const PART: usize = 1024;
 
 impl Socket {
     /// `max_head` bounds the head of an HTTP/1 request, in bytes.
-    pub fn new(stream: Stream, max_head: usize, activity: Arc<Activity>) -> Socket {
+    pub fn new(stream: Stream, max_head: usize, activity: Arc<Activity>, peer: Arc<Peer>) -> Socket {
         Socket {
             http2: stream.is_http2(),
             stream,
@@ -45,6 +47,7 @@ impl Socket {
             cleared: 0,
             end_seen: false,
             activity,
+            peer,
             instead: None,
         }
     }
@@ -97,13 +100,20 @@ impl Socket {
         (self.stream, self.held)
     }
 
+    fn note_end(&mut self, is_end: bool) {
+        if is_end {
+            self.end_seen = true;
+            self.peer.closed();
+        }
+    }
+
     /// Reads a part behind what is held. The number of bytes, none at the end.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut part = [MaybeUninit::uninit(); PART];
         let mut part = ReadBuf::uninit(&mut part);
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
         self.held.extend_from_slice(part.filled());
-        self.end_seen |= part.filled().is_empty();
+        self.note_end(part.filled().is_empty());
         Poll::Ready(Ok(part.filled().len()))
     }
 
@@ -126,9 +136,6 @@ impl Socket {
 
     /// Reads HTTP/1. Ready with bytes that may pass, or at the end.
     fn poll_read_judged(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if buf.remaining() == 0 {
-            return Poll::Ready(Ok(()));
-        }
         while !self.pass_on(buf) {
             if let Some(refusal) = self.gate.refusal() {
                 return self.poll_refused(cx, refusal);
@@ -145,7 +152,7 @@ impl Socket {
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
             let fresh = &buf.filled()[before..];
             if fresh.is_empty() {
-                self.end_seen = true;
+                self.note_end(true);
                 break;
             }
             self.activity.received();
@@ -186,13 +193,17 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
         if !this.http2 {
             return this.poll_read_judged(cx, buf);
         }
         if !this.pass_on(buf) {
             let before = buf.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-            this.end_seen = buf.filled().len() == before;
+            this.note_end(buf.filled().len() == before);
+            this.peer.heard();
         }
         Poll::Ready(Ok(()))
     }

@@ -24,6 +24,7 @@ use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space};
 use crate::store::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::telemetry::Metrics;
+use crate::vital;
 
 /// The database that is used where the URL names none.
 const DEFAULT_DATABASE: &str = "lockkeeper";
@@ -130,14 +131,14 @@ impl MysqlStore {
         let mut senders = (0..seats).map(|seat| {
             let (sender, receiver) = unbounded_channel();
             let queue = Queue::new(receiver, config.batch);
-            tasks.spawn(lanes::run(shared.clone(), queue, seat));
+            tasks.spawn(vital::watched("a lane of the store", lanes::run(shared.clone(), queue, seat)));
             sender
         });
         let lanes = senders.by_ref().take(config.lanes).collect();
         let renewal_lanes = senders.collect();
-        tasks.spawn(clean::run(shared.clone()));
+        tasks.spawn(vital::watched("the clean-up of the store", clean::run(shared.clone())));
         if !shared.servers.is_single() {
-            tasks.spawn(scout::run(shared.clone()));
+            tasks.spawn(vital::watched("the look-out for servers", scout::run(shared.clone())));
         }
         let reader = Arc::new(Reader::new(shared.clone()));
         let places = Places::new(config.max_queued);

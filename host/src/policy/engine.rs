@@ -11,6 +11,7 @@ use wasmtime::{Config, EngineWeak, InstanceAllocationStrategy, PoolingAllocation
 use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
 use super::{Fault, Hook};
 use crate::config::EngineLimits;
+use crate::vital;
 
 /// Pages of an instance's memory that stay in place between calls and are only cleaned.
 const KEEP_RESIDENT_BYTES: usize = 256 * 1024;
@@ -158,11 +159,13 @@ impl Ticker {
         let stopped = Arc::clone(&stop);
         let every = every.max(Duration::from_micros(500));
         let thread = std::thread::Builder::new().name("policy-ticker".into()).spawn(move || {
-            while !stopped.load(Relaxed) {
-                std::thread::sleep(every);
-                let Some(engine) = engine.upgrade() else { return };
-                engine.increment_epoch();
-            }
+            vital::run("the clock of the policies", || {
+                while !stopped.load(Relaxed) {
+                    std::thread::sleep(every);
+                    let Some(engine) = engine.upgrade() else { return };
+                    engine.increment_epoch();
+                }
+            });
         })?;
         Ok(Ticker { stop, thread: Some(thread) })
     }

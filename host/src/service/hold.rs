@@ -1,7 +1,6 @@
 //! Leases that the proxy keeps alive for as long as a connection lives.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
@@ -12,28 +11,42 @@ use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service, new_relea
 use crate::clock;
 use crate::lock::record::{Left, Origin, Release};
 use crate::lock::{Instant, LeaseRef};
-use crate::policy::{Expiring, OnLoss, Renewal, fallback};
+use crate::policy::{Expiring, Generation, OnLoss, Renewal, fallback};
 use crate::store::StoreError;
+use crate::vital;
 
 /// A renewal or a finish that the store did not answer is tried again after this long, while the lease lasts.
 const RETRY_MS: u32 = 200;
 
-/// A lease that the proxy keeps alive. Dropping it releases the lease.
+/// A lease that the proxy keeps alive. Dropping it releases the lease, unless [`Hold::leave`] was called.
 pub struct Hold {
     pub lease: Lease,
     service: Service,
-    planned: Planned,
+    terms: Terms,
     since: Instant,
     renewals: u32,
     valid_until: Instant,
     gone: oneshot::Receiver<()>,
+    /// Nothing is renewed any more.
     over: bool,
-    /// The release is on its way, or is somebody else's.
+    /// Dropping it releases nothing: the release is on its way, the lease is gone, or it is to run out.
     ended: bool,
 }
 
-/// A lease that a task of its own keeps alive. Dropping it releases the lease: the release is on its way
-/// before anything that is asked later.
+/// What its policy wants for a lease that is kept alive.
+pub(super) struct Terms {
+    /// Asked about each renewal; `None` where the policy is gone.
+    pub generation: Option<Arc<Generation>>,
+    pub ttl_ms: u32,
+    pub max_hold_ms: u32,
+    pub on_loss: OnLoss,
+    pub labels: Vec<(Box<str>, Box<str>)>,
+}
+
+/// A lease that a task of its own keeps alive.
+///
+/// Dropping it gives the work up: the lease is released, and the release is on its way before anything that is
+/// asked later. A lease whose loss was told is left to run out instead, as its holder may not have heard yet.
 pub struct Keeping {
     lease: LeaseRef,
     service: Service,
@@ -48,16 +61,30 @@ enum Ending {
     Finish { release: Release, answer: Releasing, told: oneshot::Sender<Result<(), LeaseError>> },
 }
 
+impl From<Planned> for Terms {
+    fn from(planned: Planned) -> Terms {
+        let Planned { generation, plan, .. } = planned;
+        Terms {
+            generation: Some(generation),
+            ttl_ms: plan.ttl_ms,
+            max_hold_ms: plan.max_hold_ms,
+            on_loss: plan.on_loss,
+            labels: plan.labels,
+        }
+    }
+}
+
 impl Hold {
-    pub(super) fn new(service: Service, lease: Lease, planned: Planned) -> Hold {
+    /// `held_ms` is how long the lease has been held already.
+    pub(super) fn new(service: Service, lease: Lease, terms: Terms, held_ms: u32) -> Hold {
         let valid_until = lease.valid_until;
         let (over, gone) = oneshot::channel();
         service.shared.tell(Msg::Held { nonce: lease.lease.nonce, over });
         Hold {
             lease,
             service,
-            planned,
-            since: clock::now(),
+            terms,
+            since: Instant(clock::now().0.saturating_sub(u64::from(held_ms) * 1_000)),
             renewals: 0,
             valid_until,
             gone,
@@ -68,7 +95,7 @@ impl Hold {
 
     /// What the policy wants for a guarded request that loses its lease.
     pub fn on_loss(&self) -> OnLoss {
-        self.planned.plan.on_loss
+        self.terms.on_loss
     }
 
     /// Keeps the lease alive in a task of its own.
@@ -81,12 +108,12 @@ impl Hold {
             ending: Some(ending),
             lost,
         };
-        tokio::spawn(async move {
+        vital::spawn("the renewal of a lease", async move {
             let ending = loop {
                 tokio::select! {
                     biased;
                     ending = &mut ended => break ending,
-                    event = self.next() => if let HoldEvent::Lost { reason } = event {
+                    event = self.next() => if let HoldEvent::Lost { reason, .. } = event {
                         tell.send_replace(Some(reason.into()));
                     },
                 }
@@ -115,10 +142,11 @@ impl Hold {
         if self.over {
             return std::future::pending().await;
         }
-        let third = self.valid_until.us_since(clock::now()) / 3;
+        let now = clock::now();
+        let due = now.plus_us(self.valid_until.us_since(now) / 3);
         tokio::select! {
-            () = tokio::time::sleep(Duration::from_micros(third)) => {}
-            Ok(()) = &mut self.gone => return self.lost("the lease was taken away, or its session is gone"),
+            () = clock::sleep_until(due) => {}
+            Ok(()) = &mut self.gone => return self.gone("the lease was taken away, or its session is gone"),
         }
         let ttl_ms = match self.decide().await {
             Renewal::Extend { ttl_ms } => ttl_ms,
@@ -129,11 +157,15 @@ impl Hold {
             let deadline = self.service.shared.store_deadline().min(self.last_call());
             match self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline).await {
                 Ok(renewed) => return self.renewed(renewed),
-                Err(LeaseError::Store(error)) if clock::now() < self.last_call() => {
+                Err(LeaseError::Store(error)) => {
+                    let again = clock::now().plus_ms(RETRY_MS);
+                    if again >= self.last_call() {
+                        return self.lost(&error.to_string());
+                    }
                     tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");
-                    clock::sleep_until(clock::now().plus_ms(RETRY_MS).min(self.last_call())).await;
+                    clock::sleep_until(again).await;
                 }
-                Err(error) => return self.lost(&error.to_string()),
+                Err(error) => return self.gone(&error.to_string()),
             }
         }
     }
@@ -150,7 +182,7 @@ impl Hold {
                     }
                     certain => return certain,
                 }
-                tokio::time::sleep(Duration::from_millis(RETRY_MS.into())).await;
+                clock::sleep_until(clock::now().plus_ms(RETRY_MS)).await;
                 answer = service.begin_release(release.clone());
             }
         };
@@ -170,6 +202,22 @@ impl Hold {
         }
     }
 
+    /// The proxy stops, and renews no more. A lease that any proxy can renew is left to run: its holder may go
+    /// on with it elsewhere. A lock that rests on a session of this proxy is lost, and ends with this [`Hold`].
+    pub fn drain(&mut self) -> HoldEvent {
+        if self.lease.lease.keys.iter().any(|key| key.space().rests_on_session()) {
+            return self.lost("the proxy is shutting down, and the lock cannot outlive the proxy's session");
+        }
+        self.leave();
+        HoldEvent::Draining { valid_until: self.valid_until }
+    }
+
+    /// Leaves the lease to run out, or to go on elsewhere: it is not released.
+    pub fn leave(&mut self) {
+        self.over = true;
+        self.ended = true;
+    }
+
     async fn decide(&self) -> Renewal {
         let key = self.lease.lease.keys[0].clone();
         let (reply, waiters) = oneshot::channel();
@@ -177,18 +225,19 @@ impl Hold {
         let expiring = Expiring {
             key: key.clone(),
             owner: self.lease.owner.clone(),
-            ttl_ms: self.planned.plan.ttl_ms,
+            ttl_ms: self.terms.ttl_ms,
             renewals: self.renewals,
             held_ms: clock::now().ms_since(self.since),
-            max_hold_ms: self.planned.plan.max_hold_ms,
+            max_hold_ms: self.terms.max_hold_ms,
             waiters: waiters.await.unwrap_or(0),
             client_alive: true,
-            labels: self.planned.plan.labels.clone().into(),
+            labels: self.terms.labels.clone().into(),
         };
-        let generation = &self.planned.generation;
-        let (decision, by) = match generation.renewal(&expiring) {
-            Some(Ok(decision)) => (decision, generation.id().clone()),
-            _ => (fallback::renewal(&expiring), "built-in".into()),
+        let asked = self.terms.generation.as_ref();
+        let decided = asked.and_then(|generation| Some((generation.renewal(&expiring)?.ok()?, generation)));
+        let (decision, by) = match decided {
+            Some((decision, generation)) => (decision, generation.id().clone()),
+            None => (fallback::renewal(&expiring), "built-in".into()),
         };
         // The maximum hold is the host's promise: no policy extends past it.
         let decision = match decision {
@@ -205,7 +254,7 @@ impl Hold {
 
     /// The last moment at which a renewal is tried: what is left is for telling the client.
     fn last_call(&self) -> Instant {
-        let spare_ms = (self.planned.plan.ttl_ms / 10).min(1_000);
+        let spare_ms = (self.terms.ttl_ms / 10).min(1_000);
         Instant(self.valid_until.0.saturating_sub(u64::from(spare_ms) * 1_000))
     }
 
@@ -215,9 +264,16 @@ impl Hold {
         HoldEvent::Renewed(renewed)
     }
 
+    /// It is renewed no more; its holder may count on it until the time that it was told before.
     fn lost(&mut self, reason: &str) -> HoldEvent {
         self.over = true;
-        HoldEvent::Lost { reason: reason.to_owned() }
+        HoldEvent::Lost { reason: reason.to_owned(), valid_until: self.valid_until }
+    }
+
+    /// The store does not know it any more.
+    fn gone(&mut self, reason: &str) -> HoldEvent {
+        self.leave();
+        HoldEvent::Lost { reason: reason.to_owned(), valid_until: clock::now() }
     }
 }
 
@@ -246,6 +302,23 @@ impl Keeping {
         self.lost.clone()
     }
 
+    /// The work is done: the lease is released, also where its loss was told.
+    pub fn release(mut self) {
+        self.begin_release();
+    }
+
+    /// Leaves the lease to run out: who works under it may not know yet that it is renewed no more.
+    pub fn leave(mut self) {
+        self.ending = None;
+    }
+
+    fn begin_release(&mut self) {
+        if let Some(ending) = self.ending.take() {
+            let release = new_release(self.lease.clone(), None);
+            let _ = ending.send(Ending::Release(self.service.begin_release(release)));
+        }
+    }
+
     /// Ends a guarded `once`, and keeps `outcome`, which is JSON text. Goes on until the store has answered or the lease
     /// has ended, also where the caller stops waiting.
     ///
@@ -265,9 +338,8 @@ impl Keeping {
 
 impl Drop for Keeping {
     fn drop(&mut self) {
-        if let Some(ending) = self.ending.take() {
-            let release = new_release(self.lease.clone(), None);
-            let _ = ending.send(Ending::Release(self.service.begin_release(release)));
+        if self.lost.borrow().is_none() {
+            self.begin_release();
         }
     }
 }

@@ -8,19 +8,26 @@ use crate::policy::{Engine, builtin};
 use crate::store::memory::Memory;
 
 fn service(memory: &Memory) -> Service {
-    let engine = Engine::new(&EngineLimits::default()).unwrap();
-    let source = PolicySource::Builtin("default".into());
-    let configs = [PolicyConfig { name: "default".into(), source, settings: serde_json::Map::new() }];
-    let metrics = Metrics::default();
-    Service::start(Parts {
+    Service::start(parts(memory))
+}
+
+fn parts(memory: &Memory) -> Parts {
+    Parts {
         bell: Arc::new(Alone),
         store: Arc::new(memory.store()),
-        policies: Policies::load(&engine, &configs, &Limits::default(), &metrics).unwrap(),
+        policies: policies(&Limits::default()),
         routes: Vec::new(),
         limits: Limits::default(),
         store_timeout_ms: 1_000,
-        metrics,
-    })
+        metrics: Metrics::default(),
+    }
+}
+
+fn policies(limits: &Limits) -> Policies {
+    let engine = Engine::new(&EngineLimits::default()).unwrap();
+    let source = PolicySource::Builtin("default".into());
+    let configs = [PolicyConfig { name: "default".into(), source, settings: serde_json::Map::new() }];
+    Policies::load(&engine, &configs, limits, &Metrics::default()).unwrap()
 }
 
 fn memory() -> Memory {
@@ -104,4 +111,24 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     panic!("the shadow is not lifted");
+}
+
+/// What the proxy gives up of itself runs out: who works under it may not have heard of it yet.
+#[tokio::test]
+async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
+    for done in [false, true] {
+        let limits = Limits { max_hold_ms: 100, ..Limits::default() };
+        let service = Service::start(Parts { policies: policies(&limits), limits, ..parts(&memory()) });
+        let hold = service.hold(Request { ttl_ms: Some(1_200), ..request("a") }).await.unwrap();
+        let until = hold.lease.valid_until;
+        let keeping = hold.keep();
+        keeping.watch().wait_for(Option::is_some).await.unwrap();
+        if done {
+            keeping.release()
+        } else {
+            drop(keeping)
+        }
+        service.acquire(Request { wait_ms: Some(5_000), ..request("a") }).await.unwrap();
+        assert_eq!(clock::now() < until, done);
+    }
 }

@@ -25,6 +25,7 @@ use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode};
 use crate::policy::{Generation, Plan, PlanRequest, Prepared};
 use crate::store::StoreError;
+use crate::vital;
 
 /// Records that one page of a survey reads.
 const PAGE: usize = 1_000;
@@ -107,7 +108,8 @@ pub(super) fn request_of(claim: &Claim) -> PlanRequest {
     request(&claim.tag, &claim.owner, claim.mode)
 }
 
-fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanRequest {
+/// What a lease was asked for with, as far as it is kept with the lease.
+pub(super) fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanRequest {
     let mode = match via::mode(tag).unwrap_or(mode) {
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
         mode => mode,
@@ -259,10 +261,9 @@ pub(super) async fn sessions_lack(
     candidate: Arc<Generation>,
 ) -> Result<bool, StoreError> {
     let mut held = held(shared, candidate.name()).await?;
-    let rests = |key: &Key| key.space().rests_on_session();
-    held.retain(|lease| lease.keys.iter().any(rests));
+    held.retain(|lease| lease.keys.iter().any(|key| key.space().rests_on_session()));
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
-    let plans = replan(shared, candidate, HashMap::new(), asked).await;
+    let plans = replan(shared, candidate, HashMap::new(), asked).await?;
     Ok(held.iter().any(|lease| lease.shadow(&plans).is_some()))
 }
 
@@ -276,7 +277,7 @@ async fn swap(
     let mut plans = HashMap::new();
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
-        plans = replan(shared, candidate.clone(), plans, asked).await;
+        plans = replan(shared, candidate.clone(), plans, asked).await?;
         let stored = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
         let (reply, step) = oneshot::channel();
         let swap = Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, reply };
@@ -299,9 +300,9 @@ async fn replan(
     generation: Arc<Generation>,
     mut plans: Plans,
     asked: Vec<PlanRequest>,
-) -> Plans {
+) -> Result<Plans, StoreError> {
     let shared = shared.clone();
-    let work = tokio::task::spawn_blocking(move || {
+    let work = move || {
         for request in asked {
             if let Entry::Vacant(place) = plans.entry(request) {
                 let plan = generation.plan_again(place.key()).ok();
@@ -310,8 +311,10 @@ async fn replan(
             }
         }
         plans
-    });
-    work.await.unwrap_or_default()
+    };
+    // A lease that lacks its plan would cast no shadow.
+    let work = tokio::task::spawn_blocking(|| vital::run("the planning of a swap", work));
+    work.await.map_err(|_| StoreError::stopped())
 }
 
 /// A lease as the store knows it.
@@ -377,7 +380,7 @@ pub(super) async fn survey(service: Service) {
             }
         };
         let asked = held.iter().map(|lease| lease.request.clone()).collect();
-        let plans = replan(shared, generation, HashMap::new(), asked).await;
+        let Ok(plans) = replan(shared, generation, HashMap::new(), asked).await else { return };
         let shadows: Vec<Shadow> = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
         watch_shadows(shared, shadows.clone());
         shared.tell(Msg::Shadows(shadows));
@@ -393,7 +396,7 @@ fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
     }
     tracing::info!(leases = shadows.len(), "leases of old keys are waited for");
     let shared = shared.clone();
-    tokio::spawn(async move {
+    vital::spawn("the watch over leases of old keys", async move {
         tokio::time::sleep(Duration::from_millis(u64::from(shared.store_timeout_ms))).await;
         let mut left = shadows;
         while !left.is_empty() {

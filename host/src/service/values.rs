@@ -48,7 +48,9 @@ impl Service {
     /// Waits for the lock of a guarded request, by whichever primitive its policy chose.
     pub async fn guard(&self, request: &Request) -> Result<Guarded, AcquireError> {
         match acquire::acquire(&self.shared, request, Call::Guard).await {
-            Ok((lease, planned)) => Ok(Guarded::Held(Box::new(Hold::new(self.clone(), lease, planned)))),
+            Ok((lease, planned)) => {
+                Ok(Guarded::Held(Box::new(Hold::new(self.clone(), lease, planned.into(), 0))))
+            }
             Err(AcquireError::Done(kept)) => Ok(Guarded::Done(kept)),
             Err(error) => Err(error),
         }

@@ -17,6 +17,7 @@ use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
 use crate::lock::record::{Grant, Op, Outcome};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
+use crate::vital;
 
 mod count;
 mod views;
@@ -88,7 +89,10 @@ impl Quorum {
         let deadline = deadline.min(allowed);
         let round = self.ask(group, deadline, renewal);
         let (members, patience) = (self.members.clone(), self.patience);
-        tokio::spawn(async move { done(round.decide(&members, patience, deadline).await) });
+        vital::spawn(
+            "a round of a quorum",
+            async move { done(round.decide(&members, patience, deadline).await) },
+        );
     }
 }
 

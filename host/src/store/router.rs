@@ -12,6 +12,7 @@ use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, UNKNOWN};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
+use crate::vital;
 
 /// When to ask again where one's own lease of a single space is in the way, in microseconds.
 const OWN_LEASE_US: u64 = 250_000;
@@ -44,7 +45,7 @@ impl Store for Router {
             };
         }
         let stores = self.stores.clone();
-        tokio::spawn(async move { done(stores.run_apart(group, deadline).await) });
+        vital::spawn("a claim in two spaces", async move { done(stores.run_apart(group, deadline).await) });
     }
 
     fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {

@@ -20,7 +20,7 @@ mod upstream;
 mod world;
 
 pub use client::{Client, Lines, Response};
-pub use ledger::Noted;
+pub use ledger::{Ledger, Noted};
 pub use proxy::{Proxy, Settings, lockkeeper, program};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;

@@ -11,6 +11,7 @@ mod fencing;
 mod leaks;
 mod loss;
 mod order;
+mod restart;
 mod sharing;
 mod shutdown;
 mod watching;

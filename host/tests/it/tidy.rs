@@ -5,23 +5,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 18] = [
+const MAY_IMPORT: [(&str, &[&str]); 19] = [
     ("bell", &["lock", "service"]),
     ("lock", &[]),
     ("clock", &["lock"]),
+    ("vital", &[]),
     ("config", &["lock"]),
     ("telemetry", &["clock", "config", "policy"]),
-    ("watch", &["clock"]),
-    ("store", &["lock", "clock"]),
-    ("mysql", &["store", "lock", "clock", "config", "telemetry"]),
-    ("policy", &["lock", "clock", "config", "telemetry", "watch"]),
-    ("service", &["lock", "store", "policy", "clock", "config", "telemetry"]),
-    ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry"]),
+    ("watch", &["clock", "vital"]),
+    ("store", &["lock", "clock", "vital"]),
+    ("mysql", &["store", "lock", "clock", "config", "telemetry", "vital"]),
+    ("policy", &["lock", "clock", "config", "telemetry", "watch", "vital"]),
+    ("service", &["lock", "store", "policy", "clock", "config", "telemetry", "vital"]),
+    ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry", "vital"]),
     ("http", &["lock", "clock", "config", "telemetry"]),
     ("route", &["config", "http", "policy"]),
     ("fronts", &["service", "lock", "store", "http"]),
     ("api", &["service", "lock", "store", "clock", "config", "http", "fronts"]),
-    ("guard", &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts", "route"]),
+    (
+        "guard",
+        &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts", "route", "vital"],
+    ),
     ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
     ("cli", &["lock", "clock", "config", "telemetry", "http", "policy", "route"]),
 ];

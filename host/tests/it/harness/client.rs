@@ -85,9 +85,14 @@ impl Client {
 
     /// Reads an answer as it comes.
     pub async fn stream(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Lines {
-        let response = self.http.request(self.request(method, path, body)).await.expect("an answer");
+        self.try_stream(method, path, body).await.expect("an answer")
+    }
+
+    /// As [`Client::stream`]; `None` where there is no answer.
+    pub async fn try_stream(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Lines> {
+        let response = self.http.request(self.request(method, path, body)).await.ok()?;
         let status = response.status().as_u16();
-        Lines { status, body: response.into_body(), buffer: Vec::new() }
+        Some(Lines { status, body: response.into_body(), buffer: Vec::new() })
     }
 
     /// A held lock: the stream of its lines, and the first of them.

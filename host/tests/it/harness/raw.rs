@@ -61,6 +61,11 @@ impl Raw {
         read.expect("the other side closes").unwrap_or(0)
     }
 
+    /// Ends the connection as one that broke: the other side is told of a reset.
+    pub fn reset(self) {
+        self.0.set_zero_linger().expect("a socket");
+    }
+
     /// Everything that comes until the other side closes, which it must within 20 s.
     pub async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();

@@ -1,0 +1,79 @@
+//! Going on with a lease that a proxy has granted: this one, or another one that has gone.
+
+use super::hold::Terms;
+use super::{Hold, Lease, LeaseError, Service, Shared, transition};
+use crate::lock::record::Holder;
+use crate::lock::{LeaseRef, Space, Token};
+use crate::policy::OnLoss;
+
+/// Finds the lease in the store, asks its policy what it wants for it, and renews it.
+pub(super) async fn resume(service: &Service, lease: LeaseRef) -> Result<Hold, LeaseError> {
+    let shared = &service.shared;
+    let Stored { holder, held_ms, tokens } = stored(shared, &lease).await?;
+    let terms = terms(shared, &holder);
+    // What is left of the longest hold, as at every other renewal; 0 looks whether the lease lives.
+    let ttl_ms = terms.ttl_ms.min(terms.max_hold_ms.saturating_sub(held_ms));
+    let renewed = service.renew(lease.clone(), Some(ttl_ms)).await?;
+    let lease = Lease {
+        primitive: primitive(&lease, &holder),
+        lease,
+        resource: holder.tag.resource.into(),
+        owner: holder.owner.into(),
+        mode: holder.mode,
+        tokens,
+        ttl_ms: terms.ttl_ms,
+        valid_until: renewed.valid_until,
+        waited_ms: 0,
+        policy: holder.tag.policy.into(),
+        levels: holder.levels.len() as u32,
+    };
+    Ok(Hold::new(service.clone(), lease, terms, held_ms))
+}
+
+/// A lease as the store knows it.
+struct Stored {
+    /// That of its first key.
+    holder: Holder,
+    held_ms: u32,
+    /// One for each key.
+    tokens: Vec<Token>,
+}
+
+async fn stored(shared: &Shared, lease: &LeaseRef) -> Result<Stored, LeaseError> {
+    let mut first = None;
+    let mut tokens = Vec::with_capacity(lease.keys.len());
+    for key in &*lease.keys {
+        let stored = shared.store.read(key.clone()).await?.ok_or(LeaseError::Lost)?;
+        let holders = stored.record.holders.into_iter();
+        let mut own = holders.filter(|holder| holder.nonce == lease.nonce && holder.until > stored.now);
+        let holder = own.next().ok_or(LeaseError::Lost)?;
+        tokens.push(holder.token);
+        let held_ms = stored.now.ms_since(holder.since);
+        first.get_or_insert((holder, held_ms));
+    }
+    let (holder, held_ms) = first.ok_or(LeaseError::Lost)?;
+    Ok(Stored { holder, held_ms, tokens })
+}
+
+/// What the policy of the lease wants for it now. Where the policy is gone, refuses or fails, what was granted
+/// is kept alive as the built-in hooks would, within the limits of this proxy.
+fn terms(shared: &Shared, holder: &Holder) -> Terms {
+    let generation = shared.policies.get(shared.policy_of_tag(&holder.tag));
+    let request = transition::request(&holder.tag, &holder.owner, holder.mode);
+    let plan = generation.as_ref().and_then(|generation| generation.plan(&request).ok());
+    let (max_hold_ms, on_loss, labels) = match plan {
+        Some(plan) => (plan.max_hold_ms, plan.on_loss, plan.labels),
+        None => (shared.limits.max_hold_ms, OnLoss::default(), Vec::new()),
+    };
+    Terms { generation, ttl_ms: holder.ttl_ms, max_hold_ms, on_loss, labels }
+}
+
+fn primitive(lease: &LeaseRef, holder: &Holder) -> &'static str {
+    match lease.keys[0].space() {
+        Space::Table if holder.keep_ms > 0 => "once",
+        Space::Table => "lease",
+        Space::Row => "row",
+        Space::Advisory => "advisory",
+        Space::Quorum => "quorum",
+    }
+}

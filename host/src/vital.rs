@@ -1,0 +1,76 @@
+//! Tasks that the process rests on: if one of them panics, the process ends.
+//!
+//! A proxy without its loop, or without a lane, would look alive and answer nobody. One that has ended keeps no lock
+//! from anybody: its leases live on, and other proxies renew, release and grant. So a panic is not survived here.
+//! What serves one client alone is no such task: its panic ends one connection.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use futures_util::FutureExt;
+use tokio::task::JoinHandle;
+
+/// What a Rust program that panics ends with.
+const EXIT_PANIC: i32 = 101;
+
+/// Spawns a task on the current runtime. `name` says what is gone with it.
+pub fn spawn<T: Send + 'static>(
+    name: &'static str,
+    task: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    tokio::spawn(watched(name, task))
+}
+
+/// The task, for who spawns it otherwise.
+pub async fn watched<T>(name: &'static str, task: impl Future<Output = T>) -> T {
+    match AssertUnwindSafe(task).catch_unwind().await {
+        Ok(done) => done,
+        Err(panic) => end(name, &*panic),
+    }
+}
+
+/// The same for what runs on a thread of its own.
+pub fn run<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done,
+        Err(panic) => end(name, &*panic),
+    }
+}
+
+fn end(name: &str, panic: &(dyn Any + Send)) -> ! {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
+    tracing::error!("{name} has panicked ({text}): the proxy ends, and its leases live on for their time");
+    std::process::exit(EXIT_PANIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const CHILD: &str = "LOCKKEEPER_TEST_VITAL";
+
+    /// Run again by the test below, in a process of its own.
+    #[tokio::test]
+    async fn child() {
+        match std::env::var(CHILD).as_deref() {
+            Ok("task") => drop(spawn("the loop", async { panic!("a broken loop") }).await),
+            Ok("thread") => {
+                drop(std::thread::spawn(|| run("the ticker", || panic!("{}", "a broken ticker"))).join())
+            }
+            _ => assert_eq!((spawn("a task", async { 1 }).await.unwrap(), run("work", || 2)), (1, 2)),
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_the_process() {
+        for how in ["task", "thread"] {
+            let mut again = Command::new(std::env::current_exe().unwrap());
+            let ended = again.args(["--exact", "vital::tests::child"]).env(CHILD, how).output().unwrap();
+            assert_eq!(ended.status.code(), Some(EXIT_PANIC), "{how}: {ended:?}");
+        }
+    }
+}
