@@ -57,10 +57,15 @@ pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
 
 /// The lease of a grant, which every server renews unless it rests on a session of one.
 fn held(grant: &Value, asked: Instant, servers: &Servers) -> Result<Held, Failure> {
-    if matches!(grant["primitive"].as_str(), Some("advisory" | "row")) {
+    if rests_on_a_session(grant) {
         servers.stay();
     }
     Held::new(grant, asked)
+}
+
+/// The lock ends with its proxy. Earlier proxies name the primitive alone.
+pub fn rests_on_a_session(grant: &Value) -> bool {
+    grant["ends_with"] == "session" || matches!(grant["primitive"].as_str(), Some("advisory" | "row"))
 }
 
 /// Starts the command; the lease of one that cannot be run is given up.

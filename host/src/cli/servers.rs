@@ -52,6 +52,10 @@ impl Servers {
         self.is_fixed.set(true);
     }
 
+    pub fn is_fixed(&self) -> bool {
+        self.is_fixed.get()
+    }
+
     pub fn current(&self) -> &Client {
         &self.clients[self.current.get()]
     }

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use super::client::{CALL_TIMEOUT, encode_query};
-use super::command::sleep_until;
+use super::command::{rests_on_a_session, sleep_until};
 use super::failure::Failure;
 use super::output::{self, Printer};
 use super::servers::Servers;
@@ -114,8 +114,7 @@ impl Held {
             };
             let Ok(event) = serde_json::from_str::<Value>(&line) else { continue };
             self.hear(&event);
-            if event["event"] == "granted" && matches!(event["primitive"].as_str(), Some("advisory" | "row"))
-            {
+            if event["event"] == "granted" && rests_on_a_session(&event) {
                 servers.stay();
             }
             print(&event);

@@ -110,6 +110,12 @@ impl Held {
                     let kill_at = clock::now().plus_ms(LOST_GRACE_MS).min(self.kill_at());
                     return Lost { reason: failure.to_string(), certain: true, kill_at };
                 }
+                // Where the lock ends with its proxy, it is free by now.
+                Err(failure @ Failure::NoProxy { .. }) if servers.is_fixed() => {
+                    let kill_at = clock::now().plus_ms(LOST_GRACE_MS).min(self.kill_at());
+                    let reason = format!("it ends with its proxy: {failure}");
+                    return Lost { reason, certain: true, kill_at };
+                }
                 Err(failure) => {
                     self.last_fault.replace(Some(failure.to_string()));
                     let pause = (self.times.get().ttl_ms / 10).clamp(20, 1_000);

@@ -98,6 +98,21 @@ fn a_lock_of_a_session_stays_with_its_server() {
     });
 }
 
+/// Such a lock is free as soon as its proxy is gone: the next renewal finds that, and the command is stopped then.
+#[test]
+fn a_lock_of_a_session_is_lost_with_its_server() {
+    crate::harness::run(async {
+        let (first, second, dir) = (Fake::of("advisory", 20_000), Fake::start(20_000), folder());
+        let child = under_lock(&of_both(&first, &second), "run", dir.path(), &[], STUBBORN).spawn().unwrap();
+        until_file(&dir.path().join("alive")).await;
+        drop(first);
+        let ended = output(child).await;
+        assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
+        assert!(text(&ended.stderr).contains("ends with its proxy"), "{}", text(&ended.stderr));
+        assert_eq!(second.count("/v1/renew"), 0);
+    });
+}
+
 /// The outcome of a `once` is stored by whichever server can.
 #[test]
 fn an_outcome_is_stored_by_another_server() {
