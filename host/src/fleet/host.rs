@@ -1,7 +1,13 @@
 //! Which process a proxy is, and whether another one on this machine still runs.
 //!
 //! A member that was killed is seen to be gone at once where it ran on the same machine and in the same
-//! process namespace: nothing more can come from a process that has ended.
+//! process namespace: nothing more can come from a process that has ended. A process that this one may not
+//! look at (`hidepid`, `ProtectProc`, another user) counts as running.
+
+use std::io::{self, ErrorKind};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 /// Machine, process namespace, process and its start; empty where the system does not tell.
 pub fn here() -> String {
@@ -15,9 +21,27 @@ pub fn has_ended(host: &str, here: &str) -> bool {
         return false;
     }
     match process.split_once('/').and_then(|(pid, start)| Some((pid.parse::<u32>().ok()?, start))) {
-        Some((pid, start)) => started(pid).is_none_or(|now| now != start),
+        Some((pid, start)) => ended(read_stat(pid), start, || is_absent(pid)),
         None => false,
     }
+}
+
+/// Whether the process that was started at `start` has ended, by what `/proc` says of its number now.
+fn ended(stat: io::Result<String>, start: &str, is_absent: impl FnOnce() -> bool) -> bool {
+    match stat {
+        Ok(stat) => match state_and_start(&stat) {
+            Some((state, now)) => matches!(state, "Z" | "X") || now != start,
+            None => false,
+        },
+        // A process that is hidden from this one cannot be found either, but can be asked for.
+        Err(error) if error.kind() == ErrorKind::NotFound => is_absent(),
+        Err(_) => false,
+    }
+}
+
+fn is_absent(pid: u32) -> bool {
+    let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return false };
+    matches!(test_kill_process(pid), Err(Errno::SRCH))
 }
 
 /// Machine and namespace; process and start.
@@ -33,15 +57,21 @@ fn of(pid: u32) -> Option<String> {
     Some(format!("{}/{}/{pid}/{}", machine.trim(), namespace.display(), started(pid)?))
 }
 
-/// When the process was started, in ticks since the machine was; `None` where it has ended.
+/// When a process that runs was started, in ticks since the machine was.
 fn started(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = read_stat(pid).ok()?;
+    state_and_start(&stat).map(|(_, start)| start.to_owned())
+}
+
+fn read_stat(pid: u32) -> io::Result<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+}
+
+fn state_and_start(stat: &str) -> Option<(&str, &str)> {
     // The name may hold anything; what follows it does not.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
-    let state = fields.next()?;
-    let start = fields.nth(18)?;
-    (!matches!(state, "Z" | "X")).then(|| start.to_owned())
+    Some((fields.next()?, fields.nth(18)?))
 }
 
 #[cfg(test)]
@@ -57,10 +87,23 @@ mod tests {
         child.kill().expect("it is ours");
         child.wait().expect("it is ours");
         assert!(has_ended(&child_host, &own));
-        let reused =
-            child_host.replacen(&format!("/{}/", child.id()), &format!("/{}/", std::process::id()), 1);
+        let reused = format!("{own}0");
         assert!(has_ended(&reused, &own), "another process has its number: {reused}");
         assert!(!has_ended(&child_host, &format!("elsewhere/{own}")), "it may run there");
         assert!(!has_ended("", &own) && !has_ended(&child_host, ""));
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_looked_at_counts_as_running() {
+        let stat = |state: &str| format!("7 (a) b) {state} {} 4242 0", ["0"; 18].join(" "));
+        let seen = |stat: io::Result<String>, absent: bool| ended(stat, "4242", || absent);
+        assert!(!seen(Ok(stat("S")), true));
+        assert!(seen(Ok(stat("Z")), false), "it has ended, and its parent has not looked yet");
+        assert!(ended(Ok(stat("S")), "4241", || false), "its number has gone to another process");
+        assert!(!seen(Ok(String::new()), true), "nothing can be told from that");
+        assert!(!seen(Err(ErrorKind::PermissionDenied.into()), true), "it may be running");
+        assert!(!seen(Err(ErrorKind::NotFound.into()), false), "it is hidden");
+        assert!(seen(Err(ErrorKind::NotFound.into()), true));
+        assert!(!is_absent(std::process::id()) && !is_absent(1), "another user's as well");
     }
 }
