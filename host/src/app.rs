@@ -166,7 +166,7 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         );
-        let desk = Desk::new(policies, service.clone(), fleet.clone(), loaded);
+        let desk = Desk::new(policies, fleet.clone(), loaded);
         let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
         Ok(App { config, api, admin, guards, guard, bell, managed, stores, desk, service, fleet, metrics })
     }

@@ -27,7 +27,7 @@ use crate::lock::Instant;
 use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
-use crate::store::registry::{Component, Pulse, Registry, Version, View};
+use crate::store::registry::{Component, Pulse, ROUTES, Registry, Version, View};
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -45,8 +45,10 @@ const WRITES: u32 = 10;
 /// Beats after its last one after which a proxy is gone. The difference is for writes that the server
 /// checked in time and that land late.
 const LIVES: u32 = 15;
-/// While something is under way, beats come so much faster.
+/// For a while after something has begun, beats come so much faster.
 const HURRY: u32 = 10;
+/// That long while this proxy joins; of changes see [`machine::hurries`].
+const JOIN_HURRY_US: u64 = 10_000_000;
 /// A proxy that stops does not wait longer for its row to be deleted.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -74,7 +76,8 @@ struct Inner {
     metrics: Metrics,
     beat: Duration,
     host: String,
-    routes: String,
+    /// `[[routes]]` as they are recorded.
+    routes: Component,
     state: Mutex<State>,
     view: watch::Sender<View>,
     /// Asks for a beat now.
@@ -90,8 +93,12 @@ struct State {
     id: u64,
     stage: Stage,
     address: String,
+    /// When the stage was reached.
+    since: Instant,
     /// What this member has acknowledged.
     acks: BTreeMap<String, u64>,
+    /// By policy, why this member does not acknowledge its record.
+    held_up: BTreeMap<String, String>,
     /// Why it is not a member.
     trouble: Option<String>,
     /// When a beat was last answered.
@@ -114,7 +121,7 @@ impl Fleet {
         let Parts { registry, service, policies, routes, address, beat, metrics } = parts;
         let (view, _) = watch::channel(View::default());
         let trouble = Some("the proxy is starting".to_owned());
-        let state = State { address, trouble, ..State::default() };
+        let state = State { address, trouble, since: clock::now(), ..State::default() };
         let fleet = Fleet(Arc::new(Inner {
             registry,
             service,
@@ -122,7 +129,7 @@ impl Fleet {
             metrics,
             beat,
             host: host::here(),
-            routes: digest_of(&routes),
+            routes: record_of(&routes),
             state: Mutex::new(state),
             view,
             hurry: Notify::new(),
@@ -183,7 +190,7 @@ impl Inner {
             id: state.id,
             address: state.address.clone(),
             host: self.host.clone(),
-            routes: self.routes.clone(),
+            routes: self.routes.version.digest.clone(),
             acks: (state.stage == Stage::Member).then(|| state.acks.clone()),
             lives: self.beat * LIVES,
         }
@@ -191,14 +198,12 @@ impl Inner {
 
     /// Until the next beat.
     fn pause(&self) -> Duration {
-        let view = self.view.borrow();
-        let settled = view.records.iter().all(|record| {
-            record.candidate.is_none() && machine::waited_for(&view, &record.name, record.seq).is_empty()
-        });
-        match self.state().stage {
-            Stage::Member if settled => self.beat,
-            _ => self.beat / HURRY,
-        }
+        let state = self.state();
+        let hurries = match state.stage {
+            Stage::Member => machine::hurries(&self.view.borrow()),
+            Stage::Out | Stage::Joining => clock::now().us_since(state.since) < JOIN_HURRY_US,
+        };
+        if hurries { self.beat / HURRY } else { self.beat }
     }
 
     fn heard(&self, pulse: &Pulse, view: View) {
@@ -216,7 +221,7 @@ impl Inner {
             (Stage::Joining | Stage::Member, None) => {
                 self.registry.allow(None);
                 self.service.close();
-                state.stage = Stage::Out;
+                (state.stage, state.since) = (Stage::Out, clock::now());
                 let why = match forgotten {
                     true => "the store has lost what was recorded of the policies",
                     false => "the other proxies have counted this one as gone: it was silent for too long",
@@ -245,6 +250,13 @@ impl Inner {
         self.policies.names().filter_map(version).collect()
     }
 
+    /// What this proxy would have recorded.
+    fn own_records(&self) -> Vec<(String, Component)> {
+        let own = |name: &str| Some((name.to_owned(), component_of(&*self.policies.get(name)?)));
+        let policies = self.policies.names().filter_map(own);
+        policies.chain([(ROUTES.to_owned(), self.routes.clone())]).collect()
+    }
+
     /// Has the next beat come now, and waits for a view that was read after this.
     async fn fresh_view(&self, views: &mut watch::Receiver<View>) {
         let now = clock::now();
@@ -264,11 +276,15 @@ fn component_of(generation: &Generation) -> Component {
     Component { version: version_of(generation), bytes: generation.component() }
 }
 
-fn digest_of(routes: &[Route]) -> String {
+fn record_of(routes: &[Route]) -> Component {
+    let pairs: Vec<(&str, &str)> =
+        routes.iter().map(|route| (route.resource.as_str(), route.policy.as_str())).collect();
     let mut hash = Sha256::new();
-    for text in routes.iter().flat_map(|route| [route.resource.as_str(), route.policy.as_str()]) {
+    for text in pairs.iter().flat_map(|(resource, policy)| [resource, policy]) {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     }
-    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    let digest = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let bytes = serde_json::to_vec(&pairs).unwrap_or_default().into();
+    Component { version: Version { digest, settings: "{}".to_owned() }, bytes }
 }

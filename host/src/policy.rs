@@ -276,7 +276,7 @@ pub struct PolicyStatus {
     pub hooks: Vec<&'static str>,
     /// When this generation went live, microseconds since 1970.
     pub since_us: u64,
-    /// The digest that `rollback` would bring back.
+    /// The digest that a rollback would bring back. The fleet's record knows it.
     pub previous: Option<String>,
     /// The last load that was refused, or the last fault.
     pub last_error: Option<String>,

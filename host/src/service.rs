@@ -314,12 +314,15 @@ struct Shared {
 }
 
 impl Service {
-    /// Starts the loop on the current runtime. No acquire is granted before [`transition::survey`] has
-    /// looked at the leases that are in the store already.
+    /// Starts the loop on the current runtime. No acquire is granted before the leases have been looked at that
+    /// are in the store already.
     pub fn start(parts: Parts) -> Service {
         let service = Service::start_closed(parts);
         let opening = service.clone();
-        vital::spawn("the look at the leases of before the start", async move { opening.open().await });
+        vital::spawn("the look at the leases of before the start", async move {
+            opening.look_at_all().await;
+            opening.open();
+        });
         service
     }
 

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::lock::record::{Op, Outcome, Record};
-use crate::lock::{Instant, Key, ServerTime, Space};
+use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 pub mod contract;
 pub mod memory;
@@ -68,6 +68,13 @@ pub trait Store: Send + Sync + 'static {
     /// now on.
     fn rested(&self) -> Answer<()> {
         Box::pin(std::future::ready(()))
+    }
+
+    /// Has every token that is given from now on be above all that were given before, whatever their keys were
+    /// called, and above `least`: a bound of those that were given. Where tokens of several spaces go by one
+    /// floor, that of the table serves for all, and is raised by the [`Registry`](registry::Registry).
+    fn raise_tokens(&self, _least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+        Box::pin(std::future::ready(Ok(Token::default())))
     }
 
     /// Whatever is decided from now on is decided on what the store says from now on: other spaces have

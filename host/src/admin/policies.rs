@@ -18,13 +18,14 @@ pub trait PolicyAdmin: Send + Sync + 'static {
     fn status(&self) -> Vec<PolicyStatus>;
 
     /// Checks a component and makes it the policy's live generation, with the settings that the
-    /// policy has. The policy keeps what it had where the component is refused.
+    /// policy has. The policy keeps what it had where the component is refused. The live component calls a
+    /// change off that is under way.
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed>;
 
     /// Refuses a component that has more than `max` bytes.
     fn too_large(&self, name: &str, max: usize) -> Refusal;
 
-    /// Brings the generation before the live one back.
+    /// Brings the generation back that was live before on all proxies, or calls a change off that is under way.
     fn rollback(&self, name: &str) -> PolicyAnswer<Pushed>;
 }
 
@@ -40,6 +41,11 @@ pub enum Pushed {
     UnderWay {
         policy: PolicyStatus,
         waits_for: Vec<String>,
+    },
+    /// The live generation stays, and the change to this digest was called off.
+    CalledOff {
+        policy: PolicyStatus,
+        candidate: String,
     },
 }
 
@@ -58,8 +64,11 @@ pub enum Refusal {
 
 #[derive(Serialize)]
 struct Answer {
-    /// `live`, `unchanged`, `rolled_back`, or `under_way` with a status of 202.
+    /// `live`, `unchanged`, `rolled_back`, `called_off`, or `under_way` with a status of 202.
     outcome: &'static str,
+    /// Of a change that was called off, what would have gone live.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    candidate: Option<String>,
     /// Proxies that have not followed yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waits_for: Vec<String>,
@@ -105,12 +114,13 @@ pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
 impl Pushed {
     /// `live` is what it is called when it has gone live.
     fn answer(self, live: &'static str) -> Response {
-        let (outcome, policy, waits_for) = match self {
-            Pushed::Live(policy) => (live, policy, Vec::new()),
-            Pushed::Unchanged(policy) => ("unchanged", policy, Vec::new()),
-            Pushed::UnderWay { policy, waits_for } => ("under_way", policy, waits_for),
+        let (outcome, policy, waits_for, candidate) = match self {
+            Pushed::Live(policy) => (live, policy, Vec::new(), None),
+            Pushed::Unchanged(policy) => ("unchanged", policy, Vec::new(), None),
+            Pushed::UnderWay { policy, waits_for } => ("under_way", policy, waits_for, None),
+            Pushed::CalledOff { policy, candidate } => ("called_off", policy, Vec::new(), Some(candidate)),
         };
-        let mut response = http::json(&Answer { outcome, waits_for, policy });
+        let mut response = http::json(&Answer { outcome, candidate, waits_for, policy });
         if outcome == "under_way" {
             *response.status_mut() = StatusCode::ACCEPTED;
         }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::admin::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
 use crate::fleet::{ChangeError, Changed, Fleet};
 use crate::policy::{Digest, Policies, PolicyStatus, Prepared, Rejection};
-use crate::service::Service;
 
 /// A changed file is tried again after this long while the store cannot be asked who holds what.
 const RETRY: Duration = Duration::from_secs(1);
@@ -17,7 +17,6 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct Desk {
     policies: Policies,
-    service: Service,
     fleet: Fleet,
     /// The digests of the components that the proxy was started with, by policy.
     loaded: BTreeMap<String, String>,
@@ -25,25 +24,38 @@ pub(super) struct Desk {
 
 impl Desk {
     /// `loaded`: the digests of the components that the proxy was started with, by policy.
-    pub fn new(policies: Policies, service: Service, fleet: Fleet, loaded: BTreeMap<String, String>) -> Desk {
-        Desk { policies, service, fleet, loaded }
+    pub fn new(policies: Policies, fleet: Fleet, loaded: BTreeMap<String, String>) -> Desk {
+        Desk { policies, fleet, loaded }
     }
 
-    /// Makes files that change live, until the watcher is gone.
+    /// Makes files that change live, until the watcher is gone. A file that has to wait holds up no other one,
+    /// and gives way to what it holds next.
     pub async fn reload(mut self, mut changes: mpsc::Receiver<(String, Vec<u8>)>) {
+        let mut tasks = JoinSet::new();
+        let mut latest: BTreeMap<String, AbortHandle> = BTreeMap::new();
         while let Some((name, component)) = changes.recv().await {
             // What a file held at the start has been loaded, and may have given way to the fleet's.
             let loaded = self.loaded.remove(&name);
             if loaded.is_some_and(|loaded| loaded == Digest::of(&component).to_string()) {
                 continue;
             }
-            let component = Bytes::from(component);
-            while let Err(Failure::Store(error) | Failure::Busy(error)) =
-                self.put(&name, component.clone()).await
-            {
-                tracing::warn!(policy = name, %error, "the changed policy waits");
-                tokio::time::sleep(RETRY).await;
+            let task = tasks.spawn(self.clone().follow_file(name.clone(), component.into()));
+            if let Some(older) = latest.insert(name, task) {
+                older.abort();
             }
+            while tasks.try_join_next().is_some() {}
+        }
+        tasks.join_all().await;
+    }
+
+    async fn follow_file(self, name: String, component: Bytes) {
+        let mut told = false;
+        while let Err(Failure::Store(error) | Failure::Busy(error)) = self.put(&name, component.clone()).await
+        {
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(policy = name, %error, "the changed file waits, and is tried again until it is live");
+            }
+            tokio::time::sleep(RETRY).await;
         }
     }
 
@@ -51,25 +63,31 @@ impl Desk {
         let (policies, policy) = (self.policies.clone(), name.to_owned());
         let checks = move || policies.prepare(&policy, &component, None);
         let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
-        match prepared {
-            Prepared::Unchanged(_) => {
-                self.service.go_live(prepared).await.map_err(|error| Failure::Store(error.to_string()))?;
+        // The fleet has the last word: this proxy may be one step behind it, or a change may be under way.
+        match (self.fleet.change(prepared.clone()).await, &prepared) {
+            (Ok(Changed::Live), Prepared::Unchanged(_)) => {
+                self.policies.commit(prepared);
                 Ok(Pushed::Unchanged(self.status_of(name)?))
             }
-            Prepared::Changed(_) => self.live(name, prepared).await,
+            (changed, _) => self.pushed(name, changed),
         }
     }
 
-    async fn live(&self, name: &str, prepared: Prepared) -> Result<Pushed, Failure> {
-        match self.fleet.change(prepared).await {
+    fn pushed(&self, name: &str, changed: Result<Changed, ChangeError>) -> Result<Pushed, Failure> {
+        match changed {
             Ok(Changed::Live) => self.status_of(name).map(Pushed::Live),
             Ok(Changed::UnderWay { waits_for }) => {
                 Ok(Pushed::UnderWay { policy: self.status_of(name)?, waits_for })
             }
-            Err(ChangeError::CalledOff(why)) => {
+            Ok(Changed::CalledOff { candidate }) => {
+                Ok(Pushed::CalledOff { policy: self.status_of(name)?, candidate })
+            }
+            Err(ChangeError::CalledOff(why) | ChangeError::Refused(why)) => {
                 self.policies.note(name, why.clone());
                 Err(Failure::Refused(why))
             }
+            // No component was refused, so there is nothing to put on record.
+            Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(Failure::Refused(nothing.to_string())),
             Err(busy @ ChangeError::Busy { .. }) => Err(Failure::Busy(busy.to_string())),
             Err(error) => Err(Failure::Store(error.to_string())),
         }
@@ -94,7 +112,7 @@ impl Desk {
     }
 
     fn status_of(&self, name: &str) -> Result<PolicyStatus, Failure> {
-        self.policies.status().into_iter().find(|status| status.name == name).ok_or(Failure::Unknown)
+        self.status().into_iter().find(|status| status.name == name).ok_or(Failure::Unknown)
     }
 }
 
@@ -121,7 +139,13 @@ impl From<Failure> for Refusal {
 
 impl PolicyAdmin for Desk {
     fn status(&self) -> Vec<PolicyStatus> {
-        self.policies.status()
+        let records = self.fleet.records();
+        let mut all = self.policies.status();
+        for status in &mut all {
+            let record = records.iter().find(|record| record.name == status.name);
+            status.previous = record.and_then(|record| record.previous.clone());
+        }
+        all
     }
 
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed> {
@@ -136,14 +160,11 @@ impl PolicyAdmin for Desk {
     fn rollback(&self, name: &str) -> PolicyAnswer<Pushed> {
         let (desk, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
-            let prepared = match desk.policies.prepare_rollback(&name) {
-                // No component was refused, so there is nothing to put on record.
-                Err(nothing @ Rejection::NothingToRollBack { .. }) => {
-                    return Err(Refusal::Refused(nothing.to_string()));
-                }
-                prepared => prepared.map_err(|rejection| desk.refused(&name, &rejection))?,
-            };
-            Ok(desk.live(&name, prepared).await?)
+            if desk.policies.get(&name).is_none() {
+                return Err(Refusal::Unknown);
+            }
+            let changed = desk.fleet.roll_back(&name).await;
+            Ok(desk.pushed(&name, changed)?)
         })
     }
 }

@@ -69,9 +69,10 @@ pub enum PolicyCommand {
     },
     /// List the policies of a proxy
     List,
-    /// Bring a policy's previous generation back
+    /// Bring a policy's previous generation back, or call a change off that is under way
     ///
-    /// One generation is kept: a second rollback brings back what the first one took away.
+    /// One generation is kept: a second rollback brings back what the first one took away. While a change is
+    /// under way, which `policy list` shows, a rollback calls it off, and so does a push of what is live.
     ///
     /// Example: lockkeeper policy rollback default
     Rollback { name: String },
@@ -154,11 +155,32 @@ fn list(answer: &Value) {
             listed(&policy["hooks"], ","),
             output::shown(&policy["fleet"]["phase"]),
             output::shown(&policy["fleet"]["seq"]),
+            pending(&policy["fleet"]),
             output::shown(&policy["last_error"]),
         ]
     };
     let rows: Vec<_> = answer["policies"].as_array().into_iter().flatten().map(row).collect();
-    output::table(&["NAME", "DIGEST", "GENERATION", "FAULTS", "HOOKS", "PHASE", "SEQ", "LAST ERROR"], &rows);
+    output::table(
+        &["NAME", "DIGEST", "GENERATION", "FAULTS", "HOOKS", "PHASE", "SEQ", "CHANGE", "LAST ERROR"],
+        &rows,
+    );
+}
+
+/// What is to go live, and what it waits for.
+fn pending(record: &Value) -> String {
+    let waits_for = listed(&record["waits_for"], ", ");
+    let mut text = match record["candidate"].is_null() {
+        false => format!("to {}", short_digest(&record["candidate"])),
+        true if waits_for.is_empty() => return "-".to_owned(),
+        true => "followed".to_owned(),
+    };
+    if !waits_for.is_empty() {
+        text.push_str(&format!("; waits for proxy {waits_for}"));
+    }
+    if let Some(why) = record["held_up"].as_str() {
+        text.push_str(&format!(" (this one: {why})"));
+    }
+    text
 }
 
 fn outcome(name: &str, answer: &Value) -> String {
@@ -169,6 +191,10 @@ fn outcome(name: &str, answer: &Value) -> String {
         Some("under_way") => format!(
             "the change of {name} goes on; it waits for proxy {} (see `lockkeeper fleet`)",
             listed(&answer["waits_for"], ", ")
+        ),
+        Some("called_off") => format!(
+            "the change of {name} to {} is called off; it stays {digest} (generation {generation})",
+            short_digest(&answer["candidate"])
         ),
         Some("rolled_back") => format!("{name} is back at {digest} (generation {generation})"),
         _ => format!("{name} is now {digest} (generation {generation})"),

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::machine::{self, Fate};
-use super::{Fleet, Stage, component_of, drive, version_of};
+use super::drive::{self, Trouble};
+use super::machine::{self, Beginning, Fate};
+use super::{Fleet, Stage, component_of, version_of};
 use crate::clock;
-use crate::policy::Prepared;
+use crate::policy::{Generation, Prepared};
 use crate::store::StoreError;
-use crate::store::registry::{Version, View};
+use crate::store::registry::{Record, Version, View};
 
 /// How long whoever asked for a change waits for all members; the change goes on after that.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -21,15 +22,22 @@ pub enum Changed {
     Live,
     /// It goes on; these members have not followed yet.
     UnderWay { waits_for: Vec<String> },
+    /// It was the live one already, and the change to this digest was called off.
+    CalledOff { candidate: String },
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    #[error("another change of this policy is under way on the fleet, since {since_ms} ms; it waits for proxy {}; try again when it is over", .waits_for.join(", "))]
+    #[error("another change of this policy is under way on the fleet, since {since_ms} ms; it waits for proxy {}; try again when it is over, or call it off: push what is live, or roll back", .waits_for.join(", "))]
     Busy { since_ms: u32, waits_for: Vec<String> },
     #[error("{0}")]
     CalledOff(String),
+    /// The version to go back to is refused by this proxy.
+    #[error("{0}")]
+    Refused(String),
+    #[error("policy `{0}` has no earlier generation to go back to")]
+    NothingToRollBack(String),
     #[error("this proxy is not a member of its fleet: {0}")]
     NotJoined(String),
     #[error("other changes have followed this one; look at GET /v1/policies")]
@@ -39,7 +47,8 @@ pub enum ChangeError {
 }
 
 impl Fleet {
-    /// Makes a checked generation the live one of all members.
+    /// Makes a checked generation the live one of all members. Where it is that already, a change to another
+    /// one is called off.
     ///
     /// # Errors
     /// Where it was not begun, or was called off: the old one stays.
@@ -50,38 +59,91 @@ impl Fleet {
         for _ in 0..TRIES {
             self.is_member()?;
             let mut view = views.borrow_and_update().clone();
-            if view.record(name).is_none_or(|record| record.candidate.is_some() || record.live == version) {
+            if !is_settled_elsewhere(view.record(name), &version) {
                 // It may be over by now.
                 self.0.fresh_view(&mut views).await;
                 view = views.borrow_and_update().clone();
             }
             let Some(record) = view.record(name) else { continue };
-            match &record.candidate {
-                Some(candidate) if *candidate == version => {
-                    return self.outcome(name, record.seq, &version).await;
+            let begun = match machine::beginning(record, &version) {
+                Beginning::Join { seq } => Some(self.outcome(name, seq, &version).await?),
+                Beginning::Busy => return Err(busy(&view, record)),
+                Beginning::CallOff { .. } => self.call_off(record).await?,
+                Beginning::Propose { seq } => {
+                    if let (Ok(mut known), Prepared::Changed(_)) = (self.0.prepared.lock(), &prepared) {
+                        known.insert(name.to_owned(), prepared.clone());
+                    }
+                    self.propose(name, seq, &generation).await?
                 }
-                Some(_) => {
-                    let waits_for = drive::names(&view, &machine::waited_for(&view, name, record.seq));
-                    return Err(ChangeError::Busy { since_ms: view.now.ms_since(record.since), waits_for });
-                }
-                None if record.live == version => {
-                    return self.outcome(name, record.seq.saturating_sub(1), &version).await;
-                }
-                None => {}
-            }
-            if let Ok(mut known) = self.0.prepared.lock() {
-                known.insert(name.to_owned(), prepared.clone());
-            }
-            let seq = record.seq;
-            if self.0.registry.propose(name.to_owned(), seq, component_of(&generation)).await? {
-                tracing::info!(policy = &**generation.id(), "a change of all proxies begins");
-                self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone()));
-                self.0.hurry.notify_one();
-                return self.outcome(name, seq + 1, &version).await;
+            };
+            if let Some(changed) = begun {
+                return Ok(changed);
             }
             self.0.fresh_view(&mut views).await;
         }
         Err(ChangeError::Superseded)
+    }
+
+    /// Goes back to what was live before, for all members; calls a change off that is under way.
+    ///
+    /// # Errors
+    /// As [`Fleet::change`]; and where nothing was live before.
+    pub async fn roll_back(&self, name: &str) -> Result<Changed, ChangeError> {
+        let mut views = self.0.view.subscribe();
+        self.is_member()?;
+        self.0.fresh_view(&mut views).await;
+        let record = views.borrow_and_update().record(name).cloned();
+        let record = record.ok_or(ChangeError::Superseded)?;
+        if record.candidate.is_some() {
+            return self.call_off(&record).await?.ok_or(ChangeError::Superseded);
+        }
+        let previous = record.previous.clone();
+        let previous = previous.ok_or_else(|| ChangeError::NothingToRollBack(name.to_owned()))?;
+        let prepared = self.prepared(&record, &previous).await.map_err(|trouble| match trouble {
+            Trouble::Refused(why) => ChangeError::Refused(why),
+            Trouble::Store(error) => ChangeError::Store(error),
+            Trouble::Changed => ChangeError::Superseded,
+        })?;
+        self.change(prepared).await
+    }
+
+    /// `None` where the record has changed.
+    async fn propose(
+        &self,
+        name: &str,
+        seq: u64,
+        generation: &Generation,
+    ) -> Result<Option<Changed>, ChangeError> {
+        let component = component_of(generation);
+        let version = component.version.clone();
+        if !self.0.registry.propose(name.to_owned(), seq, component).await? {
+            return Ok(None);
+        }
+        tracing::info!(policy = &**generation.id(), "a change of all proxies begins");
+        self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone()));
+        self.0.hurry.notify_one();
+        self.outcome(name, seq + 1, &version).await.map(Some)
+    }
+
+    /// Has the record's candidate dropped: the live version stays. `None` where the record has changed.
+    async fn call_off(&self, record: &Record) -> Result<Option<Changed>, ChangeError> {
+        let Record { name, seq, live, candidate, .. } = record;
+        let candidate = candidate.as_ref().map(|candidate| candidate.digest.clone()).unwrap_or_default();
+        let why = format!(
+            "an operator kept {} at proxy {}, and called the change to {candidate} off",
+            live.digest,
+            machine::shown(self.0.state().id)
+        );
+        if !self.0.registry.call_off(name.clone(), *seq, why.clone()).await? {
+            return Ok(None);
+        }
+        tracing::info!(policy = name, candidate, "a change of all proxies is called off");
+        self.0.view.send_modify(|view| machine::called_off(view, name, *seq, &why));
+        self.0.hurry.notify_one();
+        self.outcome(name, *seq, live).await.map(|changed| match changed {
+            Changed::Live => Some(Changed::CalledOff { candidate }),
+            other => Some(other),
+        })
     }
 
     fn is_member(&self) -> Result<(), ChangeError> {
@@ -119,4 +181,14 @@ impl Fleet {
             }
         }
     }
+}
+
+/// Whether no change is under way, and another version is live.
+fn is_settled_elsewhere(record: Option<&Record>, version: &Version) -> bool {
+    record.is_some_and(|record| record.candidate.is_none() && record.live != *version)
+}
+
+fn busy(view: &View, record: &Record) -> ChangeError {
+    let waits_for = drive::names(view, &machine::waited_for(view, &record.name, record.seq));
+    ChangeError::Busy { since_ms: view.now.ms_since(record.since), waits_for }
 }

@@ -3,15 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::machine::{self, Joining, Newcomer, Step};
-use super::{Fleet, Stage, component_of, host, version_of};
+use super::{Fleet, Stage, host, version_of};
+use crate::clock;
 use crate::lock::ServerTime;
 use crate::policy::Prepared;
 use crate::store::StoreError;
-use crate::store::registry::{Member, Pulse, Record, Version, View};
+use crate::store::registry::{Component, Member, Pulse, Record, Version, View};
 
 /// A statement of a process that has ended may still wait for a row's lock: so long, in microseconds.
 const LAST_WORDS_US: u64 = 1_500_000;
@@ -19,7 +22,7 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// Why a record cannot be followed.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+pub(super) enum Trouble {
     #[error("{0}")]
     Refused(String),
     #[error(transparent)]
@@ -44,6 +47,7 @@ impl Watch {
             return std::future::pending().await;
         }
         let view = self.views.borrow_and_update().clone();
+        self.first_beats.retain(|id, _| view.member(*id).is_some());
         for member in &view.members {
             self.first_beats.entry(member.id).or_insert(member.beat);
         }
@@ -73,8 +77,8 @@ impl Fleet {
             let mut fresh = true;
             loop {
                 self.join(&mut watch, fresh).await;
+                self.follow(&mut watch, fresh).await;
                 fresh = false;
-                self.follow(&mut watch).await;
             }
         };
         tokio::select! {
@@ -83,7 +87,7 @@ impl Fleet {
         }
     }
 
-    /// Returns when this proxy is a member and grants.
+    /// Returns when this proxy is a member. One that has been one before grants then.
     async fn join(&self, watch: &mut Watch, fresh: bool) {
         loop {
             let id = self.register().await;
@@ -91,6 +95,7 @@ impl Fleet {
                 Some(acks) => {
                     let mut state = self.0.state();
                     (state.stage, state.acks, state.trouble) = (Stage::Member, acks, None);
+                    (state.since, state.held_up) = (clock::now(), BTreeMap::new());
                     break;
                 }
                 None => tracing::info!("the proxy joins its fleet again"),
@@ -98,9 +103,14 @@ impl Fleet {
         }
         // With this beat it is allowed to write.
         self.0.fresh_view(&mut watch.views).await;
-        self.0.service.open().await;
         let state = self.0.state();
-        tracing::info!(id = machine::shown(state.id), "joined the fleet");
+        // Unless it was counted as gone just now, and has to join again.
+        if state.stage == Stage::Member {
+            tracing::info!(id = machine::shown(state.id), "joined the fleet");
+            if !fresh {
+                self.0.service.open();
+            }
+        }
     }
 
     async fn register(&self) -> u64 {
@@ -111,6 +121,7 @@ impl Fleet {
                 Ok(()) => {
                     let mut state = self.0.state();
                     (state.id, state.stage, state.acks) = (id, Stage::Joining, BTreeMap::new());
+                    state.since = clock::now();
                     self.0.hurry.notify_one();
                     return id;
                 }
@@ -123,6 +134,8 @@ impl Fleet {
     /// What this member has acknowledged when it may grant; `None` where its row is gone.
     async fn establish(&self, watch: &mut Watch, id: u64, fresh: bool) -> Option<BTreeMap<String, u64>> {
         let own = self.0.own();
+        // Only once: of two that start together, each with policies of its own, the first follows the second.
+        let mut founds = fresh;
         loop {
             let view = watch.next().await;
             if self.0.state().stage == Stage::Out {
@@ -132,15 +145,20 @@ impl Fleet {
                 continue;
             }
             self.evict(watch, &view, id).await;
-            let (routes, first_beats) = (self.0.routes.as_str(), &watch.first_beats);
-            let newcomer = Newcomer { id, routes, own: fresh.then_some(&own), first_beats };
-            let established = match machine::joining(&view, &newcomer) {
+            let (routes, first_beats) = (self.0.routes.version.digest.as_str(), &watch.first_beats);
+            let newcomer = Newcomer { id, routes, own: founds.then_some(&own), first_beats };
+            let joining = machine::joining(&view, &newcomer);
+            let established = match joining {
                 Joining::Wait(why) => Err(Trouble::Refused(why)),
-                Joining::Found => self.found(id).await,
-                Joining::Follow => self.catch_up(id, &view, &own, fresh).await,
+                Joining::Found => self.found(id, &view).await,
+                Joining::Follow => self.catch_up(id, &view, &own, fresh).await.map(Some),
             };
             match established {
-                Ok(acks) => return Some(acks),
+                Ok(Some(acks)) => return Some(acks),
+                Ok(None) => {
+                    founds = false;
+                    self.0.hurry.notify_one();
+                }
                 Err(Trouble::Changed) => {}
                 Err(trouble) => {
                     let mut state = self.0.state();
@@ -150,15 +168,22 @@ impl Fleet {
                     }
                 }
             }
-            self.0.hurry_after(RETRY).await;
         }
     }
 
-    async fn found(&self, id: u64) -> Result<BTreeMap<String, u64>, Trouble> {
-        let policies = &self.0.policies;
-        let own = |name: &str| Some((name.to_owned(), component_of(&*policies.get(name)?)));
-        let own = policies.names().filter_map(own).collect();
-        self.0.registry.found(id, own).await?.ok_or(Trouble::Changed)
+    /// Its own policies are the recorded ones then, and it goes on as one that follows.
+    async fn found(&self, id: u64, view: &View) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
+        let own = self.0.own_records();
+        let differs = |(name, own): &(String, Component)| {
+            view.record(name).is_some_and(|record| record.live != own.version)
+        };
+        if own.iter().any(differs) {
+            self.0.service.raise_tokens().await?;
+        }
+        match self.0.registry.found(id, own).await? {
+            true => Ok(None),
+            false => Err(Trouble::Changed),
+        }
     }
 
     /// Goes where the records are, and becomes a member if they are still the same then.
@@ -169,19 +194,23 @@ impl Fleet {
         own: &BTreeMap<String, Version>,
         fresh: bool,
     ) -> Result<BTreeMap<String, u64>, Trouble> {
-        for name in own.keys().filter(|name| view.record(name).is_none()) {
-            let Some(generation) = self.0.policies.get(name) else { continue };
-            self.0.registry.record(name.clone(), component_of(&generation)).await?;
+        let records = self.0.own_records();
+        if records.iter().any(|(name, _)| view.record(name).is_none()) {
+            for (name, component) in records.into_iter().filter(|(name, _)| view.record(name).is_none()) {
+                self.0.registry.record(name, component).await?;
+            }
             return Err(Trouble::Changed);
         }
         for record in &view.records {
             self.conform(record).await?;
-            if !fresh {
-                // The policy may have changed and changed back: leases by other keys must be seen.
-                self.0.service.look_again(&record.name).await?;
-            }
         }
+        // What it asked for before it was counted as gone may be granted until then.
         self.0.service.settled().await;
+        for name in own.keys().filter(|_| !fresh) {
+            // A policy may have changed and changed back: leases by other keys must be seen, and its waiters
+            // are granted as soon as it may write.
+            self.0.service.look_again(name).await?;
+        }
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();
         if !self.0.registry.establish(id, acks.clone()).await? {
@@ -205,10 +234,19 @@ impl Fleet {
         self.0.policies.note(name, what);
     }
 
-    /// Returns when this proxy was counted as gone.
-    async fn follow(&self, watch: &mut Watch) {
+    /// Returns when this proxy was counted as gone. One that has just started grants once it has `looks`ed at the
+    /// leases in the store. Until then it follows all the same, so that no change waits for it.
+    async fn follow(&self, watch: &mut Watch, looks: bool) {
+        let mut looking = looks.then(|| self.look());
         loop {
-            let view = watch.next().await;
+            let view = tokio::select! {
+                view = watch.next() => view,
+                looked = OptionFuture::from(looking.as_mut()), if looking.is_some() => {
+                    let again = !matches!(looked, Some(Ok(looked)) if self.is_opened_after(&looked));
+                    looking = again.then(|| self.look());
+                    continue;
+                }
+            };
             let (id, acks) = {
                 let state = self.0.state();
                 if state.stage != Stage::Member {
@@ -231,6 +269,37 @@ impl Fleet {
         }
     }
 
+    /// Looks at all leases, beside what this task does, and until it is dropped: the generations, by policy, that
+    /// they were looked at by.
+    fn look(&self) -> AbortOnDropHandle<BTreeMap<String, u64>> {
+        let fleet = self.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            let generations = fleet.generations();
+            fleet.0.service.look_at_all().await;
+            generations
+        }))
+    }
+
+    fn generations(&self) -> BTreeMap<String, u64> {
+        let policies = &self.0.policies;
+        let number = |name: &str| Some((name.to_owned(), policies.get(name)?.number()));
+        policies.names().filter_map(number).collect()
+    }
+
+    /// Grants from now on, unless another generation has gone live since the leases were looked at. A proxy that is
+    /// no member any more stays closed, and looks at them when it joins again.
+    fn is_opened_after(&self, looked: &BTreeMap<String, u64>) -> bool {
+        if *looked != self.generations() {
+            return false;
+        }
+        // The stage is locked, so that it cannot be counted as gone and closed in between.
+        let state = self.0.state();
+        if state.stage == Stage::Member {
+            self.0.service.open();
+        }
+        true
+    }
+
     async fn evict(&self, watch: &mut Watch, view: &View, me: u64) {
         let dead = watch.dead(view, &self.0.host);
         for step in machine::evictions(view, me, &dead) {
@@ -249,8 +318,13 @@ impl Fleet {
         evicted
     }
 
-    /// Where all members are seen to have acknowledged the record of both.
+    /// Where all members are seen to have acknowledged the record of both. The servers of a quorum know of no
+    /// record: their tokens are raised before.
     async fn settle(&self, name: &str, seq: u64) -> bool {
+        if let Err(error) = self.0.service.raise_tokens().await {
+            self.0.state().held_up.insert(name.to_owned(), error.to_string());
+            return false;
+        }
         let settled = self.0.registry.settle(name.to_owned(), seq, self.0.pulse()).await.unwrap_or(false);
         if settled {
             self.0.view.send_modify(|view| machine::settled(view, name, seq));
@@ -260,48 +334,67 @@ impl Fleet {
 
     /// Whether the record was followed, or called off.
     async fn acknowledge(&self, record: &Record) -> bool {
-        let followed = self.conform(record).await;
-        match followed {
-            Ok(()) if self.waits_for_sessions(record).await => {
-                tokio::time::sleep(RETRY).await;
-                false
-            }
-            Ok(()) => {
-                self.0.service.settled().await;
+        let name = &record.name;
+        match self.follows(record).await {
+            Ok(None) => {
                 let (id, acks) = {
                     let mut state = self.0.state();
+                    state.held_up.remove(name);
                     if state.stage == Stage::Member {
-                        state.acks.insert(record.name.clone(), record.seq);
+                        state.acks.insert(name.clone(), record.seq);
                     }
                     (state.id, state.acks.clone())
                 };
                 self.0.view.send_modify(|view| machine::acknowledged(view, id, &acks));
                 true
             }
+            Ok(Some(why)) => {
+                if self.0.state().held_up.insert(name.clone(), why.clone()).is_none() {
+                    tracing::info!(policy = name, "the change of the policy waits: {why}");
+                }
+                tokio::time::sleep(RETRY).await;
+                false
+            }
             Err(Trouble::Refused(why)) if record.candidate.is_some() => {
                 let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state().id));
-                tracing::error!(policy = record.name, "the change is called off: {why}");
-                let (name, seq) = (record.name.clone(), record.seq);
-                self.0.registry.call_off(name, seq, why).await.unwrap_or(false)
+                tracing::error!(policy = name, "the change is called off: {why}");
+                self.0.registry.call_off(name.clone(), record.seq, why).await.unwrap_or(false)
             }
             Err(trouble) => {
-                tracing::warn!(policy = record.name, "the fleet's policy is not followed yet: {trouble}");
+                tracing::warn!(policy = name, "the fleet's policy is not followed yet: {trouble}");
+                self.0.state().held_up.insert(name.clone(), trouble.to_string());
                 tokio::time::sleep(RETRY).await;
                 false
             }
         }
     }
 
+    /// Goes where the record is; what keeps this member from acknowledging it, if anything does.
+    ///
+    /// The order counts. Once it conforms, it plans nothing more by the record before. Once that has settled,
+    /// nothing that was planned so can still be granted. Only then are the leases complete that are looked at.
+    async fn follows(&self, record: &Record) -> Result<Option<String>, Trouble> {
+        self.conform(record).await?;
+        self.0.service.settled().await;
+        Ok(self.waits_for_sessions(record).await)
+    }
+
     /// Whether other proxies could go by the candidate's keys while a lease lasts that has none of them and
-    /// that they cannot see.
-    async fn waits_for_sessions(&self, record: &Record) -> bool {
-        let alone = self.0.view.borrow().members.len() <= 1;
-        let naming = self.0.policies.naming(&record.name);
-        let Some(candidate) = naming.and_then(|naming| naming.candidate.clone()).filter(|_| !alone) else {
-            return false;
-        };
-        // Where the store cannot be read, nobody knows.
-        self.0.service.sessions_lack(candidate).await.unwrap_or(true)
+    /// that they cannot see. Those that join later are no exception: until the lease has ended the record has
+    /// them take the keys of both.
+    async fn waits_for_sessions(&self, record: &Record) -> Option<String> {
+        let candidate = self.0.policies.naming(&record.name)?.candidate.clone()?;
+        match self.0.service.sessions_lack(candidate).await {
+            Ok(lacking) => {
+                let first = lacking.first()?;
+                let count = lacking.len();
+                Some(format!(
+                    "{count} of its leases rest on sessions and lack the new keys, as that of {first}"
+                ))
+            }
+            // Nobody knows.
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     /// Has claims take the keys that the record says. A policy that this proxy does not have names none.
@@ -334,7 +427,7 @@ impl Fleet {
     }
 
     /// A recorded version, checked by this proxy.
-    async fn prepared(&self, record: &Record, version: &Version) -> Result<Prepared, Trouble> {
+    pub(super) async fn prepared(&self, record: &Record, version: &Version) -> Result<Prepared, Trouble> {
         let known = self.0.prepared.lock().map(|mut known| known.remove(&record.name)).unwrap_or_default();
         if let Some(known) = known.filter(|known| version_of(known.generation()) == *version) {
             return Ok(known);
@@ -348,13 +441,6 @@ impl Fleet {
         let checked = tokio::task::spawn_blocking(check).await;
         let checked = checked.map_err(|error| Trouble::Refused(format!("the check failed: {error}")))?;
         checked.map_err(|rejection| Trouble::Refused(rejection.to_string()))
-    }
-}
-
-impl super::Inner {
-    async fn hurry_after(&self, pause: Duration) {
-        tokio::time::sleep(pause.min(self.beat / super::HURRY)).await;
-        self.hurry.notify_one();
     }
 }
 

@@ -11,6 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::lock::ServerTime;
 use crate::store::registry::{Member, Record, Version, View};
 
+/// How long beats come faster after a record has changed, in microseconds.
+const HURRY_US: u64 = 10_000_000;
+
 /// One thing to be done. Each may be done by several members at once: one of them wins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -47,6 +50,47 @@ fn is_gone(view: &View, member: &Member) -> bool {
     view.now > member.until
 }
 
+/// Whether something is under way that began a short while ago: beats come faster then. What takes longer
+/// waits for a lease, a silent member or an operator, and is not over sooner for being asked about.
+pub fn hurries(view: &View) -> bool {
+    let pending = |record: &Record| {
+        record.candidate.is_some() || !waited_for(view, &record.name, record.seq).is_empty()
+    };
+    view.records.iter().any(|record| view.now.us_since(record.since) < HURRY_US && pending(record))
+}
+
+/// How a version becomes the live one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// It is proposed to follow the record `seq`.
+    Propose { seq: u64 },
+    /// It is the candidate of the record `seq`, or has become the live version after it.
+    Join { seq: u64 },
+    /// It is the live version, and the record `seq` has another one as its candidate.
+    CallOff { seq: u64 },
+    /// Another change is under way.
+    Busy,
+}
+
+pub fn beginning(record: &Record, version: &Version) -> Beginning {
+    let seq = record.seq;
+    match &record.candidate {
+        Some(candidate) if candidate == version => Beginning::Join { seq },
+        Some(_) if record.live == *version => Beginning::CallOff { seq },
+        Some(_) => Beginning::Busy,
+        None if record.live == *version => Beginning::Join { seq: seq.saturating_sub(1) },
+        None => Beginning::Propose { seq },
+    }
+}
+
+/// The view after a change was called off.
+pub fn called_off(view: &mut View, name: &str, seq: u64, why: &str) {
+    if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
+        (record.seq, record.candidate, record.note) = (seq + 1, None, Some(why.to_owned()));
+        record.since = view.now;
+    }
+}
+
 /// What the view is after this member's acknowledgement, as far as that may be told before it is recorded:
 /// to those who wait at this proxy.
 pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
@@ -69,8 +113,8 @@ pub fn settled(view: &mut View, name: &str, seq: u64) {
     if let Some(record) = view.records.iter_mut().find(of_both)
         && let Some(candidate) = record.candidate.take()
     {
-        (record.seq, record.live, record.note) = (seq + 1, candidate, None);
-        record.since = view.now;
+        record.previous = Some(std::mem::replace(&mut record.live, candidate));
+        (record.seq, record.note, record.since) = (seq + 1, None, view.now);
     }
 }
 
@@ -92,7 +136,7 @@ pub fn waited_for(view: &View, name: &str, seq: u64) -> Vec<u64> {
 pub enum Joining {
     /// Not yet: why.
     Wait(String),
-    /// Nobody else may grant: its own policies become the recorded ones.
+    /// Nobody else may grant: its own policies become the recorded ones, and it follows them then.
     Found,
     /// It takes the recorded policies, whatever its own are.
     Follow,
@@ -102,7 +146,8 @@ pub enum Joining {
 pub struct Newcomer<'a> {
     pub id: u64,
     pub routes: &'a str,
-    /// Its own policies, where they may become the recorded ones: it has just started.
+    /// Its own policies, where they may become the recorded ones: it has just started, and they have not been
+    /// before.
     pub own: Option<&'a BTreeMap<String, Version>>,
     /// The first beat that it saw of each member.
     pub first_beats: &'a BTreeMap<u64, ServerTime>,

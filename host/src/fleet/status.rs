@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Fleet, Inner, Stage, WRITES, drive, machine};
 use crate::clock;
-use crate::store::registry::{Member, View};
+use crate::store::registry::{Member, Record, View};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct FleetStatus {
@@ -46,8 +46,14 @@ pub struct PolicyRecord {
     pub digest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub candidate: Option<String>,
+    /// What a rollback would bring back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
     /// The proxies that have not acknowledged `seq`.
     pub waits_for: Vec<String>,
+    /// Why the proxy that answers has not acknowledged it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_up: Option<String>,
     /// When `seq` was reached: microseconds since 1970, the store's clock.
     pub since_us: u64,
     /// Why the last change was called off.
@@ -57,15 +63,22 @@ pub struct PolicyRecord {
 
 impl Fleet {
     pub fn status(&self) -> FleetStatus {
+        let (policies, trouble) = (self.records(), self.trouble());
         let view = self.0.view.borrow();
         let id = self.0.state().id;
         let members = view.members.iter().map(|member| self.0.member(&view, member, id)).collect();
-        FleetStatus { id: machine::shown(id), trouble: self.trouble(), members, policies: records(&view) }
+        FleetStatus { id: machine::shown(id), trouble, members, policies }
     }
 
     /// What is recorded of each policy.
     pub fn records(&self) -> Vec<PolicyRecord> {
-        records(&self.0.view.borrow())
+        let view = self.0.view.borrow();
+        let held_up = self.0.state().held_up.clone();
+        let record = |record: &Record| PolicyRecord {
+            held_up: held_up.get(&record.name).cloned(),
+            ..policy_record(&view, record)
+        };
+        view.records.iter().filter(|record| record.is_policy()).map(record).collect()
     }
 
     /// Why this proxy grants nothing.
@@ -104,16 +117,17 @@ impl Inner {
     }
 }
 
-fn records(view: &View) -> Vec<PolicyRecord> {
-    let record = |record: &crate::store::registry::Record| PolicyRecord {
+fn policy_record(view: &View, record: &Record) -> PolicyRecord {
+    PolicyRecord {
         name: record.name.clone(),
         phase: if record.candidate.is_some() { "both" } else { "settled" },
         seq: record.seq,
         digest: record.live.digest.clone(),
         candidate: record.candidate.as_ref().map(|candidate| candidate.digest.clone()),
+        previous: record.previous.as_ref().map(|previous| previous.digest.clone()),
         waits_for: drive::names(view, &machine::waited_for(view, &record.name, record.seq)),
+        held_up: None,
         since_us: record.since.0,
         called_off: record.note.clone(),
-    };
-    view.records.iter().map(record).collect()
+    }
 }

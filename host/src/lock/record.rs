@@ -451,6 +451,9 @@ pub struct Env {
     pub now: ServerTime,
     /// Every new token is above this: the store's epoch, and the tokens of rows that were cleaned up.
     pub floor: Token,
+    /// Versions begin here. Keys have changed their names since those below it were read, so what was read is
+    /// not what a commit would replace.
+    pub renamed: Token,
     /// New tokens are above this, too: what other spaces of keys have given out.
     pub others: Token,
     /// No new grants before this moment: leases of the server that was here before may still run.

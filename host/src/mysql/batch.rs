@@ -85,6 +85,7 @@ pub fn environment<'a>(
     Env {
         now,
         floor: Token::floor_of_epoch(sample.epoch).max(Token(sample.floor)),
+        renamed: Token(sample.renamed),
         others: Token(sample.counter),
         grants_from: sample.grants_from,
         takeover: shared.steps().trusts_expiry(span_us, clock::now()),

@@ -101,6 +101,8 @@ pub struct Sample {
     pub after: Instant,
     pub epoch: u64,
     pub floor: u64,
+    /// What the floor was raised to when keys last changed their names.
+    pub renamed: u64,
     /// The last token that was given out for keys that have no row.
     pub counter: u64,
     pub grants_from: ServerTime,
@@ -306,8 +308,9 @@ pub async fn variables(conn: &mut Conn) -> Result<HashMap<String, String>, Fault
 
 fn read_sample(set: Option<Vec<Row>>, before: Instant, after: Instant) -> Result<Sample, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
-    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, String)>(row).ok());
-    let Some((now, epoch, floor, counter, grants_from, read_only)) = read else {
+    let read =
+        row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, String)>(row).ok());
+    let Some((now, epoch, floor, renamed, counter, grants_from, read_only)) = read else {
         let why = format!("the row in {} is missing: were its tables dropped?", sql::META);
         return Err(Fault::Broken { why, slug: "schema" });
     };
@@ -315,5 +318,5 @@ fn read_sample(set: Option<Vec<Row>>, before: Instant, after: Instant) -> Result
         return Err(Fault::Broken { why: preflight::READ_ONLY.to_owned(), slug: "read_only" });
     }
     let grants_from = ServerTime(grants_from);
-    Ok(Sample { now: ServerTime(now), before, after, epoch, floor, counter, grants_from })
+    Ok(Sample { now: ServerTime(now), before, after, epoch, floor, renamed, counter, grants_from })
 }

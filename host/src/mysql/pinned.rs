@@ -222,6 +222,7 @@ impl Terms {
         Env {
             now: self.now,
             floor: Token::default(),
+            renamed: Token::default(),
             others: self.above,
             grants_from: self.grants_from,
             takeover: true,

@@ -1,4 +1,4 @@
-//! [`Registry`] on the server: a row a proxy, a row a policy.
+//! [`Registry`] on the server: a row a proxy, a row a policy, and a row for what the policy was before.
 //!
 //! A transaction locks rows of policies first and rows of proxies after that, so that none waits for
 //! another in a circle. A beat locks one row, and has a connection of its own.
@@ -21,6 +21,7 @@ use crate::store::{Answer, StoreError};
 
 const PROXIES: &str = "lockkeeper_proxy";
 const POLICIES: &str = "lockkeeper_policy";
+const BEFORE: &str = "lockkeeper_policy_before";
 /// A connection that was idle for longer may have been closed by the server.
 const FRESH_US: u64 = (SESSION_TIMEOUT_S as u64 - 1) * 1_000_000;
 /// A beat comes back within this, or its connection is given up. A component takes longer to send.
@@ -108,11 +109,7 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _shared| establish(link, id, &acks))
     }
 
-    fn found(
-        &self,
-        id: u64,
-        own: Vec<(String, Component)>,
-    ) -> Answer<Result<Option<BTreeMap<String, u64>>, StoreError>> {
+    fn found(&self, id: u64, own: Vec<(String, Component)>) -> Answer<Result<bool, StoreError>> {
         on_link!(self, work, WORK_LIMIT, |link, _shared| found(link, id, &own))
     }
 
@@ -160,9 +157,9 @@ impl Registry for MysqlRegistry {
 async fn prepare(link: &mut Link) -> Result<(), Fault> {
     let there = format!(
         "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema=DATABASE() \
-         AND table_name IN ('{PROXIES}','{POLICIES}')"
+         AND table_name IN ('{PROXIES}','{POLICIES}','{BEFORE}')"
     );
-    if count(&link.exchange(there).await?) == 2 {
+    if count(&link.exchange(there).await?) == 3 {
         return Ok(());
     }
     let proxies = format!(
@@ -192,8 +189,20 @@ async fn prepare(link: &mut Link) -> Result<(), Fault> {
          note TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'why the last change was called off'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
-    link.exchange(proxies).await?;
-    link.exchange(policies).await?;
+    // A table of its own: a table that is there already needs no ALTER then, which the account may lack.
+    let before = format!(
+        "CREATE TABLE IF NOT EXISTS {BEFORE} (\
+         name VARBINARY(64) NOT NULL PRIMARY KEY,\
+         successor VARBINARY(80) NOT NULL COMMENT 'the digest of what took its place: where another one is live, \
+         this row says nothing',\
+         digest VARBINARY(80) NOT NULL,\
+         settings MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,\
+         component LONGBLOB NOT NULL\
+         ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
+    );
+    for table in [proxies, policies, before] {
+        link.exchange(table).await?;
+    }
     Ok(())
 }
 
@@ -216,8 +225,9 @@ async fn beat(link: &mut Link, shared: &Shared, me: &Pulse) -> Result<View, Faul
     let sql = format!(
         "SET @b={NOW_US};UPDATE {PROXIES} SET beat_us=@b,until_us=@b+{},address={}{acks} WHERE id={};{};\
          SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES} ORDER BY id;\
-         SELECT name,seq,live_digest,live_settings,candidate_digest,candidate_settings,since_us,note \
-         FROM {POLICIES} ORDER BY name",
+         SELECT p.name,seq,live_digest,live_settings,candidate_digest,candidate_settings,since_us,note,\
+         digest,settings FROM {POLICIES} p LEFT JOIN {BEFORE} b ON b.name=p.name AND successor=live_digest \
+         ORDER BY p.name",
         me.lives.as_micros(),
         hexed(&me.address),
         me.id,
@@ -257,32 +267,29 @@ async fn join_sql(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Res
     Ok(count(&link.exchange(there).await?) == 1)
 }
 
-async fn found(
-    link: &mut Link,
-    id: u64,
-    own: &[(String, Component)],
-) -> Result<Option<BTreeMap<String, u64>>, Fault> {
+async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<bool, Fault> {
     let records =
         format!("BEGIN;SELECT name,seq FROM {POLICIES} FORCE INDEX (PRIMARY) ORDER BY name FOR UPDATE");
     link.exchange(records).await?;
-    let others =
-        format!("SELECT id FROM {PROXIES} FORCE INDEX (PRIMARY) WHERE id<>{id} AND acks IS NOT NULL");
     // All rows are locked, so that of two that found at once the second one sees the first.
-    let all = format!("SELECT id FROM {PROXIES} FORCE INDEX (PRIMARY) ORDER BY id FOR UPDATE;{others}");
-    if link.exchange(all).await?.pop().is_some_and(|others| !others.is_empty()) {
+    let all = format!(
+        "SELECT id FROM {PROXIES} FORCE INDEX (PRIMARY) ORDER BY id FOR UPDATE;\
+         SELECT CONCAT(COALESCE(SUM(id={id}),0),COALESCE(SUM(id<>{id} AND acks IS NOT NULL),0)) FROM {PROXIES}"
+    );
+    // It is there itself, and none of the others may grant.
+    if count(&link.exchange(all).await?) != 10 {
         link.rollback().await?;
-        return Ok(None);
+        return Ok(false);
     }
+    let mut differs = false;
     for (name, component) in own {
         link.exchange(insert_record(name, component)).await?;
-        link.exchange(replace_record(name, component)).await?;
+        link.exchange(keep_replaced(name, component)).await?;
+        differs |= changes_a_row(link, replace_record(name, component)).await?;
     }
-    let records = format!("SELECT name,seq FROM {POLICIES}");
-    let records: Vec<(Vec<u8>, u64)> = rows(link.exchange(records).await?.pop(), POLICIES)?;
-    let acks: BTreeMap<String, u64> = records.iter().map(|(n, seq)| (text(n), *seq)).collect();
-    let joined = join_sql(link, id, &acks).await?;
-    end(link, joined).await?;
-    Ok(joined.then_some(acks))
+    let raise = if differs { sql::raise_above_all() + ";" } else { String::new() };
+    link.exchange(raise + "COMMIT").await?;
+    Ok(true)
 }
 
 async fn end(link: &mut Link, keep: bool) -> Result<(), Fault> {
@@ -302,6 +309,22 @@ fn insert_record(name: &str, live: &Component) -> Vec<u8> {
     sql::quote(&mut sql, &live.bytes);
     sql.push(b')');
     sql
+}
+
+/// What [`replace_record`] replaces is the version before, if it is another one.
+fn keep_replaced(name: &str, live: &Component) -> String {
+    let (digest, settings) = (hexed(&live.version.digest), hexed(&live.version.settings));
+    let condition =
+        format!("name={} AND (live_digest<>{digest} OR BINARY live_settings<>{settings})", hexed(name));
+    keep_live(&digest, &condition)
+}
+
+/// Keeps the live version of a record as the one before `successor`.
+fn keep_live(successor: &str, condition: &str) -> String {
+    format!(
+        "REPLACE INTO {BEFORE} (name,successor,digest,settings,component) \
+         SELECT name,{successor},live_digest,live_settings,live FROM {POLICIES} WHERE {condition}"
+    )
 }
 
 /// Leaves a record that says the same as it is.
@@ -324,11 +347,11 @@ fn replace_record(name: &str, live: &Component) -> Vec<u8> {
 
 async fn component(link: &mut Link, name: &str, version: &Version) -> Result<Option<Bytes>, Fault> {
     // Settings are not compared: a component is the same with all of them.
-    let digest = hexed(&version.digest);
+    let (name, digest) = (hexed(name), hexed(&version.digest));
     let sql = format!(
         "SELECT IF(live_digest={digest},live,candidate) FROM {POLICIES} \
-         WHERE name={} AND (live_digest={digest} OR candidate_digest={digest})",
-        hexed(name)
+         WHERE name={name} AND (live_digest={digest} OR candidate_digest={digest}) \
+         UNION ALL SELECT component FROM {BEFORE} WHERE name={name} AND digest={digest}"
     );
     let found: Vec<(Vec<u8>,)> = rows(link.exchange(sql).await?.pop(), POLICIES)?;
     Ok(found.into_iter().next().map(|(bytes,)| bytes.into()))
@@ -353,10 +376,13 @@ async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<boo
         link.rollback().await?;
         return Ok(false);
     }
+    // The floor comes last: everybody's writes look at it.
     let sql = format!(
-        "UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note=NULL,live=candidate,\
+        "{};UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note=NULL,live=candidate,\
          live_digest=candidate_digest,live_settings=candidate_settings,candidate=NULL,\
-         candidate_digest=NULL,candidate_settings=NULL WHERE {condition};COMMIT"
+         candidate_digest=NULL,candidate_settings=NULL WHERE {condition};{};COMMIT",
+        keep_live("candidate_digest", &condition),
+        sql::raise_above_all(),
     );
     link.exchange(sql).await?;
     Ok(true)
@@ -390,15 +416,18 @@ fn read_member(row: Row) -> Option<Member> {
 
 fn read_record(row: Row) -> Option<Record> {
     type Bytes = Vec<u8>;
-    type Columns = (Bytes, u64, Bytes, Bytes, Option<Bytes>, Option<Bytes>, u64, Option<Bytes>);
-    let (name, seq, digest, settings, other_digest, other_settings, since, note) =
+    type Other = Option<Bytes>;
+    type Columns = (Bytes, u64, Bytes, Bytes, Other, Other, u64, Other, Other, Other);
+    let (name, seq, digest, settings, next_digest, next_settings, since, note, last_digest, last_settings) =
         mysql_async::from_row_opt::<Columns>(row).ok()?;
     let version = |digest: &[u8], settings: &[u8]| Version { digest: text(digest), settings: text(settings) };
+    let other = |digest: Other, settings: Other| Some(version(&digest?, &settings?));
     Some(Record {
         name: text(&name),
         seq,
         live: version(&digest, &settings),
-        candidate: other_digest.zip(other_settings).map(|(digest, settings)| version(&digest, &settings)),
+        candidate: other(next_digest, next_settings),
+        previous: other(last_digest, last_settings),
         since: ServerTime(since),
         note: note.as_deref().map(text),
     })

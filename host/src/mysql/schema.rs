@@ -26,7 +26,7 @@ const FAILOVER_MARGIN_US: u64 = 6_000_000;
 /// What lies between the tokens of two epochs where the clock does not tell them apart.
 const EPOCH_TOKENS: u64 = 1 << 40;
 /// No floor is taken from a clock that says more than that: tokens end at 2^53.
-const LATEST_FLOOR: u64 = 1 << 52;
+pub const LATEST_FLOOR: u64 = 1 << 52;
 
 /// Whose tokens the tables hold: the last server that they were used on, by their own record.
 #[derive(Clone, Debug, PartialEq, Eq)]

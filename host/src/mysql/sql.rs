@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use mysql_async::Value;
 
+use super::schema::LATEST_FLOOR;
 use crate::lock::{Key, ServerTime};
 
 pub const LEASES: &str = "lockkeeper_lease";
@@ -36,14 +37,21 @@ pub struct RowWrite {
 }
 
 /// What is read at the start of every transaction, and to calibrate the clock. One row: time,
-/// epoch, floor, counter, grants_from, read_only.
+/// epoch, floor, the floor of the last [`raise_above_all`], counter, grants_from, read_only.
 ///
 /// `read_only` is looked at here because a privileged account may write in spite of it.
 pub fn sample() -> String {
     format!(
-        "SELECT {NOW_US},epoch,floor,token,grants_from,@@GLOBAL.read_only FROM {META} \
+        "SELECT {NOW_US},epoch,floor,COALESCE((SELECT floor FROM {META} WHERE id=2),0),token,grants_from,\
+         @@GLOBAL.read_only FROM {META} \
          JOIN {COUNTER} USING (id) WHERE id=1"
     )
+}
+
+/// Raises the floor above what it was, and at least to `least` (a number, or an expression). So every rise begins
+/// another [`Era`](super::cache::Era), and rows that were remembered before it are forgotten.
+pub fn raise_floor(least: impl std::fmt::Display) -> String {
+    format!("UPDATE {META} SET floor=GREATEST(floor+1,{least}) WHERE id=1")
 }
 
 /// Locks the rows of these keys, in the order of the keys, and then reads the clock.
@@ -113,6 +121,30 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
     }
     stop_if(&late) + ";COMMIT"
 }
+
+/// Raises the floor above every token that was given out: keys of other names begin there, so that the tokens
+/// of a resource rise whatever its keys are called.
+///
+/// The time will do, for a key has far less than one grant a microsecond since the floor was last set. Where
+/// the clock says less than the floor, or hardly more, some tokens are left out: more than a key is given while
+/// the clock catches up.
+///
+/// The floor that was reached is kept in a row of its own, for [`Env::renamed`](crate::lock::record::Env::renamed).
+pub fn raise_above_all() -> String {
+    let last = format!("GREATEST(floor,(SELECT token FROM {COUNTER} WHERE id=1))");
+    let raise = raise_floor(format_args!(
+        "IF({last}+{CLOCK_US}<{NOW_US} AND {NOW_US}<{LATEST_FLOOR},{NOW_US},{last}+{LEFT_OUT})"
+    ));
+    format!(
+        "{raise};INSERT INTO {META} (id,version,identity,epoch,floor,grants_from) \
+         SELECT 2,version,'',0,floor,0 FROM {META} WHERE id=1 ON DUPLICATE KEY UPDATE floor=VALUES(floor)"
+    )
+}
+
+/// The clock is ahead of the floor by more than that, in microseconds, where it tells what was given out.
+const CLOCK_US: u64 = 1_000_000;
+/// Tokens that are left out where the clock does not tell what was given out.
+const LEFT_OUT: u64 = 1 << 28;
 
 /// Fails, and so keeps the statements behind it from being run, where the condition holds: with error
 /// 1690, as no number is as large as the exponential. Both servers have it, and need less than half

@@ -11,17 +11,19 @@ use tokio_util::task::TaskTracker;
 
 use super::cache::{Cache, spread};
 use super::health::Board;
+use super::link::{Fault, Link};
 use super::membership::Membership;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
 use super::registry::MysqlRegistry;
 use super::schema::Identity;
 use super::servers::{Servers, Site};
+use super::sql::META;
 use super::steps::ClockSteps;
-use super::{clean, fast, lanes, scout};
+use super::{clean, fast, lanes, scout, sql};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
-use crate::lock::{Instant, Key, Space};
+use crate::lock::{Instant, Key, Space, Token};
 use crate::store::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -243,6 +245,25 @@ impl Store for MysqlStore {
 
     fn lacks(&self, space: Space) -> Option<String> {
         (space != Space::Table).then(|| format!("{space:?} is not a row a key"))
+    }
+
+    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+        let shared = self.shared.clone();
+        let raise = least.map_or_else(sql::raise_above_all, |least| sql::raise_floor(least.0));
+        let raise = format!("BEGIN;{raise};SELECT floor FROM {META} WHERE id=1;COMMIT");
+        Box::pin(async move {
+            let work = async {
+                let mut link = Link::open(&shared).await?;
+                let floor = link.exchange(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
+                link.close().await;
+                floor
+                    .map(Token)
+                    .ok_or_else(|| Fault::Broken { why: format!("{META} is empty"), slug: "schema" })
+            };
+            let done = tokio::time::timeout(shared.timeout, work).await;
+            let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the floor of tokens")));
+            done.map_err(|fault: Fault| StoreError::Unavailable { why: fault.to_string() })
+        })
     }
 
     fn forget(&self) {

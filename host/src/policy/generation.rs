@@ -59,21 +59,6 @@ impl Generation {
         }
     }
 
-    /// The same component and settings as a later generation, with no faults yet.
-    pub(super) fn again(&self, number: u64) -> Generation {
-        Generation {
-            name: self.name.clone(),
-            id: Arc::clone(&self.id),
-            number,
-            table: self.table.clone(),
-            health: Health::new(self.module.engine().limits()),
-            module: Arc::clone(&self.module),
-            settings: self.settings.clone(),
-            limits: self.limits.clone(),
-            metrics: self.metrics.clone(),
-        }
-    }
-
     pub(super) fn module(&self) -> &Arc<Module> {
         &self.module
     }

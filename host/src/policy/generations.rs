@@ -53,7 +53,6 @@ impl Naming {
 #[derive(Default)]
 struct History {
     since_us: u64,
-    previous: Option<Arc<Generation>>,
     last_error: Option<String>,
 }
 
@@ -151,18 +150,7 @@ impl Policies {
         Ok(Prepared::Changed(Arc::new(next)))
     }
 
-    /// The generation that was live before, as a new one: it was checked when it was loaded.
-    ///
-    /// # Errors
-    /// Where the policy is unknown, or nothing was live before.
-    pub fn prepare_rollback(&self, name: &str) -> Result<Prepared, Rejection> {
-        let policy = self.policy(name)?;
-        let previous = policy.history().previous.clone();
-        let previous = previous.ok_or_else(|| Rejection::NothingToRollBack { name: name.to_owned() })?;
-        Ok(Prepared::Changed(Arc::new(previous.again(policy.next_number()))))
-    }
-
-    /// Makes a prepared generation live and keeps the one before for a rollback.
+    /// Makes a prepared generation live.
     ///
     /// # Panics
     /// If it was prepared by another `Policies`.
@@ -174,7 +162,7 @@ impl Policies {
         history.last_error = None;
         let Prepared::Changed(generation) = prepared else { return policy.live() };
         let next = Naming { live: Arc::clone(&generation), candidate: None };
-        history.previous = Some(policy.naming.swap(Arc::new(next)).live.clone());
+        policy.naming.store(Arc::new(next));
         history.since_us = clock::wall_us();
         drop(history);
         self.0.metrics.policy_load(generation.name(), "live");
@@ -247,7 +235,7 @@ impl Policy {
             settings: Value::Object(live.settings().clone()),
             hooks: live.hooks(),
             since_us: history.since_us,
-            previous: history.previous.as_ref().map(|previous| previous.digest().to_string()),
+            previous: None,
             last_error: history
                 .last_error
                 .clone()

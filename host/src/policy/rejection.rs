@@ -63,8 +63,6 @@ pub enum Rejection {
         "the policy gave two answers to the same question ({trial}): a decision must depend on nothing but its input"
     )]
     Nondeterministic { trial: &'static str },
-    #[error("policy `{name}` has no earlier generation to go back to")]
-    NothingToRollBack { name: String },
 }
 
 impl Rejection {
@@ -87,7 +85,6 @@ impl Rejection {
             Rejection::Configure(_) => "configure",
             Rejection::SelfTest { .. } => "self_test",
             Rejection::Nondeterministic { .. } => "nondeterministic",
-            Rejection::NothingToRollBack { .. } => "nothing_to_roll_back",
         }
     }
 }

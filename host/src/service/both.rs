@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -18,11 +19,29 @@ use crate::store::StoreError;
 
 /// A write that the server had checked in time may land this much after its answer was given up.
 const LATE_MS: u32 = 1_000;
+/// Until a store that could not be read is tried again.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 impl Service {
-    /// Looks at the leases that are in the store already, and grants from then on. It may be closed again.
-    pub async fn open(&self) {
-        transition::survey(self.clone()).await;
+    /// Grants from now on, until it is closed. The leases that are in the store already must have been looked
+    /// at: see [`Service::look_again`].
+    pub fn open(&self) {
+        self.shared.open.send_replace(true);
+    }
+
+    /// Has looked at the leases in the store by the live generation of every policy when it returns, however
+    /// often that has to be tried. A generation that goes live meanwhile may have to be looked at again.
+    pub async fn look_at_all(&self) {
+        let names: Vec<String> = self.shared.policies.names().map(str::to_owned).collect();
+        let mut told = false;
+        for name in names {
+            while let Err(error) = self.look_again(&name).await {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!("no lock is granted before all leases have been looked at: {error}");
+                }
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
+        }
     }
 
     /// Grants nothing more until [`Service::open`]. What is under way goes on.
@@ -43,12 +62,21 @@ impl Service {
         transition::name_with(&self.shared, candidate).await
     }
 
-    /// Whether leases that only this proxy knows, as they rest on its sessions, lack the candidate's keys.
+    /// The resources of leases that only this proxy knows, as they rest on its sessions, and that lack the
+    /// candidate's keys. They are complete once the service has [`settled`](Service::settled).
     ///
     /// # Errors
     /// Where the store cannot be read.
-    pub async fn sessions_lack(&self, candidate: Arc<Generation>) -> Result<bool, StoreError> {
+    pub async fn sessions_lack(&self, candidate: Arc<Generation>) -> Result<Vec<String>, StoreError> {
         transition::sessions_lack(&self.shared, candidate).await
+    }
+
+    /// Has the stores beside the table give tokens above all that they gave before: keys get other names.
+    ///
+    /// # Errors
+    /// Where one of them cannot.
+    pub async fn raise_tokens(&self) -> Result<(), StoreError> {
+        self.shared.store.raise_tokens(None).await.map(drop)
     }
 
     /// From now on the live generation of the policy names keys alone.
@@ -56,14 +84,14 @@ impl Service {
         self.shared.policies.name_with(policy, None);
     }
 
-    /// Looks at the leases in the store once more, as others may have granted by other policies: those that
-    /// lack the keys of the policy's live generation are waited for, also by who waits already.
+    /// Looks at the leases in the store, as others, or an earlier run, may have granted by other policies: those
+    /// that lack the keys of the policy's live generation are waited for, also by waiters that are here already.
     ///
     /// # Errors
     /// Where the store cannot be read.
     pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
         match self.shared.policies.get(policy) {
-            Some(live) => transition::go_live(&self.shared, Prepared::Unchanged(live)).await.map(drop),
+            Some(live) => transition::look(&self.shared, Prepared::Unchanged(live)).await.map(drop),
             None => Ok(()),
         }
     }

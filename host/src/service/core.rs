@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::both::UnderWay;
 use super::history::{History, What};
-use super::transition::{Shadow, Shadows, Step, Swap};
+use super::transition::{Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
 use crate::lock::record::{Op, Outcome, Release, Turn};
@@ -98,7 +98,6 @@ pub(super) enum Msg {
     Swap(Swap),
     /// Told once nothing that is under way now can be granted any more.
     Settle(oneshot::Sender<Instant>),
-    Shadows(Vec<Shadow>),
     ShadowOver {
         nonce: u64,
     },
@@ -253,7 +252,6 @@ impl Core {
             }
             Msg::Swap(swap) => self.swap(swap),
             Msg::Settle(reply) => self.under_way.await_all(reply),
-            Msg::Shadows(shadows) => self.shadows.extend(shadows),
             Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
             Msg::Drain { reply } => {
                 self.handle(Event::Shutdown);

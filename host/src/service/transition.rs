@@ -11,15 +11,15 @@
 //! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
 //! be granted in between; requests that were planned by the old generation are planned again.
 
-use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use super::core::Msg;
-use super::{Service, Shared, via};
+use super::{Shared, via};
 use crate::lock::record::{Claim, Holder};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode};
@@ -235,7 +235,10 @@ impl Swap {
             shared.policies.name_with(candidate.name(), Some(candidate.clone()));
             candidate
         } else {
-            shared.policies.commit(self.prepared)
+            match self.prepared {
+                Prepared::Unchanged(live) => live,
+                changed => shared.policies.commit(changed),
+            }
         };
         let shadows = shadows.by_nonce.values().cloned().collect();
         let _ = self.reply.send(Step::Live { generation, shadows });
@@ -243,8 +246,20 @@ impl Swap {
 }
 
 /// Makes a checked generation live. See the module's documentation.
+///
+/// A service that is closed makes it live at once: it grants nothing, and has to look at the leases before it
+/// is opened.
 pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let held = held(shared, prepared.generation().name()).await?;
+    let open = *shared.open.borrow();
+    if open { look(shared, prepared).await } else { swap(shared, prepared, Vec::new(), false).await }
+}
+
+/// Makes a checked generation live, or leaves the live one as it is, with a look at all leases.
+pub(super) async fn look(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+    let (held, unheard) = held(shared, prepared.generation().name()).await?;
+    if !unheard.is_empty() {
+        return Err(StoreError::Unavailable { why: unheard.join("; ") });
+    }
     swap(shared, prepared, held, false).await
 }
 
@@ -254,17 +269,20 @@ pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Resu
     swap(shared, candidate, Vec::new(), true).await.map(drop)
 }
 
-/// Whether a lease that rests on a session of this proxy lacks the candidate's keys. Other proxies do not see
-/// it: they cannot take its old keys for as long as it lasts.
+/// The resources of leases that rest on a session of this proxy and lack the candidate's keys. Other proxies
+/// do not see them: they cannot take their old keys for as long as the leases last.
 pub(super) async fn sessions_lack(
     shared: &Arc<Shared>,
     candidate: Arc<Generation>,
-) -> Result<bool, StoreError> {
-    let mut held = held(shared, candidate.name()).await?;
-    held.retain(|lease| lease.keys.iter().any(|key| key.space().rests_on_session()));
+) -> Result<Vec<String>, StoreError> {
+    // Sessions are always heard. A key of a store that is not counts as lacking.
+    let (mut held, _) = held(shared, candidate.name()).await?;
+    let rests = |key: &Key| key.space().rests_on_session();
+    held.retain(|lease| lease.keys.iter().any(rests));
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
     let plans = replan(shared, candidate, HashMap::new(), asked).await?;
-    Ok(held.iter().any(|lease| lease.shadow(&plans).is_some()))
+    let lacking = held.iter().filter(|lease| lease.shadow(&plans).is_some());
+    Ok(lacking.map(|lease| lease.request.resource.clone()).collect())
 }
 
 async fn swap(
@@ -335,16 +353,15 @@ impl Held {
     }
 }
 
-/// Every lease in the store on a resource that a policy decides about. That may be another one than
-/// the one that planned it: routes change, too.
-async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreError> {
+/// Every lease in the store on a resource that a policy decides about, and the stores whose leases may be
+/// lacking. The policy may be another one than the one that planned the lease: routes change, too.
+async fn held(shared: &Arc<Shared>, policy: &str) -> Result<(Vec<Held>, Vec<String>), StoreError> {
     let mut leases: HashMap<u64, Held> = HashMap::new();
+    let mut unheard = BTreeSet::new();
     let mut after = None;
     loop {
         let page = shared.store.list(String::new(), after.take(), PAGE).await?;
-        if !page.unheard.is_empty() {
-            return Err(StoreError::Unavailable { why: page.unheard.join("; ") });
-        }
+        unheard.extend(page.unheard);
         for stored in &page.items {
             let live =
                 |holder: &&Holder| holder.until > stored.now && shared.policy_of_tag(&holder.tag) == policy;
@@ -359,33 +376,9 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<Vec<Held>, StoreErro
         }
         match page.items.last().filter(|_| page.more) {
             Some(last) => after = Some(last.key.clone()),
-            None => return Ok(leases.into_values().collect()),
+            None => return Ok((leases.into_values().collect(), unheard.into_iter().collect())),
         }
     }
-}
-
-/// At the start: leases that an earlier run granted under policies that have changed since.
-pub(super) async fn survey(service: Service) {
-    let shared = &service.shared;
-    for name in shared.policies.status().into_iter().map(|status| status.name) {
-        let Some(generation) = shared.policies.get(&name) else { continue };
-        let mut told = false;
-        let held = loop {
-            match held(shared, &name).await {
-                Ok(held) => break held,
-                Err(error) if !std::mem::replace(&mut told, true) => {
-                    tracing::warn!("no lock is granted before all leases have been looked at: {error}");
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-            }
-        };
-        let asked = held.iter().map(|lease| lease.request.clone()).collect();
-        let Ok(plans) = replan(shared, generation, HashMap::new(), asked).await else { return };
-        let shadows: Vec<Shadow> = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
-        watch_shadows(shared, shadows.clone());
-        shared.tell(Msg::Shadows(shadows));
-    }
-    shared.open.send_replace(true);
 }
 
 /// Lifts shadows whose lease is over. It begins late enough for attempts that were under way at the

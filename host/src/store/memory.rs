@@ -119,6 +119,7 @@ impl Memory {
         let env = Env {
             now,
             floor: rows.floor,
+            renamed: Token::default(),
             others: Token::default(),
             grants_from: rows.grants_from,
             takeover: true,

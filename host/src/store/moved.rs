@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
 use crate::lock::record::{Claim, Commit, Denial, Op, Outcome, Release};
-use crate::lock::{Instant, Key, LeaseRef, Space};
+use crate::lock::{Instant, Key, LeaseRef, Space, Token};
 
 /// To its users keys are of the space `outside`, to the store of `inside`.
 pub struct Moved {
@@ -98,6 +98,10 @@ impl Store for Moved {
 
     fn on_loss(&self, tell: Loss) {
         self.store.on_loss(tell);
+    }
+
+    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+        self.store.raise_tokens(least)
     }
 
     fn forget(&self) {

@@ -257,6 +257,37 @@ async fn raise(
     raised.await.unwrap_or(false)
 }
 
+/// How long the members are waited for whose floors are raised.
+const RAISE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Raises the floors of all members that answer: the highest of a majority.
+async fn raise_floors(members: &[Member], least: Option<Token>) -> Result<Token, StoreError> {
+    let (tell, mut raised) = unbounded_channel();
+    for member in members {
+        let (tell, answer) = (tell.clone(), member.store.raise_tokens(least));
+        tokio::spawn(async move { drop(tell.send(answer.await)) });
+    }
+    drop(tell);
+    let (count, mut highest, mut there) = (Count { members: members.len() }, Token::default(), 0);
+    let majority = tokio::time::timeout(RAISE_LIMIT, async {
+        while let Some(raised) = raised.recv().await {
+            if let Ok(floor) = raised {
+                (highest, there) = (highest.max(floor), there + 1);
+            }
+            if count.is_majority(there) {
+                return true;
+            }
+        }
+        false
+    });
+    match majority.await {
+        Ok(true) => Ok(highest),
+        _ => {
+            Err(StoreError::Unavailable { why: "the quorum has no majority to raise its tokens".to_owned() })
+        }
+    }
+}
+
 /// Takes a claim back wherever it may have been granted, also from those who have not answered yet: they
 /// run what they are asked in order. Nobody waits for it.
 fn undo(members: &[Member], abandon: &Op, deadline: Instant) {
@@ -305,6 +336,16 @@ impl Store for Quorum {
 
     fn lacks(&self, space: Space) -> Option<String> {
         (space != Space::Quorum).then(|| format!("{space:?} is not kept by a quorum"))
+    }
+
+    /// The members go by clocks of their own. So a majority is raised above what it gave, and then to what is
+    /// highest among it: later ones have one of them in common with it.
+    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+        let members = self.members.clone();
+        Box::pin(async move {
+            let highest = raise_floors(&members, least).await?;
+            raise_floors(&members, Some(highest)).await
+        })
     }
 
     fn forget(&self) {

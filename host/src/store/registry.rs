@@ -6,6 +6,9 @@
 //!
 //! A policy has a *record* with a sequence number, which rises with each change of the record. A member
 //! acknowledges a number once nothing that it planned under an earlier one can still be granted.
+//!
+//! What else decides which keys a resource has is recorded in the same way, under a name that no policy has:
+//! [`ROUTES`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,6 +21,9 @@ use crate::lock::{Instant, ServerTime};
 /// Why a proxy writes no leases.
 pub const NO_MEMBER: &str =
     "this proxy's place in the fleet is not confirmed; GET /v1/fleet on its admin address says why";
+
+/// The record of `[[routes]]`: not a policy, for no policy has a name like this.
+pub const ROUTES: &str = "[[routes]]";
 
 /// What makes two generations of a policy the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +48,8 @@ pub struct Record {
     pub live: Version,
     /// Set while a change is under way: claims take the keys of both.
     pub candidate: Option<Version>,
+    /// What was live before `live`, where that is known.
+    pub previous: Option<Version>,
     /// When `seq` was reached.
     pub since: ServerTime,
     /// Why the last change was called off, where it was.
@@ -88,6 +96,12 @@ pub struct View {
     pub records: Vec<Record>,
 }
 
+impl Record {
+    pub fn is_policy(&self) -> bool {
+        self.name != ROUTES
+    }
+}
+
 impl View {
     pub fn member(&self, id: u64) -> Option<&Member> {
         self.members.iter().find(|member| member.id == id)
@@ -122,25 +136,23 @@ pub trait Registry: Send + Sync + 'static {
     /// Makes a member that joins one that may grant, if it acknowledges all records as they are.
     fn establish(&self, id: u64, acks: BTreeMap<String, u64>) -> Answer<Result<bool, StoreError>>;
 
-    /// As [`Registry::establish`], where no other member may grant: the records become `own`. The
-    /// sequence numbers that they have then.
-    fn found(
-        &self,
-        id: u64,
-        own: Vec<(String, Component)>,
-    ) -> Answer<Result<Option<BTreeMap<String, u64>>, StoreError>>;
+    /// Makes `own` the recorded versions, where no other member may grant. Tokens that are given from then
+    /// on are above all that were given before, if a recorded version was another one.
+    fn found(&self, id: u64, own: Vec<(String, Component)>) -> Answer<Result<bool, StoreError>>;
 
     /// Records a policy that has no record.
     fn record(&self, name: String, live: Component) -> Answer<Result<(), StoreError>>;
 
-    /// The component of a recorded version of the policy; `None` where it is not recorded any more.
+    /// The component of a recorded version: live, candidate or previous; `None` where it is not recorded any
+    /// more.
     fn component(&self, name: String, version: Version) -> Answer<Result<Option<Bytes>, StoreError>>;
 
     /// Begins a change of a policy that has none under way.
     fn propose(&self, name: String, seq: u64, candidate: Component) -> Answer<Result<bool, StoreError>>;
 
     /// Makes the candidate the live one, if every member that may grant has acknowledged `seq`; `me` does
-    /// so with this.
+    /// so with this. Tokens that are given from then on are above all that were given before: the keys of a
+    /// resource may have other names, and its tokens rise all the same.
     fn settle(&self, name: String, seq: u64, me: Pulse) -> Answer<Result<bool, StoreError>>;
 
     /// Drops the candidate.

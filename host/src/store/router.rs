@@ -107,6 +107,18 @@ impl Store for Router {
         })
     }
 
+    /// Those of the spaces beside the table.
+    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+        let stores = self.stores.clone();
+        Box::pin(async move {
+            let mut highest = Token::default();
+            for (_, store) in &stores.others {
+                highest = highest.max(store.raise_tokens(least).await?);
+            }
+            Ok(highest)
+        })
+    }
+
     fn forget(&self) {
         for store in self.stores.all() {
             store.forget();

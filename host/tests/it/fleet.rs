@@ -14,6 +14,8 @@ use crate::policies::{RENAMED, default_policy, keys, status, variant};
 mod changes;
 mod load;
 mod members;
+mod pending;
+mod renaming;
 mod sessions;
 mod writes;
 

@@ -16,6 +16,7 @@ mod naming;
 mod order;
 mod refused;
 mod reload;
+mod tokens;
 mod trying;
 
 /// Names its keys `x/` and the resource; with a label `pool`, `x/` and that.

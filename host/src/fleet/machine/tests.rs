@@ -13,7 +13,7 @@ fn member(id: u64, seq: Option<u64>) -> Member {
 fn record(seq: u64, live: &str, candidate: Option<&str>) -> Record {
     let candidate = candidate.map(version);
     let (name, live) = ("p".to_owned(), version(live));
-    Record { name, seq, live, candidate, since: ServerTime(0), note: None }
+    Record { name, seq, live, candidate, previous: None, since: ServerTime(0), note: None }
 }
 
 fn view(members: Vec<Member>, record: Record) -> View {
@@ -89,6 +89,45 @@ fn who_pushes_is_told_when_all_have_followed() {
     assert_eq!(told(&view(members(5, 5), called_off)), Fate::CalledOff("refused".to_owned()));
 }
 
+/// A version is pushed: what becomes of that depends on the record alone.
+#[test]
+fn a_push_of_the_live_version_calls_a_change_off() {
+    let pushed = |record: &Record, digest: &str| beginning(record, &version(digest));
+    let settled = record(3, "x", None);
+    assert_eq!(pushed(&settled, "y"), Beginning::Propose { seq: 3 });
+    assert_eq!(pushed(&settled, "x"), Beginning::Join { seq: 2 }, "it may not be live on all members yet");
+    let both = record(4, "x", Some("y"));
+    assert_eq!(pushed(&both, "y"), Beginning::Join { seq: 4 });
+    assert_eq!(pushed(&both, "z"), Beginning::Busy);
+    assert_eq!(pushed(&both, "x"), Beginning::CallOff { seq: 4 });
+
+    let mut seen = view(vec![member(1, Some(4)), member(2, Some(4))], both);
+    called_off(&mut seen, "p", 4, "x was pushed again");
+    assert_eq!(fate(&seen, "p", 4, &version("y")), Fate::CalledOff("x was pushed again".to_owned()));
+    assert_eq!(fate(&seen, "p", 4, &version("x")), Fate::Pending { waits_for: vec![1, 2] });
+    seen.members = vec![member(1, Some(5)), member(2, Some(5))];
+    assert_eq!(fate(&seen, "p", 4, &version("x")), Fate::Live);
+    called_off(&mut seen, "p", 4, "late");
+    assert_eq!(seen.records[0].seq, 5, "a record that has changed stays as it is");
+}
+
+#[test]
+fn beats_come_faster_for_a_while_only() {
+    let later = |us, record: Record, members| {
+        let since = record.since.0;
+        let mut seen = view(members, record);
+        seen.now = ServerTime(since + us);
+        hurries(&seen)
+    };
+    let all = || vec![member(1, Some(4)), member(2, Some(4))];
+    assert!(!later(0, record(4, "x", None), all()), "nothing is under way");
+    assert!(later(0, record(4, "x", Some("y")), all()));
+    assert!(later(0, record(5, "x", None), all()), "it is not acknowledged");
+    assert!(later(HURRY_US - 1, record(5, "x", None), all()));
+    assert!(!later(HURRY_US, record(4, "x", Some("y")), all()));
+    assert!(!later(HURRY_US, record(5, "x", None), all()));
+}
+
 #[test]
 fn a_store_that_lost_a_record_is_noticed() {
     let seen = view(vec![member(1, Some(4))], record(4, "x", None));
@@ -108,6 +147,7 @@ fn own_steps_are_seen_at_once() {
     assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [Step::Settle { name: "p".to_owned(), seq: 4 }]);
     settled(&mut seen, "p", 4);
     assert_eq!((seen.records[0].seq, &seen.records[0].live), (5, &version("y")));
+    assert_eq!(seen.records[0].previous, Some(version("x")));
     assert_eq!(fate(&seen, "p", 4, &version("y")), Fate::Pending { waits_for: vec![1] });
     // Read before the last step was recorded.
     let late = view(vec![member(1, Some(4))], record(4, "x", Some("y")));

@@ -496,10 +496,11 @@ fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a Kept> {
 }
 
 /// The version of a key is its last token. A key without a row has the floor's: whatever the row that
-/// was cleaned up had is below it, and so is what a reader may remember of it.
+/// was cleaned up had is below it, and so is what a reader may remember of it. And no version is below
+/// [`Env::renamed`]: one that was read before belongs to a key that may have had another name.
 fn version(records: &Records, key: &Key, env: &Env) -> Version {
     let record = records.read(key);
-    let version = if records.is_stored(key) { record.token } else { env.floor };
+    let version = if records.is_stored(key) { record.token.max(env.renamed) } else { env.floor };
     Version { version, kept: kept(record, env).cloned() }
 }
 

@@ -48,7 +48,8 @@ impl World {
             records.insert(key.clone(), None);
         }
         let (floor, others, grants_from) = (Token(0), Token(0), ServerTime(0));
-        World { records, env: Env { now: ServerTime(1_000_000), floor, others, grants_from, takeover: true } }
+        let (now, renamed, takeover) = (ServerTime(1_000_000), Token(0), true);
+        World { records, env: Env { now, floor, renamed, others, grants_from, takeover } }
     }
 
     fn apply(&mut self, op: &Op) -> Outcome {
@@ -386,4 +387,9 @@ fn a_key_that_was_cleaned_up_has_the_version_of_the_floor() {
     // The floor rises when other keys are cleaned up, and is no change of this one.
     world.env.floor = Token(90);
     assert_eq!(world.apply(&asked(41, 3)), Outcome::Committed { version: Token(91) });
+    // After other keys have had the name's commits, what was read before is not what is there.
+    (world.env.floor, world.env.renamed) = (Token(95), Token(95));
+    assert!(matches!(world.apply(&asked(91, 4)), Outcome::Conflict(Version { version: Token(95), .. })));
+    assert_eq!(world.apply(&asked(95, 5)), Outcome::Committed { version: Token(96) });
+    assert!(matches!(world.apply(&asked(95, 6)), Outcome::Conflict(Version { version: Token(96), .. })));
 }

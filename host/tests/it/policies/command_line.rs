@@ -157,6 +157,8 @@ fn a_policy_from_new_to_rollback() {
 fn policy_commands_say_what_is_wrong() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mariadb).await).await;
+        // What to roll back to is recorded with the fleet.
+        proxy.until_ready().await;
         let dir = folder();
         std::fs::write(dir.path().join("page.wasm"), "<html>").unwrap();
         let failed = async |args: &[&str]| {

@@ -35,6 +35,7 @@ impl Sim {
         let env = Env {
             now: self.server_now(),
             floor: Token(0),
+            renamed: Token(0),
             others: Token(0),
             grants_from: ServerTime(0),
             takeover: true,
