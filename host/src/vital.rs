@@ -59,7 +59,7 @@ mod tests {
         match std::env::var(CHILD).as_deref() {
             Ok("task") => drop(spawn("the loop", async { panic!("a broken loop") }).await),
             Ok("thread") => {
-                drop(std::thread::spawn(|| run("the ticker", || panic!("{}", "a broken ticker"))).join())
+                drop(std::thread::spawn(|| run("the ticker", || panic!("{}", "a broken ticker"))).join());
             }
             _ => assert_eq!((spawn("a task", async { 1 }).await.unwrap(), run("work", || 2)), (1, 2)),
         }

@@ -124,9 +124,9 @@ async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
         let keeping = hold.keep();
         keeping.watch().wait_for(Option::is_some).await.unwrap();
         if done {
-            keeping.release()
+            keeping.release();
         } else {
-            drop(keeping)
+            drop(keeping);
         }
         service.acquire(Request { wait_ms: Some(5_000), ..request("a") }).await.unwrap();
         assert_eq!(clock::now() < until, done);
