@@ -280,7 +280,7 @@ pub enum NoticeKind {
     HandedOff,
     /// Taken away by an operator.
     Forced,
-    /// The session that it rested on is gone.
+    /// Its holder found it lost, or the session that it rested on is gone.
     Lost,
 }
 
@@ -361,7 +361,7 @@ impl Service {
     /// As [`Service::acquire`]; the lease is then renewed until the [`Hold`] is dropped.
     pub async fn hold(&self, request: Request) -> Result<Hold, AcquireError> {
         let (lease, planned) = acquire::acquire(&self.shared, &request, Call::Acquire).await?;
-        Ok(Hold::new(self.clone(), lease, planned.into(), 0))
+        Ok(Hold::new(self.clone(), lease, planned.into(), None))
     }
 
     /// As [`Service::hold`], with a lease that any proxy has granted. Its longest hold counts from its grant.
@@ -410,7 +410,7 @@ impl Service {
                 Ok(Renewed { valid_until: self.shared.less_drift(reply.asked_at, *left_us), ttl_ms })
             }
             _ => {
-                self.shared.tell(Msg::Gone { nonce: lease.nonce });
+                self.shared.tell(Msg::Lost(vec![lease.nonce]));
                 Err(LeaseError::Lost)
             }
         }

@@ -131,16 +131,24 @@ pub enum StoreError {
     /// Nothing was heard of the group within its deadline; whether it was applied before is unknown.
     #[error("the store is unavailable: {why}")]
     Unavailable { why: String },
+    /// The group was not sent within its deadline, and is not applied.
+    #[error("the store is unavailable: {why}")]
+    Unsent { why: String },
     /// More groups are waiting than the store's bound allows; this one was not sent.
     #[error("the store has {queued} operations waiting, which is its limit (store.max_queued)")]
     Overloaded { queued: usize },
 }
 
 impl StoreError {
+    /// Whether the group may have been applied.
+    pub fn was_sent(&self) -> bool {
+        matches!(self, StoreError::Unavailable { .. })
+    }
+
     /// Without saying again that it is the store.
     pub fn why(self) -> String {
         match self {
-            StoreError::Unavailable { why } => why,
+            StoreError::Unavailable { why } | StoreError::Unsent { why } => why,
             other => other.to_string(),
         }
     }

@@ -306,7 +306,8 @@ pub enum Op {
         lease: LeaseRef,
         ttl_ms: Option<u32>,
     },
-    /// Lift the lease's tokens to these at least, one for each of its keys.
+    /// Lift the lease's tokens to these at least, one for each of its keys. Where they are as high already, it
+    /// only tells what is left of the lease.
     Raise {
         lease: LeaseRef,
         tokens: Vec<Token>,

@@ -12,9 +12,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::record::{Claim, Denial, Grant, HeldBy, Kept, LineChange, Outcome, Release};
+use super::record::{Claim, Denial, Grant, HeldBy, Kept, LineChange, Outcome, Release, UNNOTICED_US};
 use super::{Instant, Key, LeaseRef, Mode, Token};
 
+mod chores;
 mod events;
 mod flights;
 mod leases;
@@ -26,7 +27,8 @@ mod waiters;
 pub use events::*;
 pub use turns::built_in_backoff;
 
-use flights::{Flight, Part};
+use chores::{Chore, Chores};
+use flights::Flight;
 use leases::Leases;
 use queue::{Place, Queue};
 
@@ -45,8 +47,12 @@ const STORE_RETRY_MS: u32 = 250;
 const JOIN_MS: u32 = 10;
 /// How often the places that this proxy's waiters have in line are kept.
 const KEEP_PLACES_MS: u32 = 1_500;
-/// How long the undoing of a claim is tried while the store cannot be reached, beyond its lease.
-const ABANDON_MS: u32 = 60_000;
+/// How long the undoing of a claim is tried while the store cannot be reached, beyond the end that its lease could
+/// have.
+const ABANDON_MS: u32 = 5_000;
+/// After a lease has ended as far as this proxy knows, the store is asked whether it has. By then others may have
+/// the key.
+const LOOK_MS: u32 = (UNNOTICED_US / 1_000) as u32;
 /// The queues of one proxy. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -54,6 +60,7 @@ pub struct Table {
     waiters: HashMap<WaiterId, Entry>,
     flights: HashMap<Ticket, Flight>,
     leases: Leases,
+    chores: Chores,
     timers: BTreeSet<(Instant, Timer)>,
     arrivals: u64,
     tickets: u64,
@@ -96,8 +103,10 @@ enum Timer {
     Deadline(WaiterId),
     Poll(Key),
     Lease(u64),
-    /// Undo a claim that the store did not answer for: its keys, attempt, and until when to try.
-    Abandon(Arc<[Key]>, u64, Instant),
+    /// Ask the store whether a lease has ended.
+    Look(u64),
+    /// Go on with what nobody waits for.
+    Chores,
     /// Give up a place in line, or, without a ticket, this proxy's mark.
     Leave(Key, Arc<str>, Option<u64>),
     /// Take the places in line of those who have come of late.
@@ -123,7 +132,12 @@ impl Table {
 
     /// Whether the store still owes an answer.
     pub fn busy(&self) -> bool {
-        !self.flights.is_empty() || !self.waiters.is_empty()
+        !self.flights.is_empty() || !self.waiters.is_empty() || self.chores.are_due()
+    }
+
+    /// Whether the lease runs, as far as this proxy knows.
+    pub fn knows(&self, nonce: u64) -> bool {
+        self.leases.claim(nonce).is_some()
     }
 
     pub fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
@@ -160,12 +174,11 @@ impl Table {
             Event::Chosen { key, choice, waiter } => self.chosen(&key, choice, waiter, now, out),
             Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now, out),
             Event::Renewed { nonce, until } => self.renewed(nonce, until),
-            Event::Gone { nonce } => self.lease_over(nonce, now, out),
             Event::Lost { nonce } => self.lease_lost(nonce, now, out),
             Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
                 self.lease_ended(nonce);
                 let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
-                self.fly(vec![Part::Abandon { keys, attempt, until }], out);
+                self.chore(Chore::Abandon { keys, attempt, until }, out);
             }
             Event::Taken(key) => {
                 for nonce in self.leases.of(&key) {
@@ -196,12 +209,15 @@ impl Table {
                 }
                 Some((at, Timer::Lease(nonce))) => {
                     if self.leases.ends_at(nonce) == Some(at) {
-                        self.lease_expired(nonce, now, out);
+                        self.lease_due(nonce, now, out);
                     }
                 }
-                Some((_, Timer::Abandon(keys, attempt, until))) => {
-                    self.fly(vec![Part::Abandon { keys, attempt, until }], out);
+                Some((_, Timer::Look(nonce))) => {
+                    if self.leases.ends_at(nonce).is_some_and(|end| end <= now) {
+                        self.chore(Chore::Look { nonce }, out);
+                    }
                 }
+                Some((at, Timer::Chores)) => self.chores_go_on(at.max(now), out),
                 Some((_, Timer::Leave(key, proxy, ticket))) => {
                     self.line(key, LineChange::Leave { proxy, ticket }, out);
                 }

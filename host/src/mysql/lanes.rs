@@ -205,6 +205,8 @@ async fn exchange(
     let began = clock::now();
     let ops = batch.ops();
     let mut decided = None;
+    let sent: Vec<bool> =
+        batch.tickets.iter_mut().map(|ticket| std::mem::replace(&mut ticket.sent, true)).collect();
     let result = {
         let groups = (&batch.groups[..], &mut batch.tried[..]);
         let mut work = pin!(execute(shared, link, groups, deadline, &mut decided));
@@ -220,7 +222,11 @@ async fn exchange(
             batch.note_try(decided);
             Err(fault)
         }
-        (Err(fault), _) => Err(fault),
+        (Err(fault), _) => {
+            // Nothing of it was applied.
+            batch.tickets.iter_mut().zip(sent).for_each(|(ticket, sent)| ticket.sent = sent);
+            Err(fault)
+        }
     }
 }
 

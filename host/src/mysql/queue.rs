@@ -28,6 +28,8 @@ pub struct Job {
 /// Answers exactly once: where nobody has by the time it is dropped, with an error.
 pub struct Ticket {
     pub deadline: Instant,
+    /// Whether the group may have been carried out. Whoever can tell says so.
+    pub sent: bool,
     done: Option<Done>,
     ops: usize,
     queued: Arc<AtomicUsize>,
@@ -65,7 +67,8 @@ impl Places {
     /// `None` where the bound is reached; `done` was told then.
     pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
         let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
-        let ticket = Ticket { deadline, done: Some(done), ops: ops.len(), queued: self.queued.clone() };
+        let (done, sent) = (Some(done), true);
+        let ticket = Ticket { deadline, sent, done, ops: ops.len(), queued: self.queued.clone() };
         if queued + ops.len() > self.max {
             ticket.answer(Err(StoreError::Overloaded { queued }));
             return None;
@@ -91,8 +94,13 @@ impl Ticket {
     /// Answers if the deadline has passed.
     pub fn expire(&mut self, now: Instant, why: &str) {
         if self.deadline <= now {
-            self.tell(Err(StoreError::Unavailable { why: why.to_owned() }));
+            self.give_up(why);
         }
+    }
+
+    pub fn give_up(&mut self, why: &str) {
+        let why = why.to_owned();
+        self.tell(Err(if self.sent { StoreError::Unavailable { why } } else { StoreError::Unsent { why } }));
     }
 
     fn tell(&mut self, result: Result<Reply, StoreError>) {
@@ -257,9 +265,9 @@ impl Queue {
     pub fn give_up_claims(&mut self, why: &str) {
         self.collect();
         let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_)));
-        for job in std::mem::take(&mut self.waiting) {
+        for mut job in std::mem::take(&mut self.waiting) {
             if claims(&job) {
-                job.ticket.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
+                job.ticket.give_up(why);
             } else {
                 self.waiting.push_back(job);
             }
@@ -270,8 +278,8 @@ impl Queue {
     pub fn refuse(&mut self, why: &str) {
         self.incoming.close();
         self.collect();
-        for job in self.waiting.drain(..) {
-            job.ticket.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
+        for mut job in self.waiting.drain(..) {
+            job.ticket.give_up(why);
         }
     }
 

@@ -44,6 +44,8 @@ pub struct OpenError {
 pub struct MysqlStore {
     pub(super) shared: Arc<Shared>,
     places: Places,
+    /// Of their own: a flood of claims takes none from them.
+    renewal_places: Places,
     lanes: Vec<UnboundedSender<Job>>,
     renewal_lanes: Vec<UnboundedSender<Job>>,
     reader: Arc<Reader>,
@@ -143,8 +145,8 @@ impl MysqlStore {
             tasks.spawn(vital::watched("the look-out for servers", scout::run(shared.clone())));
         }
         let reader = Arc::new(Reader::new(shared.clone()));
-        let places = Places::new(config.max_queued);
-        Ok(MysqlStore { shared, places, lanes, renewal_lanes, reader, tasks })
+        let (places, renewal_places) = (Places::new(config.max_queued), Places::new(config.max_queued));
+        Ok(MysqlStore { shared, places, renewal_places, lanes, renewal_lanes, reader, tasks })
     }
 
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
@@ -192,14 +194,21 @@ impl MysqlStore {
         self.reader.close().await;
     }
 
-    fn send(&self, lanes: &[UnboundedSender<Job>], ops: Vec<Op>, deadline: Instant, done: Done) {
+    fn send(
+        &self,
+        (lanes, places): (&[UnboundedSender<Job>], &Places),
+        ops: Vec<Op>,
+        deadline: Instant,
+        done: Done,
+    ) {
         let Some(key) = ops.first().and_then(|op| op.keys().first()) else {
             let now = crate::lock::ServerTime::default();
             done(Ok(Reply { outcomes: Vec::new(), asked_at: crate::clock::now(), now }));
             return;
         };
         let lane = &lanes[spread(key, lanes.len())];
-        if let Some(job) = self.places.admit(ops, deadline, done) {
+        if let Some(mut job) = places.admit(ops, deadline, done) {
+            job.ticket.sent = false;
             // Where the lane is gone, the job's ticket answers as it is dropped.
             let _ = lane.send(job);
         }
@@ -214,11 +223,11 @@ impl Drop for MysqlStore {
 
 impl Store for MysqlStore {
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
-        self.send(&self.lanes, group, deadline, done);
+        self.send((&self.lanes, &self.places), group, deadline, done);
     }
 
     fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.send(&self.renewal_lanes, vec![op], deadline, done);
+        self.send((&self.renewal_lanes, &self.renewal_places), vec![op], deadline, done);
     }
 
     fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::lock::record::{Op, Outcome, Release, Turn};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing, Table,
-    Ticket, Verdict, Waiter, WaiterId,
+    Ticket, Unheard, Verdict, Waiter, WaiterId,
 };
 use crate::lock::{Instant, Key, Token};
 use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
@@ -60,14 +60,13 @@ pub(super) enum Msg {
         nonce: u64,
         until: Instant,
     },
-    Gone {
-        nonce: u64,
-    },
-    /// The sessions that these leases rested on are gone.
+    /// These leases were found lost, or the sessions that they rested on are gone.
     Lost(Vec<u64>),
     /// Somebody keeps the lease alive, and wants to hear when that has no sense any more.
     Held {
         nonce: u64,
+        /// Not by another proxy, nor before this one was started: it is known as long as it runs.
+        granted_here: bool,
         over: oneshot::Sender<()>,
     },
     /// They do no more: the other end of `over` is gone.
@@ -210,7 +209,8 @@ impl Core {
                     asked_at: reply.asked_at,
                     now: reply.now,
                 };
-                let result = result.map(answered).map_err(StoreError::why);
+                let unheard = |error: StoreError| Unheard { sent: error.was_sent(), why: error.why() };
+                let result = result.map(answered).map_err(unheard);
                 self.handle(Event::Completed { ticket, result });
             }
             Msg::Chosen { key, choice, waiter, by } => {
@@ -222,9 +222,12 @@ impl Core {
                 self.handle(Event::Backoff { waiter, key, decision });
             }
             Msg::Renewed { nonce, until } => self.handle(Event::Renewed { nonce, until }),
-            Msg::Gone { nonce } => self.handle(Event::Gone { nonce }),
             Msg::Lost(nonces) => nonces.into_iter().for_each(|nonce| self.handle(Event::Lost { nonce })),
-            Msg::Held { nonce, over } => {
+            // It may have ended while this was on its way.
+            Msg::Held { nonce, granted_here: true, over } if !self.table.knows(nonce) => {
+                let _ = over.send(());
+            }
+            Msg::Held { nonce, over, .. } => {
                 let holds = self.holds.entry(nonce).or_default();
                 holds.retain(|other| !other.is_closed());
                 holds.push(over);

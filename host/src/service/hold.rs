@@ -75,11 +75,13 @@ impl From<Planned> for Terms {
 }
 
 impl Hold {
-    /// `held_ms` is how long the lease has been held already.
-    pub(super) fn new(service: Service, lease: Lease, terms: Terms, held_ms: u32) -> Hold {
+    /// `held_ms` is how long the lease has been held already, where it was not granted by this proxy just now.
+    pub(super) fn new(service: Service, lease: Lease, terms: Terms, held_ms: Option<u32>) -> Hold {
         let valid_until = lease.valid_until;
         let (over, gone) = oneshot::channel();
-        service.shared.tell(Msg::Held { nonce: lease.lease.nonce, over });
+        let granted_here = held_ms.is_none();
+        service.shared.tell(Msg::Held { nonce: lease.lease.nonce, granted_here, over });
+        let held_ms = held_ms.unwrap_or(0);
         Hold {
             lease,
             service,

@@ -27,7 +27,7 @@ pub(super) async fn resume(service: &Service, lease: LeaseRef) -> Result<Hold, L
         policy: holder.tag.policy.into(),
         levels: holder.levels.len() as u32,
     };
-    Ok(Hold::new(service.clone(), lease, terms, held_ms))
+    Ok(Hold::new(service.clone(), lease, terms, Some(held_ms)))
 }
 
 /// A lease as the store knows it.

@@ -1,6 +1,6 @@
 //! What only a moment inside the service shows; everything else is tested through the running proxy.
 
-use super::acquire::{Planned, enqueue, plan};
+use super::acquire::{Call, Planned, acquire, enqueue, plan};
 use super::*;
 use crate::config::{EngineLimits, PolicyConfig, PolicySource};
 use crate::lock::record::{Claim, Tag};
@@ -63,6 +63,18 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     service.go_live(next).await.unwrap();
     assert!(enqueue(&service.shared, &request("a"), &before).await.is_none());
     enqueue(&service.shared, &request("a"), &planned()).await.unwrap().unwrap();
+}
+
+/// It was taken away before anybody kept it alive.
+#[tokio::test]
+async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {
+    let service = service(&memory());
+    let request = Request { ttl_ms: Some(60_000), ..request("a") };
+    let (lease, planned) = acquire(&service.shared, &request, Call::Acquire).await.unwrap();
+    assert_eq!(service.force_release(lease.lease.keys[0].clone()).await.unwrap(), 1);
+    let mut hold = Hold::new(service.clone(), lease, planned.into(), None);
+    let told = tokio::time::timeout(std::time::Duration::from_secs(5), hold.next()).await;
+    assert!(matches!(told, Ok(HoldEvent::Lost { .. })), "{told:?}");
 }
 
 /// An earlier run granted the resource under another key.

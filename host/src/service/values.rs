@@ -49,7 +49,7 @@ impl Service {
     pub async fn guard(&self, request: &Request) -> Result<Guarded, AcquireError> {
         match acquire::acquire(&self.shared, request, Call::Guard).await {
             Ok((lease, planned)) => {
-                Ok(Guarded::Held(Box::new(Hold::new(self.clone(), lease, planned.into(), 0))))
+                Ok(Guarded::Held(Box::new(Hold::new(self.clone(), lease, planned.into(), None))))
             }
             Err(AcquireError::Done(kept)) => Ok(Guarded::Done(kept)),
             Err(error) => Err(error),

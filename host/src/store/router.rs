@@ -131,7 +131,7 @@ fn missing(space: Space) -> StoreError {
         Space::Quorum => "a quorum needs three or more [stores.…] in config.toml".to_owned(),
         space => format!("this proxy has no store for the space {space:?}"),
     };
-    StoreError::Unavailable { why: what }
+    StoreError::Unsent { why: what }
 }
 
 impl Stores {

@@ -378,6 +378,14 @@ fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -
     }
     let mut left_us = u64::MAX;
     for (key, token) in lease.keys.iter().zip(tokens) {
+        let own = |holder: &&Holder| holder.nonce == lease.nonce;
+        let lower = |holder: &Holder| holder.token < *token;
+        let record = records.read(key);
+        if record.token >= *token && !record.holders.iter().filter(own).any(lower) {
+            let left = record.holders.iter().filter(own).map(|holder| holder.until.us_since(env.now));
+            left_us = left.min().unwrap_or(0).min(left_us);
+            continue;
+        }
         let record = records.write(key);
         record.token = record.token.max(*token);
         for holder in record.holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {

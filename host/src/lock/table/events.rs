@@ -45,7 +45,7 @@ pub enum Event {
     /// A store's answer to an [`Action::Submit`].
     Completed {
         ticket: Ticket,
-        result: Result<Answered, String>,
+        result: Result<Answered, Unheard>,
     },
     /// The answer to an [`Action::Choose`]; `None` where the policy failed or made no sense.
     Chosen {
@@ -64,11 +64,7 @@ pub enum Event {
         nonce: u64,
         until: Instant,
     },
-    /// A lease is over without a release that came this way: it was found lost, or was taken away.
-    Gone {
-        nonce: u64,
-    },
-    /// The session that a lease rested on is gone.
+    /// A lease was found lost, or the session that it rested on is gone.
     Lost {
         nonce: u64,
     },
@@ -110,6 +106,14 @@ pub struct Answered {
     pub asked_at: Instant,
     /// The store's clock when it decided.
     pub now: ServerTime,
+}
+
+/// The store did not say what became of a group.
+#[derive(Clone, Debug)]
+pub struct Unheard {
+    pub why: String,
+    /// Whether the store may have carried it out.
+    pub sent: bool,
 }
 
 /// What a waiter at the head does about a key that is held elsewhere.
@@ -243,7 +247,7 @@ pub enum Note {
         token: Token,
         held_ms: u32,
     },
-    /// With the session that it rested on.
+    /// Found lost by its holder, or lost with the session that it rested on.
     Lost {
         key: Key,
         owner: Box<str>,

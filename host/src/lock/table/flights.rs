@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use super::chores::Chore;
 use super::leases::Lease;
 use super::queue::Known;
 use super::{
     ABANDON_MS, Action, Answered, Claim, Denial, Entry, Grant, HeldBy, Instant, Kept, Key, LeaseRef,
     LineChange, Mode, Note, Outcome, Release, ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token,
-    Verdict, WaiterId,
+    Unheard, Verdict, WaiterId,
 };
 use crate::lock::ServerTime;
 use crate::lock::record::{MAX_LINE, UNKNOWN};
@@ -35,13 +36,14 @@ pub(super) enum Part {
     Rejoin { waiter: WaiterId, over: bool },
     Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
     Line { key: Key, change: LineChange },
+    Look { lease: LeaseRef },
 }
 
 impl Part {
     pub fn waiter(&self) -> Option<WaiterId> {
         match self {
             Part::Acquire { waiter } | Part::Rejoin { waiter, .. } => Some(*waiter),
-            Part::Release { .. } | Part::Abandon { .. } | Part::Line { .. } => None,
+            Part::Release { .. } | Part::Abandon { .. } | Part::Line { .. } | Part::Look { .. } => None,
         }
     }
 }
@@ -50,7 +52,7 @@ impl Table {
     pub(super) fn completed(
         &mut self,
         ticket: Ticket,
-        result: Result<Answered, String>,
+        result: Result<Answered, Unheard>,
         now: Instant,
         out: &mut Vec<Action>,
     ) {
@@ -70,9 +72,9 @@ impl Table {
         }
         match result {
             Ok(answer) => self.answered(flight, answer, &mut touched, now, out),
-            Err(why) => {
+            Err(unheard) => {
                 for part in flight.parts {
-                    self.unanswered(part, &why, now, out);
+                    self.unanswered(part, &unheard, now, out);
                 }
             }
         }
@@ -109,6 +111,7 @@ impl Table {
                     self.released(id, &lease, outcome, granted, now, out);
                 }
                 Part::Abandon { keys, .. } => {
+                    self.chore_done();
                     for key in &*keys {
                         if let Some(queue) = self.queues.get_mut(key) {
                             queue.ready = true;
@@ -119,6 +122,15 @@ impl Table {
                 Part::Line { key, .. } => {
                     if let Outcome::Line { turn: Some(turn) } = outcome {
                         self.turn(&key, turn, out);
+                    }
+                }
+                Part::Look { lease } => {
+                    self.chore_done();
+                    match outcome {
+                        Outcome::Renewed { left_us } => {
+                            self.renewed(lease.nonce, answer.asked_at.plus_us(left_us));
+                        }
+                        _ => self.lease_expired(lease.nonce, now, out),
                     }
                 }
                 Part::Acquire { waiter } => {
@@ -197,8 +209,7 @@ impl Table {
         let claim = entry.waiter.claim;
         if entry.cancelled {
             let until = now.plus_ms(claim.ttl_ms).plus_ms(ABANDON_MS);
-            let part = Part::Abandon { keys: claim.keys.clone(), attempt: claim.attempt, until };
-            self.fly(vec![part], out);
+            self.chore(Chore::Abandon { keys: claim.keys.clone(), attempt: claim.attempt, until }, out);
             return;
         }
         let until = at.asked_at.plus_us(grant.left_us);
@@ -325,41 +336,55 @@ impl Table {
         }
     }
 
-    /// The store was not heard of: what the part asked for may have happened.
-    fn unanswered(&mut self, part: Part, why: &str, now: Instant, out: &mut Vec<Action>) {
+    /// The store was not heard of: what the part asked for may have happened, if it was sent.
+    fn unanswered(&mut self, part: Part, unheard: &Unheard, now: Instant, out: &mut Vec<Action>) {
         match part {
-            Part::Release { id, .. } => out.push(Action::Released { id, result: Err(why.to_owned()) }),
-            Part::Abandon { keys, attempt, until } => self.abandon_later(keys, attempt, until, now),
+            Part::Release { id, .. } => out.push(Action::Released { id, result: Err(unheard.why.clone()) }),
+            Part::Abandon { keys, attempt, until } => {
+                let again = (now < until).then_some(Chore::Abandon { keys, attempt, until });
+                self.chore_failed(again, now);
+            }
+            Part::Look { lease: LeaseRef { nonce, .. } } => {
+                let end = self.leases.ends_at(nonce);
+                let again = end.is_some_and(|end| now < end.plus_ms(ABANDON_MS));
+                if !again {
+                    // Nobody is told what nobody knows.
+                    self.lease_over(nonce, now, out);
+                }
+                self.chore_failed(again.then_some(Chore::Look { nonce }), now);
+            }
             // A place that nobody keeps ends by itself.
             Part::Line { .. } => {}
             Part::Rejoin { waiter, over } => {
-                self.store_failed(waiter, over, why, now, out);
+                self.store_failed(waiter, over, unheard, now, out);
             }
             Part::Acquire { waiter } => {
-                self.store_failed(waiter, false, why, now, out);
+                self.store_failed(waiter, false, unheard, now, out);
             }
         }
     }
 
-    /// The attempt may have been granted. `over`: it cannot be tried again.
-    fn store_failed(&mut self, id: WaiterId, over: bool, why: &str, now: Instant, out: &mut Vec<Action>) {
+    /// An attempt that was sent may have been granted. `over`: it cannot be tried again.
+    fn store_failed(
+        &mut self,
+        id: WaiterId,
+        over: bool,
+        Unheard { why, sent }: &Unheard,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
-        entry.store_error = Some(why.to_owned());
-        entry.unsure_until = Some(now.plus_ms(entry.waiter.claim.ttl_ms).plus_ms(ABANDON_MS));
+        entry.store_error = Some(why.clone());
+        if *sent {
+            entry.unsure_until = Some(now.plus_ms(entry.waiter.claim.ttl_ms).plus_ms(ABANDON_MS));
+        }
         let over = over || entry.deadline <= now;
         let keys = entry.waiter.claim.keys.clone();
         self.pause(&keys, now);
         if over {
-            self.finish(id, Verdict::Unavailable { why: why.to_owned() }, out);
+            self.finish(id, Verdict::Unavailable { why: why.clone() }, out);
         } else {
             self.stay_or_go(id, now, out);
-        }
-    }
-
-    fn abandon_later(&mut self, keys: Arc<[Key]>, attempt: u64, until: Instant, now: Instant) {
-        let at = now.plus_ms(STORE_RETRY_MS);
-        if at < until {
-            self.timers.insert((at, Timer::Abandon(keys, attempt, until)));
         }
     }
 

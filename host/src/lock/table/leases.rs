@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{Action, Claim, Instant, Key, Note, Table, Timer, Token};
+use super::flights::Part;
+use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Note, Table, Timer, Token};
 
 #[derive(Debug, Default)]
 pub(super) struct Leases {
@@ -35,6 +36,15 @@ impl Leases {
     /// The leases that hold a key.
     pub fn of(&self, key: &Key) -> Vec<u64> {
         self.claims().filter(|(_, claim)| claim.keys.contains(key)).map(|(nonce, _)| nonce).collect()
+    }
+
+    pub fn claim(&self, nonce: u64) -> Option<&Claim> {
+        self.by_nonce.get(&nonce).map(|lease| &lease.claim)
+    }
+
+    /// By its nonce alone, as tokens may have been lifted.
+    pub fn named(&self, nonce: u64) -> Option<LeaseRef> {
+        self.claim(nonce).map(|claim| LeaseRef { keys: claim.keys.clone(), nonce, token: Token::ANY })
     }
 
     pub fn ends_at(&self, nonce: u64) -> Option<Instant> {
@@ -94,7 +104,15 @@ impl Table {
         }
     }
 
+    /// The lease was found lost, unless a release that is under way is what ended it.
     pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+        let mut parts = self.flights.values().flat_map(|flight| &flight.parts);
+        let releases =
+            |part: &Part| matches!(part, Part::Release { release, .. } if release.lease.nonce == nonce);
+        if parts.any(releases) {
+            out.push(Action::Gone { nonce });
+            return;
+        }
         if let Some(lease) = self.leases.by_nonce.get(&nonce) {
             let held_ms = now.ms_since(lease.since);
             for (key, token) in lease.keyed_tokens() {
@@ -103,6 +121,20 @@ impl Table {
             }
         }
         self.lease_over(nonce, now, out);
+    }
+
+    /// As far as this proxy knows, the lease has ended: its keys may be asked for. Another proxy may have renewed
+    /// it, so the store is asked before anybody is told.
+    pub(super) fn lease_due(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+        let Some(keys) = self.leases.claim(nonce).map(|claim| claim.keys.clone()) else { return };
+        self.timers.insert((now.plus_ms(LOOK_MS), Timer::Look(nonce)));
+        for key in &*keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.ready = true;
+                queue.holder = None;
+            }
+        }
+        self.advance_all(&keys, now, out);
     }
 
     pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {

@@ -17,6 +17,7 @@ mod lanes;
 mod random;
 mod readers;
 mod turns;
+mod watching;
 
 use lanes::Sent;
 use random::Random;

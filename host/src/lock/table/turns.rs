@@ -9,7 +9,7 @@ use super::{
     Table, Ticket, Timer, VIEW_WAITERS, WaiterId,
 };
 use crate::lock::record::{Op, Release};
-use crate::lock::{Instant, Key, Mode};
+use crate::lock::{Instant, Key, Mode, Token};
 
 impl Table {
     pub(super) fn wake(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
@@ -170,6 +170,10 @@ impl Table {
                 Part::Release { release, .. } => ops.push(Op::Release(release.clone())),
                 Part::Abandon { keys, attempt, .. } => {
                     ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
+                }
+                Part::Look { lease } => {
+                    let tokens = vec![Token::ANY; lease.keys.len()];
+                    ops.push(Op::Raise { lease: lease.clone(), tokens });
                 }
                 Part::Line { key, change } => {
                     ops.push(Op::Line { key: key.clone(), change: change.clone() });

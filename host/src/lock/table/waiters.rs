@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::chores::Chore;
 use super::flights::Part;
 use super::queue::Place;
 use super::{Action, Entry, MAX_POLL_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
@@ -126,7 +127,8 @@ impl Table {
     pub(super) fn undo_unsure(&mut self, entry: &Entry) {
         if let Some(until) = entry.unsure_until {
             let claim = &entry.waiter.claim;
-            self.timers.insert((Instant(0), Timer::Abandon(claim.keys.clone(), claim.attempt, until)));
+            let (keys, attempt) = (claim.keys.clone(), claim.attempt);
+            self.chore_later(Chore::Abandon { keys, attempt, until });
         }
     }
 

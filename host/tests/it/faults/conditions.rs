@@ -208,12 +208,24 @@ on_both! {
     async fn the_bound_on_waiting_work_holds(kind: Kind) {
         let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };
         let store = opened(&database(kind).await, &config).await;
+        let held = contract::claim(&["held"], "me");
+        let reply = ask(&store, Op::Acquire(held.clone()), 20_000).await.unwrap().expect("it is applied");
+        let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
+        let lease = LeaseRef { keys: held.keys, nonce: grant.nonce, token: grant.tokens[0] };
         let acquire = |n: usize| ask(&store, Op::Acquire(contract::claim(&[&format!("{n}")], "me")), 20_000);
         let (mut served, mut refused) = (0, 0);
-        for told in (0..2_000).map(acquire).collect::<Vec<_>>() {
+        let flood = (0..2_000).map(acquire).collect::<Vec<_>>();
+        let (tell, renewed) = oneshot::channel();
+        let done = Box::new(|result| drop(tell.send(result)));
+        store.submit_renewal(Op::Renew { lease, ttl_ms: None }, clock::now().plus_ms(20_000), done);
+        renewed.await.unwrap().expect("renewals have places of their own");
+        for told in flood {
             match told.await.unwrap() {
                 Ok(_) => served += 1,
-                Err(StoreError::Overloaded { .. }) => refused += 1,
+                Err(error @ StoreError::Overloaded { .. }) => {
+                    assert!(!error.was_sent());
+                    refused += 1;
+                }
                 Err(other) => panic!("{other}"),
             }
         }

@@ -156,7 +156,7 @@ impl Sim {
             }
             _ => {
                 self.beliefs.remove(&nonce);
-                self.tell(proxy, Event::Gone { nonce });
+                self.tell(proxy, Event::Lost { nonce });
             }
         }
     }

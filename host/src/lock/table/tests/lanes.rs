@@ -162,7 +162,7 @@ impl Sim {
     fn fail(&mut self, proxy: usize, ticket: Ticket) {
         if self.open_commits.remove(&ticket).is_none() {
             let back = self.now.plus_us(self.random.below(3_000));
-            let event = Event::Completed { ticket, result: Err("gone".into()) };
+            let event = Event::Completed { ticket, result: Err(Unheard { why: "gone".into(), sent: true }) };
             self.schedule(back, Due::Tell { proxy, event });
         }
     }

@@ -1,0 +1,108 @@
+//! What the store is asked for that nobody waits for: undoing claims, and looking whether a lease is over.
+//!
+//! After an outage there may be thousands of them at once. A few are under way at a time, and while the store does
+//! not answer they pause for longer each time, so that they take no places from calls that somebody waits for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::flights::Part;
+use super::{Action, Instant, Key, Table, Timer};
+
+/// Chores that are under way at a time.
+const FLYING: usize = 64;
+/// Chores that wait at most. What is left out ends with its lease.
+const MAX_WAITING: usize = 65_536;
+const SHORTEST_PAUSE_MS: u32 = 250;
+const LONGEST_PAUSE_MS: u32 = 4_000;
+
+#[derive(Clone, Debug)]
+pub(super) enum Chore {
+    /// Undo a claim that may have been granted. After `until` such a grant has ended by itself.
+    Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
+    /// Is the lease over, or was it renewed through another proxy?
+    Look { nonce: u64 },
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Chores {
+    waiting: VecDeque<Chore>,
+    flying: usize,
+    /// Since the store has not answered.
+    pause_ms: u32,
+    /// Nothing is begun before this moment.
+    pause_until: Option<Instant>,
+}
+
+impl Chores {
+    /// Whether some are to be begun as soon as others end.
+    pub fn are_due(&self) -> bool {
+        !self.waiting.is_empty() && self.pause_until.is_none()
+    }
+}
+
+impl Table {
+    pub(super) fn chore(&mut self, chore: Chore, out: &mut Vec<Action>) {
+        self.chore_later(chore);
+        self.work_off(out);
+    }
+
+    /// As [`Table::chore`], at the next look at the timers.
+    pub(super) fn chore_later(&mut self, chore: Chore) {
+        if self.chores.waiting.len() < MAX_WAITING {
+            self.chores.waiting.push_back(chore);
+            if self.chores.pause_until.is_none() {
+                self.timers.insert((Instant(0), Timer::Chores));
+            }
+        } else if let Chore::Look { nonce } = chore {
+            self.lease_ended(nonce);
+        }
+    }
+
+    pub(super) fn work_off(&mut self, out: &mut Vec<Action>) {
+        while self.chores.pause_until.is_none() && self.chores.flying < FLYING {
+            let Some(chore) = self.chores.waiting.pop_front() else { break };
+            let Some(part) = self.part_of(chore) else { continue };
+            self.chores.flying += 1;
+            self.fly(vec![part], out);
+        }
+    }
+
+    /// The pause is over.
+    pub(super) fn chores_go_on(&mut self, at: Instant, out: &mut Vec<Action>) {
+        if self.chores.pause_until.is_none_or(|until| until <= at) {
+            self.chores.pause_until = None;
+            self.work_off(out);
+        }
+    }
+
+    pub(super) fn chore_done(&mut self) {
+        self.chores.flying -= 1;
+        self.chores.pause_ms = 0;
+        self.timers.insert((Instant(0), Timer::Chores));
+    }
+
+    /// The store was not heard of. `None`: there is no use in another try.
+    pub(super) fn chore_failed(&mut self, chore: Option<Chore>, now: Instant) {
+        self.chores.flying -= 1;
+        if let Some(chore) = chore {
+            self.chore_later(chore);
+        }
+        if self.chores.pause_until.is_none() {
+            let longest = (self.chores.pause_ms * 2).clamp(SHORTEST_PAUSE_MS, LONGEST_PAUSE_MS);
+            self.chores.pause_ms = longest;
+            // Proxies that lost the same store do not come back in step.
+            let spread = self.tickets.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+            let until = now.plus_ms(longest / 2 + spread as u32 % (longest / 2));
+            self.chores.pause_until = Some(until);
+            self.timers.insert((until, Timer::Chores));
+        }
+    }
+
+    fn part_of(&self, chore: Chore) -> Option<Part> {
+        match chore {
+            Chore::Abandon { keys, attempt, until } => Some(Part::Abandon { keys, attempt, until }),
+            Chore::Look { nonce } => Some(Part::Look { lease: self.leases.named(nonce)? }),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What those who watch are told, and what the store is asked for when nobody waits.
+
+use super::readers::waiter;
+use super::*;
+
+/// A table, and whoever answers for the store.
+struct Desk {
+    table: Table,
+    now: Instant,
+    submitted: Vec<(Ticket, Vec<Op>)>,
+    notes: Vec<Note>,
+}
+
+impl Desk {
+    fn new() -> Desk {
+        Desk { table: Table::new(), now: Instant(1_000_000), submitted: Vec::new(), notes: Vec::new() }
+    }
+
+    fn take(&mut self, out: Vec<Action>) {
+        for action in out {
+            match action {
+                Action::Submit { ticket, ops } => self.submitted.push((ticket, ops)),
+                Action::Note(note) => self.notes.push(note),
+                _ => {}
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.table.handle(event, self.now, &mut out);
+        self.take(out);
+    }
+
+    fn pass_ms(&mut self, ms: u32) {
+        self.now = self.now.plus_ms(ms);
+        let mut out = Vec::new();
+        self.table.handle_timeout(self.now, &mut out);
+        self.take(out);
+    }
+
+    /// Answers the oldest group that is open.
+    fn answer(&mut self, outcome: Outcome) {
+        let (ticket, _) = self.submitted.remove(0);
+        let now = ServerTime(self.now.0 + SERVER_AHEAD_US);
+        let answered = Answered { outcomes: vec![outcome], asked_at: self.now, now };
+        self.handle(Event::Completed { ticket, result: Ok(answered) });
+    }
+
+    fn fail_all(&mut self, sent: bool) {
+        for (ticket, _) in std::mem::take(&mut self.submitted) {
+            let result = Err(Unheard { why: "gone".into(), sent });
+            self.handle(Event::Completed { ticket, result });
+        }
+    }
+
+    /// A lease of five seconds.
+    fn granted(&mut self) -> u64 {
+        self.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+        let (nonce, tokens, left_us) = (1, vec![Token(7)], 5_000_000);
+        let grant = Grant { nonce, chosen: None, tokens, left_us, levels: 1, repeated: false };
+        self.answer(Outcome::Granted(grant));
+        assert!(matches!(self.notes.pop(), Some(Note::Granted { .. })));
+        nonce
+    }
+}
+
+#[test]
+fn a_lease_is_not_said_to_expire_while_another_proxy_renews_it() {
+    let mut desk = Desk::new();
+    desk.granted();
+    for _ in 0..3 {
+        desk.pass_ms(5_000 + LOOK_MS);
+        desk.pass_ms(LOOK_MS);
+        assert!(matches!(desk.submitted[0].1[..], [Op::Raise { .. }]), "{:?}", desk.submitted);
+        desk.answer(Outcome::Renewed { left_us: 5_000_000 });
+        assert!(desk.notes.is_empty(), "{:?}", desk.notes);
+        assert_eq!(desk.table.held(), 1);
+    }
+    desk.pass_ms(5_000);
+    desk.pass_ms(LOOK_MS);
+    desk.answer(Outcome::Lost);
+    assert!(matches!(desk.notes[..], [Note::Expired { held_ms: 15_000.., .. }]), "{:?}", desk.notes);
+    assert_eq!(desk.table.held(), 0);
+}
+
+#[test]
+fn nobody_is_told_of_an_end_that_the_store_does_not_confirm() {
+    let mut desk = Desk::new();
+    desk.granted();
+    desk.pass_ms(5_000);
+    for _ in 0..40 {
+        desk.pass_ms(1_000);
+        desk.fail_all(true);
+    }
+    assert!(desk.notes.is_empty() && desk.submitted.is_empty());
+    assert_eq!((desk.table.held(), desk.table.poll_timeout()), (0, None), "it is forgotten");
+}
+
+#[test]
+fn a_lease_that_its_holder_finds_lost_is_said_to_be_lost() {
+    let mut desk = Desk::new();
+    let nonce = desk.granted();
+    desk.handle(Event::Lost { nonce });
+    assert!(matches!(desk.notes[..], [Note::Lost { .. }]), "{:?}", desk.notes);
+    assert!(!desk.table.knows(nonce));
+    desk.handle(Event::Lost { nonce });
+    assert_eq!(desk.notes.len(), 1, "once");
+}
+
+/// A renewal that comes after it finds the lease gone.
+#[test]
+fn a_lease_that_is_being_released_is_not_said_to_be_lost() {
+    let mut desk = Desk::new();
+    let nonce = desk.granted();
+    let lease = LeaseRef { keys: [key(0)].into(), nonce, token: Token(7) };
+    let release = Release { lease, attempt: 9, outcome: None };
+    desk.handle(Event::Release { id: ReleaseId(1), release });
+    desk.handle(Event::Lost { nonce });
+    desk.answer(Outcome::Released { levels_left: 0 });
+    assert!(matches!(desk.notes[..], [Note::Released { .. }]), "{:?}", desk.notes);
+}
+
+#[test]
+fn what_was_not_sent_is_not_undone() {
+    for (sent, undone) in [(true, 1), (false, 0)] {
+        let mut desk = Desk::new();
+        desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+        desk.fail_all(sent);
+        desk.pass_ms(1);
+        assert_eq!(desk.submitted.len(), undone, "{:?}", desk.submitted);
+    }
+}
+
+#[test]
+fn after_an_outage_a_few_claims_are_undone_at_a_time() {
+    let mut desk = Desk::new();
+    let claims = 1_000;
+    for id in 0..claims {
+        let mut waiter = waiter(id + 1, Mode::Exclusive, 0);
+        waiter.claim.keys = [Key::new(&format!("key-{id}")).unwrap()].into();
+        waiter.claim.ttl_ms = 600_000;
+        desk.handle(Event::Enqueue(Box::new(waiter)));
+    }
+    assert_eq!(desk.submitted.len() as u64, claims);
+    desk.fail_all(true);
+    let mut asked = 0;
+    // The store is gone for a minute more.
+    for _ in 0..600 {
+        desk.pass_ms(100);
+        assert!(desk.submitted.len() <= 64, "{} at a time", desk.submitted.len());
+        asked += desk.submitted.len();
+        desk.fail_all(true);
+    }
+    assert!((64..64 * 60).contains(&asked), "{asked} tries");
+    let mut undone = HashSet::new();
+    for _ in 0..200 {
+        desk.pass_ms(100);
+        while let Some((_, ops)) = desk.submitted.first() {
+            let [Op::Abandon { attempt, .. }] = ops[..] else { panic!("{ops:?}") };
+            undone.insert(attempt);
+            desk.answer(Outcome::Abandoned);
+            desk.pass_ms(0);
+        }
+    }
+    assert_eq!(undone.len() as u64, claims);
+    assert!(!desk.table.busy());
+}
