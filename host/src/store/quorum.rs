@@ -1,12 +1,15 @@
 //! The primitive `quorum`: leases on several independent stores, of which the majority counts.
 //!
-//! Each group goes to all members at once and is answered as soon as the answers that are there decide it:
-//! a member that is slow or gone is not waited for. A claim that the majority does not grant is undone
+//! A group goes to all members at once and is answered as soon as the answers that are there decide it:
+//! a member that is slow or gone is not waited for. A claim asks one member first, the same for all proxies, and the
+//! others when that has granted it: of those that ask at the same time one gets them all, where they would share them
+//! between them. A claim that the majority does not grant is undone
 //! wherever it may have been granted. A grant's token is the highest that a member gave, and the members
 //! of the majority are raised to it before it is told: two majorities have a member in common, so
 //! whoever comes next is above it.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -15,7 +18,7 @@ use super::moved::Moved;
 use super::registry::NO_MEMBER;
 use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
-use crate::lock::record::{Grant, Op, Outcome};
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
 use crate::vital;
 
@@ -55,6 +58,19 @@ struct Round {
     ballots: Vec<Ballot>,
     now: ServerTime,
     why: String,
+    /// Those that are asked when the first one has answered.
+    rest: Option<Arc<Rest>>,
+}
+
+/// The members that a claim asks second.
+struct Rest {
+    members: Arc<[Member]>,
+    first: usize,
+    deadline: Instant,
+    /// What they are asked, and where they answer; `None` once they are asked, or are not to be.
+    open: Mutex<Option<(Vec<Op>, UnboundedSender<Vote>)>>,
+    /// They are not asked: the first one's no is the answer.
+    refused: AtomicBool,
 }
 
 impl Quorum {
@@ -71,29 +87,102 @@ impl Quorum {
     /// Asks every member that is there, in the order of the calls.
     fn ask(&self, group: Vec<Op>, deadline: Instant, renewal: bool) -> Round {
         let (tell, votes) = unbounded_channel();
-        let count = Count { members: self.members.len() };
-        let ballots = group.iter().map(|op| Ballot::new(op, count)).collect();
-        let asked_at = clock::now();
+        let round = Round::new(group.clone(), self.members.len(), votes);
         for (n, member) in self.members.iter().enumerate() {
             vote(member, n, group.clone(), deadline, renewal, &tell);
         }
-        Round { group, asked_at, votes, ballots, now: ServerTime::default(), why: String::new() }
+        round
+    }
+
+    /// Asks one member first, and the others unless it has granted somebody else just now. They are asked as it
+    /// answers: so they, too, hear of the groups in the order of the calls.
+    fn ask_claims(&self, group: Vec<Op>, deadline: Instant) -> Round {
+        let (tell, votes) = unbounded_channel();
+        let first = self.first(&group[0].keys()[0]);
+        let open = Mutex::new(Some((group.clone(), tell.clone())));
+        let (members, refused) = (self.members.clone(), AtomicBool::new(false));
+        let rest = Arc::new(Rest { members, first, deadline, open, refused });
+        let mut round = Round::new(group.clone(), self.members.len(), votes);
+        round.rest = Some(rest.clone());
+        let young_us = 2 * self.patience.min(LONGEST_CLAIM).as_micros() as u64 + YOUNG_US;
+        let done = Box::new(move |result: Result<Reply, StoreError>| {
+            let is_refused = result.as_ref().is_ok_and(|reply| is_refused(reply, young_us));
+            if is_refused && rest.leave() {
+                rest.refused.store(true, Ordering::SeqCst);
+            }
+            let _ = tell.send((first, result));
+            rest.ask();
+        });
+        self.members[first].store.submit(group, deadline, done);
+        round
+    }
+
+    /// The member that claims of the key ask first: of those that are there the same one on every proxy.
+    fn first(&self, key: &Key) -> usize {
+        let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+        let place = key.as_str().bytes().fold(0xCBF2_9CE4_8422_2325, hash) as usize;
+        let members = self.members.len();
+        let in_order = (0..members).map(|n| (place % members + n) % members);
+        let is_there = |n: &usize| matches!(self.members[*n].store.health(), Health::Ready { .. });
+        in_order.clone().find(is_there).unwrap_or(place % members)
     }
 
     fn run(&self, group: Vec<Op>, deadline: Instant, renewal: bool, done: Done) {
         let allowed = (self.allowed)();
         if allowed <= clock::now() {
-            return done(Err(StoreError::Unavailable { why: NO_MEMBER.to_owned() }));
+            return done(Err(StoreError::Unsent { why: NO_MEMBER.to_owned() }));
         }
         // The members check it by their clocks: a proxy that is paused now writes nothing when it goes on.
         let deadline = deadline.min(allowed);
-        let round = self.ask(group, deadline, renewal);
+        let only_claims = group.iter().all(|op| matches!(op, Op::Acquire(_)));
+        let round = match only_claims && !group.is_empty() {
+            true => self.ask_claims(group, deadline),
+            false => self.ask(group, deadline, renewal),
+        };
         let (members, patience) = (self.members.clone(), self.patience);
         vital::spawn(
             "a round of a quorum",
             async move { done(round.decide(&members, patience, deadline).await) },
         );
     }
+}
+
+/// How long the first member is waited for before the others are asked.
+const FIRST_LIMIT: Duration = Duration::from_millis(500);
+/// No claim is taken to be under way for longer.
+const LONGEST_CLAIM: Duration = Duration::from_secs(5);
+/// What is added to the time after which the first member's holder is no claim under way, in microseconds.
+const YOUNG_US: u64 = 500_000;
+/// When to ask again where others ask at the same time, in microseconds.
+const PAUSE_US: std::ops::Range<u64> = 20_000..200_000;
+const LONGEST_PAUSE_US: u64 = 1_000_000;
+
+/// Whether all claims were refused for holders that have come of late: those have the other members by now, or
+/// are asking them. One that has been there for longer may be left over, where the others have been released.
+fn is_refused(reply: &Reply, young_us: u64) -> bool {
+    reply.outcomes.iter().all(|outcome| age_us(outcome, reply.now).is_some_and(|age_us| age_us < young_us))
+}
+
+/// For how long the holder that is in the way has been there.
+fn age_us(outcome: &Outcome, now: ServerTime) -> Option<u64> {
+    match outcome {
+        Outcome::Held(Denial { holder: Some(holder), .. }) => Some(now.us_since(holder.since)),
+        _ => None,
+    }
+}
+
+/// What the first member has refused. A holder that the majority has, too, is in the way until its end. One that has
+/// it not, yet, may get it or give up: the older it is, the later it is asked again.
+async fn refused(members: &[Member], patience: Duration, outcome: Outcome, now: ServerTime) -> Outcome {
+    let pause_us = age_us(&outcome, now).unwrap_or(0).clamp(2 * PAUSE_US.start, LONGEST_PAUSE_US);
+    let Outcome::Held(denial) = outcome else { return outcome };
+    let holds = |stored: &Stored| stored.record.holders.iter().any(|holder| holder.until > stored.now);
+    let seen = views::read(members, patience.min(FIRST_LIMIT), &denial.key).await;
+    if seen.is_ok_and(|seen| seen.is_some_and(|stored| holds(&stored))) {
+        return Outcome::Held(denial);
+    }
+    let free_in_us = denial.free_in_us.min(rand::random_range(PAUSE_US.start..=pause_us));
+    Outcome::Held(Denial { free_in_us, ..denial })
 }
 
 /// A lease whose members have not agreed on its token yet.
@@ -111,7 +200,7 @@ fn vote(
 ) {
     let tell = tell.clone();
     if let Health::Unavailable { why } = member.store.health() {
-        let _ = tell.send((n, Err(StoreError::Unavailable { why })));
+        let _ = tell.send((n, Err(StoreError::Unsent { why })));
         return;
     }
     let done: Done = Box::new(move |result| drop(tell.send((n, result))));
@@ -122,18 +211,48 @@ fn vote(
     }
 }
 
+impl Rest {
+    fn ask(&self) {
+        let Some((group, tell)) = self.take() else { return };
+        for (n, member) in self.members.iter().enumerate().filter(|(n, _)| *n != self.first) {
+            vote(member, n, group.clone(), self.deadline, false, &tell);
+        }
+    }
+
+    /// Whether they had not been asked; they are not from now on.
+    fn leave(&self) -> bool {
+        self.take().is_some()
+    }
+
+    fn take(&self) -> Option<(Vec<Op>, UnboundedSender<Vote>)> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 impl Round {
+    fn new(group: Vec<Op>, members: usize, votes: UnboundedReceiver<Vote>) -> Round {
+        let ballots = group.iter().map(|op| Ballot::new(op, Count { members })).collect();
+        let (now, why) = (ServerTime::default(), String::new());
+        Round { group, asked_at: clock::now(), votes, ballots, now, why, rest: None }
+    }
+
     async fn decide(
         mut self,
         members: &Arc<[Member]>,
         patience: Duration,
         deadline: Instant,
     ) -> Result<Reply, StoreError> {
-        self.collect(members, patience).await;
+        if let Some(refusal) = self.collect(members, patience).await {
+            let (now, mut outcomes) = (refusal.now, Vec::new());
+            for outcome in refusal.outcomes {
+                outcomes.push(refused(members, patience, outcome, now).await);
+            }
+            return Ok(Reply { outcomes, asked_at: self.asked_at, now });
+        }
         let (asked_at, now) = (self.asked_at, self.now);
         let mut outcomes = Vec::with_capacity(self.group.len());
         for (op, ballot) in self.group.iter().zip(&mut self.ballots) {
-            let mut outcome = ballot.outcome(op);
+            let mut outcome = ballot.outcome(op, rand::random_range(PAUSE_US));
             if let (Op::Acquire(_) | Op::Rejoin(_), Some(Outcome::Granted(grant))) = (op, &mut outcome) {
                 let lease = any_token(op.keys(), grant.nonce);
                 if !raise(members, lease, &grant.tokens, ballot, patience, deadline).await {
@@ -142,9 +261,8 @@ impl Round {
             }
             if let Op::Acquire(claim) = op
                 && !matches!(outcome, Some(Outcome::Granted(_)))
-                && ballot.may_be_granted()
             {
-                undo(members, &Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt }, deadline);
+                undo(members, ballot, claim, deadline);
             }
             outcomes.push(outcome.ok_or_else(|| self.why.clone()));
         }
@@ -183,10 +301,13 @@ impl Round {
         });
     }
 
-    /// Takes in answers until they decide every operation, or those that lack take too long.
-    async fn collect(&mut self, members: &[Member], patience: Duration) {
+    /// Takes in answers until they decide every operation, or those that lack take too long. What the first member
+    /// says, where no other is asked.
+    async fn collect(&mut self, members: &[Member], patience: Duration) -> Option<Reply> {
         let limit = tokio::time::sleep(patience);
-        tokio::pin!(limit);
+        let mut waits_for_first = self.rest.is_some();
+        let hurry = tokio::time::sleep(FIRST_LIMIT.min(patience));
+        tokio::pin!(limit, hurry);
         let mut silent: Vec<bool> = vec![true; members.len()];
         while !self.ballots.iter().all(Ballot::is_decided) {
             let (n, result) = tokio::select! {
@@ -194,9 +315,22 @@ impl Round {
                     Some(vote) => vote,
                     None => break,
                 },
-                () = &mut limit => break,
+                () = &mut limit, if !waits_for_first => break,
+                () = &mut hurry, if waits_for_first => {
+                    waits_for_first = false;
+                    self.rest.iter().for_each(|rest| rest.ask());
+                    limit.set(tokio::time::sleep(patience));
+                    continue;
+                }
             };
+            // The others have been asked just now.
+            if std::mem::take(&mut waits_for_first) {
+                limit.set(tokio::time::sleep(patience));
+            }
             silent[n] = false;
+            if self.rest.as_ref().is_some_and(|rest| rest.refused.load(Ordering::SeqCst)) {
+                return result.ok();
+            }
             match result {
                 Ok(reply) => {
                     self.now = self.now.max(reply.now);
@@ -206,7 +340,8 @@ impl Round {
                 }
                 Err(error) => {
                     self.note(&members[n].name, &error.to_string());
-                    self.ballots.iter_mut().for_each(Ballot::count_failure);
+                    let sent = error.was_sent();
+                    self.ballots.iter_mut().for_each(|ballot| ballot.count_failure(n, sent));
                 }
             }
         }
@@ -215,6 +350,7 @@ impl Round {
         for name in silent {
             self.note(&name, "has not answered in time");
         }
+        None
     }
 
     fn note(&mut self, name: &str, why: &str) {
@@ -289,15 +425,17 @@ async fn raise_floors(members: &[Member], least: Option<Token>) -> Result<Token,
 }
 
 /// Takes a claim back wherever it may have been granted, also from those who have not answered yet: they
-/// run what they are asked in order. Nobody waits for it.
-fn undo(members: &[Member], abandon: &Op, deadline: Instant) {
-    for member in members {
-        member.store.submit(vec![abandon.clone()], deadline.plus_ms(UNDO_MS), Box::new(|_| {}));
+/// run what they are asked in order. It is tried for as long as the lease may last, and nobody waits for it.
+fn undo(members: &[Member], ballot: &Ballot, claim: &Claim, deadline: Instant) {
+    for member in ballot.unsure() {
+        let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
+        let until = deadline.plus_ms(claim.ttl_ms).plus_ms(UNDO_MS);
+        members[member].store.submit(vec![abandon], until, Box::new(|_| {}));
     }
 }
 
-/// How much longer than the claim itself its undoing is tried.
-const UNDO_MS: u32 = 5_000;
+/// How much longer than the lease could last, for clocks that differ.
+const UNDO_MS: u32 = 1_000;
 
 impl Store for Quorum {
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {

@@ -22,6 +22,8 @@ pub struct Ballot {
     asks: Asks,
     votes: Vec<Vote>,
     failures: usize,
+    /// Members that were asked and have not said no: what they were asked for they may have done.
+    unsure: Vec<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +54,26 @@ impl Ballot {
                 Asks::Other
             }
         };
-        Ballot { count, asks, votes: Vec::new(), failures: 0 }
+        Ballot { count, asks, votes: Vec::new(), failures: 0, unsure: vec![true; count.members] }
     }
 
     pub fn count(&mut self, member: usize, outcome: Outcome) {
+        self.unsure[member] = matches!(outcome, Outcome::Granted(_) | Outcome::Unknown);
         match outcome {
-            Outcome::Unknown => self.count_failure(),
+            Outcome::Unknown => self.failures += 1,
             outcome => self.votes.push(Vote { member, outcome }),
         }
     }
 
-    pub fn count_failure(&mut self) {
+    /// `sent`: it may have done what it was asked for.
+    pub fn count_failure(&mut self, member: usize, sent: bool) {
+        self.unsure[member] = sent;
         self.failures += 1;
+    }
+
+    /// The members that may have granted what they were asked for.
+    pub fn unsure(&self) -> impl Iterator<Item = usize> {
+        self.unsure.iter().enumerate().filter(|(_, unsure)| **unsure).map(|(member, _)| member)
     }
 
     pub fn is_majority(&self, some: usize) -> bool {
@@ -106,10 +116,11 @@ impl Ballot {
         best.map(|nonce| of(nonce).copied().collect()).unwrap_or_default()
     }
 
-    /// `None` where too few answers are there to say.
-    pub fn outcome(&self, op: &Op) -> Option<Outcome> {
+    /// `None` where too few answers are there to say. `split_us`: when to ask again where several claims share the
+    /// members between them.
+    pub fn outcome(&self, op: &Op, split_us: u64) -> Option<Outcome> {
         match self.asks {
-            Asks::Grant | Asks::Rejoin => self.granted(op),
+            Asks::Grant | Asks::Rejoin => self.granted(op, split_us),
             Asks::Lease => self.renewed(),
             Asks::Release => self.released(),
             Asks::Other => {
@@ -123,7 +134,7 @@ impl Ballot {
         }
     }
 
-    fn granted(&self, op: &Op) -> Option<Outcome> {
+    fn granted(&self, op: &Op, split_us: u64) -> Option<Outcome> {
         let grants = self.grants();
         if self.is_majority(grants.len()) {
             let left = grants.iter().map(|(_, grant)| grant.left_us);
@@ -152,7 +163,7 @@ impl Ballot {
         if self.asks == Asks::Rejoin {
             return Some(Outcome::Absent);
         }
-        // Where two claims share the members between them neither is told of a holder: both try again soon.
+        // Where claims share the members between them none is told of a holder: all try again soon.
         let held = self.votes.iter().filter_map(|vote| match &vote.outcome {
             Outcome::Held(denial) => Some(denial),
             _ => None,
@@ -162,7 +173,7 @@ impl Ballot {
             true => sooner.cloned().map(Outcome::Held),
             false => sooner.map(|denial| {
                 let mut denial = denial.clone();
-                denial.free_in_us = denial.free_in_us.min(SPLIT_US);
+                denial.free_in_us = denial.free_in_us.min(split_us);
                 Outcome::Held(denial)
             }),
         }
@@ -203,12 +214,6 @@ impl Ballot {
         left_us[self.count.members / 2]
     }
 
-    /// Whether any member has granted the claim, or has and was not heard.
-    pub fn may_be_granted(&self) -> bool {
-        let granted = self.number(|outcome| matches!(outcome, Outcome::Granted(_)));
-        granted > 0 || self.votes.len() < self.count.members
-    }
-
     /// How many members gave the lease these tokens, and which gave it lower ones.
     pub fn at_token(&self, nonce: u64, tokens: &[Token]) -> (usize, Vec<usize>) {
         let mut there = 0;
@@ -223,6 +228,3 @@ impl Ballot {
         (there, behind)
     }
 }
-
-/// When to ask again where no claim has a majority, in microseconds.
-const SPLIT_US: u64 = 20_000;

@@ -17,7 +17,7 @@ impl World {
         let member =
             |(n, memory): (usize, &Memory)| Member { name: n.to_string(), store: Arc::new(memory.store()) };
         let members = self.memories.iter().enumerate().map(member).collect();
-        Quorum::new(members, Duration::from_millis(200), always())
+        Quorum::new(members, Duration::from_secs(1), always())
     }
 
     fn stop(&self, members: std::ops::Range<usize>) {
@@ -135,6 +135,94 @@ async fn a_member_that_is_slow_is_not_waited_for() {
     assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
 }
 
+/// Each of them would get some of the members, and none the majority, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_ask_at_the_same_time_one_is_granted() {
+    let world = World::new(5);
+    let proxies: Vec<Arc<Quorum>> = (0..5).map(|_| Arc::new(world.proxy())).collect();
+    for round in 0..40 {
+        let claim = |n: usize| quorum_claim(&format!("k{round}"), &n.to_string());
+        let asked = proxies.iter().cloned().enumerate().map(|(n, proxy)| {
+            let claim = claim(n);
+            tokio::spawn(async move { submit(&proxy, Op::Acquire(claim)).await })
+        });
+        let mut granted = 0;
+        for asked in asked.collect::<Vec<_>>() {
+            match asked.await.expect("it does not panic") {
+                Ok(Outcome::Granted(_)) => granted += 1,
+                Ok(Outcome::Held(_)) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(granted, 1, "in round {round}");
+    }
+}
+
+/// The member that is asked first has a holder that the others do not have any more.
+#[tokio::test]
+async fn what_one_member_has_left_over_holds_nobody_up() {
+    let world = World::new(3);
+    let proxy = world.proxy();
+    let claim = Claim { ttl_ms: 3_600_000, ..quorum_claim("k", "me") };
+    let first = proxy.first(&claim.keys[0]);
+    let (_, lease) = token(&proxy, &claim).await;
+    world.stop(first..first + 1);
+    submit(&proxy, release(lease)).await.expect("it is released");
+    world.memories[first].set_outage(None);
+    world.memories.iter().for_each(|memory| memory.advance_ms(10_000));
+    token(&proxy, &quorum_claim("k", "you")).await;
+}
+
+/// Members of which the last one does not say what it did.
+#[tokio::test]
+async fn a_claim_is_undone_for_as_long_as_it_may_last() {
+    let world = World::new(3);
+    let deaf = Arc::new(Deaf::default());
+    let member = |(n, memory): (usize, &Memory)| {
+        let store: Arc<dyn Store> = if n < 2 { Arc::new(memory.store()) } else { deaf.clone() };
+        Member { name: n.to_string(), store }
+    };
+    let members = world.memories.iter().enumerate().map(member).collect();
+    let proxy = Quorum::new(members, Duration::from_millis(200), always());
+    world.stop(0..2);
+    let claim = Claim { ttl_ms: 600_000, ..quorum_claim("k", "me") };
+    submit(&proxy, Op::Acquire(claim)).await.expect_err("there is no majority");
+    let asked = deaf.0.lock().expect("it is not poisoned");
+    let [(Op::Acquire(_), deadline), (Op::Abandon { .. }, until)] = &asked[..] else { panic!("{asked:?}") };
+    assert!(until.ms_since(*deadline) >= 600_000, "it is undone as soon as the member is back");
+}
+
+/// Notes what it is asked, and fails.
+#[derive(Default)]
+struct Deaf(Mutex<Vec<(Op, Instant)>>);
+
+impl Store for Deaf {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        self.0.lock().expect("it is not poisoned").extend(group.into_iter().map(|op| (op, deadline)));
+        done(Err(StoreError::Unavailable { why: "it is deaf".to_owned() }));
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
+
+    fn list(&self, _prefix: String, _after: Option<Key>, _limit: usize) -> Answer<Result<Page, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn read(&self, _key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn health(&self) -> Health {
+        Health::Ready { server: "deaf".into(), warnings: Vec::new() }
+    }
+
+    fn lacks(&self, _space: Space) -> Option<String> {
+        None
+    }
+}
+
 async fn listed(proxy: &Quorum) -> Vec<Stored> {
     proxy.list(String::new(), None, 9).await.expect("it lists").items
 }
@@ -177,7 +265,7 @@ async fn a_lease_is_seen_whatever_the_clocks_say() {
 #[tokio::test]
 async fn nothing_is_written_after_the_end_of_a_membership() {
     let world = World::new(3);
-    let until = Arc::new(std::sync::Mutex::new(Instant(u64::MAX)));
+    let until = Arc::new(Mutex::new(Instant(u64::MAX)));
     let allowed: Allowed = {
         let until = until.clone();
         Arc::new(move || *until.lock().expect("it is not poisoned"))
