@@ -75,7 +75,7 @@ impl Child {
         if matches!(output, Output::Kept(_)) {
             builder.stdout(Stdio::piped());
         }
-        let spawned = builder.spawn();
+        let spawned = guard.introduce(&mut builder, kill_at).and_then(|()| builder.spawn());
         let mut process = match spawned {
             Ok(process) => process,
             Err(error) => {
@@ -96,7 +96,6 @@ impl Child {
             terminal: Terminal::open(),
             guard: Some(guard),
         };
-        child.may_live_until(kill_at);
         if let Some(terminal) = &child.terminal
             && terminal.is_for_the_command()
         {

@@ -6,10 +6,11 @@
 //! killed. It is in a process group of its own, and a signal to the command or to this process does not end it.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, getpid};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -39,6 +40,25 @@ impl Guard {
         let mut process = command.spawn()?;
         let line = process.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         Ok(Guard { process, line })
+    }
+
+    /// Has a command say itself, before it runs, that its group may live until `kill_at`: there is no moment at
+    /// which it runs and the guard does not know it.
+    pub fn introduce(&self, command: &mut Command, kill_at: Instant) -> io::Result<()> {
+        let line = self.line.as_fd().try_clone_to_owned()?;
+        // SAFETY: what runs between fork and exec neither allocates nor takes locks: it formats into an array and makes
+        // two system calls.
+        unsafe {
+            command.pre_exec(move || {
+                let mut text = [0; 64];
+                let mut rest = &mut text[..];
+                writeln!(rest, "{} {}", getpid().as_raw_nonzero(), kill_at.0)?;
+                let unused = rest.len();
+                rustix::io::write(&line, &text[..64 - unused])?;
+                Ok(())
+            });
+        }
+        Ok(())
     }
 
     /// Says until when the group may live. A guard that is gone is replaced.

@@ -134,7 +134,8 @@ fn a_job_that_stays_stopped_ends_with_its_lease() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(1_500), folder());
         let mut terminal = Terminal::open(dir.path(), &fake);
-        terminal.types("\"$LOCKKEEPER\" run job -- sh -c 'echo $$ > pid; sleep 300'\n");
+        // It starts nobody: a shell that is stopped as it does so is not stopped before that is done.
+        terminal.types("\"$LOCKKEEPER\" run job -- sh -c 'echo $$ > pid; exec sleep 300'\n");
         let pid = process(&dir.path().join("pid")).await;
         terminal.types(CTRL_Z);
         eventually("the command has ended", async || !is_running(pid)).await;
