@@ -74,8 +74,7 @@ fn a_once_is_over_when_all_that_it_started_is() {
 fn who_leaves_the_group_is_not_waited_for() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
-        let script =
-            "setsid sh -c 'echo $$ > pid; exec sleep 300' & while [ ! -s pid ]; do sleep 0.02; done; echo done";
+        let script = "setsid sh -c 'echo $$ > pid; exec sleep 300' & while [ ! -s pid ]; do sleep 0.02; done; echo done";
         let mut child = once(&fake, dir.path(), script);
         fake.until_called("/v1/once/finish", 1).await;
         let daemon = process(&dir.path().join("pid")).await;
