@@ -16,12 +16,22 @@ const HALF: usize = 1024;
 /// Rows with more holders are read each time: writing them costs more than asking.
 const MAX_HOLDERS: usize = 16;
 
-/// A row, and the choice and the epoch of the server that it was seen on.
+/// A row, as it was at some moment of an era.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub record: Record,
     pub revision: u64,
-    pub era: (u64, u64),
+    pub era: Era,
+}
+
+/// While the era lasts, no row is deleted, and a revision names one content of a row. Every deletion of rows is
+/// preceded by a rise of the floor (see [`clean`](super::clean)), and so begins another era.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Era {
+    /// The choice of the server.
+    pub turn: u64,
+    pub epoch: u64,
+    pub floor: u64,
 }
 
 /// At most `2 * SHARDS * HALF` rows; those that were not used for the longest time go first.
@@ -42,7 +52,7 @@ impl Cache {
     }
 
     /// Takes the row out: whoever changes it puts the new one back.
-    pub fn take(&self, key: &Key, era: (u64, u64)) -> Option<Row> {
+    pub fn take(&self, key: &Key, era: Era) -> Option<Row> {
         let mut shard = self.shard(key);
         let young = shard.young.remove(key);
         let old = shard.old.remove(key);
@@ -88,8 +98,10 @@ mod tests {
         Key::new(&format!("key-{n}")).expect("it is a key")
     }
 
+    const ERA: Era = Era { turn: 1, epoch: 1, floor: 1 };
+
     fn row(revision: u64) -> Row {
-        Row { record: Record::default(), revision, era: (1, 1) }
+        Row { record: Record::default(), revision, era: ERA }
     }
 
     #[test]
@@ -103,17 +115,19 @@ mod tests {
             shard.young.len() + shard.old.len()
         });
         assert!(kept.sum::<usize>() <= 2 * SHARDS * HALF);
-        assert_eq!(cache.take(&key(99_999), (1, 1)).map(|row| row.revision), Some(99_999));
-        assert!(cache.take(&key(0), (1, 1)).is_none());
+        assert_eq!(cache.take(&key(99_999), ERA).map(|row| row.revision), Some(99_999));
+        assert!(cache.take(&key(0), ERA).is_none());
     }
 
     #[test]
-    fn another_epoch_forgets() {
+    fn another_era_forgets() {
         let cache = Cache::new();
+        for era in [Era { turn: 2, ..ERA }, Era { epoch: 2, ..ERA }, Era { floor: 2, ..ERA }] {
+            cache.put(key(1), row(5));
+            assert!(cache.take(&key(1), era).is_none(), "{era:?}");
+            assert!(cache.take(&key(1), ERA).is_none(), "it is forgotten");
+        }
         cache.put(key(1), row(5));
-        assert!(cache.take(&key(1), (1, 2)).is_none());
-        assert!(cache.take(&key(1), (1, 1)).is_none());
-        cache.put(key(1), row(5));
-        assert!(cache.take(&key(1), (2, 1)).is_none(), "another server");
+        assert!(cache.take(&key(1), ERA).is_some());
     }
 }

@@ -1,8 +1,11 @@
-//! Deletes rows that nobody has used for long, a few at a time.
+//! Deletes rows that nobody has used for long, some at a time.
 //!
-//! A deleted row's token goes into the floor in the same transaction, so that the key's next token
-//! is above it. Rows that somebody works on are skipped.
+//! The floor is raised first, above the tokens of the rows that are to go, so that the next token of each key is
+//! above its last one. Then those rows are deleted that are still as they were before the rise: they were
+//! written in an earlier [`Era`](super::cache::Era), so a proxy that remembers one of them does not use it any more.
+//! Rows that are in use are skipped.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +13,13 @@ use mysql_async::Row;
 
 use super::lanes::Backoff;
 use super::link::{Fault, Link};
-use super::sql::{self, LEASES, META, NOW_US, ROWS};
+use super::sql::{self, LEASES, NOW_US, ROWS};
 use super::store::Shared;
 use crate::clock;
 use crate::lock::Instant;
 
+/// Rows that one rise of the floor is for: it makes all proxies forget the rows that they remember.
+const PAGE: usize = 10_000;
 /// Rows that one transaction deletes.
 const CHUNK: usize = 500;
 /// Between two transactions of one sweep.
@@ -54,16 +59,19 @@ async fn sweep(shared: &Shared, rows_swept: &mut Instant) -> Result<usize, Fault
     let mut deleted = 0;
     let mut after = Vec::new();
     loop {
-        let step = tokio::time::timeout(EXCHANGE_LIMIT, chunk(shared, &mut link, &after)).await;
-        let (count, next) = step.unwrap_or_else(|_| Err(Fault::timeout("deleting idle rows")))?;
-        deleted += count;
-        let Some(next) = next else { break };
-        after = next;
-        tokio::time::sleep(PAUSE).await;
+        let idle = within_limit("looking for idle rows", page(shared, &mut link, &after)).await?;
+        let Some(last) = idle.last() else { break };
+        after.clone_from(&last.key);
+        for rows in idle.chunks(CHUNK) {
+            deleted += within_limit("deleting idle rows", delete(&mut link, rows)).await?;
+            tokio::time::sleep(PAUSE).await;
+        }
+        if idle.len() < PAGE {
+            break;
+        }
     }
     if clock::now().us_since(*rows_swept) >= shared.clean_after.as_micros() as u64 {
-        let step = tokio::time::timeout(EXCHANGE_LIMIT, free_rows(&mut link)).await;
-        deleted += step.unwrap_or_else(|_| Err(Fault::timeout("deleting free rows")))?;
+        deleted += within_limit("deleting free rows", free_rows(&mut link)).await?;
         *rows_swept = clock::now();
     }
     link.close().await;
@@ -93,37 +101,56 @@ async fn free_rows(link: &mut Link) -> Result<usize, Fault> {
     }
 }
 
-/// Deletes idle rows from behind `after`; the last key that was looked at, where there may be more.
-async fn chunk(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<(usize, Option<Vec<u8>>), Fault> {
-    let idle = format!("until_us<{NOW_US}-{}", shared.clean_after.as_micros());
+/// A row of the lease table, as it was when it was found idle.
+struct Idle {
+    key: Vec<u8>,
+    revision: u64,
+}
+
+/// Idle rows from behind `after`, once the floor is above their tokens.
+async fn page(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<Vec<Idle>, Fault> {
     // Without locks, for it may look at many rows that are in use.
-    let found =
-        format!("SELECT k FROM {LEASES} WHERE k>{} AND {idle} ORDER BY k LIMIT {CHUNK}", hexed(after));
-    let found = keys(link.exchange(found).await?.pop());
-    let Some(last) = found.last().cloned() else { return Ok((0, None)) };
-    let next = (found.len() == CHUNK).then_some(last);
+    let found = format!(
+        "SELECT k,revision,token FROM {LEASES} WHERE k>{} AND until_us<{NOW_US}-{} ORDER BY k LIMIT {PAGE}",
+        hexed(after),
+        shared.clean_after.as_micros()
+    );
+    let rows = link.exchange(found).await?.pop().unwrap_or_default();
+    let rows = rows.into_iter().filter_map(|row| mysql_async::from_row_opt::<(Vec<u8>, u64, u64)>(row).ok());
+    let (mut idle, mut highest) = (Vec::new(), 0);
+    for (key, revision, token) in rows {
+        idle.push(Idle { key, revision });
+        highest = highest.max(token);
+    }
+    if !idle.is_empty() {
+        link.exchange(sql::raise_floor(highest)).await?;
+    }
+    Ok(idle)
+}
+
+/// Deletes those of the rows that have not changed since the floor was raised: how many.
+async fn delete(link: &mut Link, idle: &[Idle]) -> Result<usize, Fault> {
+    let wanted: Vec<&[u8]> = idle.iter().map(|row| &*row.key).collect();
     let locked = format!(
-        "BEGIN;SELECT k,token FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) AND {idle} \
+        "BEGIN;SELECT k,revision FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) \
          ORDER BY k FOR UPDATE SKIP LOCKED",
-        list(&found)
+        list(&wanted)
     );
     let rows = link.exchange(locked).await?.pop().unwrap_or_default();
-    let highest = rows.iter().filter_map(|row| row.get::<u64, _>(1)).max();
-    let gone = keys(Some(rows));
-    let Some(highest) = highest else {
+    let rows = rows.into_iter().filter_map(|row| mysql_async::from_row_opt::<(Vec<u8>, u64)>(row).ok());
+    let unchanged: HashSet<(Vec<u8>, u64)> = rows.collect();
+    let is_unchanged = |row: &&Idle| unchanged.contains(&(row.key.clone(), row.revision));
+    let gone: Vec<&[u8]> = idle.iter().filter(is_unchanged).map(|row| &*row.key).collect();
+    if gone.is_empty() {
         link.rollback().await?;
-        return Ok((0, next));
-    };
-    // The floor is locked in the packet that commits: everybody's writes look at it, and a proxy that stops
-    // here would hold them all up. `sql::write_if_same` locks it before the rows: where one of these rows
-    // comes into use just now, the server ends one of the two transactions, and that is tried again.
-    let delete = format!(
-        "DELETE FROM {LEASES} WHERE k IN ({});\
-         UPDATE {META} SET floor=GREATEST(floor,{highest}) WHERE id=1;COMMIT",
-        list(&gone)
-    );
-    link.exchange(delete).await?;
-    Ok((gone.len(), next))
+        return Ok(0);
+    }
+    link.exchange(format!("DELETE FROM {LEASES} WHERE k IN ({});COMMIT", list(&gone))).await?;
+    Ok(gone.len())
+}
+
+async fn within_limit<T>(what: &str, step: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    tokio::time::timeout(EXCHANGE_LIMIT, step).await.unwrap_or_else(|_| Err(Fault::timeout(what)))
 }
 
 fn keys(rows: Option<Vec<Row>>) -> Vec<Vec<u8>> {
@@ -136,6 +163,6 @@ fn hexed(bytes: &[u8]) -> String {
     text
 }
 
-fn list(keys: &[Vec<u8>]) -> String {
-    keys.iter().map(|key| hexed(key)).collect::<Vec<_>>().join(",")
+fn list<K: AsRef<[u8]>>(keys: &[K]) -> String {
+    keys.iter().map(|key| hexed(key.as_ref())).collect::<Vec<_>>().join(",")
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mysql_async::prelude::{AsQuery, Queryable};
 use mysql_async::{Conn, DriverError, Error, OptsBuilder, Row, Value};
 
+use super::cache::Era;
 use super::fast::Luck;
 use super::membership::Membership;
 use super::preflight::{self, Server};
@@ -194,9 +195,9 @@ impl Link {
         &self.place.site().database
     }
 
-    /// What rows are remembered under: another epoch's, or another server's, are not the same.
-    pub fn era(&self) -> (u64, u64) {
-        (self.place.turn, self.sample.epoch)
+    /// What rows are remembered under, as of the last sample.
+    pub fn era(&self) -> Era {
+        Era { turn: self.place.turn, epoch: self.sample.epoch, floor: self.sample.floor }
     }
 
     /// Sends statements in one packet and waits for all their answers: one set of rows for each

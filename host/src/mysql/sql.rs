@@ -112,7 +112,7 @@ fn values(rows: &[RowWrite]) -> Vec<u8> {
 /// `deadline`, or where `floor` has moved since it was read.
 ///
 /// It stands right before the COMMIT: a server that is paused anywhere before it applies nothing
-/// late. The floor is compared where rows are inserted: had clean-up deleted such a row after
+/// late. The floor is compared where rows are inserted: if clean-up had deleted such a row after
 /// the transaction looked for it, a token could be given out twice.
 pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
     let mut late = format!("{NOW_US}>{}", deadline.0);
@@ -167,9 +167,9 @@ fn huge_if(condition: &str) -> String {
 /// [`next_revision`](super::batch::next_revision) sees to it that no stored row has the revision before a
 /// first one.
 ///
-/// Error 1690 where the server's clock is not within the bounds, or the floor has moved: a row that clean-up has
-/// deleted would be made again. The floor is locked, so none is deleted while the statement runs. The
-/// clock is looked at before the first row and the last one, as rows' locks may be waited for; the last
+/// Error 1690 where the server's clock is not within the bounds, or where the floor is not the one that all these
+/// rows were remembered under: a row that clean-up has deleted would be made again. The floor is locked, so it does
+/// not rise while the statement runs. The clock is looked at before the first row and the last one, as rows' locks may be waited for; the last
 /// one's for as long as [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S) after it.
 pub fn write_if_same(rows: usize) -> String {
     let floor = format!("(SELECT floor FROM {META} WHERE id=1 LOCK IN SHARE MODE)");

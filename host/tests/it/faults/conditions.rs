@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tokio::sync::oneshot;
 
 use super::signal;
-use crate::harness::{database, folder, own_server, sql};
+use crate::harness::{database, eventually, folder, own_server, sql};
 
 async fn open(url: &str) -> MysqlStore {
     opened(url, &StoreConfig { lanes: 1, ..StoreConfig::default() }).await
@@ -36,13 +36,20 @@ fn ask(store: &MysqlStore, op: Op, within_ms: u32) -> oneshot::Receiver<Result<R
 
 /// Acquires and releases, so that the store remembers the rows. The lease that was had.
 async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
-    let claim = contract::claim(keys, "warm");
+    let lease = granted(store, contract::claim(keys, "warm")).await;
+    release(store, lease.clone()).await;
+    lease
+}
+
+async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
     let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.unwrap().expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
-    let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
-    let release = Op::Release(Release { lease: lease.clone(), attempt: contract::fresh(), outcome: None });
+    LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] }
+}
+
+async fn release(store: &MysqlStore, lease: LeaseRef) {
+    let release = Op::Release(Release { lease, attempt: contract::fresh(), outcome: None });
     ask(store, release, 10_000).await.unwrap().expect("it is applied");
-    lease
 }
 
 fn once(key: &str) -> Claim {
@@ -111,6 +118,37 @@ on_both! {
             let after = warm(&store, keys).await;
             assert!(after.token.0 > floor, "{after:?}");
         }
+    }
+
+    /// Two stores remember a row. Clean-up deletes it, and it is made again: what the second store remembers of the
+    /// row that was is not taken for the row that is, though as many writes have been made to both.
+    async fn a_row_that_was_made_again_is_not_the_remembered_one(kind: Kind) {
+        let url = database(kind).await;
+        let (one, other) = (open(&url).await, open(&url).await);
+        warm(&one, &["k"]).await;
+        let lease = granted(&other, contract::claim(&["k"], "other")).await;
+        let key = lease.keys[0].clone();
+        let renew = Op::Renew { lease: lease.clone(), ttl_ms: None };
+        ask(&other, renew, 10_000).await.unwrap().expect("it is renewed");
+        release(&other, lease).await;
+        sql(&url, "UPDATE lockkeeper_lease SET until_us=1").await;
+        let config = StoreConfig { lanes: 1, clean_after: Duration::from_secs(3_600), ..StoreConfig::default() };
+        let cleaner = opened(&url, &config).await;
+        eventually("the row is deleted", async || {
+            cleaner.read(key.clone()).await.expect("it reads").is_none()
+        })
+        .await;
+        // Both have looked at the floor since.
+        warm(&one, &["another"]).await;
+        warm(&other, &["yet another"]).await;
+        warm(&one, &["k"]).await;
+        let held = granted(&one, contract::claim(&["k"], "one")).await;
+        let asked = ask(&other, Op::Acquire(contract::claim(&["k"], "other")), 10_000).await.unwrap();
+        let reply = asked.expect("it is answered");
+        assert!(matches!(reply.outcomes[0], Outcome::Held(_)), "{reply:?}");
+        let renewed = ask(&one, Op::Renew { lease: held, ttl_ms: None }, 10_000).await.unwrap();
+        let renewed = renewed.expect("it is answered");
+        assert!(matches!(renewed.outcomes[0], Outcome::Renewed { .. }), "{renewed:?}");
     }
 
     /// A row that the store has never seen may be deleted, and the floor raised, until the row is inserted: not after
