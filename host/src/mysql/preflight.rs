@@ -7,7 +7,7 @@ use mysql_async::{DriverError, Error};
 /// Name and value of everything that is looked at when a connection is opened. `SHOW` leaves out
 /// what a server does not have, where `SELECT @@name` would fail.
 pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','version_comment',\
-    'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','read_only','super_read_only','server_uuid',\
+    'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','binlog_format','read_only','super_read_only','server_uuid',\
     'server_uid','server_id','port','datadir','hostname','wsrep_on');\
     SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_cluster_state_uuid','wsrep_ready')";
 
@@ -48,6 +48,11 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     }
     if value("wsrep_ready").eq_ignore_ascii_case("off") && is_on(value("wsrep_on")) {
         return Err("this Galera node is not part of a primary component; check the cluster".to_owned());
+    }
+    if is_on(value("log_bin")) && value("binlog_format").eq_ignore_ascii_case("statement") {
+        return Err("the server's binlog_format is STATEMENT, with which it refuses every write of a transaction that is \
+             READ COMMITTED (error 1665); set it to ROW or MIXED"
+            .to_owned());
     }
     let mut warnings = weak_durability(value);
     if require_durable && !warnings.is_empty() {
@@ -206,6 +211,16 @@ mod tests {
     fn replicas_are_refused() {
         assert_eq!(check(&variables(&[("super_read_only", "ON")]), false), Err(READ_ONLY.to_owned()));
         assert_eq!(check(&variables(&[("read_only", "NO_LOCK")]), false), Err(READ_ONLY.to_owned()));
+    }
+
+    #[test]
+    fn a_binary_log_of_statements_is_refused() {
+        let statements = [("binlog_format", "STATEMENT")];
+        assert!(check(&variables(&statements), false).expect_err("it refuses").contains("binlog_format"));
+        let unlogged = [("binlog_format", "STATEMENT"), ("log_bin", "OFF")];
+        for fine in [&unlogged[..], &[("binlog_format", "MIXED")], &[("binlog_format", "ROW")]] {
+            assert!(check(&variables(fine), true).is_ok(), "{fine:?}");
+        }
     }
 
     fn galera(pairs: &[(&str, &str)]) -> HashMap<String, String> {
