@@ -15,7 +15,7 @@
 //! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
 //! | [`servers`], [`scout`] | which of several servers is used, and what is seen of the others |
 //! | [`registry`], [`membership`] | the proxies of one server, their policies, and until when this one may write |
-//! | [`steps`] | whether the server's clock has been set |
+//! | [`steps`], [`watch`] | whether the server's clock has been set: since this process looked, and before |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
 //! | [`pinned`] | the primitives that rest on a session: `advisory`, `row` |
@@ -43,6 +43,7 @@ mod servers;
 mod sql;
 mod steps;
 mod store;
+mod watch;
 
 pub use pinned::advisory::Advisory;
 pub use pinned::row::Row;

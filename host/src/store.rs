@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use crate::lock::record::{Op, Outcome, Record};
+use crate::lock::record::{Doubt, Holder, Op, Outcome, Record};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 pub mod contract;
@@ -100,6 +100,15 @@ pub struct Stored {
     pub key: Key,
     pub record: Record,
     pub now: ServerTime,
+    /// Whether that clock can be believed.
+    pub doubt: Doubt,
+}
+
+impl Stored {
+    /// Whether the holder of the record is out of the way.
+    pub fn has_ended(&self, holder: &Holder) -> bool {
+        self.doubt.has_ended(holder, self.now)
+    }
 }
 
 #[derive(Clone, Debug, Default)]

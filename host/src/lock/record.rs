@@ -10,10 +10,12 @@ use std::sync::Arc;
 use super::{Key, LeaseRef, Mode, ServerTime, Token};
 
 mod decide;
+mod doubt;
 mod line;
 mod replay;
 
 pub use decide::apply;
+pub use doubt::Doubt;
 pub use replay::{MAX_MARKS, Mark, Tried, run};
 
 /// Ended grants with a request id that a key remembers, to tell a repeated call from a new one.

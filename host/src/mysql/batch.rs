@@ -10,7 +10,7 @@ use super::link::{Fault, Link};
 use super::sql::{self, RowWrite};
 use super::store::Shared;
 use crate::clock;
-use crate::lock::record::{self, Env, Mark, Op, Record, Records, Tried};
+use crate::lock::record::{self, Env, Holder, Mark, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
 
@@ -55,7 +55,7 @@ async fn transact(
     link.learn(shared, sets.pop(), asked_at)?;
     let stored = read_rows(sets.pop().unwrap_or_default())?;
     let (mut records, revisions) = assemble(&keys, stored);
-    let env = environment(shared, link, &records, &keys, link.sample.now);
+    let env = environment(shared, link, &records, &keys, (link.sample.now, link.sample.now));
     let mark = link.next_mark();
     let outcomes = record::run(&mut records, groups, tried, &env, mark);
     let replies = outcomes.into_iter().map(|outcomes| Reply { outcomes, asked_at, now: env.now }).collect();
@@ -71,30 +71,32 @@ async fn transact(
     Ok(())
 }
 
-/// What the decisions need to know; `now` is the server's time that they are made for.
+/// What the decisions need to know. `now` is the server's time that they are made for, and `earliest` the earliest that
+/// it can be.
 pub fn environment<'a>(
     shared: &Shared,
     link: &Link,
     records: &Records,
     keys: impl IntoIterator<Item = &'a &'a Key>,
-    now: ServerTime,
+    (earliest, now): (ServerTime, ServerTime),
 ) -> Env {
     let sample = &link.sample;
-    let longest = keys.into_iter().filter_map(|key| records.get(key)).map(longest_lease).max();
-    let span_us = longest.unwrap_or(0).min(u64::from(shared.max_ttl_ms) * 1_000);
+    let own = clock::now();
+    let (doubt, waits_until) = {
+        let steps = shared.steps();
+        (steps.doubt(own), steps.waits_until())
+    };
+    let is_in_doubt = |holder: &Holder| holder.free_at() <= now && !doubt.has_ended(holder, earliest);
+    let records = keys.into_iter().filter_map(|key| records.get(key));
+    let takeover = doubt.by_us == 0 || !records.flat_map(|record| &record.holders).any(is_in_doubt);
     Env {
         now,
         floor: Token::floor_of_epoch(sample.epoch).max(Token(sample.floor)),
         renamed: Token(sample.renamed),
         others: Token(sample.counter),
-        grants_from: sample.grants_from,
-        takeover: shared.steps().trusts_expiry(span_us, clock::now()),
+        grants_from: sample.grants_from.max(now.plus_us(waits_until.us_since(own))),
+        takeover,
     }
-}
-
-/// No holder's lease was set to end later than this from the moment of setting, in microseconds.
-fn longest_lease(record: &Record) -> u64 {
-    record.holders.iter().map(|holder| holder.until.us_since(holder.since)).max().unwrap_or(0)
 }
 
 type Stored = HashMap<Key, (Record, u64)>;

@@ -13,10 +13,10 @@ use mysql_async::Row;
 
 use super::lanes::Backoff;
 use super::link::{Fault, Link};
-use super::sql::{self, LEASES, NOW_US, ROWS};
+use super::sql::{self, LEASES, ROWS};
 use super::store::Shared;
 use crate::clock;
-use crate::lock::Instant;
+use crate::lock::{Instant, ServerTime};
 
 /// Rows that one rise of the floor is for: it makes all proxies forget the rows that they remember.
 const PAGE: usize = 10_000;
@@ -109,11 +109,12 @@ struct Idle {
 
 /// Idle rows from behind `after`, once the floor is above their tokens.
 async fn page(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<Vec<Idle>, Fault> {
+    let Some(idle_since) = idle_since(shared) else { return Ok(Vec::new()) };
     // Without locks, for it may look at many rows that are in use.
     let found = format!(
-        "SELECT k,revision,token FROM {LEASES} WHERE k>{} AND until_us<{NOW_US}-{} ORDER BY k LIMIT {PAGE}",
+        "SELECT k,revision,token FROM {LEASES} WHERE k>{} AND until_us<{} ORDER BY k LIMIT {PAGE}",
         hexed(after),
-        shared.clean_after.as_micros()
+        idle_since.0
     );
     let rows = link.exchange(found).await?.pop().unwrap_or_default();
     let rows = rows.into_iter().filter_map(|row| mysql_async::from_row_opt::<(Vec<u8>, u64, u64)>(row).ok());
@@ -126,6 +127,16 @@ async fn page(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<Vec<Idle
         link.exchange(sql::raise_floor(highest)).await?;
     }
     Ok(idle)
+}
+
+/// Rows of which nothing lasted longer than this are idle. It is no later than it has to be where the server's clock was
+/// set forward: the rows of leases that run would look idle.
+fn idle_since(shared: &Shared) -> Option<ServerTime> {
+    let now = clock::now();
+    let steps = shared.steps();
+    let (earliest, _) = steps.server_time(now)?;
+    let unsure_us = steps.doubt(now).by_us.saturating_add(shared.clean_after.as_micros() as u64);
+    Some(ServerTime(earliest.0.saturating_sub(unsure_us)))
 }
 
 /// Deletes those of the rows that have not changed since the floor was raised: how many.

@@ -93,7 +93,10 @@ struct Plan {
 impl Plan {
     /// `None` where a row is not known, or would not change, or may change by itself.
     fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant, mark: Mark) -> Option<Plan> {
-        let (earliest, latest) = shared.steps().server_time(asked_at)?;
+        let (earliest, latest) = {
+            let steps = shared.steps();
+            steps.server_time(asked_at).filter(|_| steps.waits_until() <= asked_at)?
+        };
         if link.sample.grants_from > earliest {
             return None;
         }
@@ -115,7 +118,7 @@ impl Plan {
             known.insert(key, row.revision);
             records.insert(key.clone(), Some(row.record));
         }
-        let env = environment(shared, link, &records, &keys, latest);
+        let env = environment(shared, link, &records, &keys, (earliest, latest));
         let outcomes = record::run(&mut records, groups, &mut [], &env, mark);
         let reply = |outcomes| Reply { outcomes, asked_at, now: latest };
         let replies: Vec<Reply> = outcomes.into_iter().map(reply).collect();
@@ -188,16 +191,30 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
         || record.kept.as_ref().is_some_and(|kept| within(kept.until))
         || record.line.iter().any(|place| within(place.until))
         || record.wanted.iter().any(|mark| within(mark.until))
-        || record.holders.iter().any(|holder| {
-            within(holder.until)
-                || within(holder.at_least_until)
-                || within(holder.until.plus_ms(holder.delay_ms))
-        })
+        || record
+            .holders
+            .iter()
+            .any(|holder| within(holder.until) || within(holder.at_least_until) || within(holder.free_at()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A holder is out of the way a moment after its lease has ended, or after its delay.
+    #[test]
+    fn a_record_changes_where_its_holder_is_out_of_the_way() {
+        let state =
+            r#"{"holders":[{"nonce":1,"owner":"me","token":1,"since":0,"until":1000000,"ttl_ms":1000}]}"#;
+        let mut record = super::super::codec::decode(1, state.as_bytes()).expect("it is a record");
+        for delay_ms in [0, 5_000] {
+            record.holders[0].delay_ms = delay_ms;
+            let holder = &record.holders[0];
+            let around = |at: ServerTime| changes_between(&record, ServerTime(at.0 - 1), at);
+            assert!(around(holder.until) && around(holder.free_at()), "{delay_ms}");
+            assert!(!around(holder.until.plus_ms(50)) && !around(holder.free_at().plus_us(1)), "{delay_ms}");
+        }
+    }
 
     #[test]
     fn bad_luck_is_tried_less_often() {

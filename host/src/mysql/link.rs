@@ -17,6 +17,7 @@ use super::servers::{Place, Site};
 use super::sql;
 use super::steps::{DRIFT_PER_MILLION, Step};
 use super::store::Shared;
+use super::watch;
 use crate::clock;
 use crate::lock::record::Mark;
 use crate::lock::{Instant, ServerTime};
@@ -175,6 +176,9 @@ impl Link {
             server.name = format!("{} at {}", server.name, place.site().address);
         }
         shared.galera.store(server.galera, Ordering::Relaxed);
+        if !shared.steps().has_begun() {
+            watch::begin(&mut conn, shared).await?;
+        }
         let before = clock::now();
         let mut sets = exchange(&mut conn, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
@@ -249,14 +253,16 @@ impl Link {
 
 impl Shared {
     fn note_clock(&self, sample: &Sample) {
-        self.note_wait(sample.before.plus_us(sample.grants_from.us_since(sample.now)));
-        let step = self.steps().observe(sample.now, sample.before, sample.after);
+        let mut steps = self.steps();
+        steps.note_wait(sample.grants_from, sample.now, sample.before);
+        let step = steps.observe(sample.now, sample.before, sample.after);
+        drop(steps);
         match step {
             Step::None => {}
-            Step::Forward(by) => {
+            Step::Forward { at_least_us, .. } => {
                 self.metrics.store_error("clock_forward");
                 tracing::warn!(
-                    by_ms = by / 1_000,
+                    by_ms = at_least_us / 1_000,
                     "the MySQL server's clock was set forward; expired leases are not taken over for a while"
                 );
             }

@@ -11,6 +11,8 @@ use super::codec;
 use super::link::{Fault, Link};
 use super::sql::{self, LEASES, NOW_US};
 use super::store::Shared;
+use crate::clock;
+use crate::lock::record::Doubt;
 use crate::lock::{Key, ServerTime};
 use crate::store::{Page, StoreError, Stored};
 
@@ -48,7 +50,8 @@ impl Reader {
     async fn page(&self, prefix: &str, mut after: Option<Key>, limit: usize) -> Result<Page, Fault> {
         let mut page = Page::default();
         loop {
-            let rows = self.rows(&range(prefix, after.as_ref()), CHUNK).await?;
+            let in_doubt_us = self.shared.steps().doubt(clock::now()).by_us;
+            let rows = self.rows(&range(prefix, after.as_ref(), in_doubt_us), CHUNK).await?;
             let last = rows.len() < CHUNK;
             after = rows.last().map(|row| row.key.clone());
             for row in rows {
@@ -74,21 +77,25 @@ impl Reader {
             None => Link::open(&self.shared).await?,
         };
         let sql = format!(
-            "SELECT {NOW_US};SELECT k,token,state FROM {LEASES} WHERE {condition} ORDER BY k LIMIT {limit}"
+            "{};SELECT k,token,state FROM {LEASES} WHERE {condition} ORDER BY k LIMIT {limit}",
+            sql::sample()
         );
+        let mut asked_at = clock::now();
         let mut sets = match link.exchange(sql.clone()).await {
             Ok(sets) => sets,
             // It was idle for longer than the server keeps it.
             Err(_) => {
                 link = Link::open(&self.shared).await?;
+                asked_at = clock::now();
                 link.exchange(sql).await?
             }
         };
         let rows = sets.pop().unwrap_or_default();
-        let now = sets.pop().and_then(|mut rows| rows.pop()).and_then(|mut row| row.take::<u64, _>(0));
-        let now = ServerTime(now.unwrap_or_default());
+        link.learn(&self.shared, sets.pop(), asked_at)?;
+        let now = link.sample.now;
+        let doubt = self.shared.steps().doubt(clock::now());
         *place = Some(link);
-        rows.into_iter().map(|row| read_row(row, now)).collect()
+        rows.into_iter().map(|row| read_row(row, now, doubt)).collect()
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, StoreError> {
@@ -98,8 +105,9 @@ impl Reader {
     }
 }
 
-/// The keys from after `after` that start with `prefix`, by their bytes.
-fn range(prefix: &str, after: Option<&Key>) -> String {
+/// The keys from after `after` that start with `prefix`, by their bytes, that may be held: what has ended in the last
+/// `in_doubt_us` microseconds is looked at, too.
+fn range(prefix: &str, after: Option<&Key>, in_doubt_us: u64) -> String {
     let mut condition = match after {
         Some(after) if after.as_str() >= prefix => {
             let mut condition = String::from("k>");
@@ -116,7 +124,7 @@ fn range(prefix: &str, after: Option<&Key>) -> String {
         condition.push_str(" AND k<");
         sql::hex(&mut condition, &end);
     }
-    condition.push_str(&format!(" AND until_us>{NOW_US}"));
+    condition.push_str(&format!(" AND until_us+{in_doubt_us}>{NOW_US}"));
     condition
 }
 
@@ -133,17 +141,17 @@ fn end_of(prefix: &str) -> Option<Vec<u8>> {
 }
 
 fn is_held(row: &Stored) -> bool {
-    row.record.until() > row.now
+    row.record.until() > row.now || row.record.holders.iter().any(|holder| !row.has_ended(holder))
 }
 
-fn read_row(row: Row, now: ServerTime) -> Result<Stored, Fault> {
+fn read_row(row: Row, now: ServerTime, doubt: Doubt) -> Result<Stored, Fault> {
     let rejected = |why: String| Fault::Rejected { why };
     let (key, token, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, Vec<u8>)>(row)
         .map_err(|error| rejected(format!("a row is not of this program: {error}")))?;
     let text = String::from_utf8_lossy(&key);
     let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
     let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;
-    Ok(Stored { key, record, now })
+    Ok(Stored { key, record, now, doubt })
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
 //! The tables, and the row that all proxies share: schema version, server identity, epoch, floor.
+//!
+//! Version 3 is that from which proxies forget what they remember of rows whenever the floor rises: an earlier one beside
+//! it would not.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,13 +12,13 @@ use mysql_async::{Conn, Error};
 use super::link::{self, Fault};
 use super::preflight::Server;
 use super::servers::{FRESH, Place};
-use super::sql::{self, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
+use super::sql::{self, CLOCK, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
 use super::store::Shared;
 use crate::clock;
 use crate::lock::Token;
 
 /// What this program knows. A higher one is refused, a lower one is migrated.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Added to the longest lease after a change of the server, in microseconds, for clocks that differ.
 const QUARANTINE_MARGIN_US: u64 = 1_000_000;
@@ -149,10 +152,23 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
          k VARBINARY(1024) NOT NULL PRIMARY KEY COMMENT 'a key that is guarded by the lock of its row'\
          ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET binary"
     );
-    for table in [leases, meta, counter, rows] {
+    let clock = format!(
+        "CREATE TABLE IF NOT EXISTS {CLOCK} (\
+         id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
+         seen_us BIGINT UNSIGNED NOT NULL COMMENT 'a proxy has watched the clock of the server up to then: \
+         microseconds since 1970',\
+         stepped_us BIGINT UNSIGNED NOT NULL COMMENT 'the clock was set forward before then, or may have been',\
+         by_us BIGINT UNSIGNED NOT NULL COMMENT 'by so much at most',\
+         grants_us BIGINT UNSIGNED NOT NULL COMMENT 'grants_from of {META}, put off where the clock was set forward \
+         before it'\
+         ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
+    );
+    for table in [leases, meta, counter, rows, clock] {
         conn.query_drop(table).await?;
     }
     conn.query_drop(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0,0,0)")).await?;
+    // Whoever was here before, an earlier version, has watched the clock until now.
+    conn.query_drop(format!("INSERT IGNORE INTO {CLOCK} VALUES (1,{NOW_US},0,0,0)")).await?;
     let identity = quoted(&server.identity);
     let row = format!(
         "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version={VERSION}"
@@ -168,7 +184,7 @@ async fn probe(conn: &mut Conn) -> Result<(), Fault> {
     sql::hex(&mut key, &[[0; 8], rand::random::<[u8; 8]>()].concat());
     let write = format!(
         "BEGIN;INSERT INTO {LEASES} VALUES ({key},0,0,0,'{{}}');UPDATE {LEASES} SET token=1 WHERE k={key};\
-         UPDATE {META} SET floor=floor WHERE id=1;DELETE FROM {LEASES} WHERE k={key};ROLLBACK"
+         UPDATE {META} SET floor=floor WHERE id=1;UPDATE {CLOCK} SET by_us=by_us WHERE id=1;DELETE FROM {LEASES} WHERE k={key};ROLLBACK"
     );
     conn.query_drop(write).await?;
     Ok(())

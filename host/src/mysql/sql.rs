@@ -13,6 +13,7 @@ pub const LEASES: &str = "lockkeeper_lease";
 pub const META: &str = "lockkeeper_meta";
 pub const MARK: &str = "lockkeeper_mark";
 pub const COUNTER: &str = "lockkeeper_token";
+pub const CLOCK: &str = "lockkeeper_clock";
 pub const ROWS: &str = "lockkeeper_row";
 
 /// The server's clock in microseconds since 1970. `UTC_TIMESTAMP` cannot be faked with `SET

@@ -3,7 +3,11 @@
 //! Leases end by the server's clock, and their holders count on their own. Where the server's is
 //! set forward, leases look expired that are not. So the difference between the two clocks is
 //! followed: each answer bounds it from both sides, whatever the network's delay was.
+//!
+//! This is what one process notices while it runs. What happens while none looks, and what a process that starts
+//! must know, is in [`watch`](super::watch).
 
+use crate::lock::record::Doubt;
 use crate::lock::{Instant, ServerTime};
 
 /// How far the server's clock may run ahead unnoticed, in microseconds.
@@ -15,10 +19,29 @@ pub const DRIFT_PER_MILLION: u64 = 1_000;
 const US_PER_US_OF_DRIFT: u64 = 1_000_000 / DRIFT_PER_MILLION;
 
 /// The difference between the server's clock and our own, and when it last jumped forward.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ClockSteps {
     bounds: Option<Bounds>,
-    stepped_at: Option<Instant>,
+    jump: Option<Jump>,
+    wait: Option<Wait>,
+    /// The longest lease, in microseconds.
+    longest_us: u64,
+}
+
+/// The server's clock was set forward, or may have been.
+#[derive(Clone, Copy, Debug)]
+struct Jump {
+    by_us: u64,
+    /// When it was noticed, by both clocks.
+    since: ServerTime,
+    at: Instant,
+}
+
+/// No lease is granted before `from`. That is `until` on our own clock, which is not set.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    from: ServerTime,
+    until: Instant,
 }
 
 /// Server time minus own time, in microseconds: no less than `low` and no more than `high`.
@@ -33,13 +56,36 @@ struct Bounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     None,
-    /// The clock was set forward by at least this many microseconds.
-    Forward(u64),
+    /// The clock was set forward, by so many microseconds.
+    Forward {
+        at_least_us: u64,
+        at_most_us: u64,
+    },
     /// Set back: leases last longer than they should, and no two holders come of it.
     Back(u64),
 }
 
 impl ClockSteps {
+    /// `longest_us`: no lease is longer, in microseconds.
+    pub fn new(longest_us: u64) -> ClockSteps {
+        ClockSteps { longest_us, ..ClockSteps::default() }
+    }
+
+    /// Whether the clock has been looked at.
+    pub fn has_begun(&self) -> bool {
+        self.bounds.is_some()
+    }
+
+    /// Takes over what other proxies have noticed: by how much the clock may have been set forward, and what it said
+    /// then. After `before` on our own clock it says `now`.
+    pub fn inherit(&mut self, by_us: u64, since: ServerTime, now: ServerTime, before: Instant) {
+        let at = Instant(before.0.saturating_sub(now.us_since(since)));
+        let known = self.jump.is_some_and(|jump| jump.by_us >= by_us && jump.at >= at);
+        if by_us > 0 && !known {
+            self.jump = Some(Jump { by_us, since, at });
+        }
+    }
+
     /// The server's clock said `server` at some moment between `before` and `after` on our own.
     pub fn observe(&mut self, server: ServerTime, before: Instant, after: Instant) -> Step {
         let seen = Bounds {
@@ -55,8 +101,11 @@ impl ClockSteps {
         let margin = MARGIN_US.cast_signed();
         if seen.low > known.high + margin {
             self.bounds = Some(seen);
-            self.stepped_at = Some(after);
-            return Step::Forward((seen.low - known.high).cast_unsigned());
+            let at_least_us = (seen.low - known.high).cast_unsigned();
+            let at_most_us = (seen.high - known.low).cast_unsigned();
+            let by_us = self.doubt(after).by_us + at_most_us;
+            self.jump = Some(Jump { by_us, since: server, at: after });
+            return Step::Forward { at_least_us, at_most_us };
         }
         if seen.high < known.low - margin {
             self.bounds = Some(seen);
@@ -68,10 +117,28 @@ impl ClockSteps {
         Step::None
     }
 
-    /// Whether a lease may be believed expired, whose end was at most `span_us` away when it was
-    /// last set: true unless the clock was set forward within that time.
-    pub fn trusts_expiry(&self, span_us: u64, now: Instant) -> bool {
-        self.stepped_at.is_none_or(|stepped| now.us_since(stepped) > span_us.saturating_add(MARGIN_US))
+    /// What is to be thought of leases that have ended by the server's clock.
+    pub fn doubt(&self, now: Instant) -> Doubt {
+        let Some(Jump { by_us, since, at }) = self.jump else { return Doubt::default() };
+        let ago_us = now.us_since(at);
+        if ago_us > self.longest_us.saturating_add(MARGIN_US) {
+            return Doubt::default();
+        }
+        Doubt { by_us, since, ago_us, longest_us: self.longest_us }
+    }
+
+    /// No lease is granted before `from` on the server's clock, which said `now` after `before` on our own. However the
+    /// server's clock is set after this, the wait does not get shorter.
+    pub fn note_wait(&mut self, from: ServerTime, now: ServerTime, before: Instant) {
+        if self.wait.is_none_or(|wait| wait.from != from) {
+            let until = before.plus_us(from.us_since(now)).max(self.waits_until());
+            self.wait = Some(Wait { from, until });
+        }
+    }
+
+    /// Until when no lease is granted, on our own clock.
+    pub fn waits_until(&self) -> Instant {
+        self.wait.map_or(Instant(0), |wait| wait.until)
     }
 
     /// The earliest and the latest that the server's clock can say at `own`, unless it is set; `None`
@@ -84,7 +151,7 @@ impl ClockSteps {
 
     /// Another server: its clock has nothing to do with the last one's.
     pub fn forget(&mut self) {
-        *self = ClockSteps::default();
+        *self = ClockSteps::new(self.longest_us);
     }
 }
 
@@ -116,17 +183,48 @@ mod tests {
         assert_eq!(look(&mut steps, 0, 0, 100), Step::None);
         assert_eq!(look(&mut steps, SECOND, 3 * SECOND, 2 * SECOND + 50), Step::None);
         assert_eq!(look(&mut steps, 4 * SECOND, 4 * SECOND, 2 * SECOND), Step::None);
-        assert!(steps.trusts_expiry(SECOND, Instant(6 * SECOND)));
+        assert_eq!(steps.doubt(Instant(6 * SECOND)), Doubt::default());
     }
 
     #[test]
-    fn a_step_forward_is_in_doubt_for_the_span_of_a_lease() {
-        let mut steps = ClockSteps::default();
+    fn a_step_forward_is_in_doubt_for_the_longest_lease() {
+        let mut steps = ClockSteps::new(10 * SECOND);
         look(&mut steps, 0, 0, 100);
-        assert!(matches!(look(&mut steps, SECOND, 31 * SECOND, 100), Step::Forward(29_900_000..)));
-        assert!(!steps.trusts_expiry(10 * SECOND, Instant(11 * SECOND)));
-        assert!(steps.trusts_expiry(10 * SECOND, Instant(12 * SECOND)));
+        let step = look(&mut steps, SECOND, 31 * SECOND, 100);
+        assert!(
+            matches!(step, Step::Forward { at_least_us: 29_900_000.., at_most_us: ..30_100_000 }),
+            "{step:?}"
+        );
+        let doubt = steps.doubt(Instant(11 * SECOND));
+        assert!((30 * SECOND..31 * SECOND).contains(&doubt.by_us), "{doubt:?}");
+        assert_eq!(doubt.since, ServerTime(START + 31 * SECOND));
+        assert_eq!(steps.doubt(Instant(12 * SECOND)), Doubt::default());
         assert_eq!(look(&mut steps, 2 * SECOND, 32 * SECOND, 100), Step::None);
+        look(&mut steps, 3 * SECOND, 43 * SECOND, 100);
+        let both = steps.doubt(Instant(3 * SECOND));
+        assert!((40 * SECOND..41 * SECOND).contains(&both.by_us), "two steps add up: {both:?}");
+    }
+
+    #[test]
+    fn what_others_have_noticed_is_taken_over() {
+        let mut steps = ClockSteps::new(60 * SECOND);
+        steps.inherit(5 * SECOND, ServerTime(START), ServerTime(START + 20 * SECOND), Instant(100 * SECOND));
+        let doubt = steps.doubt(Instant(110 * SECOND));
+        assert_eq!((doubt.by_us, doubt.since, doubt.ago_us), (5 * SECOND, ServerTime(START), 30 * SECOND));
+        assert_eq!(steps.doubt(Instant(141 * SECOND)), Doubt::default());
+    }
+
+    #[test]
+    fn a_wait_is_as_long_as_it_was_to_be_however_the_clock_is_set() {
+        let mut steps = ClockSteps::new(60 * SECOND);
+        let from = ServerTime(START + 10 * SECOND);
+        steps.note_wait(from, ServerTime(START), Instant(SECOND));
+        steps.note_wait(from, ServerTime(START + 3_600 * SECOND), Instant(2 * SECOND));
+        assert_eq!(steps.waits_until(), Instant(11 * SECOND));
+        steps.note_wait(ServerTime(START + SECOND), ServerTime(START), Instant(3 * SECOND));
+        assert_eq!(steps.waits_until(), Instant(11 * SECOND), "another wait does not end the first one");
+        steps.note_wait(ServerTime(START + 20 * SECOND), ServerTime(START), Instant(2 * SECOND));
+        assert_eq!(steps.waits_until(), Instant(22 * SECOND));
     }
 
     #[test]
@@ -145,7 +243,7 @@ mod tests {
         let mut steps = ClockSteps::default();
         look(&mut steps, 0, 0, 100);
         let seen = (1..10).map(|n| look(&mut steps, n * SECOND, n * (SECOND + 40_000), 100));
-        assert!(seen.into_iter().any(|step| matches!(step, Step::Forward(_))));
+        assert!(seen.into_iter().any(|step| matches!(step, Step::Forward { .. })));
     }
 
     #[test]
@@ -153,7 +251,7 @@ mod tests {
         let mut steps = ClockSteps::default();
         look(&mut steps, 60 * SECOND, 60 * SECOND, 100);
         assert!(matches!(look(&mut steps, 61 * SECOND, 31 * SECOND, 100), Step::Back(_)));
-        assert!(steps.trusts_expiry(10 * SECOND, Instant(61 * SECOND)));
+        assert_eq!(steps.doubt(Instant(61 * SECOND)), Doubt::default());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::schema::Identity;
 use super::servers::{Servers, Site};
 use super::sql::META;
 use super::steps::ClockSteps;
-use super::{clean, fast, lanes, scout, sql};
+use super::{clean, fast, lanes, scout, sql, watch};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space, Token};
@@ -70,8 +70,6 @@ pub struct Shared {
     pub galera: AtomicBool,
     /// What was read before this moment of the own clock is out of date.
     pub sampled_after: AtomicU64,
-    /// No lease is granted before, on our own clock.
-    grants_from: AtomicU64,
     steps: Mutex<ClockSteps>,
     identity: Mutex<Option<Identity>>,
 }
@@ -127,8 +125,7 @@ impl MysqlStore {
             probed: AtomicU64::new(0),
             galera: AtomicBool::new(false),
             sampled_after: AtomicU64::new(0),
-            grants_from: AtomicU64::new(0),
-            steps: Mutex::default(),
+            steps: Mutex::new(ClockSteps::new(longest_us(max_ttl_ms))),
             identity: Mutex::default(),
         });
         let tasks = TaskTracker::new();
@@ -141,6 +138,7 @@ impl MysqlStore {
         let lanes = senders.by_ref().take(config.lanes).collect();
         let renewal_lanes = senders.collect();
         tasks.spawn(vital::watched("the clean-up of the store", clean::run(shared.clone())));
+        tasks.spawn(vital::watched("the watch of the server's clock", watch::run(shared.clone())));
         if !shared.servers.is_single() {
             tasks.spawn(vital::watched("the look-out for servers", scout::run(shared.clone())));
         }
@@ -287,13 +285,13 @@ impl Shared {
 
     /// For how long no lease is granted, in milliseconds; `None` where leases are.
     fn wait_ms(&self) -> Option<u32> {
-        let from = Instant(self.grants_from.load(Ordering::Relaxed));
-        Some(from.ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
+        let until = self.steps().waits_until();
+        Some(until.ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
     }
 
-    /// The server grants from then on.
-    pub fn note_wait(&self, from: Instant) {
-        self.grants_from.store(from.0, Ordering::Relaxed);
+    /// No lease is set for longer, in microseconds.
+    pub fn longest_us(&self) -> u64 {
+        longest_us(self.max_ttl_ms)
     }
 
     /// The server that was last connected to.
@@ -318,6 +316,10 @@ impl Shared {
     fn lock_identity(&self) -> MutexGuard<'_, Option<Identity>> {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn longest_us(max_ttl_ms: u32) -> u64 {
+    u64::from(max_ttl_ms) * 1_000
 }
 
 fn read_url(url: &str) -> Result<Site, OpenError> {

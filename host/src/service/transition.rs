@@ -364,7 +364,7 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<(Vec<Held>, Vec<Stri
         unheard.extend(page.unheard);
         for stored in &page.items {
             let live =
-                |holder: &&Holder| holder.until > stored.now && shared.policy_of_tag(&holder.tag) == policy;
+                |holder: &&Holder| !stored.has_ended(holder) && shared.policy_of_tag(&holder.tag) == policy;
             for holder in stored.record.holders.iter().filter(live) {
                 let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
                     nonce: holder.nonce,
@@ -409,11 +409,13 @@ fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
 
 async fn is_over(shared: &Shared, shadow: &Shadow) -> bool {
     let Ok(stored) = shared.store.read(shadow.old[0].clone()).await else { return false };
-    let holds = |holder: &Holder, now| {
+    let casts = |holder: &&Holder| {
         let answered = holder.levels.iter().any(|level| level.attempts.contains(&shadow.nonce));
-        (holder.nonce == shadow.nonce || answered) && holder.until > now
+        holder.nonce == shadow.nonce || answered
     };
-    stored.is_none_or(|stored| !stored.record.holders.iter().any(|holder| holds(holder, stored.now)))
+    stored.is_none_or(|stored| {
+        stored.record.holders.iter().filter(casts).all(|holder| stored.has_ended(holder))
+    })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
-use crate::lock::record::{self, Env, Op, Record, Records};
+use crate::lock::record::{self, Doubt, Env, Op, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 /// One connection to a [`Memory`]. Groups are run in the order of their submission, by a task: the
@@ -151,7 +151,12 @@ impl Memory {
             .iter()
             .filter(|(key, _)| key.as_str().starts_with(prefix) && after.is_none_or(|after| *key > after))
             .filter(|(_, row)| row.record.until() > now)
-            .map(|(key, row)| Stored { key: key.clone(), record: row.record.clone(), now });
+            .map(|(key, row)| Stored {
+                key: key.clone(),
+                record: row.record.clone(),
+                now,
+                doubt: Doubt::default(),
+            });
         let items_of_page = items.by_ref().take(limit).collect();
         Page { items: items_of_page, more: items.next().is_some(), ..Page::default() }
     }
@@ -196,7 +201,12 @@ impl Store for MemoryStore {
             memory.outage()?;
             let now = memory.now();
             let rows = lock(&memory.shared.rows);
-            Ok(rows.by_key.get(&key).map(|row| Stored { key, record: row.record.clone(), now }))
+            Ok(rows.by_key.get(&key).map(|row| Stored {
+                key,
+                record: row.record.clone(),
+                now,
+                doubt: Doubt::default(),
+            }))
         })
     }
 

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, own_server, sql};
 
+mod clock;
 mod conditions;
 mod lost_answers;
 mod sessions;

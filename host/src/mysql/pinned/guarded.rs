@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Terms;
-use crate::lock::record::{self, Claim, Denial, Op, Outcome, Record, Records};
+use crate::lock::record::{self, Claim, Denial, Doubt, Op, Outcome, Record, Records};
 use crate::lock::{Key, ServerTime};
 use crate::store::{Page, Stored};
 
@@ -244,7 +244,7 @@ impl<G: Clone> Guarded<G> {
 
     pub fn read(&self, key: &Key, now: ServerTime) -> Option<Stored> {
         let record = self.record(key)?.clone();
-        Some(Stored { key: key.clone(), record, now })
+        Some(Stored { key: key.clone(), record, now, doubt: Doubt::default() })
     }
 
     /// Held keys with this prefix from after `after`, in no order.
@@ -253,7 +253,7 @@ impl<G: Clone> Guarded<G> {
             key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after.as_str())
         };
         let held = self.entries.iter().filter(|(key, entry)| wanted(key) && entry.record.until() > now);
-        held.map(|(key, entry)| Stored { key: key.clone(), record: entry.record.clone(), now }).collect()
+        held.map(|(key, entry)| Stored { key: key.clone(), record: entry.record.clone(), now, doubt: Doubt::default() }).collect()
     }
 }
 

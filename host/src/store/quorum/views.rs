@@ -12,7 +12,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Member;
 use super::count::Count;
-use crate::lock::record::{Holder, Record};
+use crate::lock::record::{Doubt, Holder, Record};
 use crate::lock::{Key, ServerTime};
 use crate::store::{Answer, Health, Page, StoreError, Stored};
 
@@ -98,18 +98,25 @@ impl<T> Heard<T> {
         };
         let latest = copies.iter().max_by_key(|stored| stored.record.token)?;
         let here = |stored: &&Stored| -> Vec<Holder> {
-            stored.record.holders.iter().map(|holder| moved(holder, stored.now, latest.now)).collect()
+            stored.record.holders.iter().map(|holder| moved(holder, stored, latest.now)).collect()
         };
         let mut holders: Vec<_> = copies.iter().flat_map(here).collect();
         holders.retain(|holder| may_hold(holder.nonce));
         holders.sort_by_key(|holder| (holder.nonce, Reverse(holder.token), Reverse(holder.until)));
         holders.dedup_by_key(|holder| holder.nonce);
-        Some(Stored { record: Record { holders, ..latest.record.clone() }, ..(*latest).clone() })
+        let record = Record { holders, ..latest.record.clone() };
+        Some(Stored { record, doubt: Doubt::default(), ..(*latest).clone() })
     }
 }
 
-/// The holder by another server's clock.
-fn moved(holder: &Holder, from: ServerTime, to: ServerTime) -> Holder {
-    let since = ServerTime(to.0.saturating_sub(from.us_since(holder.since)));
-    Holder { since, until: to.plus_us(holder.until.us_since(from)), ..holder.clone() }
+/// The holder by another server's clock. One whose end is in doubt goes on.
+fn moved(holder: &Holder, stored: &Stored, to: ServerTime) -> Holder {
+    let from = stored.now;
+    let there = |at: ServerTime| match at >= from {
+        true => to.plus_us(at.us_since(from)),
+        false => ServerTime(to.0.saturating_sub(from.us_since(at))),
+    };
+    let in_doubt = holder.free_at() <= from && !stored.has_ended(holder);
+    let until = if in_doubt { to.plus_us(1) } else { there(holder.until) };
+    Holder { since: there(holder.since), until, ..holder.clone() }
 }

@@ -18,36 +18,40 @@ use tokio::sync::oneshot;
 use super::signal;
 use crate::harness::{database, eventually, folder, own_server, sql};
 
-async fn open(url: &str) -> MysqlStore {
+pub(super) async fn open(url: &str) -> MysqlStore {
     opened(url, &StoreConfig { lanes: 1, ..StoreConfig::default() }).await
 }
 
-async fn opened(url: &str, config: &StoreConfig) -> MysqlStore {
+pub(super) async fn opened(url: &str, config: &StoreConfig) -> MysqlStore {
     let store = MysqlStore::open(config, url, 3_600_000, Metrics::default()).expect("the URL is good");
     store.ready(Duration::from_secs(30)).await;
     store
 }
 
-fn ask(store: &MysqlStore, op: Op, within_ms: u32) -> oneshot::Receiver<Result<Reply, StoreError>> {
+pub(super) fn ask(
+    store: &MysqlStore,
+    op: Op,
+    within_ms: u32,
+) -> oneshot::Receiver<Result<Reply, StoreError>> {
     let (tell, told) = oneshot::channel();
     store.submit(vec![op], clock::now().plus_ms(within_ms), Box::new(|result| drop(tell.send(result))));
     told
 }
 
 /// Acquires and releases, so that the store remembers the rows. The lease that was had.
-async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
+pub(super) async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
     let lease = granted(store, contract::claim(keys, "warm")).await;
     release(store, lease.clone()).await;
     lease
 }
 
-async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
+pub(super) async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
     let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.unwrap().expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
     LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] }
 }
 
-async fn release(store: &MysqlStore, lease: LeaseRef) {
+pub(super) async fn release(store: &MysqlStore, lease: LeaseRef) {
     let release = Op::Release(Release { lease, attempt: contract::fresh(), outcome: None });
     ask(store, release, 10_000).await.unwrap().expect("it is applied");
 }

@@ -1,0 +1,93 @@
+//! What is to be thought of a lease that has ended by the store's clock, when that clock may have been set forward.
+
+use super::{Holder, ServerTime, UNNOTICED_US};
+
+/// A step of the store's clock. A lease from before the step may look ended too early: by as much as the clock was
+/// set forward, and by no more than the time that the lease was set for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// How far the clock may have been set forward, in microseconds. 0 where nothing is in doubt.
+    pub by_us: u64,
+    /// What the store's clock said when the step was noticed. Leases that were granted later are not concerned.
+    pub since: ServerTime,
+    /// How long ago that was, by a clock that is never set.
+    pub ago_us: u64,
+    /// No lease is set for longer than this.
+    pub longest_us: u64,
+}
+
+impl Doubt {
+    /// Whether the holder is out of the way at `now`, also if it does nothing more.
+    pub fn has_ended(&self, holder: &Holder, now: ServerTime) -> bool {
+        let free_at = holder.free_at();
+        if free_at > now || self.by_us == 0 || holder.since > self.since {
+            return free_at <= now;
+        }
+        let span = holder.until.us_since(holder.since).min(self.longest_us);
+        let after = free_at.us_since(holder.until).max(UNNOTICED_US);
+        free_at.plus_us(self.by_us) <= now || self.ago_us > span + after
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::record::{Holder, Tag};
+    use crate::lock::{Mode, Token};
+
+    const SECOND: u64 = 1_000_000;
+
+    fn holder(since: u64, until: u64) -> Holder {
+        Holder {
+            nonce: 1,
+            owner: "me".into(),
+            mode: Mode::Exclusive,
+            token: Token(1),
+            keys: 1,
+            since: ServerTime(since * SECOND),
+            until: ServerTime(until * SECOND),
+            ttl_ms: 10_000,
+            at_least_until: ServerTime(0),
+            delay_ms: 0,
+            keep_ms: 0,
+            released_by: 0,
+            levels: Vec::new(),
+            tag: Tag::default(),
+        }
+    }
+
+    fn ended(by: u64, ago: u64, holder: &Holder, now: u64) -> bool {
+        let (by_us, since, ago_us) = (by * SECOND, ServerTime(1_000 * SECOND), ago * SECOND);
+        let doubt = Doubt { by_us, since, ago_us, longest_us: 60 * SECOND };
+        doubt.has_ended(holder, ServerTime(now * SECOND))
+    }
+
+    #[test]
+    fn a_lease_is_over_a_moment_after_its_end() {
+        let lease = holder(990, 1_000);
+        assert!(!Doubt::default().has_ended(&lease, lease.until));
+        assert!(Doubt::default().has_ended(&lease, lease.free_at()));
+    }
+
+    #[test]
+    fn a_lease_from_before_a_step_goes_on_by_as_much() {
+        let lease = holder(990, 1_000);
+        assert!(!ended(5, 4, &lease, 1_004));
+        assert!(ended(5, 6, &lease, 1_006));
+    }
+
+    #[test]
+    fn a_lease_goes_on_for_no_longer_than_it_was_set_for() {
+        assert!(!ended(3_600, 10, &holder(990, 1_000), 1_010));
+        assert!(ended(3_600, 11, &holder(990, 1_000), 1_011));
+        let renewed_for_long = holder(100, 1_000);
+        assert!(!ended(3_600, 60, &renewed_for_long, 1_060));
+        assert!(ended(3_600, 61, &renewed_for_long, 1_061), "no lease is set for longer");
+    }
+
+    #[test]
+    fn a_lease_from_after_a_step_is_not_concerned() {
+        assert!(ended(3_600, 3, &holder(1_001, 1_004), 1_005));
+        assert!(!ended(3_600, 3, &holder(1_000, 1_004), 1_005));
+    }
+}

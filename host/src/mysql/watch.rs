@@ -1,0 +1,137 @@
+//! What a proxy that starts must know of the server's clock: how far it may have been set forward.
+//!
+//! [`steps`](super::steps) notices a step by what this process has seen before. A process that starts has seen
+//! nothing, and a clock that was set forward while no proxy looked makes all leases look ended. So the row in
+//! `lockkeeper_clock` says up to which time the clock was watched (`seen_us`): each proxy that finds the clock where it
+//! has to be says so every second. Since then the clock was set forward by no more than the time that it shows to have
+//! passed. A proxy that starts records that time as a possible step, and a proxy that notices a step records the step.
+//!
+//! So time that no proxy has watched does not count for the end of a lease: while no proxy runs, leases stand still.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mysql_async::{Conn, Row};
+
+use super::lanes::{Backoff, EXCHANGE_LIMIT};
+use super::link::{self, Fault, Link};
+use super::sql::{CLOCK, META, NOW_US};
+use super::steps::{ClockSteps, MARGIN_US, Step};
+use super::store::Shared;
+use crate::clock;
+use crate::lock::ServerTime;
+
+/// Between two looks.
+const ROUND: Duration = Duration::from_secs(1);
+/// What another proxy has said this long ago need not be said again, in microseconds.
+const RECENT_US: u64 = 500_000;
+/// No wait after a change of the server is longer than the longest lease and this, in microseconds.
+const LONGEST_MARGIN_US: u64 = 10_000_000;
+
+/// The first look of a process at the server's clock: takes over what other proxies have noticed, and records that the
+/// clock may have been set forward since the last of them looked.
+pub async fn begin(conn: &mut Conn, shared: &Shared) -> Result<(), Fault> {
+    let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
+    let sql = format!(
+        "UPDATE {CLOCK} SET {},seen_us={NOW_US} WHERE id=1;\
+         SELECT {NOW_US},by_us,stepped_us,grants_us FROM {CLOCK} WHERE id=1",
+        step(&ahead, &by_us, shared.longest_us())
+    );
+    let before = clock::now();
+    let row = link::exchange(conn, sql).await?.pop().and_then(|mut rows| rows.pop());
+    let after = clock::now();
+    let [now, by_us, stepped_us, grants_us] = read(row)?;
+    let (now, mut steps) = (ServerTime(now), shared.steps());
+    steps.inherit(by_us, ServerTime(stepped_us), now, before);
+    steps.note_wait(ServerTime(grants_us), now, before);
+    steps.observe(now, before, after);
+    Ok(())
+}
+
+/// Assignments that record a possible step by `by_us`, where `ahead` holds. Several proxies may record the same step, and
+/// then it counts several times: no lease is in doubt for longer than it was set for. A step that is longer ago than the
+/// longest lease is over. A wait that was not over when the clock was last watched is put off.
+fn step(ahead: &str, by_us: &str, longest_us: u64) -> String {
+    let grants_from = format!("GREATEST(grants_us,(SELECT grants_from FROM {META} WHERE id=1))");
+    let latest = format!("{NOW_US}+{}", longest_us + LONGEST_MARGIN_US);
+    // They are made from left to right.
+    format!(
+        "grants_us=IF({ahead} AND {grants_from}>seen_us,LEAST({grants_from}+{by_us},{latest}),grants_us),\
+         by_us=IF({ahead},IF(stepped_us+{longest_us}+{MARGIN_US}>seen_us,by_us,0)+{by_us},by_us),\
+         stepped_us=IF({ahead},{NOW_US},LEAST(stepped_us,{NOW_US}))"
+    )
+}
+
+/// Watches the clock until the store is closed.
+pub async fn run(shared: Arc<Shared>) {
+    let mut backoff = Backoff::new();
+    let mut watch = Watch { steps: ClockSteps::default(), turn: 0, unrecorded_us: 0 };
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            Err(fault) = watch.keep(&shared) => tracing::debug!("cannot watch the server's clock: {fault}"),
+        }
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            () = tokio::time::sleep(backoff.next()) => {}
+        }
+    }
+}
+
+/// What is recorded of the clock rests on looks of its own: a step that a lane has noticed is not recorded yet.
+struct Watch {
+    steps: ClockSteps,
+    /// The choice of the server that `steps` are of.
+    turn: u64,
+    /// How far the clock was set forward, in microseconds, where that is still to be recorded.
+    unrecorded_us: u64,
+}
+
+impl Watch {
+    /// Looks again and again, until that fails.
+    async fn keep(&mut self, shared: &Shared) -> Result<(), Fault> {
+        let mut link = Link::open(shared).await?;
+        if self.turn != link.era().turn {
+            *self = Watch { steps: ClockSteps::default(), turn: link.era().turn, unrecorded_us: 0 };
+        }
+        loop {
+            let looked = tokio::time::timeout(EXCHANGE_LIMIT, self.look(shared, &mut link)).await;
+            looked.unwrap_or_else(|_| Err(Fault::timeout("the server's clock")))?;
+            tokio::time::sleep(ROUND).await;
+        }
+    }
+
+    async fn look(&mut self, shared: &Shared, link: &mut Link) -> Result<(), Fault> {
+        link.refresh(shared).await?;
+        let seen = link.sample;
+        let noticed = self.steps.observe(seen.now, seen.before, seen.after);
+        if let Step::Forward { at_most_us, .. } = noticed {
+            self.unrecorded_us += at_most_us;
+        }
+        link.exchange(said(seen.now, self.unrecorded_us, shared.longest_us())).await?;
+        self.unrecorded_us = 0;
+        Ok(())
+    }
+}
+
+/// Says that the clock was watched up to `seen`, and that it was set forward meanwhile, where it was.
+fn said(seen: ServerTime, by_us: u64, longest_us: u64) -> String {
+    let seen_us = seen.0;
+    if by_us > 0 {
+        let step = step("TRUE", &by_us.to_string(), longest_us);
+        return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
+    }
+    let is_back = format!("seen_us>{seen_us}+{RECENT_US}");
+    format!(
+        "UPDATE {CLOCK} SET stepped_us=IF({is_back},LEAST(stepped_us,{seen_us}),stepped_us),seen_us={seen_us} \
+         WHERE id=1 AND (seen_us+{RECENT_US}<{seen_us} OR {is_back})"
+    )
+}
+
+fn read(row: Option<Row>) -> Result<[u64; 4], Fault> {
+    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64)>(row).ok());
+    read.map(<[u64; 4]>::from).ok_or_else(|| {
+        let why = format!("the row in {CLOCK} is missing: were its tables dropped?");
+        Fault::Broken { why, slug: "schema" }
+    })
+}

@@ -1,0 +1,134 @@
+//! A server's clock that was set forward while no proxy looked. To a store that starts, that is as if all that the tables
+//! say were older.
+
+use lockkeeper::lock::record::{Claim, Op, Outcome};
+use lockkeeper::mysql::MysqlStore;
+use lockkeeper::store::{Health, Store, contract};
+
+use super::conditions::{ask, granted, open};
+use crate::harness::{database, eventually, sql};
+
+const HOUR_US: u64 = 3_600_000_000;
+
+/// Makes the one lease of the table an hour older.
+async fn age_lease(url: &str) {
+    let earlier = |field: &str| {
+        let path = format!("'$.holders[0].{field}'");
+        format!("{path},CAST(JSON_EXTRACT(state,{path}) AS UNSIGNED)-{HOUR_US}")
+    };
+    let state = format!("JSON_REPLACE(state,{},{})", earlier("since"), earlier("until"));
+    sql(url, &format!("UPDATE lockkeeper_lease SET until_us=until_us-{HOUR_US},state={state}")).await;
+}
+
+/// Makes what is recorded of the clock an hour older.
+async fn age_clock(url: &str) {
+    let aged = format!("seen_us=seen_us-{HOUR_US},stepped_us=GREATEST(stepped_us,{HOUR_US})-{HOUR_US}");
+    sql(url, &format!("UPDATE lockkeeper_clock SET {aged}")).await;
+}
+
+async fn asked(store: &MysqlStore, ttl_ms: u32) -> Outcome {
+    let claim = Claim { ttl_ms, ..contract::claim(&["k"], "next") };
+    let reply = ask(store, Op::Acquire(claim), 10_000).await.unwrap().expect("it is answered");
+    reply.outcomes.into_iter().next().expect("one outcome")
+}
+
+on_both! {
+    /// Whoever starts after a step does not take leases over that look ended by the step alone, and neither does
+    /// whoever starts after that one. Nor are their rows cleaned up, and a swap still knows them.
+    async fn a_lease_goes_on_when_the_clock_was_set_forward_unseen(kind: Kind) {
+        let url = database(kind).await;
+        let first = open(&url).await;
+        let lease = granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;
+        first.close().await;
+        age_lease(&url).await;
+        age_clock(&url).await;
+        for which in ["the first to start", "the next one"] {
+            let store = open(&url).await;
+            let outcome = asked(&store, 1_000).await;
+            assert!(matches!(outcome, Outcome::Held(_)), "{which}: {outcome:?}");
+            let page = store.list(String::new(), None, 10).await.expect("it lists");
+            let [stored] = &page.items[..] else { panic!("{which}: {page:?}") };
+            assert!(!stored.has_ended(&stored.record.holders[0]), "{which}: {stored:?}");
+            store.close().await;
+        }
+        let rows = sql(&url, "SELECT k FROM lockkeeper_lease").await;
+        assert_eq!(rows.len(), 1, "{lease:?}");
+    }
+
+    /// Once the time has passed that the lease was set for, it is over, whatever the clock says.
+    async fn a_lease_in_doubt_ends(kind: Kind) {
+        let url = database(kind).await;
+        let first = open(&url).await;
+        granted(&first, Claim { ttl_ms: 700, ..contract::claim(&["k"], "holder") }).await;
+        first.close().await;
+        age_lease(&url).await;
+        age_clock(&url).await;
+        let store = open(&url).await;
+        eventually("the lease is taken over", async || matches!(asked(&store, 1_000).await, Outcome::Granted(_)))
+            .await;
+        store.close().await;
+    }
+
+    /// A restart alone puts nothing in doubt: what has ended while the clock was watched is over.
+    async fn a_lease_that_ended_before_a_restart_is_over(kind: Kind) {
+        let url = database(kind).await;
+        let first = open(&url).await;
+        granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;
+        first.close().await;
+        age_lease(&url).await;
+        let store = open(&url).await;
+        let outcome = asked(&store, 1_000).await;
+        assert!(matches!(outcome, Outcome::Granted(_)), "{outcome:?}");
+        store.close().await;
+    }
+
+    /// The wait after a change of the server is as long, too.
+    async fn a_wait_for_another_servers_leases_is_not_cut_short(kind: Kind) {
+        let url = database(kind).await;
+        open(&url).await.close().await;
+        let soon = format!("UPDATE lockkeeper_meta SET grants_from=(SELECT seen_us FROM lockkeeper_clock)+60000000");
+        sql(&url, &soon).await;
+        sql(&url, &format!("UPDATE lockkeeper_meta SET grants_from=grants_from-{HOUR_US}")).await;
+        age_clock(&url).await;
+        for which in ["the first to start", "the next one"] {
+            let store = open(&url).await;
+            let outcome = asked(&store, 1_000).await;
+            assert!(matches!(outcome, Outcome::Held(_)), "{which}: {outcome:?}");
+            let health = store.health();
+            let waits = |warning: &String| warning.contains("no lease is granted");
+            assert!(
+                matches!(&health, Health::Ready { warnings, .. } if warnings.iter().any(waits)),
+                "{which}: {health:?}"
+            );
+            store.close().await;
+        }
+    }
+
+    /// The clock is watched for as long as a store is open.
+    async fn the_clock_is_watched(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        let seen = async || -> u64 {
+            sql(&url, "SELECT seen_us FROM lockkeeper_clock").await[0].get(0).expect("a number")
+        };
+        let first = seen().await;
+        eventually("it is looked at again", async || seen().await > first).await;
+        store.close().await;
+    }
+
+    /// Tables of an earlier version get what they lack, and nothing is in doubt then.
+    async fn tables_without_a_watch_are_brought_up_to_date(kind: Kind) {
+        let url = database(kind).await;
+        let first = open(&url).await;
+        granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;
+        first.close().await;
+        age_lease(&url).await;
+        sql(&url, "DROP TABLE lockkeeper_clock").await;
+        sql(&url, "UPDATE lockkeeper_meta SET version=2").await;
+        let store = open(&url).await;
+        assert!(matches!(asked(&store, 1_000).await, Outcome::Granted(_)));
+        let version = sql(&url, "SELECT CAST(version AS SIGNED) FROM lockkeeper_meta").await;
+        assert_eq!(version[0].get::<i64, _>(0), Some(3));
+        store.close().await;
+    }
+}
