@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::lock::Instant;
 
 /// Now, on the clock that goes on while the machine sleeps: a lease ends on the server during
-/// a suspend, too.
+/// a suspend, too. It stands still where a hypervisor pauses the machine and tells it nothing: then a holder is certain for
+/// as much longer than the server thinks, as in any process that cannot know of its pause, and the fencing token protects.
 pub fn now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000)

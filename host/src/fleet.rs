@@ -45,6 +45,9 @@ const WRITES: u32 = 10;
 /// Beats after its last one after which a proxy is gone. The difference is for writes that the server
 /// checked in time and that land late.
 const LIVES: u32 = 15;
+/// The difference is no less than this, however fast the beats are. A proxy waits for an answer of the server for 3 s: a
+/// COMMIT that stalls for longer, as behind a global read lock, makes a grant that nobody is told of.
+const LANDING: Duration = Duration::from_secs(4);
 /// For a while after something has begun, beats come so much faster.
 const HURRY: u32 = 10;
 /// That long while this proxy joins; of changes see [`machine::hurries`].
@@ -192,7 +195,7 @@ impl Inner {
             host: self.host.clone(),
             routes: self.routes.version.digest.clone(),
             acks: (state.stage == Stage::Member).then(|| state.acks.clone()),
-            lives: self.beat * LIVES,
+            lives: (self.beat * LIVES).max(self.beat * WRITES + LANDING),
         }
     }
 

@@ -105,7 +105,7 @@ impl<G: Clone> Common<G> {
             tracing::warn!(leases = lost, "leases that rest on a session are over: this proxy was no member");
         }
         let (own, now) = moment(&self.time);
-        let grants_from = self.time.at(grants_from);
+        let grants_from = self.time.at(grants_from.max(shared.waits_until()));
         Terms { own, now, above, grants_from, heard, member_until: standing.until }
     }
 
@@ -302,10 +302,12 @@ pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
 pub fn lay_by<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) -> String {
     let epoch = Token::floor_of_epoch(epoch).0;
     let rows = highest_of_rows(keys);
-    // From left to right: the new token counts from the new base.
+    // From left to right: the new token counts from the new base. The floor rises with it: leases are granted above the
+    // block, by proxies that may have looked at it a second ago, and that see to it that the floor is the same still.
     format!(
         "UPDATE {COUNTER} SET base=LAST_INSERT_ID(GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),\
-         {rows})+{tokens}+1),run=UUID_SHORT(),token=base+{BLOCK} WHERE id=1"
+         {rows})+{tokens}+1),run=UUID_SHORT(),token=base+{BLOCK} WHERE id=1;{}",
+        sql::raise_floor(0)
     )
 }
 
@@ -349,9 +351,20 @@ pub fn counted(
     if tokens > PER_NUMBER {
         return Ok(laid_by.then(|| (Token(own - tokens - 1), from)));
     }
+    if just_started(number, now) {
+        let why = "the server has just been started; its numbers are used from the next second on".to_owned();
+        return Err(Fault::Conflict { why });
+    }
     let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
     let fits = |token: &u64| *token + PER_NUMBER <= last && *token > above;
     Ok(token.filter(fits).map(|token| (Token(token - 1), from)))
+}
+
+/// Whether the server was started in this second of its clock, or the last one. `UUID_SHORT` counts from the second of the
+/// start: a server that gives a number and is started again within the same second would give it again.
+fn just_started(number: u64, now_us: u64) -> bool {
+    let started_s = (number >> 24) & u64::from(u32::MAX);
+    (started_s..=started_s + 1).contains(&(now_us / 1_000_000))
 }
 
 /// When grants may begin, on our own clock: `from` and `now` are by the clock of the server that was asked.
@@ -378,6 +391,16 @@ mod tests {
         assert_eq!(left(1_019_000_000, 1_005_000_000), 14_000_000, "the first one");
         assert_eq!(left(1_009_000_000, 995_000_000), 14_000_000, "one that is ten seconds behind it");
         assert_eq!(left(1_009_000_000, 1_015_000_000), 0, "it was over before");
+    }
+
+    #[test]
+    fn a_number_is_used_once_the_second_of_the_start_is_over() {
+        let number = |started_s: u64| (7 << 56) + (started_s << 24) + 3;
+        let started = 1_795_314_151;
+        for (now_us, just) in [(0, true), (999_999, true), (1_999_999, true), (2_000_000, false)] {
+            assert_eq!(just_started(number(started), started * 1_000_000 + now_us), just, "{now_us}");
+        }
+        assert!(!just_started(number(started), (started - 60) * 1_000_000), "the clock was set back since");
     }
 
     #[test]

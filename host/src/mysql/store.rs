@@ -285,8 +285,12 @@ impl Shared {
 
     /// For how long no lease is granted, in milliseconds; `None` where leases are.
     fn wait_ms(&self) -> Option<u32> {
-        let until = self.steps().waits_until();
-        Some(until.ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
+        Some(self.waits_until().ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
+    }
+
+    /// Until when no lease is granted, on our own clock, whatever the server's clock is set to.
+    pub fn waits_until(&self) -> Instant {
+        self.steps().waits_until()
     }
 
     /// No lease is set for longer, in microseconds.

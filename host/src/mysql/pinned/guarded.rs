@@ -253,7 +253,13 @@ impl<G: Clone> Guarded<G> {
             key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after.as_str())
         };
         let held = self.entries.iter().filter(|(key, entry)| wanted(key) && entry.record.until() > now);
-        held.map(|(key, entry)| Stored { key: key.clone(), record: entry.record.clone(), now, doubt: Doubt::default() }).collect()
+        held.map(|(key, entry)| Stored {
+            key: key.clone(),
+            record: entry.record.clone(),
+            now,
+            doubt: Doubt::default(),
+        })
+        .collect()
     }
 }
 
