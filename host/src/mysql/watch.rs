@@ -58,7 +58,7 @@ fn step(ahead: &str, by_us: &str, longest_us: u64) -> String {
     format!(
         "grants_us=IF({ahead} AND {grants_from}>seen_us,LEAST({grants_from}+{by_us},{latest}),grants_us),\
          by_us=IF({ahead},IF(stepped_us+{longest_us}+{MARGIN_US}>seen_us,by_us,0)+{by_us},by_us),\
-         stepped_us=IF({ahead},{NOW_US},LEAST(stepped_us,{NOW_US}))"
+         stepped_us=IF({ahead},{NOW_US},stepped_us)"
     )
 }
 

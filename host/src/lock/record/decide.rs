@@ -473,7 +473,8 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
 }
 
 fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
-    let live = |holder: &Holder| holder.free_at() > env.now;
+    // A holder whose end is in doubt keeps others out.
+    let live = |holder: &Holder| holder.free_at() > env.now || !env.takeover;
     let record = records.read(key);
     let holders = record.holders.iter().filter(|holder| live(holder)).count() as u32;
     if holders == 0 && record.not_before <= env.now {

@@ -206,6 +206,16 @@ fn no_take_over_while_the_clock_is_in_doubt() {
 }
 
 #[test]
+fn a_holder_whose_end_is_in_doubt_can_be_put_out() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    world.pass_ms(20 * SECOND);
+    world.env.takeover = false;
+    assert_eq!(world.apply(&Op::Force { key: lease.keys[0].clone() }), Outcome::Forced { holders: 1 });
+    world.granted(&claim(&["a"], "y", 2));
+}
+
+#[test]
 fn nothing_is_granted_before_the_quarantine_ends() {
     let mut world = World::new();
     world.env.grants_from = world.env.now.plus_ms(SECOND);
