@@ -64,15 +64,16 @@ pub async fn prepare(
     shared: &Shared,
     place: &Place,
 ) -> Result<Identity, Fault> {
+    let is_known = shared.probed.load(Ordering::Relaxed) == place.turn;
     let recorded = match read(conn, "").await? {
-        Some((VERSION, recorded)) => recorded,
+        Some((version, recorded)) if version == VERSION || is_known => recorded,
         _ => {
             create(conn, server).await?;
             let missing = || Fault::Broken { why: format!("{META} stays empty"), slug: "schema" };
             read(conn, "").await?.ok_or_else(missing)?.1
         }
     };
-    if shared.probed.load(Ordering::Relaxed) != place.turn {
+    if !is_known {
         probe(conn).await?;
         shared.probed.store(place.turn, Ordering::Relaxed);
     }
@@ -115,7 +116,8 @@ pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>
     Ok(Some((version, Identity { server, epoch, floor })))
 }
 
-/// Makes the tables that are missing. The row comes last: where it has this version, the tables are there.
+/// Makes the tables that are missing. The row comes last: where it has this version, the tables are there. One that is there
+/// keeps its version, see [`claim_version`].
 async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     let leases = format!(
         "CREATE TABLE IF NOT EXISTS {LEASES} (\
@@ -171,10 +173,16 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
     conn.query_drop(format!("INSERT IGNORE INTO {CLOCK} VALUES (1,{NOW_US},0,0,0)")).await?;
     let identity = quoted(&server.identity);
     let row = format!(
-        "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version={VERSION}"
+        "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version=version"
     );
     conn.query_drop(row).await?;
     Ok(())
+}
+
+/// From then on proxies of earlier versions are refused. To be run once this proxy may write: until then those that are
+/// here go on.
+pub fn claim_version() -> String {
+    format!("UPDATE {META} SET version={VERSION} WHERE id=1 AND version<{VERSION}")
 }
 
 /// Tries what will be needed, and undoes it. The key is no other's: whoever else tries at the same time is

@@ -15,6 +15,7 @@ use mysql_async::{Conn, Row};
 
 use super::lanes::{Backoff, EXCHANGE_LIMIT};
 use super::link::{self, Fault, Link};
+use super::schema;
 use super::sql::{CLOCK, META, NOW_US};
 use super::steps::{ClockSteps, MARGIN_US, Step};
 use super::store::Shared;
@@ -65,7 +66,7 @@ fn step(ahead: &str, by_us: &str, longest_us: u64) -> String {
 /// Watches the clock until the store is closed.
 pub async fn run(shared: Arc<Shared>) {
     let mut backoff = Backoff::new();
-    let mut watch = Watch { steps: ClockSteps::default(), turn: 0, unrecorded_us: 0 };
+    let mut watch = Watch::of(0);
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return,
@@ -85,14 +86,19 @@ struct Watch {
     turn: u64,
     /// How far the clock was set forward, in microseconds, where that is still to be recorded.
     unrecorded_us: u64,
+    has_claimed: bool,
 }
 
 impl Watch {
+    fn of(turn: u64) -> Watch {
+        Watch { steps: ClockSteps::default(), turn, unrecorded_us: 0, has_claimed: false }
+    }
+
     /// Looks again and again, until that fails.
     async fn keep(&mut self, shared: &Shared) -> Result<(), Fault> {
         let mut link = Link::open(shared).await?;
         if self.turn != link.era().turn {
-            *self = Watch { steps: ClockSteps::default(), turn: link.era().turn, unrecorded_us: 0 };
+            *self = Watch::of(link.era().turn);
         }
         loop {
             let looked = tokio::time::timeout(EXCHANGE_LIMIT, self.look(shared, &mut link)).await;
@@ -110,6 +116,10 @@ impl Watch {
         }
         link.exchange(said(seen.now, self.unrecorded_us, shared.longest_us())).await?;
         self.unrecorded_us = 0;
+        if !self.has_claimed && shared.membership.may_write() {
+            link.exchange(schema::claim_version()).await?;
+            self.has_claimed = true;
+        }
         Ok(())
     }
 }

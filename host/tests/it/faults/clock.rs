@@ -127,8 +127,11 @@ on_both! {
         sql(&url, "UPDATE lockkeeper_meta SET version=2").await;
         let store = open(&url).await;
         assert!(matches!(asked(&store, 1_000).await, Outcome::Granted(_)));
-        let version = sql(&url, "SELECT CAST(version AS SIGNED) FROM lockkeeper_meta").await;
-        assert_eq!(version[0].get::<i64, _>(0), Some(3));
+        eventually("an earlier version is refused from now on", async || {
+            let version = sql(&url, "SELECT CAST(version AS SIGNED) FROM lockkeeper_meta").await;
+            version[0].get::<i64, _>(0) == Some(3)
+        })
+        .await;
         store.close().await;
     }
 }
