@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::Admin;
 use crate::api::Api;
 use crate::bell::{self, Bells};
-use crate::config::{Config, GuardConfig, MemberConfig, ServerChoice, StoreConfig};
+use crate::config::{Config, GuardConfig, MemberConfig, ServerChoice, StoreConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
 use crate::http::{self, Listener, TlsError};
@@ -154,6 +154,7 @@ impl App {
             service: service.clone(),
             policies: policies.clone(),
             routes: config.routes.clone(),
+            naming: naming(&config.guards),
             address: reached_at.to_string(),
             beat: config.fleet.beat,
             metrics: metrics.clone(),
@@ -184,7 +185,7 @@ impl App {
         let (watcher, changes) = watching.map_err(StartError::Watch)?;
         let guard = Arc::new(self.guard);
         let (config_watcher, refused, config_reloads) =
-            reload::watch_routes(&self.config, guard.clone(), self.metrics.clone())
+            reload::watch_routes(&self.config, guard.clone(), self.fleet.clone(), self.metrics.clone())
                 .map_err(StartError::Watch)?;
         let reloads = [
             vital::spawn("the reload of policies", desk.clone().reload(changes)),

@@ -17,7 +17,7 @@ mod tests;
 pub use fault::{Fault, Place};
 pub use guard::{
     Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template, TlsFiles,
-    UpstreamLimits,
+    UpstreamLimits, naming,
 };
 pub use reader::Env;
 

@@ -27,7 +27,7 @@ use crate::lock::Instant;
 use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
-use crate::store::registry::{Component, Pulse, ROUTES, Registry, Version, View};
+use crate::store::registry::{Component, Pulse, ROUTES, Registry, Version, View, guard_record};
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -62,6 +62,8 @@ pub struct Parts {
     pub service: Service,
     pub policies: Policies,
     pub routes: Vec<Route>,
+    /// How the requests to each application are named: [`crate::config::naming`].
+    pub naming: BTreeMap<String, String>,
     pub beat: Duration,
     pub metrics: Metrics,
     /// Where other proxies wake this one's waiters.
@@ -81,6 +83,8 @@ struct Inner {
     host: String,
     /// `[[routes]]` as they are recorded.
     routes: Component,
+    /// How guarded requests are named, as it is recorded.
+    naming: Mutex<Vec<(String, Component)>>,
     state: Mutex<State>,
     view: watch::Sender<View>,
     /// Asks for a beat now.
@@ -121,7 +125,7 @@ enum Stage {
 impl Fleet {
     /// Joins in the background: nothing is granted before.
     pub fn start(parts: Parts) -> Fleet {
-        let Parts { registry, service, policies, routes, address, beat, metrics } = parts;
+        let Parts { registry, service, policies, routes, naming, address, beat, metrics } = parts;
         let (view, _) = watch::channel(View::default());
         let trouble = Some("the proxy is starting".to_owned());
         let state = State { address, trouble, since: clock::now(), ..State::default() };
@@ -133,6 +137,7 @@ impl Fleet {
             beat,
             host: host::here(),
             routes: record_of(&routes),
+            naming: Mutex::new(naming_records(&naming)),
             state: Mutex::new(state),
             view,
             hurry: Notify::new(),
@@ -143,6 +148,42 @@ impl Fleet {
         vital::spawn("the beat of the fleet", fleet.clone().beats());
         vital::spawn("the agreement of the fleet", fleet.clone().run());
         fleet
+    }
+
+    /// Records that guarded requests are named in another way from now on, which takes a fleet of one.
+    ///
+    /// # Errors
+    /// Why they are named as before.
+    pub async fn name_requests(&self, naming: BTreeMap<String, String>) -> Result<(), String> {
+        let records = naming_records(&naming);
+        let id = self.0.state().id;
+        self.0.service.raise_tokens().await.map_err(|error| error.to_string())?;
+        match self.0.registry.found(id, records.clone()).await {
+            Ok(true) => {
+                *self.0.naming.lock().unwrap_or_else(PoisonError::into_inner) = records;
+                self.0.hurry.notify_one();
+                Ok(())
+            }
+            Ok(false) => Err(
+                "the new routes name requests differently, and other proxies go by the old ones: give all \
+                              proxies the new routes, stop them all, and start them again"
+                    .to_owned(),
+            ),
+            Err(error) => {
+                // Whether it was recorded is not known, and another proxy may join by what is recorded.
+                {
+                    let mut state = self.0.state();
+                    if state.id == id && state.stage == Stage::Member {
+                        self.0.step_out(
+                            &mut state,
+                            "the store did not say whether the new routes were recorded",
+                        );
+                    }
+                }
+                let _ = self.0.registry.leave(id).await;
+                Err(error.to_string())
+            }
+        }
     }
 
     /// Writes nothing more and gives up its place, so that nobody waits for it.
@@ -193,7 +234,7 @@ impl Inner {
             id: state.id,
             address: state.address.clone(),
             host: self.host.clone(),
-            routes: self.routes.version.digest.clone(),
+            routes: self.fingerprint(),
             acks: (state.stage == Stage::Member).then(|| state.acks.clone()),
             lives: (self.beat * LIVES).max(self.beat * WRITES + LANDING),
         }
@@ -222,15 +263,11 @@ impl Inner {
                 self.registry.allow(Some((me.beat.plus_us(writes), view.asked_at.plus_us(writes))));
             }
             (Stage::Joining | Stage::Member, None) => {
-                self.registry.allow(None);
-                self.service.close();
-                (state.stage, state.since) = (Stage::Out, clock::now());
                 let why = match forgotten {
                     true => "the store has lost what was recorded of the policies",
                     false => "the other proxies have counted this one as gone: it was silent for too long",
                 };
-                state.trouble = Some(format!("{why}; it joins again"));
-                tracing::warn!("{why}; joining again");
+                self.step_out(&mut state, why);
             }
             _ => {}
         }
@@ -257,7 +294,24 @@ impl Inner {
     fn own_records(&self) -> Vec<(String, Component)> {
         let own = |name: &str| Some((name.to_owned(), component_of(&*self.policies.get(name)?)));
         let policies = self.policies.names().filter_map(own);
-        policies.chain([(ROUTES.to_owned(), self.routes.clone())]).collect()
+        policies.chain([(ROUTES.to_owned(), self.routes.clone())]).chain(self.naming()).collect()
+    }
+
+    fn naming(&self) -> Vec<(String, Component)> {
+        self.naming.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn fingerprint(&self) -> String {
+        machine::fingerprint(&self.routes.version.digest)
+    }
+
+    /// Grants nothing from now on, until it has joined once more.
+    fn step_out(&self, state: &mut State, why: &str) {
+        self.registry.allow(None);
+        self.service.close();
+        (state.stage, state.since) = (Stage::Out, clock::now());
+        state.trouble = Some(format!("{why}; it joins again"));
+        tracing::warn!("{why}; joining again");
     }
 
     /// Has the next beat come now, and waits for a view that was read after this.
@@ -282,12 +336,24 @@ fn component_of(generation: &Generation) -> Component {
 fn record_of(routes: &[Route]) -> Component {
     let pairs: Vec<(&str, &str)> =
         routes.iter().map(|route| (route.resource.as_str(), route.policy.as_str())).collect();
+    let texts = pairs.iter().flat_map(|(resource, policy)| [*resource, *policy]);
+    recorded(texts, serde_json::to_vec(&pairs).unwrap_or_default())
+}
+
+fn naming_records(naming: &BTreeMap<String, String>) -> Vec<(String, Component)> {
+    let record = |(application, naming): (&String, &String)| {
+        (guard_record(application), recorded([naming.as_str()], naming.clone().into_bytes()))
+    };
+    naming.iter().map(record).collect()
+}
+
+/// What is recorded beside the policies: a digest of texts, and something to look at.
+fn recorded<'a>(texts: impl IntoIterator<Item = &'a str>, shown: Vec<u8>) -> Component {
     let mut hash = Sha256::new();
-    for text in pairs.iter().flat_map(|(resource, policy)| [resource, policy]) {
+    for text in texts {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     }
     let digest = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    let bytes = serde_json::to_vec(&pairs).unwrap_or_default().into();
-    Component { version: Version { digest, settings: "{}".to_owned() }, bytes }
+    Component { version: Version { digest, settings: "{}".to_owned() }, bytes: shown.into() }
 }

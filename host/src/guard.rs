@@ -29,7 +29,7 @@ use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, Matched, Upstrea
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
 use crate::route::{self, Asked};
-use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
+use crate::service::{AcquireError, Answer, Guarded, Renamed, Request as Wanted, Service, Via};
 use crate::store::Health;
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -44,6 +44,7 @@ mod replay;
 mod routes;
 mod socket;
 mod tunnel;
+mod underway;
 mod upload;
 mod upstream;
 
@@ -51,6 +52,7 @@ use exchange::Exchange;
 use locked::Locked;
 use replay::Once;
 use routes::{Route, Routes, Targets};
+use underway::{Entry, Named, UnderWay};
 use upload::{Prefix, Upload};
 
 /// What all guarded listeners have in common.
@@ -67,13 +69,39 @@ struct Shared {
     metrics: Metrics,
     /// Exchanges that go on without their clients.
     tasks: TaskTracker,
+    under_way: Arc<UnderWay>,
     /// Whether what the store's health says is more than that nobody has asked the store yet.
     has_looked: AtomicBool,
+}
+
+/// Routes that are about to be replaced. Dropping it leaves the old ones.
+pub struct Change<'a> {
+    guard: &'a Guard,
+    new: Vec<Arc<Routes>>,
+    renamed: Vec<Renamed>,
+}
+
+impl Change<'_> {
+    /// The new routes are the current ones when this returns.
+    pub fn install(mut self) {
+        self.guard.shared.service.rename(std::mem::take(&mut self.renamed));
+        for (routes, new) in self.guard.routes.iter().zip(&self.new) {
+            routes.store(new.clone());
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.guard.shared.under_way.resume();
+    }
 }
 
 /// The handler of one listener.
 pub struct Front {
     shared: Arc<Shared>,
+    /// The place of the listener.
+    place: usize,
     routes: Arc<ArcSwap<Routes>>,
 }
 
@@ -91,7 +119,8 @@ impl Guard {
             configs.iter().map(|config| Arc::new(ArcSwap::from_pointee(Routes::new(config, &targets))));
         let routes: Vec<_> = routes.collect();
         let (tasks, has_looked) = (TaskTracker::new(), AtomicBool::new(false));
-        let shared = Shared { service, targets, limits, http, metrics, tasks, has_looked };
+        let under_way = Arc::new(UnderWay::new());
+        let shared = Shared { service, targets, limits, http, metrics, tasks, under_way, has_looked };
         let guard = Guard { shared: Arc::new(shared), routes };
         if !guard.routes.is_empty() {
             let watch = health::watch(guard.shared.clone(), guard.routes.clone(), upstreams.health_every);
@@ -102,17 +131,35 @@ impl Guard {
 
     /// The handlers of the listeners, in the order of the configuration.
     pub fn fronts(&self) -> Vec<Front> {
-        let front =
-            |routes: &Arc<ArcSwap<Routes>>| Front { shared: self.shared.clone(), routes: routes.clone() };
-        self.routes.iter().map(front).collect()
+        let front = |(place, routes): (usize, &Arc<ArcSwap<Routes>>)| Front {
+            shared: self.shared.clone(),
+            place,
+            routes: routes.clone(),
+        };
+        self.routes.iter().enumerate().map(front).collect()
     }
 
-    /// Replaces the routes; requests that are under way go on by those that they came in by. The listeners must be
-    /// the same as before.
-    pub fn reload(&self, configs: &[GuardConfig]) {
-        for (routes, config) in self.routes.iter().zip(configs) {
-            routes.store(Arc::new(Routes::new(config, &self.shared.targets)));
-        }
+    /// Prepares other routes; requests that have their lock go on by the routes that they came in by. The listeners
+    /// must be the same as before. Until the change is installed or dropped, later requests that need a lock wait.
+    ///
+    /// # Errors
+    /// Where the new routes cannot name a request that has its lock; try again when it has ended.
+    pub fn prepare(&self, configs: &[GuardConfig]) -> Result<Change<'_>, String> {
+        let shared = &self.shared;
+        let new: Vec<_> =
+            configs.iter().map(|config| Arc::new(Routes::new(config, &shared.targets))).collect();
+        let rename = |named: &Named, routes: &Routes| {
+            let Ok((route, matched)) = routes.find(&named.parts) else { return Ok(None) };
+            let Some(lock) = &route.config.lock else { return Ok(None) };
+            let asked = route::asked(lock, &named.parts, matched, named.seen.clone(), &shared.limits);
+            let asked = asked.map_err(|problem| {
+                let (resource, why) = (&named.wanted.resource, problem.detail());
+                format!("the new routes cannot name a request that is under way as {resource}: {why}")
+            })?;
+            Ok(Some(wanted(&route, lock, asked, named.wanted.owner.clone())))
+        };
+        let renamed = shared.under_way.pause(&shared.service, &new, &rename)?;
+        Ok(Change { guard: self, new, renamed })
     }
 
     /// Waits for the exchanges that go on without their clients.
@@ -154,16 +201,26 @@ impl Front {
         if request.method() == Method::CONNECT {
             return Err(Problem::method_not_allowed("any but CONNECT"));
         }
-        let routes = self.routes.load();
-        let trust = routes.trust_forwarded;
         let (mut parts, mut body) = request.into_parts();
+        let mut routes = self.routes.load_full();
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
-        let (route, matched) = routes.find(&parts)?;
-        drop(routes);
-        let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, trust);
-        let (grant, prefix) = match &route.config.lock {
-            None => (Grant::NotNeeded, Prefix::default()),
-            Some(lock) => self.admit(&route, lock, &parts, &mut body, matched, peer).await?,
+        let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
+        let mut prefix = None;
+        // Once more for each time that the routes are replaced while the request waits.
+        let (route, grant) = loop {
+            let (route, matched) = routes.find(&parts)?;
+            let grant = match &route.config.lock {
+                None => Some(Grant::NotNeeded),
+                Some(lock) => {
+                    self.admit(&routes, (&route, lock, matched), &parts, (&mut body, &mut prefix), peer)
+                        .await?
+                }
+            };
+            if let Some(grant) = grant {
+                break (route, grant);
+            }
+            self.shared.under_way.resumed().await;
+            routes = self.routes.load_full();
         };
         let (outcome, lock) = match grant {
             Grant::NotNeeded => ("passed", None),
@@ -177,7 +234,7 @@ impl Front {
             }
             Grant::Answered(outcome, response) => return Ok((outcome, response)),
         };
-        let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
+        let (upload, sending) = Upload::new(prefix.unwrap_or_default(), body, route.config.idle_timeout);
         let request = hyper::Request::from_parts(parts, upload);
         let tasks = self.shared.tasks.clone();
         let exchange = Exchange { route, sending, lock, upgrade, takes_trailers, peer: peer.clone(), tasks };
@@ -188,35 +245,53 @@ impl Front {
         Ok((outcome, response))
     }
 
-    /// Asks for the lock of a request, in the words of its route; with what was read of its body.
+    /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
+    /// routes were replaced meanwhile.
     async fn admit(
         &self,
-        route: &Route,
-        lock: &GuardLock,
+        routes: &Arc<Routes>,
+        (route, lock, matched): (&Route, &GuardLock, Matched),
         parts: &Parts,
-        body: &mut Incoming,
-        matched: Matched,
+        (body, prefix): (&mut Incoming, &mut Option<Prefix>),
         peer: &Peer,
-    ) -> Result<(Grant, Prefix), Problem> {
-        let prefix = Prefix::read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
-        let seen = prefix.seen(lock.see_body_bytes, body);
-        let asked = route::asked(lock, parts, matched, seen, &self.shared.limits)?;
-        let wanted = wanted(route, lock, asked, peer);
-        let waits_for_body = !body.is_end_stream();
-        let grant = tokio::select! {
-            grant = self.lock(lock, &wanted, parts) => grant?,
-            () = peer.gone(), if waits_for_body => {
-                return Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"));
+    ) -> Result<Option<Grant>, Problem> {
+        let prefix = match prefix {
+            Some(prefix) => prefix,
+            None => {
+                prefix.insert(Prefix::read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?)
             }
         };
-        Ok((grant, prefix))
+        let seen = prefix.seen(lock.see_body_bytes, body);
+        let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
+        // Nobody else has this owner, so a re-entrant policy never takes two requests for one.
+        let owner = format!("{}/{:016x}", peer.address.ip(), rand::random::<u64>());
+        let wanted = wanted(route, lock, asked, owner);
+        let named = Named { listener: self.place, parts: parts.clone(), seen, wanted: wanted.clone() };
+        let is_current = || Arc::ptr_eq(&self.routes.load(), routes);
+        let Some(entry) = self.shared.under_way.enter(named, is_current) else { return Ok(None) };
+        let outdated = entry.watch();
+        let waits_for_body = !body.is_end_stream();
+        tokio::select! {
+            grant = self.lock(lock, &wanted, parts, entry) => grant,
+            () = outdated.cancelled() => Ok(None),
+            () = peer.gone(), if waits_for_body => {
+                Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"))
+            }
+        }
     }
 
-    /// Waits for the lock, or says what the client is answered instead.
-    async fn lock(&self, lock: &GuardLock, wanted: &Wanted, parts: &Parts) -> Result<Grant, Problem> {
+    /// Waits for the lock, or says what the client is answered instead. `None` where the lock came when the routes
+    /// had been replaced already.
+    async fn lock(
+        &self,
+        lock: &GuardLock,
+        wanted: &Wanted,
+        parts: &Parts,
+        entry: Entry,
+    ) -> Result<Option<Grant>, Problem> {
         let shared = &self.shared;
         if lock.fail_open && shared.store_is_gone() {
-            return Ok(Grant::Unlocked);
+            return Ok(Some(Grant::Unlocked));
         }
         let once = || Once {
             fingerprint: wanted
@@ -231,17 +306,19 @@ impl Front {
         let begun = clock::now();
         match shared.service.guard(wanted).await {
             Ok(Guarded::Held(hold)) => {
-                Ok(Grant::Locked(Box::new(Locked::new(*hold, once, shared.metrics.clone()))))
+                let locked = Locked::new(*hold, once, shared.metrics.clone(), entry);
+                Ok(locked.map(|locked| Grant::Locked(Box::new(locked))))
             }
             Ok(Guarded::Done(kept)) => {
-                Ok(Grant::Answered("replayed", replay::replay(&kept, &once().fingerprint, &wanted.resource)?))
+                let replayed = replay::replay(&kept, &once().fingerprint, &wanted.resource)?;
+                Ok(Some(Grant::Answered("replayed", replayed)))
             }
             // Not where the store is there and this proxy cannot grant: others may hold the key.
             Err(AcquireError::Store(_)) if lock.fail_open => {
                 shared.has_looked.store(true, Relaxed);
-                Ok(Grant::Unlocked)
+                Ok(Some(Grant::Unlocked))
             }
-            Err(error) => self.refused(wanted, error, begun),
+            Err(error) => self.refused(wanted, error, begun).map(Some),
         }
     }
 
@@ -261,11 +338,10 @@ impl Front {
 }
 
 /// What is asked of the service for a request.
-fn wanted(route: &Route, lock: &GuardLock, asked: Asked, peer: &Peer) -> Wanted {
+fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wanted {
     Wanted {
         resource: asked.resource,
-        // Nobody else has it, so a re-entrant policy never takes two requests for one.
-        owner: format!("{}/{:016x}", peer.address.ip(), rand::random::<u64>()),
+        owner,
         mode: lock.mode,
         ttl_ms: lock.ttl_ms,
         wait_ms: lock.wait_ms,

@@ -90,6 +90,7 @@ fn ambiguous(path: &str) -> Option<&'static str> {
 }
 
 /// What is known of a body: what the route lets the policy see, and whether that is all of it.
+#[derive(Clone, Debug)]
 pub struct Seen {
     pub body: Vec<u8>,
     pub is_whole: bool,

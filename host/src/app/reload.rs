@@ -5,14 +5,18 @@ use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::config::{Config, GuardConfig, GuardRoute, process_env};
+use crate::config::{Config, GuardConfig, GuardRoute, naming, process_env};
+use crate::fleet::Fleet;
 use crate::guard::Guard;
 use crate::telemetry::Metrics;
 use crate::watch::{Changes, Watcher, watch};
 
 /// A file over this size is no configuration.
 const MAX_BYTES: usize = 16 << 20;
+/// How long routes that cannot be used yet wait to be tried again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Why the changed configuration is not used; `None` where there is nothing wrong with it.
 pub type Refused = tokio::sync::watch::Receiver<Option<String>>;
@@ -21,14 +25,31 @@ pub type Refused = tokio::sync::watch::Receiver<Option<String>>;
 pub(super) fn watch_routes(
     config: &Config,
     guard: Arc<Guard>,
+    fleet: Fleet,
     metrics: Metrics,
 ) -> io::Result<(Watcher, Refused, impl Future<Output = ()> + use<>)> {
     let files: BTreeMap<String, PathBuf> =
         config.file.iter().map(|file| ("config".to_owned(), file.clone())).collect();
     let (watcher, changes) = watch(files, MAX_BYTES)?;
     let (refused, said) = tokio::sync::watch::channel(None);
-    let running = Running { config: config.clone(), seen: rest(config), guard, metrics, refused };
+    let running = Running { config: config.clone(), seen: rest(config), guard, fleet, metrics, refused };
     Ok((watcher, said, running.follow(changes)))
+}
+
+/// Why a changed configuration is not used.
+enum NotUsed {
+    Faulty(Vec<String>),
+    /// It will do once something has ended: it is tried again.
+    Yet(String),
+}
+
+impl NotUsed {
+    fn faults(self) -> Vec<String> {
+        match self {
+            NotUsed::Faulty(faults) => faults,
+            NotUsed::Yet(why) => vec![why],
+        }
+    }
 }
 
 struct Running {
@@ -36,16 +57,30 @@ struct Running {
     /// What the file last said beyond the routes.
     seen: String,
     guard: Arc<Guard>,
+    fleet: Fleet,
     metrics: Metrics,
     refused: tokio::sync::watch::Sender<Option<String>>,
 }
 
 impl Running {
     async fn follow(mut self, mut changes: Changes) {
-        while changes.recv().await.is_some() {
-            let loaded = self.load();
+        let mut is_awaited = false;
+        loop {
+            tokio::select! {
+                changed = changes.recv() => if changed.is_none() {
+                    return;
+                },
+                () = tokio::time::sleep(RETRY), if is_awaited => {}
+            }
+            let loaded = self.load().await;
+            is_awaited = matches!(loaded, Err(NotUsed::Yet(_)));
+            let loaded = loaded.map_err(NotUsed::faults);
             let refused = loaded.as_ref().err().map(|faults| faults.join("; "));
-            let was_refused = self.refused.send_replace(refused).is_some();
+            let before = self.refused.send_replace(refused.clone());
+            if before == refused && is_awaited {
+                continue;
+            }
+            let was_refused = before.is_some();
             match loaded {
                 Ok(Some(routes)) => {
                     self.metrics.config_load("live");
@@ -66,9 +101,9 @@ impl Running {
     }
 
     /// How many routes went live; `None` where there is nothing new.
-    fn load(&mut self) -> Result<Option<usize>, Vec<String>> {
+    async fn load(&mut self) -> Result<Option<usize>, NotUsed> {
         let changed = Config::load(self.config.file.as_deref(), &process_env())
-            .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+            .map_err(|faults| NotUsed::Faulty(faults.iter().map(ToString::to_string).collect()))?;
         let said = rest(&changed);
         if said != self.seen {
             let file = self.config.file.as_deref().unwrap_or(Path::new(Config::DEFAULT_PATH)).display();
@@ -82,8 +117,13 @@ impl Running {
         if format!("{:?}", changed.guards) == format!("{:?}", self.config.guards) {
             return Ok(None);
         }
-        fits(&self.config, &changed.guards).map_err(|fault| vec![fault])?;
-        self.guard.reload(&changed.guards);
+        fits(&self.config, &changed.guards).map_err(|fault| NotUsed::Faulty(vec![fault]))?;
+        let change = self.guard.prepare(&changed.guards).map_err(NotUsed::Yet)?;
+        let naming = naming(&changed.guards);
+        if naming != self::naming(&self.config.guards) {
+            self.fleet.name_requests(naming).await.map_err(NotUsed::Yet)?;
+        }
+        change.install();
         self.config.guards = changed.guards;
         Ok(Some(self.config.guards.iter().map(|guard| guard.routes.len()).sum()))
     }

@@ -1,5 +1,6 @@
 //! `[[guard]]`: listeners whose requests are passed on to an application, under locks.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +17,8 @@ use crate::lock::Mode;
 #[derive(Clone, Debug)]
 pub struct GuardConfig {
     pub listen: SocketAddr,
+    /// Which application is behind it. Proxies of one store name requests to one application alike.
+    pub application: String,
     pub tls: Option<TlsFiles>,
     /// Whether clients are believed what they say in `X-Forwarded-…` and `Forwarded`: then the proxy adds
     /// to it, else it replaces it.
@@ -81,6 +84,24 @@ pub struct GuardLock {
     pub caller: Vec<String>,
     /// Of an answer that is kept for a `once`, with its headers.
     pub max_replay_bytes: usize,
+}
+
+/// What decides how the requests to each application are named, as text that is the same for the same naming.
+pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
+    let mut by_application: BTreeMap<String, String> = BTreeMap::new();
+    for guard in guards {
+        let text = by_application.entry(guard.application.clone()).or_default();
+        for route in &guard.routes {
+            let GuardRoute { methods, path, exact_case, ambiguous_paths, headers, lock, .. } = route;
+            let lock = lock.as_ref().map(|lock| {
+                let GuardLock { policy, resource, mode, labels, see_headers, see_body_bytes, caller, .. } =
+                    lock;
+                (policy, resource, mode, labels, see_headers, see_body_bytes, caller)
+            });
+            text.push_str(&format!("{methods:?}{path}{exact_case}{ambiguous_paths}{headers:?}{lock:?};"));
+        }
+    }
+    by_application
 }
 
 impl GuardLock {

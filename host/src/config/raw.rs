@@ -19,7 +19,7 @@ const OTHER_ENV: [&str; 5] =
     ["LOCKKEEPER_SERVER", "LOCKKEEPER_ADMIN", "LOCKKEEPER_TOKEN", "LOCKKEEPER_KEY", "LOCKKEEPER_LEASE_ID"];
 const BUILTINS: [&str; 3] = ["default", "fair-groups", "backoff"];
 const MAX_NAME: usize = 64;
-const NAME_RULE: &str = "a name must have 1 to 64 characters, each one of a-z, 0-9, - and _";
+pub(super) const NAME_RULE: &str = "a name must have 1 to 64 characters, each one of a-z, 0-9, - and _";
 /// How many stores a quorum may have.
 const QUORUM: std::ops::RangeInclusive<usize> = 3..=9;
 const MAX_SERVERS: usize = 16;
@@ -433,7 +433,7 @@ fn policy_source(text: &str, place: &Place) -> Result<PolicySource, String> {
     if path.is_file() { Ok(PolicySource::File(path)) } else { Err(missing(&path)) }
 }
 
-fn is_plain_name(name: &str) -> bool {
+pub(super) fn is_plain_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_plain)
 }

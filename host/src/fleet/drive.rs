@@ -67,6 +67,10 @@ impl Watch {
     }
 }
 
+fn versions(records: &[(String, Component)]) -> BTreeMap<String, Version> {
+    records.iter().map(|(name, component)| (name.clone(), component.version.clone())).collect()
+}
+
 impl Fleet {
     /// Joins, and joins again whenever it was counted as gone.
     pub(super) async fn run(self) {
@@ -145,12 +149,14 @@ impl Fleet {
                 continue;
             }
             self.evict(watch, &view, id).await;
-            let (routes, first_beats) = (self.0.routes.version.digest.as_str(), &watch.first_beats);
-            let newcomer = Newcomer { id, routes, own: founds.then_some(&own), first_beats };
+            let (routes, naming) = (self.0.fingerprint(), versions(&self.0.naming()));
+            let (routes, naming, first_beats) = (routes.as_str(), &naming, &watch.first_beats);
+            let newcomer = Newcomer { id, routes, naming, own: founds.then_some(&own), first_beats };
             let joining = machine::joining(&view, &newcomer);
             let established = match joining {
                 Joining::Wait(why) => Err(Trouble::Refused(why)),
-                Joining::Found => self.found(id, &view).await,
+                Joining::Found => self.found(id, &view, self.0.own_records()).await,
+                Joining::Rename => self.found(id, &view, self.0.naming()).await,
                 Joining::Follow => self.catch_up(id, &view, &own, fresh).await.map(Some),
             };
             match established {
@@ -172,8 +178,12 @@ impl Fleet {
     }
 
     /// Its own policies are the recorded ones then, and it goes on as one that follows.
-    async fn found(&self, id: u64, view: &View) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
-        let own = self.0.own_records();
+    async fn found(
+        &self,
+        id: u64,
+        view: &View,
+        own: Vec<(String, Component)>,
+    ) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
         let differs = |(name, own): &(String, Component)| {
             view.record(name).is_some_and(|record| record.live != own.version)
         };

@@ -138,14 +138,31 @@ pub enum Joining {
     Wait(String),
     /// Nobody else may grant: its own policies become the recorded ones, and it follows them then.
     Found,
+    /// Nobody else may grant: its own names of guarded requests become the recorded ones, and it follows them then.
+    Rename,
     /// It takes the recorded policies, whatever its own are.
     Follow,
+}
+
+/// What the version of the program is known by: members with different ones do not grant beside each other.
+const PROTOCOL: &str = "2";
+
+/// What a member records of itself, so that members which would not exclude each other know it.
+pub fn fingerprint(routes: &str) -> String {
+    format!("{PROTOCOL}:{routes}")
+}
+
+/// Empty for versions that had none.
+fn protocol(fingerprint: &str) -> &str {
+    fingerprint.split_once(':').map_or("", |(protocol, _)| protocol)
 }
 
 /// What a proxy that joins knows of itself.
 pub struct Newcomer<'a> {
     pub id: u64,
     pub routes: &'a str,
+    /// How it names guarded requests, by record.
+    pub naming: &'a BTreeMap<String, Version>,
     /// Its own policies, where they may become the recorded ones: it has just started, and they have not been
     /// before.
     pub own: Option<&'a BTreeMap<String, Version>>,
@@ -156,6 +173,13 @@ pub struct Newcomer<'a> {
 pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
     let may_grant = |member: &&Member| member.id != newcomer.id && member.acks.is_some();
     let others: Vec<&Member> = view.members.iter().filter(may_grant).collect();
+    if let Some(other) = others.iter().find(|other| protocol(&other.routes) != protocol(newcomer.routes)) {
+        return Joining::Wait(format!(
+            "proxy {} runs another version of Lockkeeper, an earlier version as a rule, and the two do not exclude each \
+             other: stop all proxies of the other version; their leases stay",
+            shown(other.id)
+        ));
+    }
     if let Some(other) = others.iter().find(|other| other.routes != newcomer.routes) {
         return Joining::Wait(format!(
             "the [[routes]] of proxy {} are not this one's, and a resource that two policies name has no \
@@ -163,7 +187,20 @@ pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
             shown(other.id)
         ));
     }
-    let Some(own) = newcomer.own else { return Joining::Follow };
+    let is_other = |(name, version): &(&String, &Version)| {
+        view.record(name).is_some_and(|record| record.live != **version)
+    };
+    let renamed = newcomer.naming.iter().find(is_other);
+    if let Some((name, _)) = renamed.filter(|_| !others.is_empty()) {
+        return Joining::Wait(format!(
+            "the routes of {name} are not those that the fleet goes by, and a request that two routes name differently \
+             has no exclusion: stop the other proxies and start all with the same routes; where the listeners are in \
+             front of different applications, give each a name with `application`"
+        ));
+    }
+    let Some(own) = newcomer.own else {
+        return if renamed.is_some() { Joining::Rename } else { Joining::Follow };
+    };
     if others.is_empty() {
         return Joining::Found;
     }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::headers::LOST;
 use super::replay::{Once, Recording};
+use super::underway::Entry;
 use crate::lock::{Key, Token};
 use crate::service::{Hold, Keeping, OnLoss};
 use crate::telemetry::Metrics;
@@ -34,17 +35,23 @@ pub struct Locked {
     /// Set where it is done once.
     once: Option<Once>,
     metrics: Metrics,
+    /// Told to those who replace the routes, for as long as the lock is held.
+    _entry: Entry,
 }
 
 impl Locked {
-    /// `once` is asked where the primitive is one that keeps the answer.
-    pub fn new(hold: Hold, once: impl FnOnce() -> Once, metrics: Metrics) -> Locked {
+    /// `once` is asked where the primitive is one that keeps the answer. `None` where the routes were replaced since
+    /// the lock was asked for: the lock is let go.
+    pub fn new(hold: Hold, once: impl FnOnce() -> Once, metrics: Metrics, entry: Entry) -> Option<Locked> {
         let lease = &hold.lease;
+        if !entry.holds(lease.lease.nonce, lease.lease.keys.clone()) {
+            return None;
+        }
         let (keys, tokens) = (lease.lease.keys.clone(), lease.tokens.clone());
         let once = (lease.primitive == "once").then(once);
         let (resource, on_loss) = (lease.resource.clone(), hold.on_loss());
         let keeping = hold.keep();
-        Locked {
+        Some(Locked {
             lost: keeping.watch(),
             keeping: Some(keeping),
             on_loss,
@@ -53,7 +60,8 @@ impl Locked {
             resource,
             once,
             metrics,
-        }
+            _entry: entry,
+        })
     }
 
     pub fn keys(&self) -> &[Key] {

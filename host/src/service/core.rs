@@ -8,10 +8,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::both::UnderWay;
 use super::history::{History, What};
-use super::transition::{Shadows, Step, Swap};
+use super::transition::{Shadow, Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
-use crate::lock::record::{Op, Outcome, Release, Turn};
+use crate::lock::record::{Claim, Op, Outcome, Release, Turn};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing, Table,
     Ticket, Unheard, Verdict, Waiter, WaiterId,
@@ -95,6 +95,8 @@ pub(super) enum Msg {
         reply: oneshot::Sender<u32>,
     },
     Swap(Swap),
+    /// Leases whose requests are named differently from now on.
+    Shadows(Vec<Shadow>),
     /// Told once nothing that is under way now can be granted any more.
     Settle(oneshot::Sender<Instant>),
     ShadowOver {
@@ -255,6 +257,10 @@ impl Core {
             }
             Msg::Swap(swap) => self.swap(swap),
             Msg::Settle(reply) => self.under_way.await_all(reply),
+            Msg::Shadows(shadows) => {
+                self.shadows.extend(shadows);
+                self.replan(Vec::new());
+            }
             Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
             Msg::Drain { reply } => {
                 self.handle(Event::Shutdown);
@@ -495,6 +501,11 @@ impl Core {
             swap.collect(&self.shared, standing, claim, &mut self.shadows, &mut replans);
         }
         swap.commit(&self.shared, &mut self.shadows);
+        self.replan(replans);
+    }
+
+    /// Gives waiters these claims, and every other waiter the keys that the shadows add to its own.
+    fn replan(&mut self, replans: Vec<(WaiterId, Option<Box<Claim>>)>) {
         let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
         let shadows = &self.shadows;
         let widened = self.table.claims().filter_map(|(standing, claim)| match standing {

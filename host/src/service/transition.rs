@@ -383,7 +383,7 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<(Vec<Held>, Vec<Stri
 
 /// Lifts shadows whose lease is over. It begins late enough for attempts that were under way at the
 /// swap to have been answered.
-fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
+pub(super) fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
     if shadows.is_empty() {
         return;
     }

@@ -8,7 +8,7 @@
 //! acknowledges a number once nothing that it planned under an earlier one can still be granted.
 //!
 //! What else decides which keys a resource has is recorded in the same way, under a name that no policy has:
-//! [`ROUTES`].
+//! [`ROUTES`] or [`guard_record`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,6 +24,13 @@ pub const NO_MEMBER: &str =
 
 /// The record of `[[routes]]`: not a policy, for no policy has a name like this.
 pub const ROUTES: &str = "[[routes]]";
+/// What the records of `[[guard]]` begin with.
+const GUARD: &str = "[[guard]] ";
+
+/// The record of how requests to an application are named.
+pub fn guard_record(application: &str) -> String {
+    format!("{GUARD}{application}")
+}
 
 /// What makes two generations of a policy the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +105,7 @@ pub struct View {
 
 impl Record {
     pub fn is_policy(&self) -> bool {
-        self.name != ROUTES
+        self.name != ROUTES && !self.name.starts_with(GUARD)
     }
 }
 

@@ -7,12 +7,14 @@ use super::{
     GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Part, PathPattern, Template, TlsFiles, UpstreamLimits,
 };
 use crate::config::fault::suggestion;
-use crate::config::raw::{MAX_DURATION_MS, address, milliseconds};
+use crate::config::raw::{MAX_DURATION_MS, NAME_RULE, address, is_plain_name, milliseconds};
 use crate::config::reader::{Section, resolve};
 use crate::config::{Limits, PolicyConfig};
 use crate::lock::Mode;
 
 const MAX_UPSTREAMS: usize = 64;
+/// Of the name of an application, which is a part of a name in the store.
+const MAX_APPLICATION: usize = 48;
 /// In the place of a policy: no lock is meant.
 pub const NO_LOCK: &str = "none";
 const DEFAULT_RESPONSE: Duration = Duration::from_secs(60);
@@ -64,11 +66,17 @@ pub fn guards(
             routes.extend(read_route(route, policies, limits));
         }
         let tls = section.holds("tls").then(|| tls(&section.section("tls"))).flatten();
+        let application =
+            section.parsed("application", "default".to_owned(), |text, _| match is_plain_name(text) {
+                true if text.len() <= MAX_APPLICATION => Ok(text.to_owned()),
+                true => Err(format!("has {} characters; may have {MAX_APPLICATION}", text.len())),
+                false => Err(format!("is `{text}`; {NAME_RULE}")),
+            });
         let trust_forwarded = section.boolean("trust_forwarded", false);
         let keep_headers = section.texts("keep_headers", header_names).unwrap_or_default();
         section.finish();
         if let Some(listen) = listen {
-            guards.push(GuardConfig { listen, tls, trust_forwarded, keep_headers, routes });
+            guards.push(GuardConfig { listen, application, tls, trust_forwarded, keep_headers, routes });
         }
     }
     let warnings = unlocked(&guards, &silent);

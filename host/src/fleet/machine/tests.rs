@@ -57,7 +57,10 @@ fn the_first_one_founds_and_the_others_follow() {
         (BTreeMap::from([("p".to_owned(), version("x"))]), BTreeMap::from([("p".to_owned(), version("z"))]));
     let first_beats = BTreeMap::from([(2, ServerTime(1_000))]);
     let joins = |view: &View, own: Option<&BTreeMap<String, Version>>| {
-        joining(view, &Newcomer { id: 1, routes: "r", own, first_beats: &first_beats })
+        joining(
+            view,
+            &Newcomer { id: 1, routes: "r", naming: &BTreeMap::new(), own, first_beats: &first_beats },
+        )
     };
     let alone = view(vec![member(1, None), member(2, None)], record(3, "x", None));
     assert_eq!(joins(&alone, Some(&other)), Joining::Found, "the other one joins as well");
@@ -71,6 +74,38 @@ fn the_first_one_founds_and_the_others_follow() {
 
     two.members[1].routes = "s".to_owned();
     assert!(matches!(joins(&two, Some(&same)), Joining::Wait(why) if why.contains("routes")));
+}
+
+/// Two that name the same request differently, or that follow other rules, do not grant beside each other.
+#[test]
+fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
+    let guarded = |digest: &str| BTreeMap::from([("[[guard]] shop".to_owned(), version(digest))]);
+    let own = BTreeMap::from([("p".to_owned(), version("x"))]);
+    let joins = |view: &View, routes: &str, naming: &str, fresh: bool| {
+        let (naming, first_beats) = (guarded(naming), BTreeMap::new());
+        let own = fresh.then_some(&own);
+        joining(view, &Newcomer { id: 1, routes, naming: &naming, own, first_beats: &first_beats })
+    };
+    let mut two = view(vec![member(1, None), member(2, Some(3))], record(3, "x", None));
+    assert_eq!(joins(&two, "r", "n", true), Joining::Follow, "no names are recorded");
+    two.records.push(Record { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
+    assert_eq!(joins(&two, "r", "n", true), Joining::Follow);
+    for fresh in [true, false] {
+        let told = joins(&two, "r", "m", fresh);
+        assert!(matches!(&told, Joining::Wait(why) if why.contains("[[guard]] shop")), "{told:?}");
+    }
+    two.members[1].acks = None;
+    assert_eq!(
+        (joins(&two, "r", "m", true), joins(&two, "r", "m", false)),
+        (Joining::Found, Joining::Rename)
+    );
+
+    two.members[1].acks = Some(acks(3));
+    two.members[1].routes = "r".to_owned();
+    let told = joins(&two, &fingerprint("r"), "n", true);
+    assert!(matches!(&told, Joining::Wait(why) if why.contains("an earlier version")), "{told:?}");
+    two.members[1].routes = fingerprint("r");
+    assert_eq!(joins(&two, &fingerprint("r"), "n", true), Joining::Follow);
 }
 
 #[test]
