@@ -85,11 +85,11 @@ impl Quorum {
     }
 
     /// Asks every member that is there, in the order of the calls.
-    fn ask(&self, group: Vec<Op>, deadline: Instant, renewal: bool) -> Round {
+    fn ask(&self, group: &[Op], deadline: Instant, renewal: bool) -> Round {
         let (tell, votes) = unbounded_channel();
-        let round = Round::new(group.clone(), self.members.len(), votes);
+        let round = Round::new(group.to_vec(), self.members.len(), votes);
         for (n, member) in self.members.iter().enumerate() {
-            vote(member, n, group.clone(), deadline, renewal, &tell);
+            vote(member, n, group.to_vec(), deadline, renewal, &tell);
         }
         round
     }
@@ -137,7 +137,7 @@ impl Quorum {
         let only_claims = group.iter().all(|op| matches!(op, Op::Acquire(_)));
         let round = match only_claims && !group.is_empty() {
             true => self.ask_claims(group, deadline),
-            false => self.ask(group, deadline, renewal),
+            false => self.ask(&group, deadline, renewal),
         };
         let (members, patience) = (self.members.clone(), self.patience);
         vital::spawn(
