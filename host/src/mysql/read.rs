@@ -124,7 +124,8 @@ fn range(prefix: &str, after: Option<&Key>, in_doubt_us: u64) -> String {
         condition.push_str(" AND k<");
         sql::hex(&mut condition, &end);
     }
-    condition.push_str(&format!(" AND until_us+{in_doubt_us}>{NOW_US}"));
+    // What is kept for ever ends at the largest number of the column: nothing may be added to it.
+    condition.push_str(&format!(" AND until_us>GREATEST({NOW_US}-{in_doubt_us},0)"));
     condition
 }
 

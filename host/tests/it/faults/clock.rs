@@ -1,7 +1,8 @@
 //! A server's clock that was set forward while no proxy looked. To a store that starts, that is as if all that the tables
 //! say were older.
 
-use lockkeeper::lock::record::{Claim, Op, Outcome};
+use lockkeeper::lock::Key;
+use lockkeeper::lock::record::{Claim, Commit, Op, Outcome, Version};
 use lockkeeper::mysql::MysqlStore;
 use lockkeeper::store::{Health, Store, contract};
 
@@ -17,13 +18,31 @@ async fn age_lease(url: &str) {
         format!("{path},CAST(JSON_EXTRACT(state,{path}) AS UNSIGNED)-{HOUR_US}")
     };
     let state = format!("JSON_REPLACE(state,{},{})", earlier("since"), earlier("until"));
-    sql(url, &format!("UPDATE lockkeeper_lease SET until_us=until_us-{HOUR_US},state={state}")).await;
+    sql(url, &format!("UPDATE lockkeeper_lease SET until_us=until_us-{HOUR_US},state={state} WHERE k='k'"))
+        .await;
 }
 
 /// Makes what is recorded of the clock an hour older.
 async fn age_clock(url: &str) {
     let aged = format!("seen_us=seen_us-{HOUR_US},stepped_us=GREATEST(stepped_us,{HOUR_US})-{HOUR_US}");
     sql(url, &format!("UPDATE lockkeeper_clock SET {aged}")).await;
+}
+
+/// Makes a version with a value, which has no end.
+async fn keep_for_ever(store: &MysqlStore, key: &str) {
+    let key = Key::new(key).expect("it is a key");
+    let read = ask(store, Op::Read { key: key.clone() }, 10_000).await.unwrap().expect("it is answered");
+    let Outcome::Version(Version { version, .. }) = read.outcomes[0] else { panic!("{read:?}") };
+    let commit = Commit {
+        key,
+        version,
+        value: Some("1".into()),
+        attempt: contract::fresh(),
+        request: None,
+        fingerprint: 1,
+    };
+    let made = ask(store, Op::Commit(commit), 10_000).await.unwrap().expect("it is answered");
+    assert!(matches!(made.outcomes[0], Outcome::Committed { .. }), "{made:?}");
 }
 
 async fn asked(store: &MysqlStore, ttl_ms: u32) -> Outcome {
@@ -39,6 +58,7 @@ on_both! {
         let url = database(kind).await;
         let first = open(&url).await;
         let lease = granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;
+        keep_for_ever(&first, "kept").await;
         first.close().await;
         age_lease(&url).await;
         age_clock(&url).await;
@@ -47,12 +67,12 @@ on_both! {
             let outcome = asked(&store, 1_000).await;
             assert!(matches!(outcome, Outcome::Held(_)), "{which}: {outcome:?}");
             let page = store.list(String::new(), None, 10).await.expect("it lists");
-            let [stored] = &page.items[..] else { panic!("{which}: {page:?}") };
+            let [stored, _] = &page.items[..] else { panic!("{which}: {page:?}") };
             assert!(!stored.has_ended(&stored.record.holders[0]), "{which}: {stored:?}");
             store.close().await;
         }
         let rows = sql(&url, "SELECT k FROM lockkeeper_lease").await;
-        assert_eq!(rows.len(), 1, "{lease:?}");
+        assert_eq!(rows.len(), 2, "{lease:?}");
     }
 
     /// Once the time has passed that the lease was set for, it is over, whatever the clock says.
