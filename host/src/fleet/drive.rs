@@ -15,6 +15,7 @@ use crate::lock::ServerTime;
 use crate::policy::Prepared;
 use crate::store::StoreError;
 use crate::store::registry::{Component, Member, Pulse, Record, Version, View};
+use crate::vital;
 
 /// A statement of a process that has ended may still wait for a row's lock: so long, in microseconds.
 const LAST_WORDS_US: u64 = 1_500_000;
@@ -283,7 +284,7 @@ impl Fleet {
     /// they were looked at by.
     fn look(&self) -> AbortOnDropHandle<BTreeMap<String, u64>> {
         let fleet = self.clone();
-        AbortOnDropHandle::new(tokio::spawn(async move {
+        AbortOnDropHandle::new(vital::spawn("the look at the leases of before the start", async move {
             let generations = fleet.generations();
             fleet.0.service.look_at_all().await;
             generations

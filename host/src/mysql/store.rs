@@ -165,8 +165,8 @@ impl MysqlStore {
     }
 
     /// Runs a task that ends when the store is closed.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(task);
+    pub(super) fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(vital::watched(name, task));
     }
 
     /// As [`MysqlStore::spawn`], on a thread of its own: for one task that thousands of locks wait for, and that
@@ -174,10 +174,10 @@ impl MysqlStore {
     ///
     /// # Panics
     /// Where the machine has no thread to give.
-    pub(super) fn spawn_apart(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn_apart(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a thread's runtime is made as the program's was");
-        let task = self.tasks.track_future(task);
+        let task = self.tasks.track_future(vital::watched(name, task));
         let thread = std::thread::Builder::new().name(name.to_owned());
         thread.spawn(move || runtime.block_on(task)).expect("a thread can be had");
     }

@@ -31,6 +31,7 @@ use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::{Batch, Queue, Ticket, first_deadline};
 use crate::mysql::store::{MysqlStore, Shared};
 use crate::store::Reply;
+use crate::vital;
 
 /// Names that one statement asks for.
 const STATEMENT_NAMES: usize = 512;
@@ -67,7 +68,7 @@ impl Pinned<Guard> {
             heard: Instant::default(),
             left_over: false,
         };
-        store.spawn_apart("advisory", session.run(Queue::new(incoming, batch)));
+        store.spawn_apart("advisory locks", session.run(Queue::new(incoming, batch)));
         advisory
     }
 }
@@ -137,14 +138,14 @@ impl Session {
         let certain = certain_until(&self.shared, self.heard);
         let lost = self.common.end(certain, rests_on_it);
         let common = self.common.clone();
-        self.parked.spawn(async move {
+        self.parked.spawn(vital::watched("a session of advisory locks that is given up", async move {
             while clock::now() < certain && common.is_held(rests_on_it) {
                 tokio::time::sleep(SWEEP).await;
             }
             // The names are free before anybody here asks for them.
             link.close().await;
             common.lose(rests_on_it);
-        });
+        }));
         lost
     }
 

@@ -23,6 +23,7 @@ use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::Job;
 use crate::mysql::store::{MysqlStore, Shared};
 use crate::store::{Reply, StoreError};
+use crate::vital;
 
 /// How long a claim waits for a connection, in microseconds.
 const PATIENCE_US: u64 = 500_000;
@@ -61,7 +62,7 @@ impl Pinned<Guard> {
             opening: 0,
             serial: 0,
         };
-        store.spawn(desk.run(incoming, happened));
+        store.spawn("row locks", desk.run(incoming, happened));
         row
     }
 }
@@ -227,7 +228,7 @@ impl Desk {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         let limit = errand.job.ticket.left();
-        tokio::spawn(async move {
+        vital::spawn("the count of tokens", async move {
             let result = tokio::time::timeout(limit, counter.next(&shared, tokens, &[])).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a number for a token")));
             let _ = events.send(Event::Counted { errand, result });
@@ -242,7 +243,7 @@ impl Desk {
         let link = self.spare.pop();
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         let limit = errand.job.ticket.left();
-        tokio::spawn(async move {
+        vital::spawn("the taking of a row lock", async move {
             let locking = Slot::lock(&shared, &counter, link, wish);
             let result = tokio::time::timeout(limit, locking).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
@@ -392,7 +393,7 @@ impl Desk {
         }
         self.busy.extend(slot.keys.iter().cloned());
         let (events, is_parked) = (self.events.clone(), slot.parked_until.is_some());
-        tokio::spawn(async move {
+        vital::spawn("the end of a row lock", async move {
             let result = match is_parked {
                 true => {
                     link.close().await;
@@ -444,7 +445,7 @@ impl Desk {
             }
             let Some(mut link) = slot.link.take() else { continue };
             let events = self.events.clone();
-            tokio::spawn(async move {
+            vital::spawn("the sign of life of a row lock", async move {
                 let result = Slot::beat(&mut link).await;
                 let _ = events.send(Event::Beat { slot: id, link, result });
             });
