@@ -398,7 +398,7 @@ impl Core {
         let Some(pending) = self.pending.get(&waiter) else { return };
         let generation = pending.generation.clone();
         let view = policy::Contention {
-            key: key.clone(),
+            key,
             attempt: contention.attempt,
             waited_ms: contention.waited_ms,
             wait_left_ms: contention.wait_left_ms,

@@ -93,7 +93,7 @@ impl Sim {
             reentrant: !is_once && self.random.chance(20),
             keep_ms: if is_once { 1 + self.random.below(100) as u32 } else { 0 },
             any,
-            line: (!any && self.random.chance(40)).then(|| InLine {
+            line: (!any && self.random.chance(40)).then_some(InLine {
                 ticket: 0,
                 rank: 0,
                 joined: None,
