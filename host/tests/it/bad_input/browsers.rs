@@ -4,8 +4,10 @@ use serde_json::json;
 
 use crate::harness::{Client, Proxy, Settings, database, fresh};
 
+type Headers = &'static [(&'static str, &'static str)];
+
 /// Headers of requests that no page may cause, and the problem that they get.
-const FOREIGN: [(&[(&str, &str)], u16, &str); 6] = [
+const FOREIGN: [(Headers, u16, &str); 6] = [
     (&[("origin", "https://evil.example")], 403, "cross_site"),
     (&[("origin", "null")], 403, "cross_site"),
     (&[("sec-fetch-site", "cross-site")], 403, "cross_site"),

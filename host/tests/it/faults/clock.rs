@@ -106,8 +106,8 @@ on_both! {
     async fn a_wait_for_another_servers_leases_is_not_cut_short(kind: Kind) {
         let url = database(kind).await;
         open(&url).await.close().await;
-        let soon = format!("UPDATE lockkeeper_meta SET grants_from=(SELECT seen_us FROM lockkeeper_clock)+60000000");
-        sql(&url, &soon).await;
+        let soon = "UPDATE lockkeeper_meta SET grants_from=(SELECT seen_us FROM lockkeeper_clock)+60000000";
+        sql(&url, soon).await;
         sql(&url, &format!("UPDATE lockkeeper_meta SET grants_from=grants_from-{HOUR_US}")).await;
         age_clock(&url).await;
         for which in ["the first to start", "the next one"] {

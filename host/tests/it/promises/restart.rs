@@ -279,11 +279,11 @@ on_both! {
             crowd.ledger.grants() >= 3 * CROWD + SESSIONS
         })
         .await;
-        for n in 0..PROXIES {
-            proxies[n].signal(Signal::TERM);
-            assert_eq!(proxies[n].ended().await, Some(0), "{}", proxies[n].log());
-            proxies[n] = start(&url, &upstream).await;
-            crowd.set(n, &proxies[n]);
+        for (n, proxy) in proxies.iter_mut().enumerate() {
+            proxy.signal(Signal::TERM);
+            assert_eq!(proxy.ended().await, Some(0), "{}", proxy.log());
+            *proxy = start(&url, &upstream).await;
+            crowd.set(n, proxy);
         }
         crowd.over.cancel();
         for client in join_all(clients).await {
