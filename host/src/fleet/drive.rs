@@ -186,9 +186,9 @@ impl Fleet {
         own: Vec<(String, Component)>,
     ) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
         let differs = |(name, own): &(String, Component)| {
-            view.record(name).is_some_and(|record| record.live != own.version)
+            view.record(name).is_none_or(|record| record.live != own.version)
         };
-        if own.iter().any(differs) {
+        if !view.records.is_empty() && own.iter().any(differs) {
             self.0.service.raise_tokens().await?;
         }
         match self.0.registry.found(id, own).await? {

@@ -62,6 +62,7 @@ async fn transact(
     let writes = writes(&records, &revisions, env.now);
     if writes.is_empty() {
         link.rollback().await?;
+        remember(shared, link, &records, &revisions, env.now);
         *decided = Some(Decided { mark, replies });
         return Ok(());
     }
@@ -206,7 +207,13 @@ fn statements(mut rows: &[RowWrite]) -> impl Iterator<Item = &[RowWrite]> {
     })
 }
 
+/// Rows that were only read, too: a look at a lease that has ended comes just before somebody takes it over.
 fn remember(shared: &Shared, link: &Link, records: &Records, revisions: &HashMap<Key, u64>, now: ServerTime) {
+    for (key, &revision) in revisions {
+        if let Some(record) = records.get(key) {
+            shared.cache.put(key.clone(), cache::Row { record: record.clone(), revision, era: link.era() });
+        }
+    }
     for (key, record, _) in records.changed() {
         let revision = next_revision(revisions.get(key), now);
         let row = cache::Row { record: record.clone(), revision, era: link.era() };

@@ -270,7 +270,7 @@ async fn join_sql(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Res
 async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<bool, Fault> {
     let records =
         format!("BEGIN;SELECT name,seq FROM {POLICIES} FORCE INDEX (PRIMARY) ORDER BY name FOR UPDATE");
-    link.exchange(records).await?;
+    let is_first = link.exchange(records).await?.pop().is_none_or(|records| records.is_empty());
     // All rows are locked, so that of two that found at once the second one sees the first.
     let all = format!(
         "SELECT id FROM {PROXIES} FORCE INDEX (PRIMARY) ORDER BY id FOR UPDATE;\
@@ -283,7 +283,8 @@ async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<
     }
     let mut differs = false;
     for (name, component) in own {
-        link.exchange(insert_record(name, component)).await?;
+        // What had no record may have gone by other names before.
+        differs |= changes_a_row(link, insert_record(name, component)).await? && !is_first;
         link.exchange(keep_replaced(name, component)).await?;
         differs |= changes_a_row(link, replace_record(name, component)).await?;
     }

@@ -226,9 +226,8 @@ impl Swap {
 
     /// Makes the generation live and takes the shadows of leases that only the store knows.
     pub fn commit(self, shared: &Arc<Shared>, shadows: &mut Shadows) {
-        let known = |shadow: &Shadow| shadows.by_nonce.contains_key(&shadow.nonce);
-        let stored: Vec<Shadow> = self.stored.into_iter().filter(|shadow| !known(shadow)).collect();
-        shadows.extend(stored);
+        // Also where the lease casts a shadow already: by another change it has other new keys.
+        shadows.extend(self.stored);
         shared.store.forget();
         let generation = if self.beside {
             let candidate = self.prepared.generation().clone();

@@ -68,8 +68,19 @@ pub fn run(test: impl Future<Output = ()>) {
 
 fn runtime() -> &'static tokio::runtime::Runtime {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
-    RUNTIME
-        .get_or_init(|| tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime"))
+    RUNTIME.get_or_init(|| {
+        heed_signals();
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
+    })
+}
+
+/// A shell starts what runs in its background with INT and QUIT ignored, and the programs of the tests would inherit
+/// that.
+fn heed_signals() {
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action is no code of this process.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }
 
 /// A folder that is removed when the test ends; on a real disk, beside the test's own binary.

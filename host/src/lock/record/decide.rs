@@ -416,6 +416,8 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             && (lease.token == Token::ANY || holder.token == lease.token)
     };
     let own = |holder: &Holder| holder.nonce == lease.nonce && (whole || is_rest(holder));
+    // What is told to be lost is lost also when it is asked again.
+    let attempt = if whole { attempt } else { 0 };
     let mut levels_left = 0;
     for key in &*lease.keys {
         let Some(place) = records.read(key).holders.iter().position(own) else { continue };

@@ -191,9 +191,14 @@ fn begin_turn(records: &mut Records, key: &Key, env: &Env) {
 fn mark(records: &mut Records, keys: &[Key], proxy: &std::sync::Arc<str>, env: &Env) {
     for key in keys {
         let mine = marks(records.read(key), env).find(|mark| mark.proxy == *proxy);
-        // Not every poll is worth a write.
-        if mine.is_some_and(|mark| mark.until.us_since(env.now) > u64::from(WANTED_MS) * 500)
-            || (mine.is_none() && marks(records.read(key), env).count() >= MAX_WANTED)
+        // Not every poll is worth a write. A turn that has begun ends, also where another key keeps it from being
+        // taken.
+        let stays = |mark: &Wanted| {
+            let left_us = mark.until.us_since(env.now);
+            left_us > u64::from(WANTED_MS) * 500
+                || (mark.passed >= TURN_AFTER && left_us <= u64::from(PLACE_MS) * 1_000)
+        };
+        if mine.is_some_and(stays) || (mine.is_none() && marks(records.read(key), env).count() >= MAX_WANTED)
         {
             continue;
         }

@@ -154,6 +154,17 @@ fn releasing_what_is_left_of_a_lease_frees_it() {
     world.held(&claim(&["b"], "z", 4));
 }
 
+/// A repetition of the release whose answer was lost is told the same.
+#[test]
+fn what_is_left_of_a_lease_is_lost_also_when_it_is_released_again() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a", "b"], "x", 1));
+    world.apply(&Op::Force { key: lease.keys[1].clone() });
+    for _ in 0..2 {
+        assert_eq!(world.release(&lease, 8), Outcome::Lost);
+    }
+}
+
 #[test]
 fn shared_holders_admit_each_other_only() {
     let mut world = World::new();

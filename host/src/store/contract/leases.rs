@@ -63,6 +63,8 @@ fn without_times(mut record: Record) -> Record {
     for holder in &mut record.holders {
         (holder.since, holder.until) = (ServerTime::default(), ServerTime::default());
     }
+    // Each server has marks of its own.
+    record.marks.clear();
     record
 }
 

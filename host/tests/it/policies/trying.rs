@@ -173,6 +173,7 @@ ttl_ms = 8_500
 wait_ms = 0
 [[guard.routes]]
 match = { path = "/orders/{id}/{*rest}" }
+ambiguous_paths = "allow"
 upstream = "http://127.0.0.1:9000"
 policy = "orders"
 see = { headers = ["x-tenant", "idempotency-key"] }
@@ -199,6 +200,7 @@ upstream = "http://127.0.0.1:9000"
 listen = "127.0.0.1:7081"
 [[guard.routes]]
 match = { path = "/{*all}" }
+ambiguous_paths = "allow"
 upstream = "http://127.0.0.1:9002"
 policy = "default"
 resource = "everything"

@@ -267,6 +267,22 @@ fn turns_on_several_keys_do_not_wait_for_each_other() {
     world.granted(&asks("q", &["a", "b"], 6));
 }
 
+/// A proxy whose turn it is, and which waits for another key as well, does not keep the free one to itself.
+#[test]
+fn a_turn_that_cannot_be_taken_ends() {
+    let mut world = World::new();
+    let (held, _) = world.granted(&asks("p", &["a"], 1));
+    world.granted(&Claim { ttl_ms: 600_000, ..asks("p", &["b"], 2) });
+    world.held(&asks("q", &["a", "b"], 3));
+    world.release(&held, 9);
+    assert_eq!(grants_in_a_row(&mut world, "p", &["a"]), TURN_AFTER);
+    for _ in 0..4 {
+        world.pass_ms(PLACE_MS / 4);
+        world.held(&asks("q", &["a", "b"], 3));
+    }
+    world.granted(&asks("p", &["a"], 4));
+}
+
 #[test]
 fn any_of_several_keys_is_one_that_is_not_kept_for_another_proxy() {
     let mut world = World::new();
