@@ -64,7 +64,7 @@ struct Common<G> {
     held: Mutex<Guarded<G>>,
     time: Time,
     losses: Losses,
-    /// The [`Standing::life`] that the leases belong to.
+    /// The life of the membership that the leases belong to.
     life: AtomicU64,
 }
 
