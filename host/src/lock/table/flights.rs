@@ -218,6 +218,7 @@ impl Table {
             None => claim,
         };
         let keys = claim.keys.clone();
+        let freed = self.leases_followed(&claim, grant.nonce, now, out);
         let (tokens, since) = (grant.tokens.clone(), now);
         let lease = Lease { claim: claim.clone(), tokens, since, until, contended };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
@@ -249,6 +250,7 @@ impl Table {
                 waited_ms,
             },
         });
+        self.advance_all(&freed, now, out);
     }
 
     /// Whoever waits for the same keys' outcome hears it, too, without asking.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::flights::Part;
-use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Note, Table, Timer, Token};
+use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Table, Timer, Token};
 
 #[derive(Debug, Default)]
 pub(super) struct Leases {
@@ -56,6 +56,14 @@ impl Lease {
     pub fn keyed_tokens(&self) -> impl Iterator<Item = (Key, Token)> {
         self.claim.keys.iter().cloned().zip(self.tokens.iter().copied())
     }
+
+    fn note_expired(&self, now: Instant, out: &mut Vec<Action>) {
+        let held_ms = now.ms_since(self.since);
+        for (key, token) in self.keyed_tokens() {
+            let owner = self.claim.owner.clone();
+            out.push(Action::Note(Note::Expired { key, owner, token, held_ms }));
+        }
+    }
 }
 
 impl Table {
@@ -81,6 +89,11 @@ impl Table {
         self.timers.remove(&(lease.until, Timer::Lease(nonce)));
         lease.until = until;
         self.timers.insert((until, Timer::Lease(nonce)));
+        for key in &*lease.claim.keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                queue.due.retain(|due| *due != nonce);
+            }
+        }
     }
 
     /// Forgets the lease; its keys may be asked for again.
@@ -90,6 +103,7 @@ impl Table {
         for key in &*lease.claim.keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 queue.leases = queue.leases.saturating_sub(1);
+                queue.due.retain(|due| *due != nonce);
                 queue.ready = true;
                 queue.holder = None;
             }
@@ -130,6 +144,7 @@ impl Table {
         self.timers.insert((now.plus_ms(LOOK_MS), Timer::Look(nonce)));
         for key in &*keys {
             if let Some(queue) = self.queues.get_mut(key) {
+                queue.due.push(nonce);
                 queue.ready = true;
                 queue.holder = None;
             }
@@ -139,11 +154,33 @@ impl Table {
 
     pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
         let Some(lease) = self.lease_ended(nonce) else { return };
-        let held_ms = now.ms_since(lease.since);
-        for (key, token) in lease.keyed_tokens() {
-            let owner = lease.claim.owner.clone();
-            out.push(Action::Note(Note::Expired { key, owner, token, held_ms }));
-        }
+        lease.note_expired(now, out);
         self.advance_all(&lease.claim.keys, now, out);
+    }
+
+    /// A grant of these keys tells that the leases that excluded it are over, before the store is asked about them.
+    /// Their keys, which may be asked for.
+    pub(super) fn leases_followed(
+        &mut self,
+        claim: &Claim,
+        nonce: u64,
+        now: Instant,
+        out: &mut Vec<Action>,
+    ) -> Vec<Key> {
+        let mut freed = Vec::new();
+        for key in &*claim.keys {
+            let due = self.queues.get(key).map_or_else(Vec::new, |queue| queue.due.clone());
+            for due in due.into_iter().filter(|due| *due != nonce) {
+                let excludes = |mode| mode == Mode::Exclusive;
+                let earlier = self.leases.claim(due).map(|claim| claim.mode);
+                if (excludes(claim.mode) || earlier.is_some_and(excludes))
+                    && let Some(lease) = self.lease_ended(due)
+                {
+                    lease.note_expired(now, out);
+                    freed.extend(lease.claim.keys.iter().cloned());
+                }
+            }
+        }
+        freed
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Queue {
     pub holder: Option<Known>,
     /// Leases of this key that this proxy knows.
     pub leases: usize,
+    /// Those of them that have ended as far as this proxy knows; the store has not confirmed it.
+    pub due: Vec<u64>,
 }
 
 /// A question to a policy that is open, and the release that waits to fly with the answer.
@@ -81,6 +83,7 @@ impl Default for Queue {
             marked: None,
             holder: None,
             leases: 0,
+            due: Vec::new(),
         }
     }
 }

@@ -56,12 +56,16 @@ impl Desk {
 
     /// A lease of five seconds.
     fn granted(&mut self) -> u64 {
-        self.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
-        let (nonce, tokens, left_us) = (1, vec![Token(7)], 5_000_000);
+        self.granted_to(1);
+        assert!(matches!(self.notes.pop(), Some(Note::Granted { .. })));
+        1
+    }
+
+    fn granted_to(&mut self, nonce: u64) {
+        self.handle(Event::Enqueue(Box::new(waiter(nonce, Mode::Exclusive, 0))));
+        let (tokens, left_us) = (vec![Token(6 + nonce)], 5_000_000);
         let grant = Grant { nonce, chosen: None, tokens, left_us, levels: 1, repeated: false };
         self.answer(Outcome::Granted(grant));
-        assert!(matches!(self.notes.pop(), Some(Note::Granted { .. })));
-        nonce
     }
 }
 
@@ -82,6 +86,21 @@ fn a_lease_is_not_said_to_expire_while_another_proxy_renews_it() {
     desk.answer(Outcome::Lost);
     assert!(matches!(desk.notes[..], [Note::Expired { held_ms: 15_000.., .. }]), "{:?}", desk.notes);
     assert_eq!(desk.table.held(), 0);
+}
+
+#[test]
+fn a_lease_is_said_to_have_expired_before_the_next_one_is_granted() {
+    let mut desk = Desk::new();
+    desk.granted();
+    desk.pass_ms(5_000);
+    assert!(desk.notes.is_empty(), "the store has not been asked");
+    desk.granted_to(2);
+    let [Note::Expired { token: Token(7), .. }, Note::Granted { token: Token(8), .. }] = desk.notes[..] else {
+        panic!("{:?}", desk.notes);
+    };
+    assert_eq!(desk.table.held(), 1);
+    desk.pass_ms(LOOK_MS);
+    assert!(desk.submitted.is_empty(), "the store is not asked about the first one: {:?}", desk.submitted);
 }
 
 #[test]
