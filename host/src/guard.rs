@@ -151,11 +151,14 @@ impl Guard {
         let rename = |named: &Named, routes: &Routes| {
             let Ok((route, matched)) = routes.find(&named.parts) else { return Ok(None) };
             let Some(lock) = &route.config.lock else { return Ok(None) };
-            let asked = route::asked(lock, &named.parts, matched, named.seen.clone(), &shared.limits);
-            let asked = asked.map_err(|problem| {
-                let (resource, why) = (&named.wanted.resource, problem.detail());
+            let cannot = |why: &str| {
+                let resource = &named.wanted.resource;
                 format!("the new routes cannot name a request that is under way as {resource}: {why}")
-            })?;
+            };
+            let seen = named.seen.limited_to(lock.see_body_bytes);
+            let seen = seen.ok_or_else(|| cannot("they need more of its body than was read"))?;
+            let asked = route::asked(lock, &named.parts, matched, seen, &shared.limits);
+            let asked = asked.map_err(|problem| cannot(problem.detail()))?;
             Ok(Some(wanted(&route, lock, asked, named.wanted.owner.clone())))
         };
         let renamed = shared.under_way.pause(&shared.service, &new, &rename)?;
@@ -205,7 +208,7 @@ impl Front {
         let mut routes = self.routes.load_full();
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
-        let mut prefix = None;
+        let mut prefix = Prefix::default();
         // Once more for each time that the routes are replaced while the request waits.
         let (route, grant) = loop {
             let (route, matched) = routes.find(&parts)?;
@@ -234,7 +237,7 @@ impl Front {
             }
             Grant::Answered(outcome, response) => return Ok((outcome, response)),
         };
-        let (upload, sending) = Upload::new(prefix.unwrap_or_default(), body, route.config.idle_timeout);
+        let (upload, sending) = Upload::new(prefix, body, route.config.idle_timeout);
         let request = hyper::Request::from_parts(parts, upload);
         let tasks = self.shared.tasks.clone();
         let exchange = Exchange { route, sending, lock, upgrade, takes_trailers, peer: peer.clone(), tasks };
@@ -252,15 +255,10 @@ impl Front {
         routes: &Arc<Routes>,
         (route, lock, matched): (&Route, &GuardLock, Matched),
         parts: &Parts,
-        (body, prefix): (&mut Incoming, &mut Option<Prefix>),
+        (body, prefix): (&mut Incoming, &mut Prefix),
         peer: &Peer,
     ) -> Result<Option<Grant>, Problem> {
-        let prefix = match prefix {
-            Some(prefix) => prefix,
-            None => {
-                prefix.insert(Prefix::read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?)
-            }
-        };
+        prefix.read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
         // Nobody else has this owner, so a re-entrant policy never takes two requests for one.

@@ -96,6 +96,16 @@ pub struct Seen {
     pub is_whole: bool,
 }
 
+impl Seen {
+    /// What a route sees of the same body if its policy may see `bytes` of it. `None` if that is more than was read.
+    pub fn limited_to(&self, bytes: usize) -> Option<Seen> {
+        let Seen { body, is_whole } = self;
+        let fits = body.len() <= bytes;
+        let is_known = *is_whole || body.len() >= bytes;
+        is_known.then(|| Seen { body: body[..body.len().min(bytes)].to_vec(), is_whole: *is_whole && fits })
+    }
+}
+
 /// What the lock of a route is asked for.
 ///
 /// # Errors

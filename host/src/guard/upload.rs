@@ -158,21 +158,25 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Reads until there are `bytes`, or all.
+    /// Reads on until there are `bytes`, or all.
     ///
     /// # Errors
     /// Where that does not happen within `timeout`, or the client goes away.
-    pub async fn read(body: &mut Incoming, bytes: usize, timeout: Duration) -> Result<Prefix, BodyError> {
-        let mut prefix = Prefix::default();
-        if bytes == 0 || body.is_end_stream() {
-            return Ok(prefix);
+    pub async fn read(
+        &mut self,
+        body: &mut Incoming,
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<(), BodyError> {
+        if bytes == 0 || self.ended || body.is_end_stream() {
+            return Ok(());
         }
         let read = async {
-            let mut len = 0;
+            let mut len: usize = self.frames.iter().filter_map(Frame::data_ref).map(Bytes::len).sum();
             // One more, which tells whether there is more.
             while len <= bytes {
                 let Some(frame) = body.frame().await else {
-                    prefix.ended = true;
+                    self.ended = true;
                     break;
                 };
                 let frame = frame.map_err(BodyError::Broken)?;
@@ -181,14 +185,12 @@ impl Prefix {
                     Some(0) => continue,
                     some => len += some.unwrap_or(0),
                 }
-                prefix.frames.push_back(frame);
+                self.frames.push_back(frame);
             }
             Ok(())
         };
-        match tokio::time::timeout(timeout, read).await {
-            Ok(read) => read.map(|()| prefix),
-            Err(_elapsed) => Err(BodyError::Slow { limit: timeout }),
-        }
+        let in_time = tokio::time::timeout(timeout, read).await;
+        in_time.unwrap_or(Err(BodyError::Slow { limit: timeout }))
     }
 
     /// At most `bytes` of it; `rest` is what has not been read.

@@ -206,3 +206,22 @@ fn a_query_that_readers_split_differently_names_nothing() {
         assert_eq!(asked.map(|asked| asked.resource).unwrap_err().status_code(), 400, "{query}");
     }
 }
+
+#[test]
+fn a_route_that_sees_more_than_was_read_cannot_name_a_request() {
+    let body = |text: &str, is_whole| Seen { body: text.into(), is_whole };
+    let limited = |seen: Seen, bytes| seen.limited_to(bytes).map(|seen| (seen.body, seen.is_whole));
+    for (seen, bytes, expected) in [
+        (body("abcd", false), 5, None),
+        (body("abcd", false), 4, Some(("abcd", false))),
+        (body("abcd", false), 3, Some(("abc", false))),
+        (body("abcd", true), 9, Some(("abcd", true))),
+        (body("abcd", true), 3, Some(("abc", false))),
+        (body("", false), 1, None),
+        (body("", false), 0, Some(("", false))),
+        (body("", true), 0, Some(("", true))),
+    ] {
+        let expected = expected.map(|(text, is_whole)| (text.into(), is_whole));
+        assert_eq!(limited(seen, bytes), expected, "{bytes}");
+    }
+}

@@ -76,6 +76,26 @@ on_both! {
         assert_eq!((guarded.upstream.served("/task/1").await, guarded.upstream.together("/task/1").await), (3, 1));
     }
 
+    /// A request that waits starts over by routes that read more of its body than the old ones did.
+    async fn a_request_that_waits_is_named_by_all_of_the_body_that_new_routes_see(kind: Kind) {
+        let first = LISTEN.to_owned() + &route("/echo/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
+        let guarded = Guarded::start(kind, &first).await;
+        let file = guarded.proxy.config_file();
+        let text = fs::read_to_string(&file).unwrap();
+        let held = guarded.proxy.client().acquire(json!({"resource": "old/1"})).await;
+        assert_eq!(held.status, 200, "{}", held.text);
+        let client = guarded.client();
+        let waiting = tokio::spawn(async move { client.send("POST", "/echo/1", r#"{"order": 7}"#).await });
+        guarded.proxy.client().until_queued("old/1", 1).await;
+        let renamed = "new/{json.order}\"\nsee = { body_bytes = 100 }\nwait_ms = 20_000";
+        let text = text.replace("old/{id}\"\nwait_ms = 20_000", renamed);
+        assert!(text.contains("new/"), "{text}");
+        fs::write(&file, text).unwrap();
+        let answer = waiting.await.unwrap();
+        assert_eq!((answer.status, &answer.json["headers"]["lock-key"]), (200, &json!(["new/7"])), "{}", answer.text);
+        assert_eq!(answer.json["body"], r#"{"order": 7}"#, "it arrives in whole");
+    }
+
     /// A request whose new name is not known keeps the old routes until it has ended.
     async fn routes_that_cannot_name_a_request_under_way_wait_for_its_end(kind: Kind) {
         let first = LISTEN.to_owned() + &route("/task/{id}", "resource = \"old/{id}\"");
