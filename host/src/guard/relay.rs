@@ -6,12 +6,12 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{HeaderMap, HeaderValue};
@@ -42,12 +42,18 @@ pub struct Relay {
 }
 
 struct Shared {
-    /// `None` once the client was given up.
-    answer: Mutex<Option<Box<Answer>>>,
+    state: Mutex<State>,
     why: OnceLock<String>,
-    /// When the client last took a piece.
-    taken_at: AtomicU64,
     tasks: TaskTracker,
+}
+
+struct State {
+    /// `None` once the client was given up.
+    answer: Option<Box<Answer>>,
+    /// The client's connection, while it waits for the next piece.
+    waits: Option<Waker>,
+    /// When the client last took a piece.
+    taken_at: Instant,
 }
 
 /// How the client learns what became of the lock while its answer streamed.
@@ -118,12 +124,8 @@ impl Relay {
         let watched = (!answer.upstream_done)
             .then(|| (answer.idle.limit(), answer.lock.as_ref().and_then(Locked::cut)));
         let under_way = tasks.token();
-        let shared = Arc::new(Shared {
-            answer: Mutex::new(Some(Box::new(answer))),
-            why: OnceLock::new(),
-            taken_at: AtomicU64::new(clock::now().0),
-            tasks,
-        });
+        let state = State { answer: Some(Box::new(answer)), waits: None, taken_at: clock::now() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), why: OnceLock::new(), tasks });
         let watching = watched
             .map(|(limit, cut)| tokio::spawn(watch(Arc::downgrade(&shared), limit, cut)).abort_handle());
         Relay { shared, watching, _under_way: under_way }
@@ -131,14 +133,16 @@ impl Relay {
 }
 
 impl Shared {
-    fn with<R>(&self, look: impl FnOnce(&mut Option<Box<Answer>>) -> R) -> R {
-        look(&mut self.answer.lock().unwrap_or_else(PoisonError::into_inner))
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, why: String) -> Option<Box<Answer>> {
+    /// The client gets no more of the answer, and is told so if it waits for a piece.
+    fn give_up(&self, state: &mut State, why: String) -> Option<Box<Answer>> {
         tracing::debug!(why, "a client gets no more of its answer");
         let _ = self.why.set(why);
-        self.with(Option::take)
+        state.waits.take().into_iter().for_each(Waker::wake);
+        state.answer.take()
     }
 
     /// Reads the rest of an answer without its client: the application is not told, and works on under its lock. When
@@ -159,29 +163,39 @@ impl Shared {
 }
 
 /// Gives a client up that has taken nothing for `limit`, and an answer whose lease is lost and is to be cut off then:
-/// while the client does not read, nothing asks for the body.
+/// while the client does not read, nothing asks for the body. A client that waits for the next piece is not the one that
+/// takes nothing.
 async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'static, Arc<str>>>) {
-    let mut cut = std::pin::pin!(lost(cut));
+    let mut cut = std::pin::pin!(lost(cut).fuse());
     loop {
         let until = {
             let Some(shared) = shared.upgrade() else { return };
-            if shared.with(|answer| answer.as_ref().is_none_or(|answer| answer.done)) {
+            let mut state = shared.state();
+            if state.answer.as_ref().is_none_or(|answer| answer.done) {
                 return;
             }
-            let until = Instant(shared.taken_at.load(Relaxed)).plus_us(limit.as_micros() as u64);
-            if clock::now() >= until {
+            let now = clock::now();
+            let since = if state.waits.is_some() { now } else { state.taken_at };
+            let until = since.plus_us(limit.as_micros() as u64);
+            if now >= until {
                 let why = format!("the client took nothing for {} ms", limit.as_millis());
-                return shared.take(why).into_iter().for_each(|answer| shared.finish_alone(answer));
+                let answer = shared.give_up(&mut state, why);
+                drop(state);
+                return answer.into_iter().for_each(|answer| shared.finish_alone(answer));
             }
             until
         };
         tokio::select! {
             () = clock::sleep_until(until) => {}
             why = &mut cut => {
-                if let Some(shared) = shared.upgrade() {
-                    drop(shared.take(Broken::Lost(why).to_string()));
+                let Some(shared) = shared.upgrade() else { return };
+                let mut state = shared.state();
+                // An answer that has arrived in whole is passed on, whatever becomes of its lock.
+                if state.answer.as_ref().is_some_and(|answer| !answer.upstream_done) {
+                    let answer = shared.give_up(&mut state, Broken::Lost(why).to_string());
+                    drop(state);
+                    return drop(answer);
                 }
-                return;
             }
         }
     }
@@ -380,22 +394,25 @@ impl Body for Relay {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
         let shared = &self.shared;
-        let Some(polled) = shared.with(|answer| answer.as_mut().map(|answer| answer.poll(cx))) else {
+        let mut state = shared.state();
+        let Some(answer) = &mut state.answer else {
             let why = shared.why.get().cloned().unwrap_or_default();
             return Poll::Ready(Some(Err(BrokenBody::new(why))));
         };
+        let polled = answer.poll(cx);
+        state.waits = polled.is_pending().then(|| cx.waker().clone());
         if let Poll::Ready(Some(Ok(_))) = &polled {
-            shared.taken_at.store(clock::now().0, Relaxed);
+            state.taken_at = clock::now();
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.shared.with(|answer| answer.as_ref().is_some_and(|answer| answer.is_end()))
+        self.shared.state().answer.as_ref().is_some_and(|answer| answer.is_end())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.shared.with(|answer| answer.as_ref().map_or_else(SizeHint::default, |answer| answer.size_hint()))
+        self.shared.state().answer.as_ref().map_or_else(SizeHint::default, |answer| answer.size_hint())
     }
 }
 
@@ -404,7 +421,8 @@ impl Drop for Relay {
         if let Some(watching) = &self.watching {
             watching.abort();
         }
-        if let Some(answer) = self.shared.with(Option::take) {
+        let answer = self.shared.state().answer.take();
+        if let Some(answer) = answer {
             self.shared.finish_alone(answer);
         }
     }

@@ -183,4 +183,27 @@ on_both! {
         assert_eq!(guarded.upstream.served("/bytes").await, 1);
         assert!(slow.count().await < 60_000_000, "it is not told that this was all");
     }
+
+    /// The client has read all that there is and waits for the end, which the store holds up for longer than a client
+    /// may take nothing.
+    async fn a_client_that_waits_for_the_store_has_its_whole_answer(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let config = config("/{*all}").replace("see =", "idle_timeout_ms = 1_000\nsee =");
+        let guarded = Guarded::on(server.url(), &config.replace("ttl_ms = 2_000", "ttl_ms = 20_000")).await;
+        let mut client = Raw::connect(guarded.proxy.guard_address()).await;
+        let head = "POST /bytes?n=60000000 HTTP/1.1\r\nhost: x\r\nidempotency-key: a\r\nconnection: close\r\n";
+        client.send(format!("{head}content-length: 0\r\n\r\n")).await;
+        assert!(client.hears_within(Duration::from_secs(20)).await);
+        signal(server.pid().unwrap(), Signal::STOP);
+        let answer = tokio::spawn(async move { client.count().await });
+        tokio::time::sleep(Duration::from_millis(3_000)).await;
+        assert!(!answer.is_finished(), "its end waits for the store");
+        signal(server.pid().unwrap(), Signal::CONT);
+        let bytes = tokio::time::timeout(Duration::from_secs(20), answer).await.expect("the answer ends").unwrap();
+        assert!(bytes > 60_000_000, "{bytes}");
+        let again = guarded.client().send_with("POST", "/bytes?n=60000000", &[("idempotency-key", "a"), ("host", "x")], "").await;
+        assert_eq!((again.status, again.number("original_status")), (409, 200), "{}", again.text);
+        server.stop().await;
+    }
 }
