@@ -16,7 +16,7 @@ mod replay;
 
 pub use decide::apply;
 pub use doubt::Doubt;
-pub use replay::{MAX_MARKS, Mark, Tried, run};
+pub use replay::{MARK_KEPT_US, MAX_MARKS, Mark, Tried, run};
 
 /// Ended grants with a request id that a key remembers, to tell a repeated call from a new one.
 pub const ENDED_KEPT: usize = 8;
@@ -463,6 +463,8 @@ pub struct Env {
     pub grants_from: ServerTime,
     /// Whether expired leases may be taken over. False while the store's clock is in doubt.
     pub takeover: bool,
+    /// Whether the store's clock tells how old a mark is: it has not been set forward for [`MARK_KEPT_US`].
+    pub steady: bool,
 }
 
 /// The records that an operation works on, with a note of those that changed.

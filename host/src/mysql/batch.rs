@@ -83,9 +83,9 @@ pub fn environment<'a>(
 ) -> Env {
     let sample = &link.sample;
     let own = clock::now();
-    let (doubt, waits_until) = {
+    let (doubt, waits_until, steady) = {
         let steps = shared.steps();
-        (steps.doubt(own), steps.waits_until())
+        (steps.doubt(own), steps.waits_until(), steps.is_steady(own, record::MARK_KEPT_US))
     };
     let is_in_doubt = |holder: &Holder| holder.free_at() <= now && !doubt.has_ended(holder, earliest);
     let records = keys.into_iter().filter_map(|key| records.get(key));
@@ -97,6 +97,7 @@ pub fn environment<'a>(
         others: Token(sample.counter),
         grants_from: sample.grants_from.max(now.plus_us(waits_until.us_since(own))),
         takeover,
+        steady,
     }
 }
 

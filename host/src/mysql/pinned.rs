@@ -226,6 +226,7 @@ impl Terms {
             others: self.above,
             grants_from: self.grants_from,
             takeover: true,
+            steady: true,
         }
     }
 

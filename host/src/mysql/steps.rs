@@ -127,6 +127,11 @@ impl ClockSteps {
         Doubt { by_us, since, ago_us, longest_us: self.longest_us }
     }
 
+    /// Whether the clock has not been set forward in the last `us` microseconds, as far as is known.
+    pub fn is_steady(&self, now: Instant, us: u64) -> bool {
+        self.jump.is_none_or(|jump| now.us_since(jump.at) > us)
+    }
+
     /// No lease is granted before `from` on the server's clock, which said `now` after `before` on our own. However the
     /// server's clock is set after this, the wait does not get shorter.
     pub fn note_wait(&mut self, from: ServerTime, now: ServerTime, before: Instant) {
@@ -199,6 +204,11 @@ mod tests {
         assert!((30 * SECOND..31 * SECOND).contains(&doubt.by_us), "{doubt:?}");
         assert_eq!(doubt.since, ServerTime(START + 31 * SECOND));
         assert_eq!(steps.doubt(Instant(12 * SECOND)), Doubt::default());
+        assert!(
+            !steps.is_steady(Instant(12 * SECOND), 20 * SECOND),
+            "longer ago than any lease, and of late"
+        );
+        assert!(steps.is_steady(Instant(22 * SECOND), 20 * SECOND));
         assert_eq!(look(&mut steps, 2 * SECOND, 32 * SECOND, 100), Step::None);
         look(&mut steps, 3 * SECOND, 43 * SECOND, 100);
         let both = steps.doubt(Instant(3 * SECOND));

@@ -131,7 +131,9 @@ fn said(seen: ServerTime, by_us: u64, longest_us: u64) -> String {
         let step = step("TRUE", &by_us.to_string(), longest_us);
         return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
     }
-    let is_back = format!("seen_us>{seen_us}+{RECENT_US}");
+    // By the clock of now: a look that arrives late is behind what others have seen since, and must not take back the
+    // step that they have recorded.
+    let is_back = format!("seen_us>{NOW_US}+{RECENT_US}");
     format!(
         "UPDATE {CLOCK} SET stepped_us=IF({is_back},LEAST(stepped_us,{seen_us}),stepped_us),seen_us={seen_us} \
          WHERE id=1 AND (seen_us+{RECENT_US}<{seen_us} OR {is_back})"

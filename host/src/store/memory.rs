@@ -33,6 +33,8 @@ struct Shared {
     ahead_us: AtomicU64,
     /// Answers to lose: the work is done, and nobody is told.
     losses: AtomicUsize,
+    /// How long after the work answers come, in milliseconds.
+    late_ms: AtomicU64,
     outage: Mutex<Option<String>>,
     /// Groups that are still run before an outage begins; the largest number stands for no end.
     runs: AtomicUsize,
@@ -66,6 +68,7 @@ impl Memory {
                 clean_after,
                 ahead_us: AtomicU64::new(0),
                 losses: AtomicUsize::new(0),
+                late_ms: AtomicU64::new(0),
                 outage: Mutex::new(None),
                 runs: AtomicUsize::new(usize::MAX),
             }),
@@ -96,6 +99,11 @@ impl Memory {
         self.shared.losses.store(answers, Ordering::SeqCst);
     }
 
+    /// From now on answers come so long after the work is done.
+    pub fn answer_late(&self, ms: u64) {
+        self.shared.late_ms.store(ms, Ordering::SeqCst);
+    }
+
     /// While `Some`, nothing is carried out and everything is answered with an error.
     pub fn set_outage(&self, why: Option<&str>) {
         *lock(&self.shared.outage) = why.map(str::to_owned);
@@ -123,6 +131,7 @@ impl Memory {
             others: Token::default(),
             grants_from: rows.grants_from,
             takeover: true,
+            steady: true,
         };
         let mut records = Records::default();
         for key in group.iter().flat_map(Op::keys) {
@@ -224,7 +233,12 @@ impl Store for MemoryStore {
 
 async fn run(memory: Memory, mut jobs: UnboundedReceiver<Job>) {
     while let Some(Job { group, deadline, done }) = jobs.recv().await {
-        done(answer(&memory, &group, deadline));
+        let answer = answer(&memory, &group, deadline);
+        match memory.shared.late_ms.load(Ordering::SeqCst) {
+            0 => {}
+            ms => tokio::time::sleep(Duration::from_millis(ms)).await,
+        }
+        done(answer);
     }
 }
 

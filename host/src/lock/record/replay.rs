@@ -10,7 +10,7 @@ use crate::lock::{Key, ServerTime};
 /// Connections whose last mark a record bears at most.
 pub const MAX_MARKS: usize = 32;
 /// How long a mark is kept, in microseconds: longer than any call is repeated (`store.timeout_ms` is 60 s at most).
-const MARK_KEPT_US: u64 = 180_000_000;
+pub const MARK_KEPT_US: u64 = 180_000_000;
 
 /// Names one batch of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +111,7 @@ fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
 impl Record {
     /// Bears the mark instead of the connection's last one.
     fn sign(&mut self, mark: Mark, env: &Env) {
-        // While the store's clock is in doubt, nobody knows how old a mark is.
-        let is_old = |other: &Mark| env.takeover && other.at.plus_us(MARK_KEPT_US) <= env.now;
+        let is_old = |other: &Mark| env.steady && other.at.plus_us(MARK_KEPT_US) <= env.now;
         self.marks.retain(|other| other.writer != mark.writer && !is_old(other));
         if self.marks.len() >= MAX_MARKS {
             self.marks.remove(0);

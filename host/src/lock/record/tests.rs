@@ -49,7 +49,7 @@ impl World {
         }
         let (floor, others, grants_from) = (Token(0), Token(0), ServerTime(0));
         let (now, renamed, takeover) = (ServerTime(1_000_000), Token(0), true);
-        World { records, env: Env { now, floor, renamed, others, grants_from, takeover } }
+        World { records, env: Env { now, floor, renamed, others, grants_from, takeover, steady: true } }
     }
 
     fn apply(&mut self, op: &Op) -> Outcome {

@@ -54,6 +54,10 @@ impl Lane {
         let record = self.world.records.get(&keys(&["a"])[0]).unwrap();
         record.holders.first().map_or(0, |holder| holder.levels.len())
     }
+
+    fn version(&self) -> Token {
+        self.world.records.get(&keys(&["a"])[0]).unwrap().token
+    }
 }
 
 fn release(lease: &LeaseRef, attempt: u64) -> Vec<Op> {
@@ -101,22 +105,42 @@ fn all_of_many_releases_of_one_key_are_told_released() {
 #[test]
 fn a_commit_that_was_made_is_told_whoever_commits_next() {
     let mut lane = Lane::new();
-    let version = |lane: &Lane| lane.world.records.get(&keys(&["a"])[0]).unwrap().token;
     lane.run(3, &[commit(Token(0), 1)], &mut []);
-    let read = version(&lane);
+    let read = lane.version();
     let mut made = lane.lose(1, &[commit(read, 2)], true);
     for attempt in 3..50 {
-        let read = version(&lane);
+        let read = lane.version();
         lane.run(3, &[commit(read, attempt)], &mut []);
     }
     let outcomes = lane.run(2, &[commit(read, 2)], &mut made);
     assert_eq!(outcomes, [[Outcome::Committed { version: read.next() }]]);
 
-    let read = version(&lane);
+    let read = lane.version();
     let mut lost = lane.lose(1, &[commit(read, 60)], false);
     lane.run(3, &[commit(read, 61)], &mut []);
     let outcomes = lane.run(2, &[commit(read, 60)], &mut lost);
     assert!(matches!(outcomes[0][..], [Outcome::Conflict(_)]), "it was not made: {outcomes:?}");
+}
+
+/// After a step of the clock a mark may look old that is not, although no lease is in doubt any more.
+#[test]
+fn a_mark_is_kept_while_the_clock_does_not_tell_its_age() {
+    for (steady, told) in [(false, "it was made"), (true, "it is forgotten")] {
+        let mut lane = Lane::new();
+        lane.run(3, &[commit(Token(0), 1)], &mut []);
+        let read = lane.version();
+        let mut made = lane.lose(1, &[commit(read, 2)], true);
+        lane.world.env.now = lane.world.env.now.plus_ms(3_600_000);
+        lane.world.env.steady = steady;
+        let next = lane.version();
+        lane.run(3, &[commit(next, 3)], &mut []);
+        let outcomes = lane.run(2, &[commit(read, 2)], &mut made);
+        assert_eq!(
+            outcomes == [[Outcome::Committed { version: read.next() }]],
+            !steady,
+            "{told}: {outcomes:?}"
+        );
+    }
 }
 
 /// One that came since would be put out, and nobody asked for that.

@@ -39,6 +39,7 @@ impl Sim {
             others: Token(0),
             grants_from: ServerTime(0),
             takeover: true,
+            steady: true,
         };
         let mut records = Records::default();
         for key in groups.iter().flatten().flat_map(Op::keys) {
