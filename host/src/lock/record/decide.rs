@@ -506,13 +506,16 @@ fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a Kept> {
     record.kept.as_ref().filter(|kept| kept.until > env.now)
 }
 
-/// The version of a key is its last token. A key without a row has the floor's: whatever the row that
-/// was cleaned up had is below it, and so is what a reader may remember of it. And no version is below
+/// The version of a key is its last token. A key without a row is given a row that begins at the floor: whatever the row
+/// that was cleaned up had is below it, and so is what a reader may remember of it. The version stays the same until
+/// somebody commits, where the floor itself rises with each clean-up of other keys. No version is below
 /// [`Env::renamed`]: one that was read before belongs to a key that may have had another name.
-fn version(records: &Records, key: &Key, env: &Env) -> Version {
+fn version(records: &mut Records, key: &Key, env: &Env) -> Version {
+    if !records.is_stored(key) {
+        records.write(key).token = env.floor;
+    }
     let record = records.read(key);
-    let version = if records.is_stored(key) { record.token.max(env.renamed) } else { env.floor };
-    Version { version, kept: kept(record, env).cloned() }
+    Version { version: record.token.max(env.renamed), kept: kept(record, env).cloned() }
 }
 
 fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {

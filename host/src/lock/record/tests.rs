@@ -387,30 +387,47 @@ fn until_covers_every_holder_delay_and_value() {
     assert_eq!(idle.until(), ServerTime(12));
 }
 
+fn commit(version: u64, attempt: u64) -> Op {
+    let (key, version) = (keys(&["a"])[0].clone(), Token(version));
+    Op::Commit(Commit { key, version, value: None, attempt, request: None, fingerprint: 0 })
+}
+
+#[test]
+fn the_version_of_a_key_without_a_row_lasts_while_other_keys_are_cleaned_up() {
+    let mut world = World::new();
+    let key = keys(&["a"])[0].clone();
+    world.env.floor = Token(40);
+    let read = world.apply(&Op::Read { key: key.clone() });
+    assert_eq!(read, Outcome::Version(Version { version: Token(40), kept: None }));
+    world.env.floor = Token(43);
+    assert_eq!(world.apply(&commit(40, 1)), Outcome::Committed { version: Token(44) });
+    // Its own row is cleaned up: the floor is above what the row had.
+    world.records.insert(key, None);
+    world.env.floor = Token(45);
+    for read in [40, 44] {
+        let refused = world.apply(&commit(read, read));
+        assert!(matches!(refused, Outcome::Conflict(Version { version: Token(45), .. })), "{refused:?}");
+    }
+    world.env.floor = Token(46);
+    assert_eq!(
+        world.apply(&commit(45, 2)),
+        Outcome::Committed { version: Token(47) },
+        "as the conflict said"
+    );
+}
+
 #[test]
 fn a_key_that_was_cleaned_up_has_the_version_of_the_floor() {
     let mut world = World::new();
     world.env.floor = Token(40);
-    let key = keys(&["a"])[0].clone();
-    let asked = |version, attempt| {
-        let (value, request) = (None, None);
-        Op::Commit(Commit {
-            key: key.clone(),
-            version: Token(version),
-            value,
-            attempt,
-            request,
-            fingerprint: 0,
-        })
-    };
-    assert!(matches!(world.apply(&asked(39, 1)), Outcome::Conflict(Version { version: Token(40), .. })));
-    assert_eq!(world.apply(&asked(40, 2)), Outcome::Committed { version: Token(41) });
+    assert!(matches!(world.apply(&commit(39, 1)), Outcome::Conflict(Version { version: Token(40), .. })));
+    assert_eq!(world.apply(&commit(40, 2)), Outcome::Committed { version: Token(41) });
     // The floor rises when other keys are cleaned up, and is no change of this one.
     world.env.floor = Token(90);
-    assert_eq!(world.apply(&asked(41, 3)), Outcome::Committed { version: Token(91) });
+    assert_eq!(world.apply(&commit(41, 3)), Outcome::Committed { version: Token(91) });
     // After other keys have had the name's commits, what was read before is not what is there.
     (world.env.floor, world.env.renamed) = (Token(95), Token(95));
-    assert!(matches!(world.apply(&asked(91, 4)), Outcome::Conflict(Version { version: Token(95), .. })));
-    assert_eq!(world.apply(&asked(95, 5)), Outcome::Committed { version: Token(96) });
-    assert!(matches!(world.apply(&asked(95, 6)), Outcome::Conflict(Version { version: Token(96), .. })));
+    assert!(matches!(world.apply(&commit(91, 4)), Outcome::Conflict(Version { version: Token(95), .. })));
+    assert_eq!(world.apply(&commit(95, 5)), Outcome::Committed { version: Token(96) });
+    assert!(matches!(world.apply(&commit(95, 6)), Outcome::Conflict(Version { version: Token(96), .. })));
 }
