@@ -173,33 +173,31 @@ impl Hold {
     }
 
     /// Waits for the answer to `release`, and repeats it, with the same attempt, until the store has answered or
-    /// the lease has ended. The lease is renewed meanwhile.
+    /// the lease has ended. A call that is under way at the end may have been carried out before it, so its answer is
+    /// waited for, as long as the store's time-out. The lease is renewed meanwhile.
     async fn finish(&mut self, release: Release, mut answer: Releasing) -> Result<(), LeaseError> {
         let service = self.service.clone();
-        let answered = async {
-            loop {
-                match service.released(answer).await {
-                    Err(LeaseError::Store(error)) => {
-                        tracing::debug!(%error, "the end of a `once` is sent to the store again");
-                    }
-                    certain => return certain,
-                }
-                clock::sleep_until(clock::now().plus_ms(RETRY_MS)).await;
-                answer = service.begin_release(release.clone());
-            }
-        };
-        let mut answered = std::pin::pin!(answered);
         loop {
-            let end = self.valid_until;
+            match self.alive_during(service.released(answer)).await {
+                Err(LeaseError::Store(error)) if clock::now() < self.valid_until => {
+                    tracing::debug!(%error, "the end of a `once` is sent to the store again");
+                }
+                told => return told,
+            }
+            self.alive_during(clock::sleep_until(clock::now().plus_ms(RETRY_MS))).await;
+            answer = service.begin_release(release.clone());
+        }
+    }
+
+    /// Keeps the lease alive while something is waited for.
+    async fn alive_during<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
             tokio::select! {
                 biased;
-                certain = &mut answered => return certain,
-                // A lease that is found lost may have been ended by this very release, whose answer was lost.
+                done = &mut work => return done,
+                // A lease that is found lost may have been ended by its own release, whose answer was lost.
                 _renewed_or_lost = self.next() => {}
-                () = clock::sleep_until(end) => {
-                    let why = "it did not answer before the lease had ended".to_owned();
-                    return Err(StoreError::Unavailable { why }.into());
-                }
             }
         }
     }
@@ -325,7 +323,7 @@ impl Keeping {
     /// has ended, also where the caller stops waiting.
     ///
     /// # Errors
-    /// Where the lease is lost, or the store did not answer before its end; what was done may be done again then.
+    /// Where the lease is lost, or the store did not answer by its end; what was done may be done again then.
     pub async fn finish(mut self, outcome: Box<str>) -> Result<(), LeaseError> {
         let outcome = Left { value: outcome, origin: Origin::Route };
         let release = new_release(self.lease.clone(), Some(outcome));

@@ -15,7 +15,7 @@ fn parts(memory: &Memory) -> Parts {
     Parts {
         bell: Arc::new(Alone),
         store: Arc::new(memory.store()),
-        policies: policies(&Limits::default()),
+        policies: policies(&Limits::default(), &[]),
         routes: Vec::new(),
         limits: Limits::default(),
         store_timeout_ms: 1_000,
@@ -23,10 +23,11 @@ fn parts(memory: &Memory) -> Parts {
     }
 }
 
-fn policies(limits: &Limits) -> Policies {
+fn policies(limits: &Limits, settings: &[(&str, &str)]) -> Policies {
     let engine = Engine::new(&EngineLimits::default()).unwrap();
     let source = PolicySource::Builtin("default".into());
-    let configs = [PolicyConfig { name: "default".into(), source, settings: serde_json::Map::new() }];
+    let settings = settings.iter().map(|(name, value)| (name.to_string(), (*value).into())).collect();
+    let configs = [PolicyConfig { name: "default".into(), source, settings }];
     Policies::load(&engine, &configs, limits, &Metrics::default()).unwrap()
 }
 
@@ -130,7 +131,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
 async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
     for done in [false, true] {
         let limits = Limits { max_hold_ms: 100, ..Limits::default() };
-        let service = Service::start(Parts { policies: policies(&limits), limits, ..parts(&memory()) });
+        let service = Service::start(Parts { policies: policies(&limits, &[]), limits, ..parts(&memory()) });
         let hold = service.hold(Request { ttl_ms: Some(1_200), ..request("a") }).await.unwrap();
         let until = hold.lease.valid_until;
         let keeping = hold.keep();
@@ -143,4 +144,17 @@ async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
         service.acquire(Request { wait_ms: Some(5_000), ..request("a") }).await.unwrap();
         assert_eq!(clock::now() < until, done);
     }
+}
+
+/// What is under way to the store when the lease ends may have arrived before: its answer says what is kept.
+#[tokio::test]
+async fn an_outcome_that_was_kept_is_told_as_kept_when_the_answer_comes_after_the_lease() {
+    let memory = memory();
+    let policies = policies(&Limits::default(), &[("primitive", "once")]);
+    let service = Service::start(Parts { policies, ..parts(&memory) });
+    let guarded = service.guard(&Request { ttl_ms: Some(400), ..request("a") }).await.unwrap();
+    let Guarded::Held(hold) = guarded else { panic!("it was not done before") };
+    let keeping = hold.keep();
+    memory.answer_late(900);
+    keeping.finish("1".into()).await.unwrap();
 }
