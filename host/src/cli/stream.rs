@@ -175,6 +175,10 @@ impl Held {
                     (self.asked, self.heard) = (asked, clock::now());
                     return Ok(Lines::new(body));
                 }
+                // A lock that ends with its proxy is free by now.
+                Ok(Err(failure @ Failure::NoProxy { .. })) if servers.is_fixed() => {
+                    return Err(Failure::Lost(format!("{why}; it ends with its proxy: {failure}")));
+                }
                 Ok(Err(failure)) if !failure.is_of_the_server() => {
                     return Err(Failure::Lost(format!("{why}; {failure}")));
                 }
@@ -202,18 +206,18 @@ fn print(event: &Value, printer: &Printer, as_json: bool) {
 }
 
 /// The lines of a body.
-struct Lines {
+pub struct Lines {
     body: Incoming,
     held: Vec<u8>,
 }
 
 impl Lines {
-    fn new(body: Incoming) -> Lines {
+    pub fn new(body: Incoming) -> Lines {
         Lines { body, held: Vec::new() }
     }
 
     /// The next line; why the connection broke. Safe to drop and call again.
-    async fn next(&mut self) -> Result<Option<String>, String> {
+    pub async fn next(&mut self) -> Result<Option<String>, String> {
         loop {
             if let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {
                 let rest = self.held.split_off(end + 1);

@@ -2,17 +2,20 @@
 //!
 //! It is renewed at a third of its ttl. Where that fails, it is tried again until the command must be
 //! told to stop (TERM), so that it can be made to (KILL) before the lease ends. All times count from
-//! before the proxy was asked.
+//! before the proxy was asked. A lock that ends with its proxy is also renewed as soon as the proxy may be gone.
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use crate::cli::client::encode_query;
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::cli::servers::Servers;
+use crate::cli::stream::Lines;
 use crate::clock;
 use crate::lock::Instant;
 
@@ -20,6 +23,8 @@ use crate::lock::Instant;
 const MAX_GRACE_MS: u32 = 5_000;
 /// As [`MAX_GRACE_MS`], where the lease is lost already.
 const LOST_GRACE_MS: u32 = 1_000;
+/// Between two streams of a proxy's events.
+const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// The lease, and when something must happen to it. The future that keeps it alive shares it with what
 /// goes by its times.
@@ -85,6 +90,34 @@ impl Held {
 
     /// Renews the lease until that fails. While nobody polls this, nothing is renewed.
     pub async fn keep(&self, servers: &Servers) -> Lost {
+        if !servers.is_fixed() {
+            return self.renew(servers).await;
+        }
+        tokio::select! {
+            lost = self.renew(servers) => lost,
+            never = self.watch(servers) => match never {},
+        }
+    }
+
+    /// Asks for a renewal whenever a lock that ends with its proxy may have ended: when the proxy's stream of events
+    /// breaks, or tells of a loss. Where there is no such stream, once a second.
+    async fn watch(&self, servers: &Servers) -> Infallible {
+        let path = format!("/v1/watch?prefix={}", encode_query(&self.key));
+        loop {
+            if let Ok(events) = servers.stream(&path).await {
+                let mut lines = Lines::new(events);
+                while let Ok(Some(line)) = lines.next().await {
+                    if matches!(&*line, "event: lost" | "event: forced" | "event: lagged") {
+                        self.renew_now();
+                    }
+                }
+            }
+            self.renew_now();
+            tokio::time::sleep(WATCH_PAUSE).await;
+        }
+    }
+
+    async fn renew(&self, servers: &Servers) -> Lost {
         loop {
             self.until_due().await;
             let now = clock::now();

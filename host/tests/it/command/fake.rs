@@ -47,6 +47,7 @@ struct Front {
     state: Arc<Mutex<State>>,
     primitive: &'static str,
     ttl_ms: u32,
+    stop: CancellationToken,
 }
 
 impl Fake {
@@ -60,7 +61,7 @@ impl Fake {
         let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let front = Front { state: state.clone(), primitive, ttl_ms };
+        let front = Front { state: state.clone(), primitive, ttl_ms, stop: stop.clone() };
         let (limits, metrics) = (HttpLimits::default(), Metrics::default());
         tokio::spawn(http::serve(http::Listener::plain(listener), front, limits, metrics, stop.clone()));
         Fake { url, state, stop }
@@ -117,6 +118,7 @@ impl Handler for Front {
         };
         match answer {
             Answer::Works if path == "/v1/hold" => self.held(&[], false),
+            Answer::Works if path == "/v1/watch" => self.silent(),
             Answer::Drains => self.held(&["draining"], true),
             Answer::Ends => self.held(&[], true),
             Answer::Works => self.works(&path),
@@ -134,7 +136,7 @@ impl Front {
         let line = |event: &&str| {
             let event = json!({
                 "event": event, "lease_id": "the-lease", "token": 7, "ttl_ms": self.ttl_ms, "since_ms": 0,
-                "expires_in_ms": self.ttl_ms,
+                "expires_in_ms": self.ttl_ms, "primitive": self.primitive,
             });
             Bytes::from(format!("{event}\n"))
         };
@@ -144,6 +146,16 @@ impl Front {
             return Response::new(Body::stream(lines));
         }
         Response::new(Body::stream(lines.chain(futures_util::stream::pending())))
+    }
+
+    /// Events that nothing is heard of, until the server stops.
+    fn silent(&self) -> Response {
+        let stop = self.stop.clone();
+        let end = async move {
+            stop.cancelled().await;
+            Bytes::new()
+        };
+        Response::new(Body::stream(futures_util::stream::once(end)))
     }
 
     fn works(&self, path: &str) -> Response {

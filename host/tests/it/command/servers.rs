@@ -98,13 +98,14 @@ fn a_lock_of_a_session_stays_with_its_server() {
     });
 }
 
-/// Such a lock is free as soon as its proxy is gone: the next renewal finds that, and the command is stopped then.
+/// Such a lock is free as soon as its proxy is gone: the command is stopped then, long before its lease is to be renewed.
 #[test]
 fn a_lock_of_a_session_is_lost_with_its_server() {
     crate::harness::run(async {
-        let (first, second, dir) = (Fake::of("advisory", 20_000), Fake::start(20_000), folder());
+        let (first, second, dir) = (Fake::of("advisory", 3_600_000), Fake::start(20_000), folder());
         let child = under_lock(&of_both(&first, &second), "run", dir.path(), &[], STUBBORN).spawn().unwrap();
         until_file(&dir.path().join("alive")).await;
+        first.until_called("/v1/watch", 1).await;
         drop(first);
         let ended = output(child).await;
         assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
@@ -165,6 +166,22 @@ fn a_held_lock_goes_on_with_another_server() {
             assert_eq!(second.calls("/v1/hold"), [json!({"lease_id": "the-lease"})]);
             assert!(first.calls("/v1/hold")[0]["request_id"].is_string());
         }
+    });
+}
+
+/// A held lock that ends with its server is lost as soon as that is gone.
+#[test]
+fn a_held_lock_of_a_session_is_lost_with_its_server() {
+    crate::harness::run(async {
+        let fake = Fake::of("advisory", 3_600_000);
+        fake.answers("/v1/hold", Answer::Ends);
+        let child =
+            program(&fake.url, &["hold", "job"]).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        fake.until_called("/v1/hold", 1).await;
+        drop(fake);
+        let ended = output(child.unwrap()).await;
+        assert_eq!(ended.status.code(), Some(4), "{}", text(&ended.stderr));
+        assert!(text(&ended.stderr).contains("ends with its proxy"), "{}", text(&ended.stderr));
     });
 }
 
