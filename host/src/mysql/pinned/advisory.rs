@@ -290,7 +290,7 @@ impl Session {
             return Ok(());
         }
         let (ops, began) = (batch.ops(), clock::now());
-        let mut outcomes = vec![Vec::new(); batch.groups.len()];
+        let mut outcomes = vec![None; batch.groups.len()];
         let errand = self.before(&batch, &mut outcomes, link.database());
         match self.run_errand(link, &errand, &mut batch.tickets, queue).await {
             Ok(errands) => drop(self.after(batch, outcomes, began, Some(&errands))),
@@ -316,28 +316,32 @@ impl Session {
         self.common.terms(&self.shared, above, grants_from, self.heard)
     }
 
-    /// Decides what needs nothing of the server. What does waits, and so does what follows it in its group or
-    /// on one of its keys.
-    fn before(&self, batch: &Batch, decided: &mut [Vec<Outcome>], database: &str) -> Errand {
+    /// Decides the groups that need nothing of the server. The others wait, and so does what follows on one of their
+    /// keys.
+    fn before(&self, batch: &Batch, decided: &mut [Option<Vec<Outcome>>], database: &str) -> Errand {
         let terms = self.terms(Token::default(), Instant::default());
         let mut held = self.common.held();
         let mut late: HashSet<&Key> = HashSet::new();
         let mut done: Vec<&Key> = Vec::new();
         let mut grants: Vec<&Op> = Vec::new();
         for (group, outcomes) in batch.groups.iter().zip(decided) {
-            for op in group.iter().take_while(|op| !op.keys().iter().any(|key| late.contains(key))) {
-                let Some(outcome) = held.try_apply(op, &terms, |_| true) else { break };
-                outcomes.push(outcome);
-                done.extend(op.keys());
+            let keys = || group.iter().flat_map(Op::keys);
+            if !keys().any(|key| late.contains(key)) {
+                *outcomes = held.try_group(group, &terms);
             }
-            let rest = &group[outcomes.len()..];
-            late.extend(rest.iter().flat_map(Op::keys));
-            grants.extend(rest);
+            if outcomes.is_some() {
+                done.extend(keys());
+            } else {
+                late.extend(keys());
+                grants.extend(group);
+            }
         }
-        let wanted = late.iter().filter(|key| !held.has(key));
+        let claimed: HashSet<&Key> =
+            grants.iter().filter(|op| matches!(op, Op::Acquire(_))).flat_map(|op| op.keys()).collect();
+        let wanted = claimed.into_iter().filter(|key| !held.has(key));
         let own = |guard: &Guard| guard.session == self.serial;
         Errand {
-            want: wanted.map(|key| ((*key).clone(), name(database, key))).collect(),
+            want: wanted.map(|key| (key.clone(), name(database, key))).collect(),
             free: names(held.take_if_idle(
                 done.into_iter().filter(|key| !late.contains(key)),
                 terms.now,
@@ -351,7 +355,7 @@ impl Session {
     fn after(
         &mut self,
         batch: Batch,
-        decided: Vec<Vec<Outcome>>,
+        decided: Vec<Option<Vec<Outcome>>>,
         asked_at: Instant,
         errands: Option<&Errands>,
     ) -> Option<Batch> {
@@ -363,21 +367,19 @@ impl Session {
         self.left_over = false;
         // What expired meanwhile is answered: it is not done.
         let parts = batch.groups.into_iter().zip(batch.tickets).zip(decided);
-        for ((group, ticket), mut outcomes) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
-            match &terms {
-                Some(terms) => {
-                    let rest = group[outcomes.len()..].iter().map(|op| held.apply(op, terms));
-                    outcomes.extend(rest.collect::<Vec<_>>());
-                    self.left_over |= !matches!(outcomes.last(), Some(Outcome::Granted(_)));
-                }
-                None if outcomes.len() < group.len() => {
+        for ((group, ticket), decided) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
+            let outcomes = match (decided, &terms) {
+                (Some(outcomes), _) => outcomes,
+                (None, Some(terms)) => group.iter().map(|op| held.apply(op, terms)).collect(),
+                (None, None) => {
                     left.groups.push(group);
                     left.tried.push(None);
                     left.tickets.push(ticket);
                     continue;
                 }
-                None => {}
-            }
+            };
+            let is_free = |key: &Key| held.has(key) && held.is_idle(key, answered.now);
+            self.left_over |= group.iter().flat_map(Op::keys).any(is_free);
             // Some of it was decided before the server was asked: times count from there.
             answers.push((ticket, Reply { outcomes, asked_at, now: answered.now }));
         }

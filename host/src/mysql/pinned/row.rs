@@ -90,16 +90,18 @@ enum Event {
     },
 }
 
-/// A group that the server has to be asked for, with what is decided of it already.
+/// A group, with what is decided of it already: that is not decided again where it has to wait, or the server did not
+/// answer.
 struct Errand {
     job: Job,
     decided: Vec<Outcome>,
+    /// Times in what is decided count from there.
     began: Instant,
 }
 
-/// A group that has not been begun.
+/// A group that nothing is under way for.
 struct Waiting {
-    job: Job,
+    errand: Errand,
     /// Since when it has waited for a connection.
     no_room: Option<Instant>,
 }
@@ -113,7 +115,7 @@ struct Desk {
     connections: usize,
     waiting: VecDeque<Waiting>,
     /// What failed, until the next look.
-    resting: Vec<Job>,
+    resting: Vec<Errand>,
     /// Keys that an errand is under way for: what else is asked of them waits.
     busy: HashSet<Key>,
     slots: HashMap<u64, Slot>,
@@ -121,6 +123,12 @@ struct Desk {
     /// Connections that an errand is trying to lock something on.
     opening: usize,
     serial: u64,
+}
+
+impl Errand {
+    fn new(job: Job) -> Errand {
+        Errand { job, decided: Vec::new(), began: clock::now() }
+    }
 }
 
 impl Desk {
@@ -135,7 +143,7 @@ impl Desk {
                 _ = sweep.tick() => self.sweep(),
                 Some(event) = happened.recv() => self.happened(event),
                 job = incoming.recv() => match job {
-                    Some(job) => self.waiting.push_back(Waiting { job, no_room: None }),
+                    Some(job) => self.waiting.push_back(Waiting { errand: Errand::new(job), no_room: None }),
                     None => break,
                 },
             }
@@ -149,9 +157,10 @@ impl Desk {
     fn pump(&mut self) {
         let mut blocked = self.busy.clone();
         for waiting in std::mem::take(&mut self.waiting) {
-            let keys = || waiting.job.ops.iter().flat_map(Op::keys);
+            let job = &waiting.errand.job;
+            let keys = || job.ops.iter().flat_map(Op::keys);
             let is_free = !keys().any(|key| blocked.contains(key));
-            if !waiting.job.ticket.is_open() {
+            if !job.ticket.is_open() {
                 continue;
             }
             blocked.extend(keys().cloned());
@@ -169,15 +178,17 @@ impl Desk {
 
     /// Decides what needs nothing of the server, and sends somebody there for the rest.
     fn start(&mut self, waiting: Waiting) {
-        let Waiting { job, no_room } = waiting;
+        let Waiting { errand: Errand { job, mut decided, mut began }, no_room } = waiting;
         let terms = self.terms(Token::default(), Instant::default());
-        let mut decided = Vec::new();
+        if decided.is_empty() {
+            began = terms.own;
+        }
         let mut wanted: Vec<Key> = Vec::new();
         let mut strength = Strength::Shared;
         let mut any = false;
         {
             let mut held = self.common.held();
-            for op in &job.ops {
+            for op in &job.ops[decided.len()..] {
                 let reads = matches!(op, Op::Acquire(claim) if claim.mode == Mode::Shared);
                 let fit = |guard: &Guard| reads || guard.strength == Strength::Exclusive;
                 let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
@@ -198,7 +209,7 @@ impl Desk {
         wanted.sort_unstable();
         wanted.dedup();
         let all_decided = decided.len() == job.ops.len();
-        let errand = Errand { job, decided, began: terms.own };
+        let errand = Errand { job, decided, began };
         if all_decided {
             return self.finish(errand, Token::default(), Instant::default());
         }
@@ -208,20 +219,20 @@ impl Desk {
         } else if self.slots.len() + self.opening < self.connections {
             self.lock(errand, Wish { keys: wanted, any, strength, tokens });
         } else {
-            self.wait_for_room(errand.job, no_room);
+            self.wait_for_room(errand, no_room);
         }
     }
 
     /// A connection may be free in a moment; if none is, whoever asks is to know what is short.
-    fn wait_for_room(&mut self, job: Job, since: Option<Instant>) {
+    fn wait_for_room(&mut self, errand: Errand, since: Option<Instant>) {
         let now = clock::now();
         let since = since.unwrap_or(now);
         if now.us_since(since) < PATIENCE_US {
-            return self.waiting.push_back(Waiting { job, no_room: Some(since) });
+            return self.waiting.push_back(Waiting { errand, no_room: Some(since) });
         }
         let most = self.connections;
         let why = format!("all {most} connections for row locks have one (store.row_connections)");
-        refuse(job, why);
+        refuse(errand.job, why);
     }
 
     fn count(&mut self, errand: Errand, tokens: u64) {
@@ -335,7 +346,7 @@ impl Desk {
         match fault {
             Fault::Rejected { why } => refuse(errand.job, why.clone()),
             // A server that is gone is not asked more often than that.
-            _ => self.resting.push(errand.job),
+            _ => self.resting.push(errand),
         }
     }
 
@@ -427,9 +438,9 @@ impl Desk {
     fn sweep(&mut self) {
         let own = clock::now();
         let rested = std::mem::take(&mut self.resting).into_iter();
-        self.waiting.extend(rested.map(|job| Waiting { job, no_room: None }));
+        self.waiting.extend(rested.map(|errand| Waiting { errand, no_room: None }));
         for waiting in &mut self.waiting {
-            waiting.job.ticket.expire(own, LATE);
+            waiting.errand.job.ticket.expire(own, LATE);
         }
         for slot in self.slots.values_mut() {
             slot.tell_released(Some(own));
