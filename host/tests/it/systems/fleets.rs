@@ -10,6 +10,9 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::harness::{Response, signal};
 
+/// How long a quorum waits for servers that do not answer.
+const PATIENCE_MS: u64 = 3_000;
+const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
 const ORDERED: &str = "global_order = true\nmax_waiters = 1000";
 
 fn waits(proxy: &Proxy, resource: &str, owner: &str, wait_ms: u32) -> JoinHandle<Response> {
@@ -217,24 +220,26 @@ on_both! {
             .map(|(n, server)| format!("[stores.s{n}]\nurl = \"{}\"\n", server.url()))
             .collect();
         let sections = format!(
-            "{stores}[quorum]\npatience_ms = 1000\n[policies.default]\npath = \"builtin:default\"\n\
+            "{stores}[quorum]\npatience_ms = {PATIENCE_MS}\n[policies.default]\npath = \"builtin:default\"\n\
              settings = {{ primitive = \"quorum\" }}\n\
              [policies.plain]\npath = \"builtin:default\"\n[[routes]]\nresource = \"plain/*\"\npolicy = \"plain\"\n"
         );
         let main = database(kind).await;
         let settings = |url: &str| Settings {
             url: url.to_owned(),
-            store: "timeout_ms = 2000".to_owned(),
+            store: format!("timeout_ms = {}", 2 * PATIENCE_MS),
             sections: sections.clone(),
         };
         let (one, other) = (Proxy::with(settings(&main)).await, Proxy::with(settings(&main)).await);
         let (client, elsewhere) = (one.client(), other.client());
+        // A majority is enough to be ready; the others are prepared a little later where the disk is slow.
+        every_server_is_there(&[&one, &other]).await;
         let wait = |resource: &str| json!({"resource": resource, "ttl_ms": 20_000, "wait_ms": 10_000});
         let first = client.acquire(wait("a")).await;
         assert_eq!((first.status, &first.json["primitive"]), (200, &json!("quorum")), "{}", first.text);
         assert!(first.number("expires_in_ms") <= 20_000);
         assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
-        assert!(holds_some(servers[0].url()).await);
+        all(&servers, "it is granted everywhere", true).await;
         assert_eq!(elsewhere.renew(&first.json).await.status, 200, "any proxy renews it");
         assert_eq!(elsewhere.release(&first.json).await.status, 200);
         all(&servers, "it is released everywhere", false).await;
@@ -245,7 +250,7 @@ on_both! {
         let begun = Instant::now();
         let second = client.acquire(wait("a")).await;
         assert_eq!(second.status, 200, "{}", second.text);
-        assert!(begun.elapsed() < Duration::from_millis(1_500), "those that hang are not waited for");
+        assert!(begun.elapsed() < PATIENCE, "those that hang are not waited for");
         assert!(second.number("token") > first.number("token"));
         assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
         assert_eq!(client.release(&second.json).await.status, 200);
@@ -270,9 +275,7 @@ on_both! {
         (0..3).for_each(go_on);
         all(&servers, "nothing is left behind", false).await;
         // All five have what is granted from here on, so two of them may go.
-        for proxy in [&one, &other] {
-            eventually("every server is there", async || !warns(proxy, "stores.").await).await;
-        }
+        every_server_is_there(&[&one, &other]).await;
         let after = elsewhere.acquire(wait("a")).await;
         assert_eq!(after.status, 200, "{}", after.text);
         assert!(after.number("token") > second.number("token"));
@@ -288,11 +291,18 @@ on_both! {
         assert_eq!(client.release(&after.json).await.status, 200);
         let last = elsewhere.acquire(wait("a")).await;
         assert_eq!(last.status, 200, "{}", last.text);
-        assert!(begun.elapsed() < Duration::from_millis(1_500), "those that are gone are not waited for");
+        assert!(begun.elapsed() < PATIENCE, "those that are gone are not waited for");
         assert!(last.number("token") > after.number("token"));
         for server in servers {
             server.stop().await;
         }
+    }
+}
+
+async fn every_server_is_there(proxies: &[&Proxy]) {
+    for proxy in proxies {
+        proxy.until_ready().await;
+        eventually("every server is there", async || !warns(proxy, "stores.").await).await;
     }
 }
 

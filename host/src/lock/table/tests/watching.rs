@@ -95,7 +95,8 @@ fn a_lease_is_said_to_have_expired_before_the_next_one_is_granted() {
     desk.pass_ms(5_000);
     assert!(desk.notes.is_empty(), "the store has not been asked");
     desk.granted_to(2);
-    let [Note::Expired { token: Token(7), .. }, Note::Granted { token: Token(8), .. }] = desk.notes[..] else {
+    let [Note::Expired { token: Token(7), .. }, Note::Granted { token: Token(8), .. }] = desk.notes[..]
+    else {
         panic!("{:?}", desk.notes);
     };
     assert_eq!(desk.table.held(), 1);
