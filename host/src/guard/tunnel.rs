@@ -1,16 +1,15 @@
 //! A connection that changed its protocol, for example to WebSocket, under the lock of its request.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio_util::io::InspectReader;
 
 use super::locked::{Locked, lost};
 use crate::clock;
@@ -31,8 +30,7 @@ pub async fn run(
     let heard_at = Arc::new(AtomicU64::new(clock::now().0));
     let pass = async {
         let upstream = TokioIo::new(upstream.await.map_err(io::Error::other)?);
-        let mut client = Heard { stream: client, at: heard_at.clone() };
-        let mut upstream = Heard { stream: upstream, at: heard_at.clone() };
+        let (mut client, mut upstream) = (heard(client, &heard_at), heard(upstream, &heard_at));
         upstream.write_all(&early).await?;
         tokio::io::copy_bidirectional(&mut client, &mut upstream).await
     };
@@ -75,35 +73,7 @@ async fn silence(heard_at: &AtomicU64, idle: Duration) {
 }
 
 /// Notes when something was last heard.
-struct Heard<S> {
-    stream: S,
-    at: Arc<AtomicU64>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if read.is_ready() {
-            self.at.store(clock::now().0, Relaxed);
-        }
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
+fn heard<S: AsyncRead>(stream: S, at: &Arc<AtomicU64>) -> InspectReader<S, impl FnMut(&[u8])> {
+    let at = at.clone();
+    InspectReader::new(stream, move |_| at.store(clock::now().0, Relaxed))
 }

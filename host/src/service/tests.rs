@@ -151,7 +151,7 @@ async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
 async fn an_outcome_that_was_kept_is_told_as_kept_when_the_answer_comes_after_the_lease() {
     let memory = memory();
     let policies = policies(&Limits::default(), &[("primitive", "once")]);
-    let service = Service::start(Parts { policies, ..parts(&memory) });
+    let service = Service::start(Parts { policies, store_timeout_ms: 20_000, ..parts(&memory) });
     let guarded = service.guard(&Request { ttl_ms: Some(400), ..request("a") }).await.unwrap();
     let Guarded::Held(hold) = guarded else { panic!("it was not done before") };
     let keeping = hold.keep();

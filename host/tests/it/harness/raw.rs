@@ -53,6 +53,13 @@ impl Raw {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// Takes in so many bytes, within a minute.
+    pub async fn skip(&mut self, bytes: u64) {
+        let (mut sink, mut part) = (tokio::io::sink(), (&mut self.0).take(bytes));
+        let read = tokio::time::timeout(Duration::from_secs(60), tokio::io::copy(&mut part, &mut sink)).await;
+        assert_eq!(read.expect("they come").ok(), Some(bytes));
+    }
+
     /// How many bytes come until the other side closes, within a minute.
     pub async fn count(&mut self) -> u64 {
         let mut sink = tokio::io::sink();
