@@ -294,13 +294,15 @@ on_both! {
         let dir = folder();
         let path = dir.path().join("p.wasm");
         std::fs::write(&path, default_policy()).unwrap();
+        // Built before the request, which lasts for less than a build may take.
+        let renamed = RENAMED.clone();
         let config = LISTEN.to_owned()
             + &route("/task/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000").replace("\"default\"", "\"p\"")
             + &format!("[policies.p]\npath = \"{}\"\n", path.display());
         let guarded = Guarded::start(kind, &config).await;
         let held = guarded.send("POST", "/task/1?ms=8000", &[]);
         guarded.until_served("/task/1", 1).await;
-        let pushed = guarded.proxy.admin().send("PUT", "/v1/policies/p", RENAMED.clone()).await;
+        let pushed = guarded.proxy.admin().send("PUT", "/v1/policies/p", renamed).await;
         assert_eq!(pushed.status, 200, "{}", pushed.text);
         assert!(!held.is_finished(), "the old key is held yet");
         let next = guarded.send("POST", "/task/1?ms=10", &[]);
