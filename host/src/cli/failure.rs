@@ -62,6 +62,16 @@ impl Failure {
         self.code() == 5
     }
 
+    /// The most that the proxy takes for this field, where it was given more.
+    pub fn bound_of(&self, field: &str) -> Option<usize> {
+        match self {
+            Failure::Problem { body, .. } if body["field"] == field => {
+                body["bound"].as_u64().and_then(|bound| bound.try_into().ok())
+            }
+            _ => None,
+        }
+    }
+
     /// As [`Failure::is_of_the_server`], and nothing was done.
     pub fn was_not_heard(&self) -> bool {
         match self {

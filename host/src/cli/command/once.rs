@@ -72,9 +72,9 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
         }
         Some(mut passing) => {
             let outcome = outcome(code, &passing.kept().await);
-            (finish(&servers, &lease, &outcome, &mut signals).await, Some(passing))
+            (finish(&servers, &lease, outcome, &mut signals).await, Some(passing))
         }
-        None => (finish(&servers, &lease, &outcome(code, &Kept::default()), &mut signals).await, None),
+        None => (finish(&servers, &lease, outcome(code, &Kept::default()), &mut signals).await, None),
     };
     let (finished, output) = result;
     if let Some(passing) = output {
@@ -96,6 +96,21 @@ fn outcome(code: u8, kept: &Kept) -> Value {
     outcome
 }
 
+/// The outcome with as much of the output as fits into so many bytes of JSON: a byte of the output may take six.
+/// `None` where there is nothing to cut.
+fn fitted(mut outcome: Value, bytes: usize) -> Option<Value> {
+    outcome["cut"] = true.into();
+    loop {
+        let over = outcome.to_string().len().saturating_sub(bytes);
+        let Value::String(stdout) = &mut outcome["stdout"] else { return None };
+        if over == 0 {
+            return Some(outcome);
+        }
+        let rest = stdout.len().checked_sub(over.div_ceil(6))?;
+        stdout.truncate(stdout.floor_char_boundary(rest));
+    }
+}
+
 /// Prints what the first run printed.
 fn replay(outcome: &Value) -> u8 {
     let stdout = outcome["stdout"].as_str().map_or_else(|| outcome.to_string() + "\n", str::to_owned);
@@ -111,7 +126,7 @@ fn replay(outcome: &Value) -> u8 {
 async fn finish(
     servers: &Servers,
     lease: &Held,
-    outcome: &Value,
+    outcome: Value,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
     let finished = repeat_finish(servers, lease, outcome);
@@ -135,15 +150,39 @@ async fn finish(
     result
 }
 
-async fn repeat_finish(servers: &Servers, lease: &Held, outcome: &Value) -> Result<(), Failure> {
-    let body = json!({ "lease_id": lease.id, "outcome": outcome });
+async fn repeat_finish(servers: &Servers, lease: &Held, mut outcome: Value) -> Result<(), Failure> {
     loop {
-        match servers.post("/v1/once/finish", &body, CALL_TIMEOUT).await {
+        let body = json!({ "lease_id": lease.id, "outcome": outcome });
+        let failure = match servers.post("/v1/once/finish", &body, CALL_TIMEOUT).await {
             Ok(_) => return Ok(()),
-            Err(failure) if failure.code() == 5 && clock::now() < lease.valid_until() => {
-                tokio::time::sleep(FINISH_PAUSE).await;
-            }
-            Err(failure) => return Err(failure),
+            Err(failure) => failure,
+        };
+        if let Some(bound) = failure.bound_of("outcome") {
+            outcome = fitted(outcome, bound).ok_or(failure)?;
+        } else if failure.code() == 5 && clock::now() < lease.valid_until() {
+            tokio::time::sleep(FINISH_PAUSE).await;
+        } else {
+            return Err(failure);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_cut_to_what_the_proxy_keeps() {
+        for text in ["x", "\0", "\u{FFFD}", "\u{1F512}\n"] {
+            let outcome = json!({"code": 7, "stdout": text.repeat(8_192 / text.len())});
+            for bytes in [64, 65, 100, 1_000, 4_000] {
+                let fitted = fitted(outcome.clone(), bytes).unwrap();
+                let length = fitted.to_string().len();
+                assert!(length <= bytes && length + 12 > bytes, "{length} of {bytes}");
+                assert_eq!((&fitted["code"], &fitted["cut"]), (&json!(7), &json!(true)));
+                assert!(outcome["stdout"].as_str().unwrap().starts_with(fitted["stdout"].as_str().unwrap()));
+            }
+        }
+        assert_eq!(fitted(json!({"code": 7, "stdout": ""}), 20), None);
     }
 }

@@ -235,11 +235,12 @@ on_both! {
         let dir = folder();
         let trace = dir.path().join("trace");
         let api = format!("http://{}", proxy.api_address());
-        let once = |script: &str| {
+        let once_of = |resource: &str, script: &str| {
             let mut command = lockkeeper();
-            command.args(["--server", &api, "once", "invoices", "--", "sh", "-c", script]).env("TRACE", &trace);
+            command.args(["--server", &api, "once", resource, "--", "sh", "-c", script]).env("TRACE", &trace);
             tokio::task::spawn_blocking(move || command.output().expect("the command runs"))
         };
+        let once = |script: &str| once_of("invoices", script);
         let failed = once("echo x >> $TRACE; exit 7").await.unwrap();
         assert_eq!(failed.status.code(), Some(7));
         let runs = join_all((0..6).map(|_| once("echo x >> $TRACE; sleep 0.3; echo sent 12"))).await;
@@ -247,7 +248,16 @@ on_both! {
             let run = run.unwrap();
             assert_eq!((run.status.code(), &*run.stdout), (Some(0), &b"sent 12\n"[..]), "{run:?}");
         }
-        let trace = std::fs::read_to_string(&trace).unwrap();
-        assert_eq!(trace.lines().count(), 2, "one that failed, and one that did not");
+        let lines = || std::fs::read_to_string(&trace).unwrap().lines().count();
+        assert_eq!(lines(), 2, "one that failed, and one that did not");
+
+        // As JSON, a byte that is no text is longer than what is kept of an outcome by number of bytes.
+        for kept in ["everything", "the beginning"] {
+            let run = once_of("binary", "echo x >> $TRACE; head -c 9000 /dev/zero").await.unwrap();
+            let complains = String::from_utf8_lossy(&run.stderr).contains("only the beginning");
+            assert_eq!((run.status.code(), complains), (Some(0), kept == "the beginning"), "{run:?}");
+            assert_eq!(run.stdout.len() == 9_000, kept == "everything");
+        }
+        assert_eq!(lines(), 3, "the second call is answered with the first one's outcome");
     }
 }
