@@ -218,7 +218,7 @@ on_both! {
             let began = Instant::now();
             one = proxy_of([&a, &b], MAX_TTL_MS).await;
             until_used(&one, &b).await;
-            assert!(began.elapsed() < Duration::from_secs(6), "it took {:?}", began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(10), "it took {:?}", began.elapsed());
             world.set_address(0, one.api_address());
             world.another_round().await;
         }
