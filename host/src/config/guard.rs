@@ -1,6 +1,6 @@
 //! `[[guard]]`: listeners whose requests are passed on to an application, under locks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -91,6 +91,10 @@ pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
     let mut by_application: BTreeMap<String, String> = BTreeMap::new();
     for guard in guards {
         let text = by_application.entry(guard.application.clone()).or_default();
+        if !text.is_empty() {
+            // A route that moves to another listener names the requests of that one.
+            text.push('|');
+        }
         for route in &guard.routes {
             let GuardRoute { methods, path, exact_case, ambiguous_paths, headers, lock, .. } = route;
             let lock = lock.as_ref().map(|lock| {
@@ -100,11 +104,44 @@ pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
             });
             text.push_str(&format!("{methods:?}{path}{exact_case}{ambiguous_paths}{headers:?}{lock:?};"));
         }
+        text.push_str(&guard.header_rules());
     }
     by_application
 }
 
+impl GuardConfig {
+    /// What decides about headers before the routes read them; empty where they read none of those.
+    fn header_rules(&self) -> String {
+        let read: BTreeSet<&str> = self.routes.iter().flat_map(GuardRoute::reads_headers).collect();
+        let is_forwarded = |name: &&str| {
+            let name = name.replace('_', "-");
+            name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-")
+        };
+        let trusts = self.trust_forwarded && read.iter().any(is_forwarded);
+        let kept: BTreeSet<&str> = self.keep_headers.iter().map(String::as_str).collect();
+        let kept: Vec<&&str> = kept.intersection(&read).collect();
+        if trusts || !kept.is_empty() { format!("{trusts}{kept:?};") } else { String::new() }
+    }
+}
+
+impl GuardRoute {
+    /// The headers that a request is matched by, and named by.
+    fn reads_headers(&self) -> impl Iterator<Item = &str> {
+        let matched = self.headers.iter().map(|(name, _)| name.as_str());
+        matched.chain(self.lock.iter().flat_map(GuardLock::reads_headers))
+    }
+}
+
 impl GuardLock {
+    fn reads_headers(&self) -> impl Iterator<Item = &str> {
+        let templates = self.labels.iter().map(|(_, template)| template).chain([&self.resource]);
+        let named = templates.flat_map(Template::parts).filter_map(|part| match part {
+            Part::Header(name) => Some(name.as_str()),
+            _ => None,
+        });
+        named.chain(self.see_headers.iter().map(String::as_str))
+    }
+
     /// Whether the lock is named by something in the body.
     pub fn names_body(&self) -> bool {
         let labels = self.labels.iter().map(|(_, template)| template);

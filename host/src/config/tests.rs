@@ -292,6 +292,36 @@ fn guarded_routes_are_read() {
     assert!(second.lock.is_none() && second.methods.is_empty());
 }
 
+/// What decides about the name of a request is in the text, and nothing else is.
+#[test]
+fn the_naming_of_requests_says_what_names_them() {
+    let listener = |port: u16, more: &str, routes: &[(&str, &str)]| {
+        let route = |(path, more): &(&str, &str)| {
+            format!(
+                "[[guard.routes]]\nmatch = {{ path = \"{path}\" }}\nupstream = \"http://a\"\npolicy = \"default\"\n{more}\n"
+            )
+        };
+        let routes: String = routes.iter().map(route).collect();
+        format!("[[guard]]\nlisten = \"127.0.0.1:{port}\"\n{more}\n{routes}")
+    };
+    let of = |text: &str| naming(&parse(text).unwrap().guards);
+    let one = |more: &str, route: &str| of(&listener(7080, more, &[("/a", route)]));
+    let plain = "resource = \"{path}\"";
+    assert_eq!(one("", plain), one("trust_forwarded = true\nkeep_headers = [\"x_a\"]", plain));
+    assert_eq!(one("", plain), one("", &format!("{plain}\nwait_ms = 5\nresponse_timeout_ms = 77")));
+    let forwarded = "resource = \"{header.x-forwarded-host}\"";
+    assert_ne!(one("", forwarded), one("trust_forwarded = true", forwarded));
+    let seen = "see = { headers = [\"x_a\"] }";
+    assert_ne!(one("", seen), one("keep_headers = [\"x_a\"]", seen));
+    assert_eq!(one("", seen), one("keep_headers = [\"x_b\"]", seen));
+    let two = |first: &[&str], second: &[&str]| {
+        let routes =
+            |paths: &[&str]| listener(7080, "", &paths.iter().map(|path| (*path, "")).collect::<Vec<_>>());
+        of(&(routes(first) + &routes(second).replace("7080", "7081")))
+    };
+    assert_ne!(two(&["/a", "/b"], &["/c"]), two(&["/a"], &["/b", "/c"]), "a route has moved");
+}
+
 #[test]
 fn faults_of_guarded_routes_are_named() {
     let route = |more: &str| {
