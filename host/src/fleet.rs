@@ -5,6 +5,7 @@
 //! | [`machine`] | what a member does next; pure |
 //! | [`drive`] | joins, follows the records, and counts those as gone that are |
 //! | [`change`] | replaces a policy on all members |
+//! | [`naming`] | changes how guarded requests are named |
 //! | [`status`] | what operators see |
 //! | [`host`] | which process a proxy is |
 //!
@@ -35,9 +36,12 @@ mod change;
 mod drive;
 mod host;
 mod machine;
+mod naming;
 mod status;
 
 pub use change::{ChangeError, Changed};
+pub use machine::Renaming;
+pub use naming::NotNamed;
 pub use status::{FleetStatus, MemberStatus, PolicyRecord};
 
 /// Beats after its last one for which a proxy may write.
@@ -83,8 +87,8 @@ struct Inner {
     host: String,
     /// `[[routes]]` as they are recorded.
     routes: Component,
-    /// How guarded requests are named, as it is recorded.
-    naming: Mutex<Vec<(String, Component)>>,
+    /// How guarded requests are named, as it is recorded. Locked while that is changed, and while this proxy joins by it.
+    naming: tokio::sync::Mutex<Records>,
     state: Mutex<State>,
     view: watch::Sender<View>,
     /// Asks for a beat now.
@@ -92,6 +96,13 @@ struct Inner {
     /// Generations that were checked here, by policy: what is pushed need not be compiled twice.
     prepared: Mutex<HashMap<String, Prepared>>,
     stop: CancellationToken,
+}
+
+/// By name.
+type Records = Vec<(String, Component)>;
+
+fn versions(records: &Records) -> BTreeMap<String, Version> {
+    records.iter().map(|(name, component)| (name.clone(), component.version.clone())).collect()
 }
 
 #[derive(Default)]
@@ -137,7 +148,7 @@ impl Fleet {
             beat,
             host: host::here(),
             routes: record_of(&routes),
-            naming: Mutex::new(naming_records(&naming)),
+            naming: tokio::sync::Mutex::new(naming_records(&naming)),
             state: Mutex::new(state),
             view,
             hurry: Notify::new(),
@@ -148,42 +159,6 @@ impl Fleet {
         vital::spawn("the beat of the fleet", fleet.clone().beats());
         vital::spawn("the agreement of the fleet", fleet.clone().run());
         fleet
-    }
-
-    /// Records that guarded requests are named in another way from now on, which takes a fleet of one.
-    ///
-    /// # Errors
-    /// Why they are named as before.
-    pub async fn name_requests(&self, naming: BTreeMap<String, String>) -> Result<(), String> {
-        let records = naming_records(&naming);
-        let id = self.0.state().id;
-        self.0.service.raise_tokens().await.map_err(|error| error.to_string())?;
-        match self.0.registry.found(id, records.clone()).await {
-            Ok(true) => {
-                *self.0.naming.lock().unwrap_or_else(PoisonError::into_inner) = records;
-                self.0.hurry.notify_one();
-                Ok(())
-            }
-            Ok(false) => Err(
-                "the new routes name requests differently, and other proxies go by the old ones: give all \
-                              proxies the new routes, stop them all, and start them again"
-                    .to_owned(),
-            ),
-            Err(error) => {
-                // Whether it was recorded is not known, and another proxy may join by what is recorded.
-                {
-                    let mut state = self.0.state();
-                    if state.id == id && state.stage == Stage::Member {
-                        self.0.step_out(
-                            &mut state,
-                            "the store did not say whether the new routes were recorded",
-                        );
-                    }
-                }
-                let _ = self.0.registry.leave(id).await;
-                Err(error.to_string())
-            }
-        }
     }
 
     /// Writes nothing more and gives up its place, so that nobody waits for it.
@@ -291,14 +266,10 @@ impl Inner {
     }
 
     /// What this proxy would have recorded.
-    fn own_records(&self) -> Vec<(String, Component)> {
+    fn own_records(&self, naming: &Records) -> Records {
         let own = |name: &str| Some((name.to_owned(), component_of(&*self.policies.get(name)?)));
         let policies = self.policies.names().filter_map(own);
-        policies.chain([(ROUTES.to_owned(), self.routes.clone())]).chain(self.naming()).collect()
-    }
-
-    fn naming(&self) -> Vec<(String, Component)> {
-        self.naming.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        policies.chain([(ROUTES.to_owned(), self.routes.clone())]).chain(naming.iter().cloned()).collect()
     }
 
     fn fingerprint(&self) -> String {
@@ -340,7 +311,7 @@ fn record_of(routes: &[Route]) -> Component {
     recorded(texts, serde_json::to_vec(&pairs).unwrap_or_default())
 }
 
-fn naming_records(naming: &BTreeMap<String, String>) -> Vec<(String, Component)> {
+fn naming_records(naming: &BTreeMap<String, String>) -> Records {
     let record = |(application, naming): (&String, &String)| {
         (guard_record(application), recorded([naming.as_str()], naming.clone().into_bytes()))
     };

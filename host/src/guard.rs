@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | which route a request takes, what its policy sees, and the name of what is locked | `crate::route` |
 //! | the routes and the upstreams, as they are now | `routes` |
+//! | routes that change while requests are under way | `change`, `underway` |
 //! | headers that stay behind, and those that the proxy sets | `headers` |
 //! | the request to the upstream, with its time-outs | `exchange`, `upstream`, `upload`, `socket` |
 //! | the answer to the client, and the end of the lock | `relay`, `locked` |
@@ -29,11 +30,12 @@ use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, Matched, Upstrea
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
 use crate::route::{self, Asked};
-use crate::service::{AcquireError, Answer, Guarded, Renamed, Request as Wanted, Service, Via};
+use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
 use crate::store::Health;
 use crate::telemetry::Metrics;
 use crate::vital;
 
+mod change;
 mod exchange;
 mod headers;
 mod health;
@@ -48,6 +50,7 @@ mod underway;
 mod upload;
 mod upstream;
 
+pub use change::Change;
 use exchange::Exchange;
 use locked::Locked;
 use replay::Once;
@@ -72,29 +75,6 @@ struct Shared {
     under_way: Arc<UnderWay>,
     /// Whether what the store's health says is more than that nobody has asked the store yet.
     has_looked: AtomicBool,
-}
-
-/// Routes that are about to be replaced. Dropping it leaves the old ones.
-pub struct Change<'a> {
-    guard: &'a Guard,
-    new: Vec<Arc<Routes>>,
-    renamed: Vec<Renamed>,
-}
-
-impl Change<'_> {
-    /// The new routes are the current ones when this returns.
-    pub fn install(mut self) {
-        self.guard.shared.service.rename(std::mem::take(&mut self.renamed));
-        for (routes, new) in self.guard.routes.iter().zip(&self.new) {
-            routes.store(new.clone());
-        }
-    }
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        self.guard.shared.under_way.resume();
-    }
 }
 
 /// The handler of one listener.
@@ -137,32 +117,6 @@ impl Guard {
             routes: routes.clone(),
         };
         self.routes.iter().enumerate().map(front).collect()
-    }
-
-    /// Prepares other routes; requests that have their lock go on by the routes that they came in by. The listeners
-    /// must be the same as before. Until the change is installed or dropped, later requests that need a lock wait.
-    ///
-    /// # Errors
-    /// Where the new routes cannot name a request that has its lock; try again when it has ended.
-    pub fn prepare(&self, configs: &[GuardConfig]) -> Result<Change<'_>, String> {
-        let shared = &self.shared;
-        let new: Vec<_> =
-            configs.iter().map(|config| Arc::new(Routes::new(config, &shared.targets))).collect();
-        let rename = |named: &Named, routes: &Routes| {
-            let Ok((route, matched)) = routes.find(&named.parts) else { return Ok(None) };
-            let Some(lock) = &route.config.lock else { return Ok(None) };
-            let cannot = |why: &str| {
-                let resource = &named.wanted.resource;
-                format!("the new routes cannot name a request that is under way as {resource}: {why}")
-            };
-            let seen = named.seen.limited_to(lock.see_body_bytes);
-            let seen = seen.ok_or_else(|| cannot("they need more of its body than was read"))?;
-            let asked = route::asked(lock, &named.parts, matched, seen, &shared.limits);
-            let asked = asked.map_err(|problem| cannot(problem.detail()))?;
-            Ok(Some(wanted(&route, lock, asked, named.wanted.owner.clone())))
-        };
-        let renamed = shared.under_way.pause(&shared.service, &new, &rename)?;
-        Ok(Change { guard: self, new, renamed })
     }
 
     /// Waits for the exchanges that go on without their clients.
@@ -222,7 +176,10 @@ impl Front {
             if let Some(grant) = grant {
                 break (route, grant);
             }
-            self.shared.under_way.resumed().await;
+            if !self.shared.under_way.resumed().await {
+                let why = "the routes are being replaced".to_owned();
+                return Err(AcquireError::NotYet { why }.into());
+            }
             routes = self.routes.load_full();
         };
         let (outcome, lock) = match grant {
@@ -249,7 +206,7 @@ impl Front {
     }
 
     /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
-    /// routes were replaced meanwhile.
+    /// routes are being replaced, or were replaced meanwhile.
     async fn admit(
         &self,
         routes: &Arc<Routes>,
@@ -266,6 +223,9 @@ impl Front {
         let wanted = wanted(route, lock, asked, owner);
         let named = Named { listener: self.place, parts: parts.clone(), seen, wanted: wanted.clone() };
         let is_current = || Arc::ptr_eq(&self.routes.load(), routes);
+        if lock.fail_open && self.shared.store_is_gone() {
+            return Ok(Some(Grant::Unlocked));
+        }
         let Some(entry) = self.shared.under_way.enter(named, is_current) else { return Ok(None) };
         let outdated = entry.watch();
         let waits_for_body = !body.is_end_stream();
@@ -288,9 +248,6 @@ impl Front {
         entry: Entry,
     ) -> Result<Option<Grant>, Problem> {
         let shared = &self.shared;
-        if lock.fail_open && shared.store_is_gone() {
-            return Ok(Some(Grant::Unlocked));
-        }
         let once = || Once {
             fingerprint: wanted
                 .via
@@ -304,8 +261,8 @@ impl Front {
         let begun = clock::now();
         match shared.service.guard(wanted).await {
             Ok(Guarded::Held(hold)) => {
-                let locked = Locked::new(*hold, once, shared.metrics.clone(), entry);
-                Ok(locked.map(|locked| Grant::Locked(Box::new(locked))))
+                let locked = Box::new(Locked::new(*hold, once, shared.metrics.clone(), entry));
+                Ok(locked.proceeds().await.then_some(Grant::Locked(locked)))
             }
             Ok(Guarded::Done(kept)) => {
                 let replayed = replay::replay(&kept, &once().fingerprint, &wanted.resource)?;

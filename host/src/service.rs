@@ -23,7 +23,6 @@ mod both;
 mod core;
 mod history;
 mod hold;
-mod rename;
 mod resume;
 #[cfg(test)]
 mod tests;
@@ -35,7 +34,6 @@ mod views;
 use self::acquire::Call;
 use self::core::Msg;
 pub use hold::{Hold, Keeping};
-pub use rename::Renamed;
 pub use values::{Begun, Committed, Guarded, Versioned};
 pub use via::{RESERVED, Via};
 

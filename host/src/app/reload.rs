@@ -8,15 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{Config, GuardConfig, GuardRoute, naming, process_env};
-use crate::fleet::Fleet;
-use crate::guard::Guard;
+use crate::fleet::{Fleet, NotNamed, Renaming};
+use crate::guard::{Change, Guard};
 use crate::telemetry::Metrics;
 use crate::watch::{Changes, Watcher, watch};
 
 /// A file over this size is no configuration.
 const MAX_BYTES: usize = 16 << 20;
-/// How long routes that cannot be used yet wait to be tried again.
+/// How long routes wait to be tried again where a look at what is known here says whether they can be used.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long they wait where requests had to be kept waiting to find that they cannot; twice as long each time. A request
+/// that is under way for hours costs the others two seconds in two minutes then.
+const PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
 /// Why the changed configuration is not used; `None` where there is nothing wrong with it.
 pub type Refused = tokio::sync::watch::Receiver<Option<String>>;
@@ -39,15 +43,17 @@ pub(super) fn watch_routes(
 /// Why a changed configuration is not used.
 enum NotUsed {
     Faulty(Vec<String>),
-    /// It will do once something has ended: it is tried again.
+    /// It will do once the fleet has changed: it is tried again.
     Yet(String),
+    /// It will do once leases have ended: it is tried again, but not often.
+    Held(String),
 }
 
 impl NotUsed {
     fn faults(self) -> Vec<String> {
         match self {
             NotUsed::Faulty(faults) => faults,
-            NotUsed::Yet(why) => vec![why],
+            NotUsed::Yet(why) | NotUsed::Held(why) => vec![why],
         }
     }
 }
@@ -64,20 +70,24 @@ struct Running {
 
 impl Running {
     async fn follow(mut self, mut changes: Changes) {
-        let mut is_awaited = false;
+        let (mut retry, mut pause) = (None, PAUSE);
         loop {
             tokio::select! {
                 changed = changes.recv() => if changed.is_none() {
                     return;
                 },
-                () = tokio::time::sleep(RETRY), if is_awaited => {}
+                () = tokio::time::sleep(retry.unwrap_or_default()), if retry.is_some() => {}
             }
             let loaded = self.load().await;
-            is_awaited = matches!(loaded, Err(NotUsed::Yet(_)));
+            (retry, pause) = match loaded {
+                Err(NotUsed::Held(_)) => (Some(pause), (pause * 2).min(LONGEST_PAUSE)),
+                Err(NotUsed::Yet(_)) => (Some(RETRY), pause),
+                _ => (None, PAUSE),
+            };
             let loaded = loaded.map_err(NotUsed::faults);
             let refused = loaded.as_ref().err().map(|faults| faults.join("; "));
             let before = self.refused.send_replace(refused.clone());
-            if before == refused && is_awaited {
+            if before == refused && retry.is_some() {
                 continue;
             }
             let was_refused = before.is_some();
@@ -118,14 +128,60 @@ impl Running {
             return Ok(None);
         }
         fits(&self.config, &changed.guards).map_err(|fault| NotUsed::Faulty(vec![fault]))?;
-        let change = self.guard.prepare(&changed.guards).map_err(NotUsed::Yet)?;
         let naming = naming(&changed.guards);
-        if naming != self::naming(&self.config.guards) {
-            self.fleet.name_requests(naming).await.map_err(NotUsed::Yet)?;
+        if naming == self::naming(&self.config.guards) {
+            self.guard.replace(&changed.guards);
+        } else {
+            self.rename(&changed.guards, &naming).await?;
         }
-        change.install();
         self.config.guards = changed.guards;
         Ok(Some(self.config.guards.iter().map(|guard| guard.routes.len()).sum()))
+    }
+
+    /// Replaces routes by some that name requests differently.
+    async fn rename(&self, guards: &[GuardConfig], naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
+        let renaming = self.fleet.may_name(naming).await.map_err(NotUsed::Yet)?;
+        let change = self.guard.prepare(guards);
+        let agreed = match renaming {
+            // Who recorded these names has waited for the leases under the others.
+            Renaming::Recorded => self.fleet.follow_naming(naming).await.map_err(NotUsed::Yet),
+            Renaming::Alone => self.agree(&change, naming).await,
+        };
+        match &agreed {
+            Ok(()) => change.install(),
+            Err(_) => change.give_up(),
+        }
+        agreed
+    }
+
+    /// Records the new names once no lease is left under the old ones. Requests wait until it is known whether they are
+    /// recorded: a proxy that joins goes by the record.
+    async fn agree(&self, change: &Change<'_>, naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
+        let mut named = self.record(change, naming).await?;
+        while let Err(NotNamed::Unknown(why)) = named {
+            tracing::warn!("it is not known whether the new routes were recorded; requests wait: {why}");
+            tokio::time::sleep(RETRY).await;
+            named = match self.fleet.has_named(naming).await {
+                Some(named) => named,
+                // Another proxy may have come and died meanwhile: the leases are looked at again.
+                None => self.record(change, naming).await.unwrap_or(Err(NotNamed::Unknown(why))),
+            };
+        }
+        named.map_err(|not| match not {
+            NotNamed::Refused(why) | NotNamed::Unknown(why) => NotUsed::Yet(why),
+        })
+    }
+
+    /// The tokens are raised when nothing more is granted by the old names, and before it is known that this proxy is
+    /// alone: that may take a while.
+    async fn record(
+        &self,
+        change: &Change<'_>,
+        naming: &BTreeMap<String, String>,
+    ) -> Result<Result<(), NotNamed>, NotUsed> {
+        self.fleet.raise_tokens().await.map_err(NotUsed::Held)?;
+        change.unhindered().await.map_err(NotUsed::Held)?;
+        Ok(self.fleet.name_requests(naming).await)
     }
 }
 

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::machine::{self, Joining, Newcomer, Step};
-use super::{Fleet, Stage, host, version_of};
+use super::machine::{self, Joining, Naming, Newcomer, Step};
+use super::{Fleet, Records, Stage, host, version_of, versions};
 use crate::clock;
 use crate::lock::ServerTime;
 use crate::policy::Prepared;
@@ -66,10 +66,6 @@ impl Watch {
         let long_ago = |since: ServerTime| view.now.us_since(since) >= LAST_WORDS_US;
         ended.into_iter().filter(|id| self.ended.get(id).is_some_and(|since| long_ago(*since))).collect()
     }
-}
-
-fn versions(records: &[(String, Component)]) -> BTreeMap<String, Version> {
-    records.iter().map(|(name, component)| (name.clone(), component.version.clone())).collect()
 }
 
 impl Fleet {
@@ -150,16 +146,21 @@ impl Fleet {
                 continue;
             }
             self.evict(watch, &view, id).await;
-            let (routes, naming) = (self.0.fingerprint(), versions(&self.0.naming()));
-            let (routes, naming, first_beats) = (routes.as_str(), &naming, &watch.first_beats);
-            let newcomer = Newcomer { id, routes, naming, own: founds.then_some(&own), first_beats };
+            let naming = self.0.naming.lock().await;
+            let (routes, names) = (self.0.fingerprint(), versions(&naming));
+            let (routes, names, first_beats) = (routes.as_str(), &names, &watch.first_beats);
+            let newcomer = Newcomer { id, routes, naming: names, own: founds.then_some(&own), first_beats };
             let joining = machine::joining(&view, &newcomer);
+            let records = match joining {
+                Joining::Rename => naming.clone(),
+                _ => self.0.own_records(&naming),
+            };
             let established = match joining {
                 Joining::Wait(why) => Err(Trouble::Refused(why)),
-                Joining::Found => self.found(id, &view, self.0.own_records()).await,
-                Joining::Rename => self.found(id, &view, self.0.naming()).await,
-                Joining::Follow => self.catch_up(id, &view, &own, fresh).await.map(Some),
+                Joining::Found | Joining::Rename => self.found(id, &view, names, records).await,
+                Joining::Follow => self.catch_up(id, &view, (&own, records), fresh).await.map(Some),
             };
+            drop(naming);
             match established {
                 Ok(Some(acks)) => return Some(acks),
                 Ok(None) => {
@@ -183,8 +184,12 @@ impl Fleet {
         &self,
         id: u64,
         view: &View,
-        own: Vec<(String, Component)>,
+        names: &Naming,
+        own: Records,
     ) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
+        if !machine::names_as_before(view, names) {
+            self.outlives_old_names().await?;
+        }
         let differs = |(name, own): &(String, Component)| {
             view.record(name).is_none_or(|record| record.live != own.version)
         };
@@ -197,15 +202,26 @@ impl Fleet {
         }
     }
 
+    /// Refused while the store has leases of guarded requests: of proxies that have died, or were stopped before an
+    /// application had answered. It is not known which names this proxy would give those requests.
+    async fn outlives_old_names(&self) -> Result<(), Trouble> {
+        let leases = self.0.service.guarded_leases().await?;
+        let Some(resource) = leases.values().min() else { return Ok(()) };
+        let count = leases.len();
+        Err(Trouble::Refused(format!(
+            "its [[guard]] names requests in another way than the proxies before it did, and {count} of their leases have \
+             not ended, one of them on {resource}"
+        )))
+    }
+
     /// Goes where the records are, and becomes a member if they are still the same then.
     async fn catch_up(
         &self,
         id: u64,
         view: &View,
-        own: &BTreeMap<String, Version>,
+        (own, records): (&BTreeMap<String, Version>, Records),
         fresh: bool,
     ) -> Result<BTreeMap<String, u64>, Trouble> {
-        let records = self.0.own_records();
         if records.iter().any(|(name, _)| view.record(name).is_none()) {
             for (name, component) in records.into_iter().filter(|(name, _)| view.record(name).is_none()) {
                 self.0.registry.record(name, component).await?;

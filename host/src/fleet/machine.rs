@@ -162,12 +162,61 @@ pub struct Newcomer<'a> {
     pub id: u64,
     pub routes: &'a str,
     /// How it names guarded requests, by record.
-    pub naming: &'a BTreeMap<String, Version>,
+    pub naming: &'a Naming,
     /// Its own policies, where they may become the recorded ones: it has just started, and they have not been
     /// before.
     pub own: Option<&'a BTreeMap<String, Version>>,
     /// The first beat that it saw of each member.
     pub first_beats: &'a BTreeMap<u64, ServerTime>,
+}
+
+/// How guarded requests are named, by record.
+pub type Naming = BTreeMap<String, Version>;
+
+/// How a proxy comes to name guarded requests in another way while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renaming {
+    /// The fleet names them so, and the proxy could not join by the names that it gave before.
+    Recorded,
+    /// It is the only one that may grant: it records the new names.
+    Alone,
+}
+
+/// Why a proxy does not name requests in another way beside others.
+pub const OTHERS: &str = "the new routes name requests differently, and other proxies go by the old ones: give all \
+                          proxies the new routes, stop them all, and start them again";
+
+/// How the proxy `member` comes to name guarded requests as `wanted`, where it has named them as `own`; `None` for one
+/// that is no member.
+///
+/// # Errors
+/// Why it cannot now.
+pub fn renaming(view: &View, member: Option<u64>, own: &Naming, wanted: &Naming) -> Result<Renaming, String> {
+    let Some(me) = member else {
+        // Where it has other records, what is recorded under their names may be of a time before.
+        return match own.keys().eq(wanted.keys()) && are_recorded(view, wanted) {
+            true => Ok(Renaming::Recorded),
+            false => Err("the new routes name requests differently, and the proxy is not in the fleet now; its /ready \
+                          says why"
+                .to_owned()),
+        };
+    };
+    match view.members.iter().any(|member| member.id != me && member.acks.is_some()) {
+        true => Err(OTHERS.to_owned()),
+        false => Ok(Renaming::Alone),
+    }
+}
+
+/// Whether each of these names is the recorded one.
+pub fn are_recorded(view: &View, wanted: &Naming) -> bool {
+    wanted.iter().all(|(name, version)| view.record(name).is_some_and(|record| record.live == *version))
+}
+
+/// Whether nobody can have named a guarded request otherwise, as far as is recorded: neither under a record of the same
+/// name nor under another one. A proxy without guarded routes names none.
+pub fn names_as_before(view: &View, own: &Naming) -> bool {
+    let others = view.records.iter().filter(|record| record.is_naming());
+    own.is_empty() || (are_recorded(view, own) && others.count() == own.len())
 }
 
 pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {

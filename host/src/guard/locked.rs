@@ -35,23 +35,21 @@ pub struct Locked {
     /// Set where it is done once.
     once: Option<Once>,
     metrics: Metrics,
-    /// Told to those who replace the routes, for as long as the lock is held.
-    _entry: Entry,
+    nonce: u64,
+    /// Its place among the requests under way.
+    entry: Entry,
 }
 
 impl Locked {
-    /// `once` is asked where the primitive is one that keeps the answer. `None` where the routes were replaced since
-    /// the lock was asked for: the lock is let go.
-    pub fn new(hold: Hold, once: impl FnOnce() -> Once, metrics: Metrics, entry: Entry) -> Option<Locked> {
+    /// `once` is asked where the primitive is one that keeps the answer.
+    pub fn new(hold: Hold, once: impl FnOnce() -> Once, metrics: Metrics, entry: Entry) -> Locked {
         let lease = &hold.lease;
-        if !entry.holds(lease.lease.nonce, lease.lease.keys.clone()) {
-            return None;
-        }
         let (keys, tokens) = (lease.lease.keys.clone(), lease.tokens.clone());
         let once = (lease.primitive == "once").then(once);
         let (resource, on_loss) = (lease.resource.clone(), hold.on_loss());
+        let nonce = lease.lease.nonce;
         let keeping = hold.keep();
-        Some(Locked {
+        Locked {
             lost: keeping.watch(),
             keeping: Some(keeping),
             on_loss,
@@ -60,8 +58,15 @@ impl Locked {
             resource,
             once,
             metrics,
-            _entry: entry,
-        })
+            nonce,
+            entry,
+        }
+    }
+
+    /// Returns when the request may go to the application. False where it must start over, as the routes were replaced
+    /// since its lock was asked for.
+    pub async fn proceeds(&self) -> bool {
+        self.entry.holds(self.nonce).await
     }
 
     pub fn keys(&self) -> &[Key] {

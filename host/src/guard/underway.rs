@@ -1,21 +1,24 @@
-//! The requests under way that have a lock or wait for one, so that routes are replaced without two holders.
+//! The requests under way that hold a lock or wait for one, so that routes are replaced without two holders.
 //!
 //! A request keeps the name that it was given when it arrived. New routes may name the same request differently, and
-//! a later request would then not meet the lock of the first one. So when routes are replaced, the new ones name each
-//! request under way once more: a request that still waits starts over, and the lease of a request that has its lock
-//! keeps its new keys from others until it ends.
+//! the lock of a later request would then not meet the lock of this one. So before routes are replaced, later requests
+//! are kept waiting, and a request that is granted its lock meanwhile under a name that is about to change is parked:
+//! it reaches the application by the old routes where the change is given up, and starts over where it is made.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hyper::http::request::Parts;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::routes::Routes;
-use crate::lock::Key;
 use crate::route::Seen;
-use crate::service::{Renamed, Request as Wanted, Service};
+use crate::service::Request as Wanted;
+
+/// A request does not wait longer for routes that are being replaced. That takes the patience of a change and some
+/// calls of the store; it takes longer only where the store does not say whether the new names were recorded.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What the name of a request was made of, and the name.
 pub struct Named {
@@ -26,11 +29,6 @@ pub struct Named {
     pub wanted: Wanted,
 }
 
-/// What the new routes make of a request: `None` where they lock nothing for it.
-///
-/// The error says why they cannot name it.
-pub type Rename<'a> = dyn Fn(&Named, &Routes) -> Result<Option<Wanted>, String> + 'a;
-
 /// The requests of all listeners.
 pub struct UnderWay {
     requests: Mutex<Requests>,
@@ -40,16 +38,24 @@ pub struct UnderWay {
 #[derive(Default)]
 struct Requests {
     last: u64,
-    by_id: HashMap<u64, (Named, State)>,
+    by_id: HashMap<u64, Known>,
 }
 
-enum State {
+struct Known {
+    named: Named,
+    stage: Stage,
+    /// Whether the routes that are about to go live name it differently.
+    is_renamed: bool,
     /// Cancelled where the request has to start over.
-    Waits(CancellationToken),
-    Holds {
-        nonce: u64,
-        keys: Arc<[Key]>,
-    },
+    outdated: CancellationToken,
+}
+
+/// The numbers are those of the leases.
+enum Stage {
+    Waits,
+    /// It has its lock, and the application has not heard of it.
+    Parked(u64),
+    Holds(u64),
 }
 
 /// The place of a request. Dropping it says that the request is over.
@@ -78,70 +84,84 @@ impl UnderWay {
         all.last += 1;
         let id = all.last;
         let outdated = CancellationToken::new();
-        all.by_id.insert(id, (named, State::Waits(outdated.clone())));
+        let known = Known { named, stage: Stage::Waits, is_renamed: false, outdated: outdated.clone() };
+        all.by_id.insert(id, known);
         drop(all);
         Some(Entry { id, all: self.clone(), outdated })
     }
 
-    /// Names every request under way once more, and keeps later ones waiting until [`UnderWay::resume`]: a request that
-    /// waits starts over then. The leases that have other keys by the new routes.
-    ///
-    /// # Errors
-    /// Where the new routes, or a policy, cannot name a request that has its lock. Nobody is kept waiting then; the
-    /// request will have ended after a while.
-    pub fn pause(
-        &self,
-        service: &Service,
-        routes: &[Arc<Routes>],
-        rename: &Rename<'_>,
-    ) -> Result<Vec<Renamed>, String> {
-        let all = self.lock();
-        let (mut start_over, mut renamed) = (Vec::new(), Vec::new());
-        for (named, state) in all.by_id.values() {
-            let wanted = rename(named, &routes[named.listener]);
-            if matches!(&wanted, Ok(wanted) if wanted.as_ref().is_none_or(|wanted| is_same(wanted, &named.wanted)))
-            {
-                continue;
-            }
-            match state {
-                State::Waits(outdated) => start_over.push(outdated),
-                State::Holds { nonce, keys } => {
-                    let named_now = wanted?.and_then(|wanted| service.keys_of(&wanted)).ok_or_else(|| {
-                        let resource = &named.wanted.resource;
-                        format!("the policy names no keys for a request that is under way as {resource}")
-                    })?;
-                    renamed.push(Renamed { nonce: *nonce, held: keys.clone(), named: named_now });
-                }
-            }
+    /// Keeps later requests waiting, and those that are granted a lock under a name that is about to change.
+    pub fn pause(&self, is_renamed: impl Fn(&Named) -> bool) {
+        let mut all = self.lock();
+        for known in all.by_id.values_mut() {
+            known.is_renamed = is_renamed(&known.named);
         }
         self.paused.send_replace(true);
-        start_over.into_iter().for_each(CancellationToken::cancel);
-        Ok(renamed)
     }
 
-    /// Lets requests go on.
+    /// The leases that are no obstacle to new names: those of requests that keep their names, and those under which
+    /// nothing has reached the application.
+    pub fn harmless(&self) -> HashSet<u64> {
+        let all = self.lock();
+        let nonce = |known: &Known| match known.stage {
+            Stage::Parked(nonce) => Some(nonce),
+            Stage::Holds(nonce) => (!known.is_renamed).then_some(nonce),
+            Stage::Waits => None,
+        };
+        all.by_id.values().filter_map(nonce).collect()
+    }
+
+    /// Lets requests go on by the routes that there were before [`UnderWay::pause`].
     pub fn resume(&self) {
-        let _all = self.lock();
+        self.end(|_| {}, || {});
+    }
+
+    /// Calls `install`, and lets requests go on. Those that have a new name and have not reached the application
+    /// start over.
+    pub fn replace(&self, install: impl FnOnce()) {
+        let start_over = |known: &Known| {
+            if known.is_renamed && !matches!(known.stage, Stage::Holds(_)) {
+                known.outdated.cancel();
+            }
+        };
+        self.end(start_over, install);
+    }
+
+    fn end(&self, each: impl Fn(&Known), install: impl FnOnce()) {
+        let mut all = self.lock();
+        install();
+        for known in all.by_id.values_mut() {
+            each(known);
+            known.is_renamed = false;
+        }
         self.paused.send_replace(false);
     }
 
-    /// Waits while routes are being replaced.
-    pub async fn resumed(&self) {
-        let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
+    /// Waits while routes are being replaced. False where that takes too long.
+    pub async fn resumed(&self) -> bool {
+        let mut paused = self.paused.subscribe();
+        tokio::time::timeout(LONGEST_PAUSE, paused.wait_for(|paused| !paused)).await.is_ok()
     }
 }
 
 impl Entry {
-    /// Notes that the request has its lock. False where it must start over instead.
-    pub fn holds(&self, nonce: u64, keys: Arc<[Key]>) -> bool {
-        let mut all = self.all.lock();
-        if self.outdated.is_cancelled() {
-            return false;
-        }
-        if let Some((_, state)) = all.by_id.get_mut(&self.id) {
-            *state = State::Holds { nonce, keys };
+    /// Notes that the request has its lock; returns when it may go to the application. False where it must start over
+    /// instead.
+    pub async fn holds(&self, nonce: u64) -> bool {
+        while !self.proceeds(nonce) {
+            if self.outdated.is_cancelled() || !self.all.resumed().await {
+                return false;
+            }
         }
         true
+    }
+
+    fn proceeds(&self, nonce: u64) -> bool {
+        let mut all = self.all.lock();
+        let Some(known) = all.by_id.get_mut(&self.id) else { return false };
+        let waits = known.is_renamed || known.outdated.is_cancelled();
+        known.stage = if waits { Stage::Parked(nonce) } else { Stage::Holds(nonce) };
+        !waits
     }
 
     /// Cancelled when the request must start over.
@@ -156,11 +176,56 @@ impl Drop for Entry {
     }
 }
 
-/// Whether two requests are planned alike.
-fn is_same(one: &Wanted, other: &Wanted) -> bool {
-    let plain = |wanted: &Wanted| {
-        let via = wanted.via.as_ref().map(|via| (via.policy.clone(), via.http.clone()));
-        (wanted.resource.clone(), wanted.mode, wanted.labels.clone(), via)
-    };
-    plain(one) == plain(other)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Mode;
+
+    fn named() -> Named {
+        let (parts, ()) = hyper::Request::new(()).into_parts();
+        let wanted = Wanted {
+            resource: "old".to_owned(),
+            owner: "o".to_owned(),
+            mode: Mode::Exclusive,
+            ttl_ms: None,
+            wait_ms: None,
+            request_id: None,
+            labels: Vec::new(),
+            via: None,
+        };
+        Named { listener: 0, parts, seen: Seen { body: Vec::new(), is_whole: true }, wanted }
+    }
+
+    /// Whether a request that is granted its lock while routes are replaced goes to the application.
+    async fn goes_on(end: impl FnOnce(&UnderWay)) -> bool {
+        let all = Arc::new(UnderWay::new());
+        let [held, granted] = [(); 2].map(|()| all.enter(named(), || true).expect("nothing is replaced"));
+        assert!(held.holds(1).await);
+        all.pause(|_| true);
+        assert!(all.enter(named(), || true).is_none());
+        let mut granting = Box::pin(granted.holds(2));
+        assert!(futures_util::poll!(&mut granting).is_pending());
+        assert_eq!(all.harmless(), HashSet::from([2]), "nothing has reached the application under it");
+        end(&all);
+        assert!(!held.watch().is_cancelled());
+        granting.await
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_granted_its_lock_meanwhile_waits_for_the_outcome() {
+        assert!(goes_on(UnderWay::resume).await);
+        assert!(!goes_on(|all| all.replace(|| {})).await);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_keeps_its_name_goes_on() {
+        let all = Arc::new(UnderWay::new());
+        let entry = all.enter(named(), || true).expect("nothing is replaced");
+        all.pause(|_| false);
+        assert!(entry.holds(1).await);
+        assert_eq!(all.harmless(), HashSet::from([1]));
+        assert!(all.enter(named(), || false).is_none());
+        drop(entry);
+        assert!(all.harmless().is_empty());
+    }
 }

@@ -1,7 +1,7 @@
 //! A fleet's way from one policy to the next: what names keys meanwhile, and when nothing of before is
 //! under way any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,6 +69,15 @@ impl Service {
     /// Where the store cannot be read.
     pub async fn sessions_lack(&self, candidate: Arc<Generation>) -> Result<Vec<String>, StoreError> {
         transition::sessions_lack(&self.shared, candidate).await
+    }
+
+    /// The leases in the store that were granted to guarded requests, by nonce, with their resources: of all proxies,
+    /// and also where the proxy or its request is gone.
+    ///
+    /// # Errors
+    /// Where they cannot all be read.
+    pub async fn guarded_leases(&self) -> Result<HashMap<u64, String>, StoreError> {
+        transition::guarded_leases(&self.shared).await
     }
 
     /// Has the stores beside the table give tokens above all that they gave before: keys get other names.

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::both::UnderWay;
 use super::history::{History, What};
-use super::transition::{Shadow, Shadows, Step, Swap};
+use super::transition::{Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
 use crate::lock::record::{Claim, Op, Outcome, Release, Turn};
@@ -95,8 +95,6 @@ pub(super) enum Msg {
         reply: oneshot::Sender<u32>,
     },
     Swap(Swap),
-    /// Leases whose requests are named differently from now on.
-    Shadows(Vec<Shadow>),
     /// Told once nothing that is under way now can be granted any more.
     Settle(oneshot::Sender<Instant>),
     ShadowOver {
@@ -257,10 +255,6 @@ impl Core {
             }
             Msg::Swap(swap) => self.swap(swap),
             Msg::Settle(reply) => self.under_way.await_all(reply),
-            Msg::Shadows(shadows) => {
-                self.shadows.extend(shadows);
-                self.replan(Vec::new());
-            }
             Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
             Msg::Drain { reply } => {
                 self.handle(Event::Shutdown);

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::core::Msg;
 use super::{Shared, via};
-use crate::lock::record::{Claim, Holder};
+use crate::lock::record::{Claim, Holder, Tag};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode};
 use crate::policy::{Generation, Plan, PlanRequest, Prepared};
@@ -36,9 +36,9 @@ const ROUNDS: usize = 64;
 /// A lease that holds old keys only: until it is over, its new keys are not free.
 #[derive(Clone, Debug)]
 pub(super) struct Shadow {
-    pub nonce: u64,
-    pub old: Arc<[Key]>,
-    pub new: Arc<[Key]>,
+    nonce: u64,
+    old: Arc<[Key]>,
+    new: Arc<[Key]>,
 }
 
 #[derive(Default)]
@@ -51,7 +51,7 @@ pub(super) struct Shadows {
 impl Shadows {
     /// A lease that casts a shadow already casts both: what an earlier swap, or the survey at the
     /// start, found out about it may be told later than what this one did.
-    pub fn extend(&mut self, shadows: impl IntoIterator<Item = Shadow>) {
+    fn extend(&mut self, shadows: impl IntoIterator<Item = Shadow>) {
         for shadow in shadows {
             for key in &*shadow.new {
                 self.on_key.entry(key.clone()).or_default().insert(shadow.nonce);
@@ -109,7 +109,7 @@ pub(super) fn request_of(claim: &Claim) -> PlanRequest {
 }
 
 /// What a lease was asked for with, as far as it is kept with the lease.
-pub(super) fn request(tag: &crate::lock::record::Tag, owner: &str, mode: Mode) -> PlanRequest {
+pub(super) fn request(tag: &Tag, owner: &str, mode: Mode) -> PlanRequest {
     let mode = match via::mode(tag).unwrap_or(mode) {
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
         mode => mode,
@@ -255,11 +255,22 @@ pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<
 
 /// Makes a checked generation live, or leaves the live one as it is, with a look at all leases.
 pub(super) async fn look(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let (held, unheard) = held(shared, prepared.generation().name()).await?;
-    if !unheard.is_empty() {
-        return Err(StoreError::Unavailable { why: unheard.join("; ") });
-    }
+    let name = prepared.generation().name();
+    let held = complete(held(shared, |tag| shared.policy_of_tag(tag) == name).await?)?;
     swap(shared, prepared, held, false).await
+}
+
+/// The leases of guarded requests, of all proxies and of those that have died: their nonces, and their resources.
+pub(super) async fn guarded_leases(shared: &Arc<Shared>) -> Result<HashMap<u64, String>, StoreError> {
+    let held = complete(held(shared, |tag| via::policy(tag).is_some()).await?)?;
+    Ok(held.into_iter().map(|lease| (lease.nonce, lease.request.resource)).collect())
+}
+
+fn complete((held, unheard): (Vec<Held>, Vec<String>)) -> Result<Vec<Held>, StoreError> {
+    match unheard.is_empty() {
+        true => Ok(held),
+        false => Err(StoreError::Unavailable { why: unheard.join("; ") }),
+    }
 }
 
 /// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
@@ -275,7 +286,7 @@ pub(super) async fn sessions_lack(
     candidate: Arc<Generation>,
 ) -> Result<Vec<String>, StoreError> {
     // Sessions are always heard. A key of a store that is not counts as lacking.
-    let (mut held, _) = held(shared, candidate.name()).await?;
+    let (mut held, _) = held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?;
     let rests = |key: &Key| key.space().rests_on_session();
     held.retain(|lease| lease.keys.iter().any(rests));
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
@@ -352,9 +363,12 @@ impl Held {
     }
 }
 
-/// Every lease in the store on a resource that a policy decides about, and the stores whose leases may be
-/// lacking. The policy may be another one than the one that planned the lease: routes change, too.
-async fn held(shared: &Arc<Shared>, policy: &str) -> Result<(Vec<Held>, Vec<String>), StoreError> {
+/// Every lease in the store whose tag is wanted, and the stores whose leases may be lacking. The policy that decides
+/// about a tag may be another one than the one that planned the lease: routes change, too.
+async fn held(
+    shared: &Arc<Shared>,
+    is_wanted: impl Fn(&Tag) -> bool,
+) -> Result<(Vec<Held>, Vec<String>), StoreError> {
     let mut leases: HashMap<u64, Held> = HashMap::new();
     let mut unheard = BTreeSet::new();
     let mut after = None;
@@ -362,8 +376,7 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<(Vec<Held>, Vec<Stri
         let page = shared.store.list(String::new(), after.take(), PAGE).await?;
         unheard.extend(page.unheard);
         for stored in &page.items {
-            let live =
-                |holder: &&Holder| !stored.has_ended(holder) && shared.policy_of_tag(&holder.tag) == policy;
+            let live = |holder: &&Holder| !stored.has_ended(holder) && is_wanted(&holder.tag);
             for holder in stored.record.holders.iter().filter(live) {
                 let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
                     nonce: holder.nonce,
@@ -382,7 +395,7 @@ async fn held(shared: &Arc<Shared>, policy: &str) -> Result<(Vec<Held>, Vec<Stri
 
 /// Lifts shadows whose lease is over. It begins late enough for attempts that were under way at the
 /// swap to have been answered.
-pub(super) fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
+fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
     if shadows.is_empty() {
         return;
     }

@@ -105,7 +105,12 @@ pub struct View {
 
 impl Record {
     pub fn is_policy(&self) -> bool {
-        self.name != ROUTES && !self.name.starts_with(GUARD)
+        self.name != ROUTES && !self.is_naming()
+    }
+
+    /// Whether it says how the requests to an application are named.
+    pub fn is_naming(&self) -> bool {
+        self.name.starts_with(GUARD)
     }
 }
 

@@ -17,6 +17,7 @@ mod plans;
 mod policies;
 mod proxying;
 mod reload;
+mod renaming;
 mod tls;
 
 /// A proxy before an application. In `config`, `GOOD` and `BAD` stand for the application's addresses.

@@ -109,6 +109,31 @@ fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
 }
 
 #[test]
+fn requests_get_other_names_from_a_proxy_that_is_alone_or_that_follows() {
+    let naming = |digest: &str| BTreeMap::from([("[[guard]] shop".to_owned(), version(digest))]);
+    let mut seen = view(vec![member(1, Some(3)), member(2, None)], record(3, "x", None));
+    seen.records.push(Record { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
+    let asked = |view: &View, member, own: &str, wanted: &str| {
+        renaming(view, member, &naming(own), &naming(wanted)).map_err(drop)
+    };
+    assert_eq!(asked(&seen, Some(1), "n", "m"), Ok(Renaming::Alone), "the other one joins");
+    assert_eq!(asked(&seen, None, "m", "n"), Ok(Renaming::Recorded), "it was counted as gone");
+    assert_eq!(asked(&seen, None, "n", "m"), Err(()), "first it joins");
+    let own = BTreeMap::from([("[[guard]] other".to_owned(), version("n"))]);
+    assert!(renaming(&seen, None, &own, &naming("n")).is_err(), "the record may be of a time before");
+    seen.members[1].acks = Some(acks(3));
+    assert_eq!(
+        (asked(&seen, Some(1), "n", "m"), asked(&seen, None, "m", "n")),
+        (Err(()), Ok(Renaming::Recorded))
+    );
+
+    assert!(names_as_before(&seen, &naming("n")) && names_as_before(&seen, &BTreeMap::new()));
+    assert!(!names_as_before(&seen, &naming("m")) && !names_as_before(&seen, &own));
+    seen.records.push(Record { name: "[[guard]] other".to_owned(), ..record(1, "n", None) });
+    assert!(!names_as_before(&seen, &naming("n")), "requests may have had the names of the other record");
+}
+
+#[test]
 fn who_pushes_is_told_when_all_have_followed() {
     let candidate = version("y");
     let told = |view: &View| fate(view, "p", 4, &candidate);

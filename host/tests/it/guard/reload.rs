@@ -54,28 +54,6 @@ on_both! {
         assert!(guarded.proxy.log().contains("the configuration is fine again"));
     }
 
-    /// A request that new routes name differently keeps out those that have its new name, wherever they come from.
-    async fn renamed_routes_make_no_second_holder(kind: Kind) {
-        let first = LISTEN.to_owned() + &route("/task/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
-        let guarded = Guarded::start(kind, &first).await;
-        let file = guarded.proxy.config_file();
-        let text = fs::read_to_string(&file).unwrap();
-        let under_way = guarded.send("POST", "/task/1?ms=3000", &[]);
-        guarded.until_served("/task/1", 1).await;
-        let waiting = guarded.send("POST", "/task/1?ms=50", &[]);
-        guarded.proxy.client().until_queued("old/1", 1).await;
-        fs::write(&file, text.replace("old/{id}", "new/{id}")).unwrap();
-        eventually("the new routes are live", async || guarded.proxy.log().contains("routes were replaced")).await;
-        assert!(!under_way.is_finished(), "the first request is still at the application");
-        let later = guarded.send("POST", "/task/1?ms=50", &[]);
-        let refused = guarded.proxy.client().acquire(json!({"resource": "new/1"})).await;
-        assert_eq!((refused.status, refused.slug()), (409, "contended"), "{}", refused.text);
-        for request in [under_way, waiting, later] {
-            assert_eq!(request.await.unwrap().status, 200);
-        }
-        assert_eq!((guarded.upstream.served("/task/1").await, guarded.upstream.together("/task/1").await), (3, 1));
-    }
-
     /// A request that waits starts over by routes that read more of its body than the old ones did.
     async fn a_request_that_waits_is_named_by_all_of_the_body_that_new_routes_see(kind: Kind) {
         let first = LISTEN.to_owned() + &route("/echo/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
@@ -94,62 +72,5 @@ on_both! {
         let answer = waiting.await.unwrap();
         assert_eq!((answer.status, &answer.json["headers"]["lock-key"]), (200, &json!(["new/7"])), "{}", answer.text);
         assert_eq!(answer.json["body"], r#"{"order": 7}"#, "it arrives in whole");
-    }
-
-    /// A request whose new name is not known keeps the old routes until it has ended.
-    async fn routes_that_cannot_name_a_request_under_way_wait_for_its_end(kind: Kind) {
-        let first = LISTEN.to_owned() + &route("/task/{id}", "resource = \"old/{id}\"");
-        let guarded = Guarded::start(kind, &first).await;
-        let file = guarded.proxy.config_file();
-        let text = fs::read_to_string(&file).unwrap();
-        let under_way = guarded.send("POST", "/task/1?ms=3000", &[]);
-        guarded.until_served("/task/1", 1).await;
-        fs::write(&file, text.replace("old/{id}", "new/{header.x-order}")).unwrap();
-        eventually("it is said why", async || guarded.proxy.log().contains("cannot name a request")).await;
-        assert_eq!(guarded.client().send("POST", "/task/1", "").await.status, 423, "the old routes go on");
-        assert_eq!(under_way.await.unwrap().status, 200);
-        let client = guarded.client();
-        eventually("the new routes are live", async || {
-            let named = client.send_with("POST", "/task/1?ms=1", &[("x-order", "7")], "").await;
-            let unnamed = client.send("POST", "/task/1?ms=1", "").await;
-            (named.status, unnamed.status) == (200, 400)
-        })
-        .await;
-        assert_eq!(guarded.proxy.admin().get("/ready").await.json["warnings"], json!([]));
-    }
-
-    /// A route is not renamed beside other proxies, whether by its file or by a restart; alone it is.
-    async fn proxies_that_name_requests_differently_do_not_grant_beside_each_other(kind: Kind) {
-        let url = database(kind).await;
-        let config = |name: &str| {
-            let named = route("/task/{id}", &format!("resource = \"{name}/{{id}}\"\nwait_ms = 20_000"));
-            format!("[fleet]\nbeat_ms = 250\n{LISTEN}{named}")
-        };
-        let mut one = Guarded::on(&url, &config("old")).await;
-        let other = before(&one.upstream, &url, &config("old")).await;
-        let file = other.config_file();
-        let text = fs::read_to_string(&file).unwrap();
-        fs::write(&file, text.replace("old/{id}", "new/{id}")).unwrap();
-        eventually("it is said why", async || other.log().contains("stop them all")).await;
-        let both = [one.client(), other.guarded()].map(|client| {
-            tokio::spawn(async move { client.send("POST", "/task/1?ms=300", "").await })
-        });
-        for request in both {
-            assert_eq!(request.await.unwrap().status, 200);
-        }
-        assert_eq!((one.upstream.served("/task/1").await, one.upstream.together("/task/1").await), (2, 1));
-
-        let sections = named(&one.upstream, &config("other"));
-        let late = Proxy::with(Settings { url: url.clone(), sections, ..Settings::default() }).await;
-        eventually("it waits", async || late.admin().get("/ready").await.text.contains("[[guard]] default")).await;
-        assert_eq!(late.guarded().send("POST", "/task/1", "").await.status, 503);
-        drop(late);
-        one.proxy.signal(rustix::process::Signal::TERM);
-        assert_eq!(one.proxy.ended().await, Some(0));
-        eventually("alone, it goes by the new names", async || {
-            other.guarded().send("POST", "/task/2?ms=1", "").await;
-            other.log().contains("routes were replaced")
-        })
-        .await;
     }
 }
