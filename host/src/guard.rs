@@ -238,8 +238,8 @@ impl Front {
         }
     }
 
-    /// Waits for the lock, or says what the client is answered instead. `None` where the lock came when the routes
-    /// had been replaced already.
+    /// Waits for the lock, or says what the client is answered instead. `None` where the request must ask again: the
+    /// lock came when the routes had been replaced already, or was lost while they were about to be.
     async fn lock(
         &self,
         lock: &GuardLock,

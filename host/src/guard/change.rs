@@ -3,7 +3,8 @@
 //! The lock of a request that new routes name differently does not keep out the requests that have its new name. So
 //! such routes go live only when no lease is left that was granted under a name that they would not give: leases of
 //! requests under way, of requests that were cut off and whose application may be at work, and of proxies that have
-//! died. All of them are in the store. Who joins later, or replaces a policy, has no other names to know of then.
+//! died. They are in the store; those that rest on a session end with their proxy. A proxy that joins later, or a policy
+//! that is replaced, has no other names to know of then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::store::StoreError;
 const PATIENCE_MS: u32 = 2_000;
 /// All leases in the store are looked at once at least, which takes longer where there are very many.
 const LONGEST: Duration = Duration::from_secs(6);
-/// Between two looks at the leases, at first; each pause is twice as long as the one before.
+/// After a look at the leases, at first; each pause is twice as long as the one before.
 const LOOK: Duration = Duration::from_millis(20);
 const LONGEST_LOOK: Duration = Duration::from_millis(320);
 
@@ -80,25 +81,21 @@ impl Change<'_> {
 
     /// The leases that are left when the patience is over, or when none is: nonces, with their resources.
     ///
-    /// Later leases need not be looked at: whatever is granted from now on reaches the application under a name that
-    /// both give, or not at all.
+    /// Whatever this proxy grants meanwhile reaches the application under a name that both give, or not at all. What a
+    /// proxy has granted that has joined and gone meanwhile is looked at like the leases of before.
     async fn wait(&self) -> Result<HashMap<u64, String>, StoreError> {
         let shared = &self.guard.shared;
         let until = clock::now().plus_ms(PATIENCE_MS);
-        let (mut left, mut pause) = (None, LOOK);
+        let mut pause = LOOK;
         loop {
-            let held = shared.service.guarded_leases().await?;
-            // Asked after the store: a lease that is released meanwhile is not in the next answer.
+            let mut held = shared.service.guarded_leases().await?;
+            // A grant that is in the store may be on its way to its request.
+            tokio::time::sleep(pause).await;
             let harmless = shared.under_way.harmless();
-            let is_left =
-                |nonce: &u64| left.as_ref().is_none_or(|left: &HashMap<_, _>| left.contains_key(nonce));
-            let held = held.into_iter().filter(|(nonce, _)| !harmless.contains(nonce) && is_left(nonce));
-            let held: HashMap<_, _> = held.collect();
+            held.retain(|nonce, _| !harmless.contains(nonce));
             if held.is_empty() || clock::now() >= until {
                 return Ok(held);
             }
-            left = Some(held);
-            tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_LOOK);
         }
     }

@@ -64,9 +64,9 @@ impl Locked {
     }
 
     /// Returns when the request may go to the application. False where it must start over, as the routes were replaced
-    /// since its lock was asked for.
+    /// since its lock was asked for, or the lease was lost while it waited for that.
     pub async fn proceeds(&self) -> bool {
-        self.entry.holds(self.nonce).await
+        self.entry.holds(self.nonce).await && !self.is_lost()
     }
 
     pub fn keys(&self) -> &[Key] {

@@ -39,6 +39,8 @@ pub struct UnderWay {
 struct Requests {
     last: u64,
     by_id: HashMap<u64, Known>,
+    /// Of the leases that requests have had since [`UnderWay::pause`], those that are no obstacle to new names.
+    harmless: HashSet<u64>,
 }
 
 struct Known {
@@ -50,11 +52,11 @@ struct Known {
     outdated: CancellationToken,
 }
 
-/// The numbers are those of the leases.
 enum Stage {
     Waits,
     /// It has its lock, and the application has not heard of it.
-    Parked(u64),
+    Parked,
+    /// With the number of its lease.
     Holds(u64),
 }
 
@@ -92,23 +94,20 @@ impl UnderWay {
 
     /// Keeps later requests waiting, and those that are granted a lock under a name that is about to change.
     pub fn pause(&self, is_renamed: impl Fn(&Named) -> bool) {
-        let mut all = self.lock();
-        for known in all.by_id.values_mut() {
+        let Requests { by_id, harmless, .. } = &mut *self.lock();
+        for known in by_id.values_mut() {
             known.is_renamed = is_renamed(&known.named);
+            if let (Stage::Holds(nonce), false) = (&known.stage, known.is_renamed) {
+                harmless.insert(*nonce);
+            }
         }
         self.paused.send_replace(true);
     }
 
     /// The leases that are no obstacle to new names: those of requests that keep their names, and those under which
-    /// nothing has reached the application.
+    /// nothing has reached the application. Also those that have ended: an answer of the store may be older.
     pub fn harmless(&self) -> HashSet<u64> {
-        let all = self.lock();
-        let nonce = |known: &Known| match known.stage {
-            Stage::Parked(nonce) => Some(nonce),
-            Stage::Holds(nonce) => (!known.is_renamed).then_some(nonce),
-            Stage::Waits => None,
-        };
-        all.by_id.values().filter_map(nonce).collect()
+        self.lock().harmless.clone()
     }
 
     /// Lets requests go on by the routes that there were before [`UnderWay::pause`].
@@ -134,6 +133,7 @@ impl UnderWay {
             each(known);
             known.is_renamed = false;
         }
+        all.harmless.clear();
         self.paused.send_replace(false);
     }
 
@@ -157,10 +157,13 @@ impl Entry {
     }
 
     fn proceeds(&self, nonce: u64) -> bool {
-        let mut all = self.all.lock();
-        let Some(known) = all.by_id.get_mut(&self.id) else { return false };
+        let Requests { by_id, harmless, .. } = &mut *self.all.lock();
+        let Some(known) = by_id.get_mut(&self.id) else { return false };
         let waits = known.is_renamed || known.outdated.is_cancelled();
-        known.stage = if waits { Stage::Parked(nonce) } else { Stage::Holds(nonce) };
+        known.stage = if waits { Stage::Parked } else { Stage::Holds(nonce) };
+        if *self.all.paused.borrow() {
+            harmless.insert(nonce);
+        }
         !waits
     }
 
@@ -226,6 +229,8 @@ mod tests {
         assert_eq!(all.harmless(), HashSet::from([1]));
         assert!(all.enter(named(), || false).is_none());
         drop(entry);
+        assert_eq!(all.harmless(), HashSet::from([1]), "the store may still name it");
+        all.resume();
         assert!(all.harmless().is_empty());
     }
 }

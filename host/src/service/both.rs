@@ -71,8 +71,8 @@ impl Service {
         transition::sessions_lack(&self.shared, candidate).await
     }
 
-    /// The leases in the store that were granted to guarded requests, by nonce, with their resources: of all proxies,
-    /// and also where the proxy or its request is gone.
+    /// The leases in the store that were granted to guarded requests, by nonce, with their resources: also where
+    /// the request is gone, or its proxy. Of the locks that rest on a session, those of this proxy.
     ///
     /// # Errors
     /// Where they cannot all be read.
