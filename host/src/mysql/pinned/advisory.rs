@@ -280,7 +280,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs one batch; where the session is lost meanwhile, it goes back to the queue.
+    /// Runs one batch; where the session is lost meanwhile, what is not decided goes back to the queue.
     async fn run_batch(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         let mut batch = queue.batch();
         lanes::expire(&mut batch.tickets, LATE);
@@ -294,13 +294,12 @@ impl Session {
         let errand = self.before(&batch, &mut outcomes, link.database());
         match self.run_errand(link, &errand, &mut batch.tickets, queue).await {
             Ok(errands) => drop(self.after(batch, outcomes, began, Some(&errands))),
-            Err(fault @ Fault::Broken { .. }) => {
-                queue.put_back(batch);
-                return Err(fault);
-            }
             Err(fault) => {
                 if let Some(left) = self.after(batch, outcomes, began, None) {
                     queue.put_back(left);
+                }
+                if matches!(fault, Fault::Broken { .. }) {
+                    return Err(fault);
                 }
                 self.recover(link, &errand, &fault, queue).await?;
             }
