@@ -87,7 +87,7 @@ struct Inner {
     host: String,
     /// `[[routes]]` as they are recorded.
     routes: Component,
-    /// How guarded requests are named, as it is recorded. Locked while that is changed, and while this proxy joins by it.
+    /// The records of how guarded requests are named. Locked while they are changed, and while this proxy joins by them.
     naming: tokio::sync::Mutex<Records>,
     state: Mutex<State>,
     view: watch::Sender<View>,

@@ -25,7 +25,7 @@ mod history;
 mod hold;
 mod resume;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod transition;
 mod values;
 mod via;

@@ -44,7 +44,7 @@ impl Fleet {
         machine::renaming(view, member, own, &versions(&naming_records(naming)))
     }
 
-    /// Takes the names that the fleet goes by, which [`Fleet::may_name`] has found to be these.
+    /// Adopts the naming that the fleet has recorded. [`Fleet::may_name`] has found it equal to this one.
     ///
     /// # Errors
     /// Why requests are named as before.

@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::route::Seen;
 use crate::service::Request as Wanted;
 
-/// A request does not wait longer for routes that are being replaced. That takes the patience of a change and some
-/// calls of the store; it takes longer only where the store does not say whether the new names were recorded.
+/// A request does not wait longer for routes that are being replaced. A change takes the time that it waits for leases,
+/// and some calls of the store. A slow store makes it longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What the name of a request was made of, and the name.
@@ -182,21 +182,12 @@ impl Drop for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::Mode;
+    use crate::service::tests::request;
 
     fn named() -> Named {
         let (parts, ()) = hyper::Request::new(()).into_parts();
-        let wanted = Wanted {
-            resource: "old".to_owned(),
-            owner: "o".to_owned(),
-            mode: Mode::Exclusive,
-            ttl_ms: None,
-            wait_ms: None,
-            request_id: None,
-            labels: Vec::new(),
-            via: None,
-        };
-        Named { listener: 0, parts, seen: Seen { body: Vec::new(), is_whole: true }, wanted }
+        let seen = Seen { body: Vec::new(), is_whole: true };
+        Named { listener: 0, parts, seen, wanted: request("old") }
     }
 
     /// Whether a request that is granted its lock while routes are replaced goes to the application.

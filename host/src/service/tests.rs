@@ -35,7 +35,7 @@ fn memory() -> Memory {
     Memory::new(std::time::Duration::from_secs(60))
 }
 
-fn request(resource: &str) -> Request {
+pub(crate) fn request(resource: &str) -> Request {
     Request {
         resource: resource.into(),
         owner: "worker-1".into(),

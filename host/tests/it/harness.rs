@@ -58,8 +58,8 @@ macro_rules! on_both {
     )*};
 }
 
-/// Runs a test on the runtime that all tests share, with a limit that only a test that hangs reaches: the first of
-/// some tests compiles what they run.
+/// Runs a test on the runtime that all tests share, with a limit that only a hanging test reaches. Some tests compile
+/// the programs that they run, which takes minutes.
 pub fn run(test: impl Future<Output = ()>) {
     runtime().block_on(async {
         let limit = Duration::from_secs(900);

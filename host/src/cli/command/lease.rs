@@ -100,7 +100,7 @@ impl Held {
     }
 
     /// Asks for a renewal whenever a lock that ends with its proxy may have ended: when the proxy's stream of events
-    /// breaks, or tells of a loss. Where there is no such stream, once a second.
+    /// breaks or reports a loss. Without a stream it asks once a second.
     async fn watch(&self, servers: &Servers) -> Infallible {
         let path = format!("/v1/watch?prefix={}", encode_query(&self.key));
         loop {

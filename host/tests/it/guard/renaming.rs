@@ -1,4 +1,4 @@
-//! Routes that name requests differently, and requests under way that hold a lock under the name of before.
+//! Routes that name requests differently, and requests under way that hold a lock under their old names.
 
 use std::fs;
 
