@@ -2,8 +2,10 @@
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +14,7 @@ use lockkeeper::mysql::managed::ManagedServer;
 
 use crate::http::Client;
 
+const PORTS: Range<u16> = 20_000..30_000;
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 pub struct World {
@@ -185,7 +188,15 @@ impl Drop for Proxy {
     }
 }
 
-/// An address of this machine that nobody listens on just now.
+/// An address of this machine that nobody listens on just now. Its port is below those that Linux gives to outgoing
+/// connections, of which the measurements open thousands before somebody listens on it.
 pub fn free_address() -> Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+    static TRIED: AtomicU16 = AtomicU16::new(0);
+    for _ in 0..PORTS.len() {
+        let port = PORTS.start + TRIED.fetch_add(1, Relaxed) % PORTS.len() as u16;
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
+            return Ok(listener.local_addr()?);
+        }
+    }
+    bail!("no port from {} to {} is free", PORTS.start, PORTS.end - 1)
 }

@@ -187,8 +187,8 @@ impl Fleet {
         names: &Naming,
         own: Records,
     ) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
-        if !machine::names_as_before(view, names) {
-            self.outlives_old_names().await?;
+        if let Some(why) = machine::named_otherwise(view, names) {
+            self.outlives_old_names(&why).await?;
         }
         let differs = |(name, own): &(String, Component)| {
             view.record(name).is_none_or(|record| record.live != own.version)
@@ -204,13 +204,12 @@ impl Fleet {
 
     /// Refused while the store has leases of guarded requests: of proxies that have died, or were stopped before an
     /// application had answered. It is not known which names this proxy would give those requests.
-    async fn outlives_old_names(&self) -> Result<(), Trouble> {
+    async fn outlives_old_names(&self, why: &str) -> Result<(), Trouble> {
         let leases = self.0.service.guarded_leases().await?;
         let Some(resource) = leases.values().min() else { return Ok(()) };
         let count = leases.len();
         Err(Trouble::Refused(format!(
-            "its [[guard]] names requests in another way than the proxies before it did, and {count} of their leases have \
-             not ended, one of them on {resource}"
+            "{why}, and {count} leases of guarded requests have not ended, one of them on {resource}"
         )))
     }
 

@@ -212,11 +212,17 @@ pub fn are_recorded(view: &View, wanted: &Naming) -> bool {
     wanted.iter().all(|(name, version)| view.record(name).is_some_and(|record| record.live == *version))
 }
 
-/// Whether nobody can have named a guarded request otherwise, as far as is recorded: neither under a record of the same
-/// name nor under another one. A proxy without guarded routes names none.
-pub fn names_as_before(view: &View, own: &Naming) -> bool {
-    let others = view.records.iter().filter(|record| record.is_naming());
-    own.is_empty() || (are_recorded(view, own) && others.count() == own.len())
+/// Why guarded requests may have had other names before, as far as is recorded: under a record of the same name or
+/// under another one. A proxy without guarded routes names none.
+pub fn named_otherwise(view: &View, own: &Naming) -> Option<String> {
+    if own.is_empty() {
+        return None;
+    }
+    if !are_recorded(view, own) {
+        return Some("its [[guard]] names requests in another way than the proxies before it did".to_owned());
+    }
+    let other = view.records.iter().find(|record| record.is_naming() && !own.contains_key(&record.name))?;
+    Some(format!("proxies with other guarded routes ({}) have used this store", other.name))
 }
 
 pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
