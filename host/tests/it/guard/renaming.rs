@@ -145,7 +145,7 @@ on_both! {
         guarded.until_served("/task/1", 1).await;
         guarded.proxy.kill();
         under_way.abort();
-        let why = "1 of their leases have not ended, one of them on old";
+        let why = "1 leases of guarded requests have not ended, one of them on old";
         let other = waiting(&guarded.upstream, &url, &one_lock("new", ""), why).await;
         let same = before(&guarded.upstream, &url, &one_lock("old", "")).await;
         assert_eq!(holders(&same, "old").await, 1);

@@ -153,7 +153,7 @@ on_both! {
             granted(waiter).await;
 
             let resource = format!("renewal/{how}");
-            let mut hold = reload::hold(proxy, json!({"resource": resource, "ttl_ms": 300})).await;
+            let mut hold = reload::hold(proxy, json!({"resource": resource, "ttl_ms": 1_500})).await;
             assert_eq!(reload::line(&mut hold).await["event"], "granted");
             for _ in 0..3 {
                 assert_eq!(reload::line(&mut hold).await["event"], "renewed", "{how}");

@@ -268,15 +268,15 @@ on_both! {
     }
 
     async fn S15_S26_the_watchdog_renews_while_the_client_lives(kind: Kind) {
-        let proxy = proxy(&database(kind).await, "default", "ttl_ms = 900").await;
+        let proxy = proxy(&database(kind).await, "default", "ttl_ms = 3000").await;
         let client = proxy.client();
         let (mut lines, granted) = client.hold(&json!({"resource": "a"})).await;
-        assert_eq!(granted["ttl_ms"], 900);
+        assert_eq!(granted["ttl_ms"], 3000);
         let begun = Instant::now();
         for _ in 0..6 {
             assert_eq!(lines.json().await.unwrap()["event"], "renewed");
         }
-        assert!(begun.elapsed() > Duration::from_millis(1_200), "it outlives its ttl");
+        assert!(begun.elapsed() > Duration::from_millis(4_000), "it outlives its ttl");
         assert_eq!(client.acquire(json!({"resource": "a"})).await.status, 409);
         // Taken away: renewal stops, and the client is told.
         assert_eq!(proxy.admin().send("DELETE", "/v1/locks/a", "").await.status, 200);
