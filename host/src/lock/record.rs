@@ -498,6 +498,12 @@ impl Env {
     fn token_after(&self, last: Token) -> Token {
         last.max(self.floor).max(self.others).next()
     }
+
+    /// Whether a lease that nobody has taken over goes on. While the store's clock is in doubt it does whatever that clock
+    /// says: its holder may be certain of it still, and nobody else is granted its keys.
+    fn lasts(&self, holder: &Holder) -> bool {
+        holder.until > self.now || !self.takeover
+    }
 }
 
 impl Holder {

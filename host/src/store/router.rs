@@ -215,7 +215,9 @@ impl Stores {
     ) -> Result<(Outcome, ServerTime), StoreError> {
         let result = self.claim_all(parts, claim, deadline).await;
         if !matches!(result, Ok((Outcome::Granted(_), _))) {
-            self.undo(claim, deadline).await?;
+            // Whatever became of what undoes it: the claim was sent.
+            let undone = self.undo(claim, deadline).await;
+            undone.map_err(|error| StoreError::Unavailable { why: error.why() })?;
         }
         result
     }

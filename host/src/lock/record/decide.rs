@@ -353,7 +353,7 @@ fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
             .read(key)
             .holders
             .iter()
-            .any(|holder| holder.nonce == lease.nonce && holder.until > env.now && named(holder))
+            .any(|holder| holder.nonce == lease.nonce && env.lasts(holder) && named(holder))
     })
 }
 
@@ -411,7 +411,7 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     }
     // A lease that has lost some of its keys is lost, and holds the others up no longer.
     let is_rest = |holder: &Holder| {
-        holder.until > env.now
+        env.lasts(holder)
             && holder.keys as usize == lease.keys.len()
             && (lease.token == Token::ANY || holder.token == lease.token)
     };
@@ -466,7 +466,7 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
         let nobody_left = holder.levels.iter().all(|level| level.attempts.is_empty());
         if !nobody_left {
             holder.levels.retain(|level| !level.attempts.is_empty());
-        } else if holder.until > env.now {
+        } else if env.lasts(holder) {
             // Not remembered as ended: the request had no answer and may be made again.
             record.holders.swap_remove(place);
         }

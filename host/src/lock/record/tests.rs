@@ -216,6 +216,20 @@ fn no_take_over_while_the_clock_is_in_doubt() {
     world.granted(&claim(&["a"], "y", 2));
 }
 
+/// The store's clock was set forward beyond the end of a lease that runs.
+#[test]
+fn a_holder_whose_end_is_in_doubt_renews_and_releases() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    world.pass_ms(20 * SECOND);
+    world.env.takeover = false;
+    let renewed = world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None });
+    assert_eq!(renewed, Outcome::Renewed { left_us: 10_000_000 });
+    world.pass_ms(20 * SECOND);
+    assert_eq!(world.release(&lease, 9), Outcome::Released { levels_left: 0 });
+    world.granted(&claim(&["a"], "y", 2));
+}
+
 #[test]
 fn a_holder_whose_end_is_in_doubt_can_be_put_out() {
     let mut world = World::new();

@@ -141,6 +141,57 @@ async fn a_claim_that_cannot_be_undone_is_not_answered_as_if_it_were() {
     assert!(stored.is_none_or(|stored| stored.record.holders.is_empty()));
 }
 
+/// Has no place for what is to be undone.
+struct Crowded(MemoryStore);
+
+impl Store for Crowded {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        match group[..] {
+            [Op::Abandon { .. }] => done(Err(StoreError::Overloaded { queued: 1 })),
+            _ => self.0.submit(group, deadline, done),
+        }
+    }
+
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.0.submit_renewal(op, deadline, done);
+    }
+
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+        self.0.list(prefix, after, limit)
+    }
+
+    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+        self.0.read(key)
+    }
+
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        self.0.lacks(space)
+    }
+}
+
+/// What undoes it was not sent, but the claim was: nobody would undo it later.
+#[tokio::test]
+async fn a_claim_that_cannot_be_undone_counts_as_sent() {
+    let memory = || Memory::new(Duration::from_secs(3_600));
+    let (table, advisory) = (memory(), memory());
+    let others: Vec<(Space, Arc<dyn Store>)> = vec![(Space::Advisory, Arc::new(advisory.store()))];
+    let router = Router::new(Arc::new(Crowded(table.store())), others);
+    let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
+    assert!(matches!(one(&advisory.store(), Op::Acquire(taken)).await, Outcome::Granted(_)));
+    let (tell, told) = oneshot::channel();
+    let deadline = clock::now().plus_ms(10_000);
+    router.submit(vec![Op::Acquire(both("k"))], deadline, Box::new(move |result| drop(tell.send(result))));
+    let result: Result<Reply, StoreError> = told.await.expect("it is answered");
+    let stored = table.store().read(key("k", Space::Table)).await.expect("it reads").expect("it is held");
+    assert_eq!(stored.record.holders.len(), 1, "half of it is still there");
+    let error = result.expect_err("half of it is still there");
+    assert!(error.was_sent(), "{error}");
+}
+
 #[tokio::test]
 async fn a_space_without_a_store_is_refused_with_a_reason() {
     let world = world();
