@@ -11,7 +11,6 @@
 //! Who is called says its name first, a line; so nobody is taken for another that had its address
 //! before. A frame of the caller is two bytes of length, one of the space, and the key.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,8 +23,11 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio_util::sync::CancellationToken;
 
+use crate::lock::maps::HashMap;
 use crate::lock::{Key, Space};
+use crate::random;
 use crate::service::{Bell, Service};
+use crate::vital;
 
 /// Rings that wait for one peer. With more, the rest is lost: its waiters poll.
 const QUEUED: usize = 1_024;
@@ -71,7 +73,7 @@ struct Ring {
 impl Bells {
     /// `address`: where the others reach [`answer`].
     pub fn new(address: SocketAddr) -> Bells {
-        let (place, run) = (place(), rand::random::<u64>());
+        let (place, run) = (place(), random::number::<u64>());
         let name = format!("{address}/{place}{run:016x}");
         Bells { name, peers: Arc::new(Peers { place, known: Mutex::default() }) }
     }
@@ -96,7 +98,7 @@ impl Bell for Bells {
         let (sender, rings) = channel(QUEUED);
         let _ = sender.try_send(ring);
         state.rings = Some(sender);
-        tokio::spawn(call(peer.to_owned(), rings, self.peers.clone()));
+        vital::detach(call(peer.to_owned(), rings, self.peers.clone()));
     }
 }
 
@@ -238,6 +240,7 @@ pub async fn answer(listener: TcpListener, name: String, service: Service, stop:
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
@@ -250,8 +253,9 @@ pub async fn answer(listener: TcpListener, name: String, service: Service, stop:
             }
         };
         let (name, service, stop) = (name.clone(), service.clone(), stop.clone());
-        tokio::spawn(async move {
+        vital::detach(async move {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => {}
                 _ = hear(stream, &name, &service) => {}
             }

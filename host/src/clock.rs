@@ -8,8 +8,42 @@ use crate::lock::Instant;
 /// a suspend, too. It stands still where a hypervisor pauses the machine and tells it nothing: then a holder is certain for
 /// as much longer than the server thinks, as in any process that cannot know of its pause, and the fencing token protects.
 pub fn now() -> Instant {
+    #[cfg(any(test, feature = "simulation"))]
+    if let Some(now) = simulated::now() {
+        return now;
+    }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000)
+}
+
+/// The time of a simulation, which passes as its runtime says.
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulated {
+    use std::cell::Cell;
+
+    use crate::lock::Instant;
+
+    thread_local! {
+        /// The runtime's time that the simulation began at.
+        static BEGAN: Cell<Option<tokio::time::Instant>> = const { Cell::new(None) };
+    }
+
+    /// The clock begins again. No other test may use this thread meanwhile.
+    pub fn begin() {
+        BEGAN.set(Some(tokio::time::Instant::now()));
+    }
+
+    pub fn end() {
+        BEGAN.set(None);
+    }
+
+    /// As long ago as the machine was started.
+    const BOOTED_US: u64 = 1_000_000_000;
+
+    pub fn now() -> Option<Instant> {
+        let began = BEGAN.get()?;
+        Some(Instant(BOOTED_US + began.elapsed().as_micros() as u64))
+    }
 }
 
 /// Microseconds since 1970 by this machine's wall clock. For logs and for people only: no lock

@@ -14,7 +14,7 @@
 //! one that was confirmed, which the server itself checks with every write; it is gone for the others
 //! after [`LIVES`] beats, when its row is deleted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock;
 use crate::config::Route;
 use crate::lock::Instant;
+use crate::lock::maps::HashMap;
 use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
@@ -182,6 +183,7 @@ impl Fleet {
         loop {
             let pulse = self.0.pulse();
             let heard = tokio::select! {
+                biased;
                 heard = self.0.registry.beat(pulse.clone()) => heard,
                 () = stop.cancelled() => return,
             };
@@ -190,6 +192,7 @@ impl Fleet {
                 Err(error) => self.0.unheard(&error),
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(self.0.pause()) => {}
                 () = self.0.hurry.notified() => {}
                 () = stop.cancelled() => return,

@@ -29,6 +29,7 @@ use crate::clock;
 use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, Matched, UpstreamLimits};
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
+use crate::random;
 use crate::route::{self, Asked};
 use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
 use crate::store::Health;
@@ -219,7 +220,7 @@ impl Front {
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
         // Nobody else has this owner, so a re-entrant policy never takes two requests for one.
-        let owner = format!("{}/{:016x}", peer.address.ip(), rand::random::<u64>());
+        let owner = format!("{}/{:016x}", peer.address.ip(), random::number::<u64>());
         let wanted = wanted(route, lock, asked, owner);
         let named = Named { listener: self.place, parts: parts.clone(), seen, wanted: wanted.clone() };
         let is_current = || Arc::ptr_eq(&self.routes.load(), routes);

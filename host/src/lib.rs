@@ -15,7 +15,9 @@
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`bell`] | proxies that wake each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
+//! | [`random`] | the only source of random numbers |
 //! | `vital` | tasks without which the process ends |
+//! | `simulation` | proxies, servers and clients in one thread and in virtual time; not part of the program |
 
 pub mod admin;
 pub mod api;
@@ -31,8 +33,11 @@ pub mod http;
 pub mod lock;
 pub mod mysql;
 pub mod policy;
+pub mod random;
 mod route;
 pub mod service;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
 pub mod store;
 pub mod telemetry;
 mod vital;

@@ -7,6 +7,7 @@
 //!   makes of it. Every store, in MySQL or in memory, runs these same functions on its rows.
 //! - [`table`]: the queues of one proxy. It decides when the store is asked for what and by whom.
 
+pub mod maps;
 pub mod record;
 pub mod table;
 mod types;

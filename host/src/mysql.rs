@@ -18,6 +18,7 @@
 //! | [`steps`], [`watch`] | whether the server's clock has been set: since this process looked, and before |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
+//! | [`wire`] | what carries the statements: a connection to a real server, or to a simulated one |
 //! | [`pinned`] | the primitives that rest on a session: `advisory`, `row` |
 //! | [`managed`] | a private server |
 
@@ -44,6 +45,7 @@ mod sql;
 mod steps;
 mod store;
 mod watch;
+mod wire;
 
 pub use pinned::advisory::Advisory;
 pub use pinned::row::Row;

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::clock;
 use crate::config::{Limits, Route};
 use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, UNKNOWN, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
+use crate::random;
 use crate::store::{Health, Page, Store, StoreError};
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -21,6 +22,7 @@ use crate::vital;
 mod acquire;
 mod both;
 mod core;
+mod gate;
 mod history;
 mod hold;
 mod resume;
@@ -33,6 +35,7 @@ mod views;
 
 use self::acquire::Call;
 use self::core::Msg;
+use self::gate::Gate;
 pub use hold::{Hold, Keeping};
 pub use values::{Begun, Committed, Guarded, Versioned};
 pub use via::{RESERVED, Via};
@@ -310,7 +313,7 @@ struct Shared {
     serial: AtomicU64,
     notices: broadcast::Sender<Notice>,
     /// Whether leases of before the start have been looked at.
-    open: watch::Sender<bool>,
+    gate: Gate,
 }
 
 impl Service {
@@ -330,7 +333,6 @@ impl Service {
     pub fn start_closed(parts: Parts) -> Service {
         let (inbox, messages) = mpsc::unbounded_channel();
         let (notices, _) = broadcast::channel(parts.limits.watch_buffer);
-        let (open, _) = watch::channel(false);
         let shared = Arc::new(Shared {
             store: parts.store,
             proxy: parts.bell.name().into(),
@@ -344,7 +346,7 @@ impl Service {
             waiting: AtomicUsize::new(0),
             serial: AtomicU64::new(1),
             notices,
-            open,
+            gate: Gate::default(),
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
@@ -524,7 +526,7 @@ impl Service {
 
 /// A release that no other call has made.
 fn new_release(lease: LeaseRef, outcome: Option<Left>) -> Release {
-    Release { lease, attempt: rand::random_range(1..u64::MAX), outcome }
+    Release { lease, attempt: random::within(1..u64::MAX), outcome }
 }
 
 impl Shared {

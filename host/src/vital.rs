@@ -9,7 +9,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use futures_util::FutureExt;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 /// What a Rust program that panics ends with.
 const EXIT_PANIC: i32 = 101;
@@ -23,11 +23,36 @@ pub fn spawn<T: Send + 'static>(
 }
 
 /// The task, for who spawns it otherwise.
-pub async fn watched<T>(name: &'static str, task: impl Future<Output = T>) -> T {
-    match AssertUnwindSafe(task).catch_unwind().await {
-        Ok(done) => done,
-        Err(panic) => end(name, &*panic),
+pub fn watched<T>(name: &'static str, task: impl Future<Output = T>) -> impl Future<Output = T> {
+    of_this_process(async move {
+        match AssertUnwindSafe(task).catch_unwind().await {
+            Ok(done) => done,
+            Err(panic) => end(name, &*panic),
+        }
+    })
+}
+
+/// Spawns a task that the process does not rest on: its panic ends nothing else.
+pub fn detach<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    tokio::spawn(of_this_process(task))
+}
+
+/// Runs what takes long beside the tasks.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+    #[cfg(any(test, feature = "simulation"))]
+    if crate::clock::simulated::now().is_some() {
+        return Ok(work());
     }
+    tokio::task::spawn_blocking(work).await
+}
+
+/// A simulation has several processes.
+#[cfg(any(test, feature = "simulation"))]
+use crate::simulation::host::hosted as of_this_process;
+
+#[cfg(not(any(test, feature = "simulation")))]
+fn of_this_process<F: Future>(task: F) -> F {
+    task
 }
 
 /// The same for what runs on a thread of its own.

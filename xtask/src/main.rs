@@ -10,6 +10,7 @@ mod example;
 mod paths;
 mod servers;
 mod settings;
+mod sim;
 mod steps;
 mod test;
 mod up;
@@ -32,6 +33,7 @@ enum Command {
     Up(up::Args),
     Test(test::Args),
     Bench(bench::Args),
+    Sim(sim::Args),
     Example(example::Args),
     Servers(servers::Args),
     Upgrade(upgrade::Args),
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Example(args) => example::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),

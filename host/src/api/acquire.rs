@@ -10,6 +10,7 @@ use crate::config::Limits;
 use crate::fronts::mode::Shown;
 use crate::http::Problem;
 use crate::lock::{Instant, Key};
+use crate::random;
 use crate::service::{Lease, RESERVED, Request};
 
 /// Reads and checks the body of an acquire.
@@ -63,7 +64,7 @@ pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, S
 /// An owner for a client that gives none: nobody else has it. A request that is repeated has the one
 /// that it had before, or it would not be the same.
 fn anonymous(request_id: Option<&str>) -> String {
-    let id = request_id.map_or_else(rand::random, |id| {
+    let id = request_id.map_or_else(random::number, |id| {
         let digest: [u8; 32] = Sha256::digest(id).into();
         u64::from_le_bytes(*digest.first_chunk().expect("it has 32 bytes"))
     });

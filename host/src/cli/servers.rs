@@ -17,6 +17,7 @@ use super::failure::Failure;
 use super::output;
 use crate::clock;
 use crate::lock::Instant;
+use crate::random;
 
 /// Between two rounds in which no server could be used.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -209,7 +210,7 @@ impl Servers {
 
 /// Makes a call safe to repeat.
 pub fn new_request_id() -> String {
-    format!("cli-{:032x}", rand::random::<u128>())
+    format!("cli-{:032x}", random::number::<u128>())
 }
 
 fn has_ended(problem: &Value) -> bool {

@@ -173,6 +173,7 @@ impl Fleet {
                 Err(waits_for) => waits_for,
             };
             tokio::select! {
+                biased;
                 changed = views.changed() => if changed.is_err() {
                     return Err(ChangeError::Store(StoreError::stopped()));
                 },

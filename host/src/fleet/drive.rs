@@ -1,6 +1,6 @@
 //! Joins the fleet, follows its records, and counts those as gone that are.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -12,7 +12,9 @@ use super::machine::{self, Joining, Naming, Newcomer, Step};
 use super::{Fleet, Records, Stage, host, version_of, versions};
 use crate::clock;
 use crate::lock::ServerTime;
+use crate::lock::maps::HashMap;
 use crate::policy::Prepared;
+use crate::random;
 use crate::store::StoreError;
 use crate::store::registry::{Component, Member, Pulse, Record, Version, View};
 use crate::vital;
@@ -72,7 +74,7 @@ impl Fleet {
     /// Joins, and joins again whenever it was counted as gone.
     pub(super) async fn run(self) {
         let views = self.0.view.subscribe();
-        let mut watch = Watch { views, first_beats: BTreeMap::new(), ended: HashMap::new() };
+        let mut watch = Watch { views, first_beats: BTreeMap::new(), ended: HashMap::default() };
         let stop = self.0.stop.clone();
         let work = async {
             let mut fresh = true;
@@ -83,6 +85,7 @@ impl Fleet {
             }
         };
         tokio::select! {
+            biased;
             () = work => {}
             () = stop.cancelled() => {}
         }
@@ -116,7 +119,7 @@ impl Fleet {
 
     async fn register(&self) -> u64 {
         loop {
-            let id = rand::random_range(1..u64::MAX);
+            let id = random::within(1..u64::MAX);
             let pulse = Pulse { id, acks: None, ..self.0.pulse() };
             match self.0.registry.register(pulse).await {
                 Ok(()) => {
@@ -266,6 +269,7 @@ impl Fleet {
         let mut looking = looks.then(|| self.look());
         loop {
             let view = tokio::select! {
+                biased;
                 view = watch.next() => view,
                 looked = OptionFuture::from(looking.as_mut()), if looking.is_some() => {
                     let again = !matches!(looked, Some(Ok(looked)) if self.is_opened_after(&looked));
@@ -464,7 +468,7 @@ impl Fleet {
             .map_err(|error| Trouble::Refused(format!("its settings cannot be read: {error}")))?;
         let (policies, name) = (self.0.policies.clone(), record.name.clone());
         let check = move || policies.prepare(&name, &bytes, Some(settings));
-        let checked = tokio::task::spawn_blocking(check).await;
+        let checked = vital::blocking(check).await;
         let checked = checked.map_err(|error| Trouble::Refused(format!("the check failed: {error}")))?;
         checked.map_err(|rejection| Trouble::Refused(rejection.to_string()))
     }

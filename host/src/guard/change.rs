@@ -6,7 +6,6 @@
 //! died. They are in the store; those that rest on a session end with their proxy. A proxy that joins later, or a policy
 //! that is replaced, has no other names to know of then.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use super::underway::Named;
 use super::{Guard, wanted};
 use crate::clock;
 use crate::config::{GuardConfig, Limits};
+use crate::lock::maps::HashMap;
 use crate::route;
 use crate::service::Request as Wanted;
 use crate::store::StoreError;
@@ -147,5 +147,45 @@ fn said(left: &HashMap<u64, String>) -> String {
             "{count} requests that are under way, or were cut off, hold locks that the new routes would give other \
              names, one of them {resource}: they go live when those are free"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{HttpLimits, UpstreamLimits};
+    use crate::service::tests::{memory, request, service};
+    use crate::service::{Guarded, Hold, Service, Via};
+    use crate::telemetry::Metrics;
+
+    /// A guarded request that has its lock.
+    async fn under_way(service: &Service, resource: &str) -> Hold {
+        let via = Via { policy: "default".into(), http: Arc::default() };
+        let request = Wanted { ttl_ms: Some(60_000), via: Some(via), ..request(resource) };
+        let guarded = service.guard(&request).await.expect("it is free");
+        let Guarded::Held(hold) = guarded else { panic!("it was not done before") };
+        *hold
+    }
+
+    /// It has the old names, so it may grant; and what it has passed on may be under way when it is gone.
+    #[tokio::test]
+    async fn the_leases_of_a_proxy_that_comes_and_goes_meanwhile_are_waited_for() {
+        let memory = memory();
+        let (own, other) = (service(&memory), service(&memory));
+        let (upstreams, limits) = (UpstreamLimits::default(), Limits::default());
+        let guard = Guard::new(&[], &upstreams, own, limits, HttpLimits::default(), Metrics::default());
+        let early = under_way(&other, "early").await;
+        let change = guard.prepare(&[]);
+        let comes_and_goes = async {
+            // The leases have been looked at before, and are looked at again after.
+            tokio::time::sleep(5 * LOOK).await;
+            let late = under_way(&other, "late").await;
+            drop(early);
+            late
+        };
+        let (unhindered, _late) = tokio::join!(change.unhindered(), comes_and_goes);
+        let why = unhindered.expect_err("a lease is left");
+        assert!(why.contains("holds the lock late"), "{why}");
+        change.give_up();
     }
 }

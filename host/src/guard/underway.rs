@@ -181,8 +181,11 @@ impl Drop for Entry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::locked::Locked;
     use super::*;
-    use crate::service::tests::request;
+    use crate::service::Guarded;
+    use crate::service::tests::{memory, request, service};
+    use crate::telemetry::Metrics;
 
     fn named() -> Named {
         let (parts, ()) = hyper::Request::new(()).into_parts();
@@ -209,6 +212,28 @@ mod tests {
     async fn a_request_that_is_granted_its_lock_meanwhile_waits_for_the_outcome() {
         assert!(goes_on(UnderWay::resume).await);
         assert!(!goes_on(|all| all.replace(|| {})).await);
+    }
+
+    /// Somebody else may have the lock by then.
+    #[tokio::test]
+    async fn a_request_that_loses_its_lock_while_it_is_parked_starts_over() {
+        for is_lost in [false, true] {
+            let (all, service) = (Arc::new(UnderWay::new()), service(&memory()));
+            let entry = all.enter(named(), || true).expect("nothing is replaced");
+            let guarded = service.guard(&request("old")).await.expect("it is free");
+            let Guarded::Held(hold) = guarded else { panic!("it was not done before") };
+            let key = hold.lease.lease.keys[0].clone();
+            let locked = Locked::new(*hold, || unreachable!("it is no once"), Metrics::default(), entry);
+            all.pause(|_| true);
+            let mut proceeding = Box::pin(locked.proceeds());
+            assert!(futures_util::poll!(&mut proceeding).is_pending());
+            if is_lost {
+                assert_eq!(service.force_release(key).await.expect("the store is there"), 1);
+                locked.loss().await;
+            }
+            all.resume();
+            assert_eq!(proceeding.await, !is_lost);
+        }
     }
 
     #[tokio::test]

@@ -18,6 +18,7 @@ use crate::clock;
 use crate::config::UpstreamLimits;
 use crate::http;
 use crate::lock::Instant;
+use crate::random;
 
 type Request = hyper::Request<Upload>;
 type Response = hyper::Response<Incoming>;
@@ -128,7 +129,7 @@ fn in_order(targets: &[Arc<Target>]) -> Vec<&Arc<Target>> {
     let mut order: Vec<&Arc<Target>> = targets.iter().collect();
     if order.len() > 1 {
         let now = clock::now();
-        let start = rand::random_range(0..order.len());
+        let start = random::within(0..order.len());
         order.rotate_left(start);
         order.sort_by_key(|target| (!target.is_up(now), Reverse(target.places.available_permits())));
     }

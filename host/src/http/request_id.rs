@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::random;
+
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const MAX_BYTES: usize = 128;
@@ -23,7 +25,7 @@ pub fn fresh() -> HeaderValue {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     const HEX: &[u8; 16] = b"0123456789abcdef";
 
-    let process = u64::from(*PROCESS.get_or_init(rand::random));
+    let process = u64::from(*PROCESS.get_or_init(random::number));
     let id = (process << 32) | (COUNT.fetch_add(1, Relaxed) & 0xffff_ffff);
     let mut text = [0; 16];
     for (at, digit) in text.iter_mut().enumerate() {

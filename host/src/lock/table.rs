@@ -9,7 +9,7 @@
 //! head of its queues, so a held key costs one poll, however many wait. A release flies together
 //! with the next waiter's acquire: the handoff is one step in the store.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::record::{Claim, Denial, Grant, HeldBy, Kept, LineChange, Outcome, Release, UNNOTICED_US};
@@ -31,6 +31,8 @@ use chores::{Chore, Chores};
 use flights::Flight;
 use leases::Leases;
 use queue::{Place, Queue};
+
+use crate::lock::maps::HashMap;
 
 /// Waiters of a key that a policy is shown.
 pub const VIEW_WAITERS: usize = 64;

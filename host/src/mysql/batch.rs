@@ -1,6 +1,6 @@
 //! One transaction for many groups: lock and read the rows, decide, write, commit. Two round trips.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use mysql_async::Row;
 
@@ -10,6 +10,7 @@ use super::link::{Fault, Link};
 use super::sql::{self, RowWrite};
 use super::store::Shared;
 use crate::clock;
+use crate::lock::maps::HashMap;
 use crate::lock::record::{self, Env, Holder, Mark, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
@@ -119,7 +120,7 @@ fn read_row(row: Row) -> Result<(Key, (Record, u64)), Fault> {
 
 fn assemble(keys: &BTreeSet<&Key>, mut stored: Stored) -> (Records, HashMap<Key, u64>) {
     let mut records = Records::default();
-    let mut revisions = HashMap::with_capacity(stored.len());
+    let mut revisions = HashMap::with_capacity_and_hasher(stored.len(), Default::default());
     for &key in keys {
         match stored.remove(key) {
             Some((record, revision)) => {

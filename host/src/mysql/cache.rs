@@ -3,11 +3,11 @@
 //! Nothing here is believed: a remembered row is only ever used in a statement that changes it if
 //! it is still the same.
 
-use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::lock::Key;
+use crate::lock::maps::HashMap;
 use crate::lock::record::Record;
 
 const SHARDS: usize = 16;

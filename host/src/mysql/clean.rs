@@ -5,7 +5,6 @@
 //! written in an earlier [`Era`](super::cache::Era), so a proxy that remembers one of them does not use it any more.
 //! Rows that are in use are skipped.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use super::link::{Fault, Link};
 use super::sql::{self, LEASES, ROWS};
 use super::store::Shared;
 use crate::clock;
+use crate::lock::maps::HashSet;
 use crate::lock::{Instant, ServerTime};
 
 /// Rows that one rise of the floor is for: it makes all proxies forget the rows that they remember.
@@ -36,6 +36,7 @@ pub async fn run(shared: Arc<Shared>) {
     loop {
         let mut wait = rest;
         tokio::select! {
+            biased;
             () = shared.stop.cancelled() => return,
             swept = sweep(&shared, &mut rows_swept) => match swept {
                 Ok(0) => backoff = Backoff::new(),
@@ -47,6 +48,7 @@ pub async fn run(shared: Arc<Shared>) {
             }
         }
         tokio::select! {
+            biased;
             () = shared.stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
         }

@@ -5,8 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::Rng as _;
-
 use super::batch::{self, Decided};
 use super::fast;
 use super::link::{Fault, IDLE_S, Link};
@@ -15,6 +13,7 @@ use super::store::Shared;
 use crate::clock;
 use crate::lock::Instant;
 use crate::lock::record::{Op, Tried};
+use crate::random;
 use crate::store::Reply;
 use crate::store::registry::NO_MEMBER;
 
@@ -53,7 +52,7 @@ impl Backoff {
     pub fn next(&mut self) -> Duration {
         let now = self.0;
         self.0 = (now * 2).min(Duration::from_secs(1));
-        now.mul_f64(rand::rng().random_range(0.5..1.0))
+        now.mul_f64(random::within(0.5..1.0))
     }
 }
 
@@ -64,6 +63,7 @@ pub async fn open(shared: &Shared, queue: &mut Queue, seat: Option<usize>) -> Op
     let mut why = LATE.to_owned();
     loop {
         let opened = tokio::select! {
+            biased;
             opened = Link::open(shared) => opened,
             () = shared.stop.cancelled() => return None,
             never = queue.expire(&why) => match never {},
@@ -84,6 +84,7 @@ pub async fn open(shared: &Shared, queue: &mut Queue, seat: Option<usize>) -> Op
             shared.health.down(seat, why.clone());
         }
         tokio::select! {
+            biased;
             () = tokio::time::sleep(backoff.next()) => {}
             () = shared.stop.cancelled() => return None,
             never = queue.expire(&why) => match never {},
@@ -125,6 +126,7 @@ async fn may_write(shared: &Shared, queue: &mut Queue) {
             queue.give_up_claims(NO_MEMBER);
         }
         tokio::select! {
+            biased;
             () = shared.membership.opened() => {}
             () = shared.stop.cancelled() => return,
             () = tokio::time::sleep(GATE_POLL) => {}

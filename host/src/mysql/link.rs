@@ -1,12 +1,11 @@
 //! A connection that was checked and may be used, and one exchange over it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mysql_async::prelude::{AsQuery, Queryable};
-use mysql_async::{Conn, DriverError, Error, OptsBuilder, Row, Value};
+use mysql_async::prelude::AsQuery;
+use mysql_async::{DriverError, Error, Row, Value};
 
 use super::cache::Era;
 use super::fast::Luck;
@@ -18,9 +17,12 @@ use super::sql;
 use super::steps::{DRIFT_PER_MILLION, Step};
 use super::store::Shared;
 use super::watch;
+use super::wire::Wire;
 use crate::clock;
+use crate::lock::maps::HashMap;
 use crate::lock::record::Mark;
 use crate::lock::{Instant, ServerTime};
+use crate::random;
 
 /// How long a statement waits for a row lock, in seconds.
 pub const LOCK_WAIT_S: u32 = 1;
@@ -119,7 +121,7 @@ impl Sample {
 }
 
 pub struct Link {
-    conn: Conn,
+    wire: Wire,
     place: Place,
     pub server: Server,
     pub sample: Sample,
@@ -149,8 +151,8 @@ impl Link {
     async fn open_at(shared: &Shared, place: Place) -> Result<Link, Fault> {
         let limit = if shared.servers.is_single() { OPEN_LIMIT } else { CONNECT_LIMIT };
         let connected = tokio::time::timeout(limit, connect(place.site())).await;
-        let mut conn = connected.unwrap_or_else(|_| Err(Fault::timeout("connecting")))?;
-        let variables = variables(&mut conn).await?;
+        let mut wire = connected.unwrap_or_else(|_| Err(Fault::timeout("connecting")))?;
+        let variables = variables(&mut wire).await?;
         let mut server = preflight::check(&variables, shared.require_durable)
             .map_err(|why| Fault::Broken { why, slug: "preflight" })?;
         let setup = format!(
@@ -160,7 +162,7 @@ impl Link {
             sql::SYSDATE_MOVES
         );
         let moves =
-            exchange(&mut conn, setup).await?.pop().and_then(|mut rows| rows.pop()?.take::<bool, _>(1));
+            exchange(&mut wire, setup).await?.pop().and_then(|mut rows| rows.pop()?.take::<bool, _>(1));
         let sysdate_moves = moves.unwrap_or_default();
         if !sysdate_moves {
             server.warnings.push(
@@ -169,7 +171,7 @@ impl Link {
                     .to_owned(),
             );
         }
-        let identity = schema::prepare(&mut conn, &server, shared, &place).await?;
+        let identity = schema::prepare(&mut wire, &server, shared, &place).await?;
         place.check()?;
         shared.meet(&identity);
         if !shared.servers.is_single() {
@@ -177,15 +179,15 @@ impl Link {
         }
         shared.galera.store(server.galera, Ordering::Relaxed);
         if !shared.steps().has_begun() {
-            watch::begin(&mut conn, shared).await?;
+            watch::begin(&mut wire, shared).await?;
         }
         let before = clock::now();
-        let mut sets = exchange(&mut conn, sql::sample()).await?;
+        let mut sets = exchange(&mut wire, sql::sample()).await?;
         let sample = read_sample(sets.pop(), before, clock::now())?;
         shared.note_clock(&sample);
         let membership = shared.membership.clone();
-        let mark = Mark { writer: rand::random(), at: sample.now };
-        Ok(Link { conn, place, server, sample, luck: Luck::default(), sysdate_moves, membership, mark })
+        let mark = Mark { writer: random::number(), at: sample.now };
+        Ok(Link { wire, place, server, sample, luck: Luck::default(), sysdate_moves, membership, mark })
     }
 
     /// What the records of the next batch are signed with.
@@ -208,14 +210,14 @@ impl Link {
     /// statement that returns rows.
     pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
         self.place.check()?;
-        exchange(&mut self.conn, sql).await
+        exchange(&mut self.wire, sql).await
     }
 
     /// Runs one statement with these values, which is prepared when it is first used.
     pub async fn execute(&mut self, sql: String, params: Vec<Value>) -> Result<(), Fault> {
-        let statement = self.conn.prep(sql).await?;
+        let statement = self.wire.prepare(sql).await?;
         self.place.check()?;
-        Ok(self.conn.exec_drop(statement, params).await?)
+        Ok(self.wire.execute(statement, params).await?)
     }
 
     /// What is decided now must not be written later than this: somebody waits for it until `deadline`,
@@ -246,7 +248,7 @@ impl Link {
     }
 
     pub async fn close(self) {
-        let goodbye = self.conn.disconnect();
+        let goodbye = self.wire.disconnect();
         let _ = tokio::time::timeout(Duration::from_secs(1), goodbye).await;
     }
 }
@@ -277,38 +279,26 @@ impl Shared {
     }
 }
 
-pub async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
-    let mut result = conn.query_iter(sql).await?;
-    let mut sets = Vec::new();
-    while !result.is_empty() {
-        let returns_rows = !result.columns_ref().is_empty();
-        let set = result.collect().await?;
-        if returns_rows {
-            sets.push(set);
-        }
-    }
-    // Where a later statement failed, the result looks as if it had ended: only this tells.
-    result.drop_result().await?;
-    Ok(sets)
+pub async fn exchange(wire: &mut Wire, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
+    Ok(wire.exchange(sql).await?)
 }
 
 /// Opens the connection; makes the database where it is missing and the account may.
-async fn connect(site: &Site) -> Result<Conn, Fault> {
-    match Conn::new(site.opts.clone()).await {
+async fn connect(site: &Site) -> Result<Wire, Fault> {
+    match Wire::connect(&site.target).await {
         Err(Error::Server(error)) if error.code == 1049 => {
-            let plain = OptsBuilder::from_opts(site.opts.clone()).db_name(None::<String>);
-            let mut conn = Conn::new(plain).await?;
+            let mut plain = Wire::connect_plain(&site.target).await?;
             let name = site.database.replace('`', "``");
-            exchange(&mut conn, format!("CREATE DATABASE IF NOT EXISTS `{name}`")).await?;
-            conn.disconnect().await?;
-            Ok(Conn::new(site.opts.clone()).await?)
+            exchange(&mut plain, format!("CREATE DATABASE IF NOT EXISTS `{name}`")).await?;
+            plain.disconnect().await?;
+            Ok(Wire::connect(&site.target).await?)
         }
-        conn => Ok(conn?),
+        wire => Ok(wire?),
     }
 }
 
-pub async fn variables(conn: &mut Conn) -> Result<HashMap<String, String>, Fault> {
-    let sets = exchange(conn, preflight::VARIABLES).await?;
+pub async fn variables(wire: &mut Wire) -> Result<HashMap<String, String>, Fault> {
+    let sets = exchange(wire, preflight::VARIABLES).await?;
     let pairs = sets.into_iter().flatten().filter_map(|row| mysql_async::from_row_opt(row).ok());
     Ok(pairs.map(|(name, value): (String, String)| (name.to_ascii_lowercase(), value)).collect())
 }

@@ -11,7 +11,6 @@
 //! the last moment that a holder was told. The same is done with all leases when this proxy ceases to be a
 //! member of its fleet.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -24,6 +23,7 @@ use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
 use super::store::{MysqlStore, Shared};
 use crate::clock;
+use crate::lock::maps::HashMap;
 use crate::lock::record::{Env, Op, Outcome};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 use crate::store::{Answer, Done, Health, Loss, Page, Store, StoreError, Stored};
@@ -271,7 +271,7 @@ impl Losses {
 
 /// How many tokens of one key the operations may need.
 pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
-    let mut counts: HashMap<&Key, u64> = HashMap::new();
+    let mut counts: HashMap<&Key, u64> = HashMap::default();
     for op in ops.filter(|op| matches!(op, Op::Acquire(_))) {
         for key in op.keys() {
             *counts.entry(key).or_default() += 1;

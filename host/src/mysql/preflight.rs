@@ -1,8 +1,8 @@
 //! What a server must be, and sentences for operators.
 
-use std::collections::HashMap;
-
 use mysql_async::{DriverError, Error};
+
+use crate::lock::maps::HashMap;
 
 /// Name and value of everything that is looked at when a connection is opened. `SHOW` leaves out
 /// what a server does not have, where `SELECT @@name` would fail.

@@ -243,6 +243,7 @@ impl Queue {
             let next = self.waiting.iter().map(|job| job.ticket.deadline).min();
             let next = next.unwrap_or(clock::now().plus_ms(60_000));
             tokio::select! {
+                biased;
                 job = self.incoming.recv(), if !self.closed => match job {
                     Some(job) => self.waiting.push_back(job),
                     None => self.closed = true,

@@ -6,16 +6,17 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Error};
+use mysql_async::Error;
 
 use super::link::{self, Fault};
 use super::preflight::Server;
 use super::servers::{FRESH, Place};
 use super::sql::{self, CLOCK, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
 use super::store::Shared;
+use super::wire::Wire;
 use crate::clock;
 use crate::lock::Token;
+use crate::random;
 
 /// What this program knows. A higher one is refused, a lower one is migrated.
 const VERSION: u32 = 3;
@@ -59,38 +60,38 @@ enum Doubt {
 /// Makes what is missing, and raises the epoch where another server may have been in use since the
 /// tables were last used here. Safe to be run by several proxies at once.
 pub async fn prepare(
-    conn: &mut Conn,
+    wire: &mut Wire,
     server: &Server,
     shared: &Shared,
     place: &Place,
 ) -> Result<Identity, Fault> {
     let is_known = shared.probed.load(Ordering::Relaxed) == place.turn;
-    let recorded = match read(conn, "").await? {
+    let recorded = match read(wire, "").await? {
         Some((version, recorded)) if version == VERSION || is_known => recorded,
         _ => {
-            create(conn, server).await?;
+            create(wire, server).await?;
             let missing = || Fault::Broken { why: format!("{META} stays empty"), slug: "schema" };
-            read(conn, "").await?.ok_or_else(missing)?.1
+            read(wire, "").await?.ok_or_else(missing)?.1
         }
     };
     if !is_known {
-        probe(conn).await?;
+        probe(wire).await?;
         shared.probed.store(place.turn, Ordering::Relaxed);
     }
     let mut mark = None;
     if !shared.servers.is_single() {
-        mark = Some(match read_mark(conn).await? {
+        mark = Some(match read_mark(wire).await? {
             Some(mark) => mark,
-            None => create_mark(conn).await?,
+            None => create_mark(wire).await?,
         });
     }
     let identity = match doubt(&recorded, server, shared, mark.as_ref()) {
         Doubt::None => recorded,
-        _ => settle(conn, server, shared, place).await?,
+        _ => settle(wire, server, shared, place).await?,
     };
     if mark.is_some() {
         let asked_at = clock::now();
-        let age = read_mark(conn).await?.and_then(|mark| mark.age());
+        let age = read_mark(wire).await?.and_then(|mark| mark.age());
         let left = age.map_or(Duration::ZERO, |age| FRESH.saturating_sub(age));
         shared.servers.extend(place.turn, asked_at.plus_us(left.as_micros() as u64));
     }
@@ -98,9 +99,9 @@ pub async fn prepare(
 }
 
 /// The version of the tables and the recorded identity; `None` where the tables or the row are missing.
-pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
+pub async fn read(wire: &mut Wire, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
     let sql = format!("SELECT version,identity,epoch,floor FROM {META} WHERE id=1 {lock}");
-    let row: Option<(u32, Vec<u8>, u64, u64)> = match conn.query_first(sql).await {
+    let row: Option<(u32, Vec<u8>, u64, u64)> = match wire.first(sql).await {
         Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
         row => row?,
     };
@@ -118,7 +119,7 @@ pub async fn read(conn: &mut Conn, lock: &str) -> Result<Option<(u32, Identity)>
 
 /// Makes the tables that are missing. The row comes last: where it has this version, the tables are there. One that is there
 /// keeps its version, see [`claim_version`].
-async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
+async fn create(wire: &mut Wire, server: &Server) -> Result<(), Fault> {
     let leases = format!(
         "CREATE TABLE IF NOT EXISTS {LEASES} (\
          k VARBINARY(1024) NOT NULL PRIMARY KEY COMMENT 'the lock key',\
@@ -166,16 +167,16 @@ async fn create(conn: &mut Conn, server: &Server) -> Result<(), Fault> {
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
     for table in [leases, meta, counter, rows, clock] {
-        conn.query_drop(table).await?;
+        wire.exchange(table).await?;
     }
-    conn.query_drop(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0,0,0)")).await?;
+    wire.exchange(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0,0,0)")).await?;
     // Whoever was here before, an earlier version, has watched the clock until now.
-    conn.query_drop(format!("INSERT IGNORE INTO {CLOCK} VALUES (1,{NOW_US},0,0,0)")).await?;
+    wire.exchange(format!("INSERT IGNORE INTO {CLOCK} VALUES (1,{NOW_US},0,0,0)")).await?;
     let identity = quoted(&server.identity);
     let row = format!(
         "INSERT INTO {META} VALUES (1,{VERSION},{identity},0,0,0) ON DUPLICATE KEY UPDATE version=version"
     );
-    conn.query_drop(row).await?;
+    wire.exchange(row).await?;
     Ok(())
 }
 
@@ -187,14 +188,14 @@ pub fn claim_version() -> String {
 
 /// Tries what will be needed, and undoes it. The key is no other's: whoever else tries at the same time is
 /// not in the way.
-async fn probe(conn: &mut Conn) -> Result<(), Fault> {
+async fn probe(wire: &mut Wire) -> Result<(), Fault> {
     let mut key = String::new();
-    sql::hex(&mut key, &[[0; 8], rand::random::<[u8; 8]>()].concat());
+    sql::hex(&mut key, &[[0; 8], random::number::<[u8; 8]>()].concat());
     let write = format!(
         "BEGIN;INSERT INTO {LEASES} VALUES ({key},0,0,0,'{{}}');UPDATE {LEASES} SET token=1 WHERE k={key};\
          UPDATE {META} SET floor=floor WHERE id=1;UPDATE {CLOCK} SET by_us=by_us WHERE id=1;DELETE FROM {LEASES} WHERE k={key};ROLLBACK"
     );
-    conn.query_drop(write).await?;
+    wire.exchange(write).await?;
     Ok(())
 }
 
@@ -229,14 +230,14 @@ fn doubt(recorded: &Identity, server: &Server, shared: &Shared, mark: Option<&Ma
 
 /// Clears a doubt: where all other servers are seen to be behind, there is none after all; else the
 /// epoch is raised.
-async fn settle(conn: &mut Conn, server: &Server, shared: &Shared, place: &Place) -> Result<Identity, Fault> {
+async fn settle(wire: &mut Wire, server: &Server, shared: &Shared, place: &Place) -> Result<Identity, Fault> {
     if !shared.servers.is_single() {
         shared.servers.scout.look(shared, clock::now()).await;
     }
-    conn.query_drop("BEGIN").await?;
+    wire.exchange("BEGIN").await?;
     let gone = || Fault::Broken { why: format!("{META} is empty"), slug: "schema" };
-    let (_, recorded) = read(conn, "FOR UPDATE").await?.ok_or_else(gone)?;
-    let mark = if shared.servers.is_single() { None } else { read_mark(conn).await? };
+    let (_, recorded) = read(wire, "FOR UPDATE").await?.ok_or_else(gone)?;
+    let mark = if shared.servers.is_single() { None } else { read_mark(wire).await? };
     let mut doubt = doubt(&recorded, server, shared, mark.as_ref());
     let mut why = match shared.identity() {
         Some(known) if recorded.server == server.identity => {
@@ -257,18 +258,18 @@ async fn settle(conn: &mut Conn, server: &Server, shared: &Shared, place: &Place
     }
     if doubt == Doubt::None {
         if mark.is_some() {
-            conn.query_drop(Mark::set()).await?;
+            wire.exchange(Mark::set()).await?;
         }
-        conn.query_drop("COMMIT").await?;
+        wire.exchange("COMMIT").await?;
         return Ok(recorded);
     }
-    raise_epoch(conn, server, shared, &recorded, doubt, &why).await
+    raise_epoch(wire, server, shared, &recorded, doubt, &why).await
 }
 
 /// New tokens are above all that another server can have given out, and nothing is granted while leases
 /// of it may run: that is a new epoch. The transaction that is open has locked the record.
 async fn raise_epoch(
-    conn: &mut Conn,
+    wire: &mut Wire,
     server: &Server,
     shared: &Shared,
     recorded: &Identity,
@@ -280,7 +281,7 @@ async fn raise_epoch(
         floor = floor.max(known.floor);
         epoch = epoch.max(known.epoch);
     }
-    let now: Option<u64> = conn.query_first(format!("SELECT {NOW_US}")).await?;
+    let now: Option<u64> = wire.first(format!("SELECT {NOW_US}")).await?;
     let floor = next_floor(floor, now.unwrap_or_default());
     let (epoch, wait_us) = match doubt {
         Doubt::Leases => (epoch + 1, u64::from(shared.max_ttl_ms) * 1_000 + margin_us(shared)),
@@ -296,7 +297,7 @@ async fn raise_epoch(
         "UPDATE {META} SET identity={identity},epoch={epoch},floor=GREATEST(floor,{floor}),\
          grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;{mark}COMMIT"
     );
-    link::exchange(conn, update).await?;
+    link::exchange(wire, update).await?;
     if doubt == Doubt::Leases {
         shared.metrics.store_error("identity_changed");
         tracing::warn!(
@@ -325,26 +326,26 @@ fn margin_us(shared: &Shared) -> u64 {
 }
 
 /// `None` where there is no mark yet.
-pub async fn read_mark(conn: &mut Conn) -> Result<Option<Mark>, Fault> {
+pub async fn read_mark(wire: &mut Wire) -> Result<Option<Mark>, Fault> {
     let row: Option<(u64, u64)> =
-        match conn.query_first(format!("SELECT used_us,{NOW_US} FROM {MARK} WHERE id=1")).await {
+        match wire.first(format!("SELECT used_us,{NOW_US} FROM {MARK} WHERE id=1")).await {
             Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
             row => row?,
         };
     Ok(row.map(|(used_us, now_us)| Mark { used_us, now_us }))
 }
 
-async fn create_mark(conn: &mut Conn) -> Result<Mark, Fault> {
+async fn create_mark(wire: &mut Wire) -> Result<Mark, Fault> {
     let table = format!(
         "CREATE TABLE IF NOT EXISTS {MARK} (\
          id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
          used_us BIGINT UNSIGNED NOT NULL COMMENT 'a proxy had this server in use: microseconds since 1970'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
-    conn.query_drop(table).await?;
-    conn.query_drop(format!("INSERT IGNORE INTO {MARK} VALUES (1,0)")).await?;
+    wire.exchange(table).await?;
+    wire.exchange(format!("INSERT IGNORE INTO {MARK} VALUES (1,0)")).await?;
     let missing = || Fault::Broken { why: format!("{MARK} stays empty"), slug: "schema" };
-    read_mark(conn).await?.ok_or_else(missing)
+    read_mark(wire).await?.ok_or_else(missing)
 }
 
 impl Mark {

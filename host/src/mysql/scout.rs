@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql_async::{Conn, Error, Opts, OptsBuilder};
+use mysql_async::Error;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
@@ -12,8 +12,10 @@ use super::preflight;
 use super::schema::{self, Mark};
 use super::servers::{FRESH, Look, ROUND, Seen};
 use super::store::Shared;
+use super::wire::{Target, Wire};
 use crate::clock;
 use crate::lock::Instant;
+use crate::vital;
 
 /// The longest that one server is waited for.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
@@ -23,13 +25,13 @@ pub struct Scout(Mutex<Round>);
 
 struct Round {
     /// Kept from one round to the next.
-    conns: Vec<Option<Conn>>,
+    wires: Vec<Option<Wire>>,
     began: Instant,
 }
 
 impl Scout {
     pub fn new(servers: usize) -> Scout {
-        Scout(Mutex::new(Round { conns: (0..servers).map(|_| None).collect(), began: Instant(0) }))
+        Scout(Mutex::new(Round { wires: (0..servers).map(|_| None).collect(), began: Instant(0) }))
     }
 
     /// Looks at every server, unless that was done since `after`. Takes [`LOOK_LIMIT`] at most.
@@ -41,20 +43,20 @@ impl Scout {
         let began = clock::now();
         let in_use = shared.servers.in_use();
         let mut looks = JoinSet::new();
-        for (index, conn) in round.conns.iter_mut().enumerate() {
-            let opts = shared.servers.sites()[index].opts.clone();
+        for (index, wire) in round.wires.iter_mut().enumerate() {
+            let target = shared.servers.sites()[index].target.clone();
             let is_in_use = in_use.is_some_and(|(used, _)| used == index);
-            let look = look_at(opts, conn.take(), shared.require_durable, is_in_use);
-            looks.spawn(async move {
+            let look = look_at(target, wire.take(), shared.require_durable, is_in_use);
+            looks.spawn(vital::watched("a look at a server", async move {
                 let looked = tokio::time::timeout(LOOK_LIMIT, look).await;
                 (index, looked.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
-            });
+            }));
         }
-        let mut found: Vec<Look> = round.conns.iter().map(|_| Err("the look failed".to_owned())).collect();
+        let mut found: Vec<Look> = round.wires.iter().map(|_| Err("the look failed".to_owned())).collect();
         while let Some(looked) = looks.join_next().await {
             let Ok((index, looked)) = looked else { continue };
-            found[index] = looked.map_err(|fault| fault.to_string()).map(|(conn, seen, marked)| {
-                round.conns[index] = conn;
+            found[index] = looked.map_err(|fault| fault.to_string()).map(|(wire, seen, marked)| {
+                round.wires[index] = wire;
                 if let (Some(left), Some((_, turn))) = (marked, in_use) {
                     shared.servers.extend(turn, began.plus_us(left.as_micros() as u64));
                 }
@@ -66,8 +68,8 @@ impl Scout {
     }
 
     pub async fn close(&self) {
-        for conn in self.0.lock().await.conns.iter_mut().filter_map(Option::take) {
-            let _ = tokio::time::timeout(LOOK_LIMIT, conn.disconnect()).await;
+        for wire in self.0.lock().await.wires.iter_mut().filter_map(Option::take) {
+            let _ = tokio::time::timeout(LOOK_LIMIT, wire.disconnect()).await;
         }
     }
 }
@@ -76,6 +78,7 @@ impl Scout {
 pub async fn run(shared: Arc<Shared>) {
     loop {
         tokio::select! {
+            biased;
             () = shared.stop.cancelled() => break,
             () = tokio::time::sleep(ROUND) => {}
         }
@@ -87,51 +90,50 @@ pub async fn run(shared: Arc<Shared>) {
 
 /// What is to be seen of a server, and, where it is in use and its mark holds, for how long it does.
 async fn look_at(
-    opts: Opts,
-    conn: Option<Conn>,
+    target: Target,
+    wire: Option<Wire>,
     require_durable: bool,
     is_in_use: bool,
-) -> Result<(Option<Conn>, Seen, Option<Duration>), Fault> {
-    let (mut conn, has_database) = match conn {
-        Some(conn) => (conn, true),
-        None => connect(opts).await?,
+) -> Result<(Option<Wire>, Seen, Option<Duration>), Fault> {
+    let (mut wire, has_database) = match wire {
+        Some(wire) => (wire, true),
+        None => connect(&target).await?,
     };
-    let variables = link::variables(&mut conn).await?;
+    let variables = link::variables(&mut wire).await?;
     let identity = preflight::check(&variables, require_durable).map(|server| server.identity);
-    let record = if has_database { schema::read(&mut conn, "").await? } else { None };
+    let record = if has_database { schema::read(&mut wire, "").await? } else { None };
     let record = record.map(|(_, identity)| identity);
     let named = matches!((&identity, &record), (Ok(identity), Some(record)) if record.server == *identity);
     let mut left = None;
     if is_in_use && named {
-        left = keep_marked(&mut conn).await?;
+        left = keep_marked(&mut wire).await?;
     }
-    Ok((Some(conn).filter(|_| has_database), Seen { identity, record }, left))
+    Ok((Some(wire).filter(|_| has_database), Seen { identity, record }, left))
 }
 
 /// Renews the mark while it holds, and never one that does not.
-async fn keep_marked(conn: &mut Conn) -> Result<Option<Duration>, Fault> {
-    let Some(mark) = schema::read_mark(conn).await? else { return Ok(None) };
+async fn keep_marked(wire: &mut Wire) -> Result<Option<Duration>, Fault> {
+    let Some(mark) = schema::read_mark(wire).await? else { return Ok(None) };
     match mark.age() {
         Some(age) if age < ROUND / 2 => Ok(Some(FRESH - age)),
         Some(age) if age < FRESH => {
-            link::exchange(conn, Mark::renew()).await?;
-            Ok(schema::read_mark(conn).await?.and_then(|mark| Some(FRESH.saturating_sub(mark.age()?))))
+            link::exchange(wire, Mark::renew()).await?;
+            Ok(schema::read_mark(wire).await?.and_then(|mark| Some(FRESH.saturating_sub(mark.age()?))))
         }
         _ => Ok(None),
     }
 }
 
 /// Whether the database is there, too: a server that nobody has used yet has none.
-async fn connect(opts: Opts) -> Result<(Conn, bool), Fault> {
-    let plain = OptsBuilder::from_opts(opts.clone()).db_name(None::<String>);
-    let (mut conn, has_database) = match Conn::new(opts).await {
-        Err(Error::Server(error)) if error.code == 1049 => (Conn::new(plain).await?, false),
-        conn => (conn?, true),
+async fn connect(target: &Target) -> Result<(Wire, bool), Fault> {
+    let (mut wire, has_database) = match Wire::connect(target).await {
+        Err(Error::Server(error)) if error.code == 1049 => (Wire::connect_plain(target).await?, false),
+        wire => (wire?, true),
     };
     let setup = format!(
         "SET SESSION innodb_lock_wait_timeout={LOCK_WAIT_S},wait_timeout={SESSION_TIMEOUT_S},autocommit=1;\
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
     );
-    link::exchange(&mut conn, setup).await?;
-    Ok((conn, has_database))
+    link::exchange(&mut wire, setup).await?;
+    Ok((wire, has_database))
 }

@@ -15,12 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mysql_async::Opts;
-
 use super::link::Fault;
 use super::schema::Identity;
 use super::scout::Scout;
 use super::store::Shared;
+use super::wire::Target;
 use crate::clock;
 use crate::lock::Instant;
 
@@ -34,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One server of `store.url`.
 pub struct Site {
-    pub opts: Opts,
+    pub target: Target,
     pub database: String,
     /// What the operator knows it by; without the password.
     pub address: String,
@@ -334,7 +333,7 @@ mod tests {
     #[test]
     fn whoever_is_out_of_sight_may_have_been_in_use() {
         let site = |address: &str| Site {
-            opts: Opts::default(),
+            target: Target::Address(mysql_async::Opts::default()),
             database: String::new(),
             address: address.to_owned(),
         };

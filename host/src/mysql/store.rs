@@ -20,6 +20,7 @@ use super::schema::Identity;
 use super::servers::{Servers, Site};
 use super::sql::META;
 use super::steps::ClockSteps;
+use super::wire::Target;
 use super::{clean, fast, lanes, scout, sql, watch};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
@@ -109,6 +110,29 @@ impl MysqlStore {
             return Err(OpenError { why: "it names no server".to_owned() });
         }
         let sites = urls.iter().map(|url| read_url(url)).collect::<Result<_, _>>()?;
+        Ok(MysqlStore::start(config, sites, max_ttl_ms, metrics))
+    }
+
+    /// As [`MysqlStore::open_any`], on simulated servers.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    #[cfg(any(test, feature = "simulation"))]
+    pub fn simulated(
+        config: &StoreConfig,
+        routes: Vec<crate::simulation::network::Route>,
+        max_ttl_ms: u32,
+        metrics: Metrics,
+    ) -> MysqlStore {
+        let site = |route: crate::simulation::network::Route| Site {
+            address: route.server.name.clone(),
+            database: DEFAULT_DATABASE.to_owned(),
+            target: Target::Simulated(route),
+        };
+        MysqlStore::start(config, routes.into_iter().map(site).collect(), max_ttl_ms, metrics)
+    }
+
+    fn start(config: &StoreConfig, sites: Vec<Site>, max_ttl_ms: u32, metrics: Metrics) -> MysqlStore {
         let servers = Arc::new(Servers::new(sites));
         let seats = config.lanes + config.renewal_lanes;
         let shared = Arc::new(Shared {
@@ -144,7 +168,7 @@ impl MysqlStore {
         }
         let reader = Arc::new(Reader::new(shared.clone()));
         let (places, renewal_places) = (Places::new(config.max_queued), Places::new(config.max_queued));
-        Ok(MysqlStore { shared, places, renewal_places, lanes, renewal_lanes, reader, tasks })
+        MysqlStore { shared, places, renewal_places, lanes, renewal_lanes, reader, tasks }
     }
 
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
@@ -175,6 +199,10 @@ impl MysqlStore {
     /// # Panics
     /// Where the machine has no thread to give.
     pub(super) fn spawn_apart(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        #[cfg(any(test, feature = "simulation"))]
+        if crate::clock::simulated::now().is_some() {
+            return self.spawn(name, task);
+        }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a thread's runtime is made as the program's was");
         let task = self.tasks.track_future(vital::watched(name, task));
@@ -341,7 +369,7 @@ fn read_url(url: &str) -> Result<Site, OpenError> {
         // One for each number of rows.
         .stmt_cache_size(fast::PREPARED_ROWS)
         .into();
-    Ok(Site { opts, database, address })
+    Ok(Site { target: Target::Address(opts), database, address })
 }
 
 #[cfg(test)]
@@ -350,12 +378,15 @@ mod tests {
 
     #[test]
     fn urls_are_read() {
-        let Site { opts, database, address } =
-            read_url("mysql://u:p@db.example:3307/locks").expect("it is valid");
+        let read = |url| {
+            let Site { target, database, address } = read_url(url).expect("it is valid");
+            let Target::Address(opts) = target else { panic!("a URL names a real server") };
+            (opts, database, address)
+        };
+        let (opts, database, address) = read("mysql://u:p@db.example:3307/locks");
         assert_eq!((opts.db_name(), database.as_str()), (Some("locks"), "locks"));
         assert_eq!(address, "db.example:3307");
-        let Site { opts, database, address } =
-            read_url("mysql://root@localhost?socket=/tmp/s").expect("it is valid");
+        let (opts, database, address) = read("mysql://root@localhost?socket=/tmp/s");
         assert_eq!((opts.socket(), database.as_str()), (Some("/tmp/s"), DEFAULT_DATABASE));
         assert_eq!(address, "/tmp/s");
         assert!(read_url("postgres://u@h/d").is_err());

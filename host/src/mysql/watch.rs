@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql_async::{Conn, Row};
+use mysql_async::Row;
 
 use super::lanes::{Backoff, EXCHANGE_LIMIT};
 use super::link::{self, Fault, Link};
@@ -19,6 +19,7 @@ use super::schema;
 use super::sql::{CLOCK, META, NOW_US};
 use super::steps::{ClockSteps, MARGIN_US, Step};
 use super::store::Shared;
+use super::wire::Wire;
 use crate::clock;
 use crate::lock::ServerTime;
 
@@ -31,7 +32,7 @@ const LONGEST_MARGIN_US: u64 = 10_000_000;
 
 /// The first look of a process at the server's clock: takes over what other proxies have noticed, and records that the
 /// clock may have been set forward since the last of them looked.
-pub async fn begin(conn: &mut Conn, shared: &Shared) -> Result<(), Fault> {
+pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
     let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
     let sql = format!(
         "UPDATE {CLOCK} SET {},seen_us={NOW_US} WHERE id=1;\
@@ -39,7 +40,7 @@ pub async fn begin(conn: &mut Conn, shared: &Shared) -> Result<(), Fault> {
         step(&ahead, &by_us, shared.longest_us())
     );
     let before = clock::now();
-    let row = link::exchange(conn, sql).await?.pop().and_then(|mut rows| rows.pop());
+    let row = link::exchange(wire, sql).await?.pop().and_then(|mut rows| rows.pop());
     let after = clock::now();
     let [now, by_us, stepped_us, grants_us] = read(row)?;
     let (now, mut steps) = (ServerTime(now), shared.steps());
@@ -69,10 +70,12 @@ pub async fn run(shared: Arc<Shared>) {
     let mut watch = Watch::of(0);
     loop {
         tokio::select! {
+            biased;
             () = shared.stop.cancelled() => return,
             Err(fault) = watch.keep(&shared) => tracing::debug!("cannot watch the server's clock: {fault}"),
         }
         tokio::select! {
+            biased;
             () = shared.stop.cancelled() => return,
             () = tokio::time::sleep(backoff.next()) => {}
         }

@@ -1,7 +1,7 @@
 //! The engine that all policies run on: its limits, its clock, and one call.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use wasmtime::component::{Instance, InstancePre, Linker};
 use wasmtime::{Config, EngineWeak, InstanceAllocationStrategy, PoolingAllocationConfig, Store};
 
 use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
+use super::module::{Digest, Module};
 use super::{Fault, Hook};
 use crate::config::EngineLimits;
 use crate::vital;
@@ -37,6 +38,8 @@ struct Inner {
     linker: Linker<Budget>,
     limits: EngineLimits,
     slots: Slots,
+    /// What has been compiled and is in use.
+    modules: Mutex<Vec<Weak<Module>>>,
     _ticker: Ticker,
 }
 
@@ -53,12 +56,31 @@ impl Engine {
             engine,
             limits: limits.clone(),
             slots: Slots { free: Mutex::new(limits.instances), freed: Condvar::new() },
+            modules: Mutex::default(),
             _ticker: ticker,
         })))
     }
 
     pub fn limits(&self) -> &EngineLimits {
         &self.0.limits
+    }
+
+    /// The module of a component, which `compile` makes where none of the same component is in use.
+    pub(super) fn module<E>(
+        &self,
+        digest: Digest,
+        compile: impl FnOnce() -> Result<Arc<Module>, E>,
+    ) -> Result<Arc<Module>, E> {
+        let modules = || self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = modules().iter().filter_map(Weak::upgrade).find(|module| module.digest() == digest);
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let compiled = compile()?;
+        let mut modules = modules();
+        modules.retain(|module| module.strong_count() > 0);
+        modules.push(Arc::downgrade(&compiled));
+        Ok(compiled)
     }
 
     pub(super) fn wasmtime(&self) -> &wasmtime::Engine {

@@ -55,8 +55,14 @@ impl std::fmt::Debug for Digest {
 }
 
 impl Module {
-    /// Compiles a component that passed the checks of its form. Takes 0.1 s and more.
+    /// Compiles a component that passed the checks of its form, which takes 0.1 s and more, unless it is in use
+    /// already.
     pub(super) fn compile(engine: &Engine, component: &[u8]) -> Result<Arc<Module>, Rejection> {
+        let digest = Digest::of(component);
+        engine.module(digest, || Module::compile_anew(engine, digest, component))
+    }
+
+    fn compile_anew(engine: &Engine, digest: Digest, component: &[u8]) -> Result<Arc<Module>, Rejection> {
         let broken = |error: wasmtime::Error| Rejection::Broken { detail: format!("{error:#}") };
         let compiled = Component::from_binary(engine.wasmtime(), component).map_err(broken)?;
         let instance = engine.linker().instantiate_pre(&compiled).map_err(broken)?;
@@ -67,7 +73,7 @@ impl Module {
             renewal: renewal::GuestIndices::new(&instance).ok(),
             response: response::GuestIndices::new(&instance).ok(),
             settings: settings::GuestIndices::new(&instance).ok(),
-            digest: Digest::of(component),
+            digest,
             component: Bytes::copy_from_slice(component),
             engine: engine.clone(),
             instance,

@@ -14,6 +14,7 @@ use crate::lock::record::{Claim, InLine, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
 use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest, Primitive};
+use crate::random;
 use crate::store::{Health, StoreError};
 
 /// How often a request is planned again because its policy was replaced in between.
@@ -128,15 +129,13 @@ fn no_policy(policy: &str) -> AcquireError {
 
 /// Leases that were in the store at the start have been looked at; until then nothing is granted.
 async fn opened(shared: &Shared) -> Result<(), AcquireError> {
-    let mut open = shared.open.subscribe();
-    if *open.borrow_and_update() {
+    if shared.gate.is_open() {
         return Ok(());
     }
     let limit = Duration::from_millis(u64::from(shared.store_timeout_ms));
-    let waited = tokio::time::timeout(limit, open.wait_for(|open| *open)).await;
-    match waited {
-        Ok(Ok(_)) => Ok(()),
-        _ => Err(match shared.store.health() {
+    match tokio::time::timeout(limit, shared.gate.opened()).await {
+        Ok(()) => Ok(()),
+        Err(_elapsed) => Err(match shared.store.health() {
             Health::Unavailable { why } => StoreError::Unavailable { why }.into(),
             Health::Ready { .. } => {
                 let why = "the proxy is not in the fleet yet; its /ready says why".to_owned();
@@ -167,7 +166,7 @@ pub(super) fn asked(request: &Request) -> PlanRequest {
         wait_ms: request.wait_ms,
         labels: request.labels.clone(),
         http: request.via.as_ref().map(|via| via.http.clone()),
-        seed: rand::random(),
+        seed: random::number(),
     }
 }
 
@@ -203,7 +202,7 @@ pub(super) async fn enqueue(
 fn in_line(request: &Request, plan: &Plan) -> InLine {
     let id = request.request_id.as_deref();
     InLine {
-        ticket: id.map_or_else(rand::random, |id| fingerprint(request, &[id])),
+        ticket: id.map_or_else(random::number, |id| fingerprint(request, &[id])),
         rank: plan.rank,
         joined: None,
         returns: id.is_some(),
@@ -222,7 +221,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
         waits: plan.wait_ms > 0 && plan.keys.iter().all(|key| key.space() == Space::Table),
         any: plan.any,
         // 0 stands for none.
-        attempt: rand::random_range(1..u64::MAX),
+        attempt: random::within(1..u64::MAX),
         owner: request.owner.as_str().into(),
         request: request.request_id.as_deref().map(Into::into),
         fingerprint: request.request_id.as_ref().map_or(0, |_| fingerprint(request, &[])),
@@ -248,7 +247,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
         max_waiters: plan.max_waiters,
         asks_choice: planned.generation.has(Hook::Choose) && !plan.global_order,
         asks_backoff: planned.generation.has(Hook::Backoff),
-        seed: rand::random(),
+        seed: random::number(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A fleet's way from one policy to the next: what names keys meanwhile, and when nothing of before is
 //! under way any more.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::core::Msg;
 use super::{AcquireError, Service, transition};
 use crate::clock;
 use crate::lock::Instant;
+use crate::lock::maps::HashMap;
 use crate::lock::record::Op;
 use crate::lock::table::Ticket;
 use crate::policy::{Generation, Plan, Prepared};
@@ -26,7 +27,7 @@ impl Service {
     /// Grants from now on, until it is closed. The leases that are in the store already must have been looked
     /// at: see [`Service::look_again`].
     pub fn open(&self) {
-        self.shared.open.send_replace(true);
+        self.shared.gate.open();
     }
 
     /// Has looked at the leases in the store by the live generation of every policy when it returns, however
@@ -46,11 +47,11 @@ impl Service {
 
     /// Grants nothing more until [`Service::open`]. What is under way goes on.
     pub fn close(&self) {
-        self.shared.open.send_replace(false);
+        self.shared.gate.close();
     }
 
     pub fn is_open(&self) -> bool {
-        *self.shared.open.borrow()
+        self.shared.gate.is_open()
     }
 
     /// From now on the candidate names keys together with the live generation. Requests that the live one

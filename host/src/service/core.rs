@@ -1,6 +1,5 @@
 //! The loop: events to [`Table`], its actions to the store, the policies and the callers.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use super::history::{History, What};
 use super::transition::{Shadows, Step, Swap};
 use super::{Notice, NoticeKind, QueueEntry, Shared};
 use crate::clock;
+use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Claim, Op, Outcome, Release, Turn};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing, Table,
@@ -18,7 +18,9 @@ use crate::lock::table::{
 };
 use crate::lock::{Instant, Key, Token};
 use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
+use crate::random;
 use crate::store::{Reply, StoreError};
+use crate::vital;
 
 /// Messages that the loop takes before it looks at its timers again.
 const BURST: usize = 256;
@@ -146,9 +148,9 @@ impl Core {
         Core {
             shared,
             table: Table::new(),
-            pending: HashMap::new(),
-            releases: HashMap::new(),
-            holds: HashMap::new(),
+            pending: HashMap::default(),
+            releases: HashMap::default(),
+            holds: HashMap::default(),
             shadows: Shadows::default(),
             requests: RequestLog::default(),
             history: History::default(),
@@ -359,9 +361,9 @@ impl Core {
             waiting: share.waiting,
             recent_grants: share.recent_grants,
         });
-        let view = QueueView { key: key.clone(), waiters, groups: groups.collect(), seed: rand::random() };
+        let view = QueueView { key: key.clone(), waiters, groups: groups.collect(), seed: random::number() };
         let mut answer = self.answer(Msg::Chosen { key, choice, waiter: None, by: built_in() });
-        tokio::spawn(async move {
+        vital::detach(async move {
             let asked = generation.as_ref().filter(|_| view.waiters.len() == ids.len());
             let Some(Ok(n)) = asked.and_then(|generation| generation.choose(&view)) else { return };
             if let (Some(generation), Some(Msg::Chosen { waiter, by, .. })) = (asked, &mut answer.message) {
@@ -386,7 +388,7 @@ impl Core {
     }
 
     fn back_off(&self, waiter: WaiterId, key: Key, contention: Contention) {
-        let seed = rand::random();
+        let seed = random::number();
         let decision = crate::lock::table::built_in_backoff(contention.attempt, seed);
         let mut answer = self.answer(Msg::Backoff { waiter, key: key.clone(), decision, by: built_in() });
         let Some(pending) = self.pending.get(&waiter) else { return };
@@ -403,7 +405,7 @@ impl Core {
             labels: pending.labels.clone(),
             seed,
         };
-        tokio::spawn(async move {
+        vital::detach(async move {
             let next = match generation.backoff(&view) {
                 Some(Ok(Backoff::Poll { after_ms })) => Next::Poll { after_ms },
                 Some(Ok(Backoff::WakeUp)) => Next::WakeUp,

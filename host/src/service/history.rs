@@ -1,10 +1,11 @@
 //! The last decisions about each key, for those who ask why.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Decision;
 use crate::clock;
+use crate::lock::maps::HashMap;
 use crate::lock::table::{Next, WaiterId};
 use crate::lock::{Key, Mode};
 

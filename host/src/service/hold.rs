@@ -147,8 +147,9 @@ impl Hold {
         let now = clock::now();
         let due = now.plus_us(self.valid_until.us_since(now) / 3);
         tokio::select! {
-            () = clock::sleep_until(due) => {}
+            biased;
             Ok(()) = &mut self.gone => return self.gone("the lease was taken away, or its session is gone"),
+            () = clock::sleep_until(due) => {}
         }
         let ttl_ms = match self.decide().await {
             Renewal::Extend { ttl_ms } => ttl_ms,

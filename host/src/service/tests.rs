@@ -7,7 +7,7 @@ use crate::lock::record::{Claim, Tag};
 use crate::policy::{Engine, builtin};
 use crate::store::memory::Memory;
 
-fn service(memory: &Memory) -> Service {
+pub(crate) fn service(memory: &Memory) -> Service {
     Service::start(parts(memory))
 }
 
@@ -31,7 +31,7 @@ fn policies(limits: &Limits, settings: &[(&str, &str)]) -> Policies {
     Policies::load(&engine, &configs, limits, &Metrics::default()).unwrap()
 }
 
-fn memory() -> Memory {
+pub(crate) fn memory() -> Memory {
     Memory::new(std::time::Duration::from_secs(60))
 }
 
@@ -76,6 +76,20 @@ async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {
     let mut hold = Hold::new(service.clone(), lease, planned.into(), None);
     let told = tokio::time::timeout(std::time::Duration::from_secs(5), hold.next()).await;
     assert!(matches!(told, Ok(HoldEvent::Lost { .. })), "{told:?}");
+}
+
+/// It was taken away through another proxy: those who watch this one would wait for its end for ever.
+#[tokio::test]
+async fn a_lease_that_is_found_lost_when_it_is_renewed_is_told_to_those_who_watch() {
+    let memory = memory();
+    let (one, other) = (service(&memory), service(&memory));
+    let lease = one.acquire(Request { ttl_ms: Some(60_000), ..request("a") }).await.unwrap().lease;
+    let mut notices = one.watch();
+    assert_eq!(other.force_release(lease.keys[0].clone()).await.unwrap(), 1);
+    assert!(matches!(one.renew(lease, None).await, Err(LeaseError::Lost)));
+    let told = tokio::time::timeout(std::time::Duration::from_secs(5), notices.recv()).await;
+    let told = told.expect("those who watch are told").unwrap();
+    assert_eq!((told.kind, &*told.owner), (NoticeKind::Lost, "worker-1"));
 }
 
 /// An earlier run granted the resource under another key.

@@ -11,8 +11,8 @@
 //! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
 //! be granted in between; requests that were planned by the old generation are planned again.
 
-use std::collections::hash_map::{Entry, HashMap};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,10 +20,12 @@ use tokio::sync::oneshot;
 
 use super::core::Msg;
 use super::{Shared, via};
+use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Claim, Holder, Tag};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode};
 use crate::policy::{Generation, Plan, PlanRequest, Prepared};
+use crate::random;
 use crate::store::StoreError;
 use crate::vital;
 
@@ -90,7 +92,7 @@ impl Shadows {
     /// What a waiter that has not been widened asks for from now on.
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
         let keys = self.widen(&claim.keys)?;
-        let attempt = rand::random_range(1..u64::MAX);
+        let attempt = random::within(1..u64::MAX);
         let wider = Box::new(Claim { keys, attempt, ..claim.clone() });
         Some((waiter, (!claim.any).then_some(wider)))
     }
@@ -216,7 +218,7 @@ impl Swap {
                 }
                 let wider = || {
                     let keys = union(&claim.keys, new.keys.iter());
-                    let attempt = rand::random_range(1..u64::MAX);
+                    let attempt = random::within(1..u64::MAX);
                     Box::new(Claim { keys, attempt, ..claim.clone() })
                 };
                 replans.push((id, (!claim.any && !new.any).then(wider)));
@@ -249,7 +251,7 @@ impl Swap {
 /// A service that is closed makes it live at once: it grants nothing, and has to look at the leases before it
 /// is opened.
 pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let open = *shared.open.borrow();
+    let open = shared.gate.is_open();
     if open { look(shared, prepared).await } else { swap(shared, prepared, Vec::new(), false).await }
 }
 
@@ -290,7 +292,7 @@ pub(super) async fn sessions_lack(
     let rests = |key: &Key| key.space().rests_on_session();
     held.retain(|lease| lease.keys.iter().any(rests));
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
-    let plans = replan(shared, candidate, HashMap::new(), asked).await?;
+    let plans = replan(shared, candidate, HashMap::default(), asked).await?;
     let lacking = held.iter().filter(|lease| lease.shadow(&plans).is_some());
     Ok(lacking.map(|lease| lease.request.resource.clone()).collect())
 }
@@ -302,7 +304,7 @@ async fn swap(
     beside: bool,
 ) -> Result<Arc<Generation>, StoreError> {
     let candidate = prepared.generation().clone();
-    let mut plans = HashMap::new();
+    let mut plans = HashMap::default();
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
         plans = replan(shared, candidate.clone(), plans, asked).await?;
@@ -341,8 +343,8 @@ async fn replan(
         plans
     };
     // A lease that lacks its plan would cast no shadow.
-    let work = tokio::task::spawn_blocking(|| vital::run("the planning of a swap", work));
-    work.await.map_err(|_| StoreError::stopped())
+    let work = vital::blocking(|| vital::run("the planning of a swap", work)).await;
+    work.map_err(|_| StoreError::stopped())
 }
 
 /// A lease as the store knows it.
@@ -369,7 +371,7 @@ async fn held(
     shared: &Arc<Shared>,
     is_wanted: impl Fn(&Tag) -> bool,
 ) -> Result<(Vec<Held>, Vec<String>), StoreError> {
-    let mut leases: HashMap<u64, Held> = HashMap::new();
+    let mut leases: HashMap<u64, Held> = HashMap::default();
     let mut unheard = BTreeSet::new();
     let mut after = None;
     loop {
@@ -380,7 +382,7 @@ async fn held(
             for holder in stored.record.holders.iter().filter(live) {
                 let lease = leases.entry(holder.nonce).or_insert_with(|| Held {
                     nonce: holder.nonce,
-                    keys: HashSet::new(),
+                    keys: HashSet::default(),
                     request: request(&holder.tag, &holder.owner, holder.mode),
                 });
                 lease.keys.insert(stored.key.clone());

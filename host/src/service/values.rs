@@ -7,6 +7,7 @@ use super::{AcquireError, Answer, Hold, Lease, LeaseError, Request, Service, new
 use crate::lock::record::{self, Kept, Left, Op, Origin, Outcome, Version};
 use crate::lock::{Key, LeaseRef, Token};
 use crate::policy::{ResponseContention, fallback};
+use crate::random;
 
 /// What a `once` has come to.
 #[derive(Clone, Debug)]
@@ -117,7 +118,7 @@ impl Service {
                 &[&read.0.to_string(), value.as_deref().unwrap_or("")],
             ),
             value,
-            attempt: rand::random_range(1..u64::MAX),
+            attempt: random::within(1..u64::MAX),
             request: request.request_id.as_deref().map(Into::into),
         };
         let resource = || request.resource.clone();

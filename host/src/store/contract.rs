@@ -15,6 +15,7 @@ use super::{Reply, Store, StoreError};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag, UNNOTICED_US};
 use crate::lock::{Key, LeaseRef, Mode, Space, Token};
+use crate::random;
 
 mod grants;
 mod leases;
@@ -126,7 +127,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
 
 /// A number that was not given out before, here or in another process.
 pub fn fresh() -> u64 {
-    rand::random()
+    random::number()
 }
 
 /// Keys of one property.

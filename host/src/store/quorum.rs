@@ -20,6 +20,7 @@ use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
+use crate::random;
 use crate::vital;
 
 mod count;
@@ -181,7 +182,7 @@ async fn refused(members: &[Member], patience: Duration, outcome: Outcome, now: 
     if seen.is_ok_and(|seen| seen.is_some_and(|stored| holds(&stored))) {
         return Outcome::Held(denial);
     }
-    let free_in_us = denial.free_in_us.min(rand::random_range(PAUSE_US.start..=pause_us));
+    let free_in_us = denial.free_in_us.min(random::within(PAUSE_US.start..=pause_us));
     Outcome::Held(Denial { free_in_us, ..denial })
 }
 
@@ -252,7 +253,7 @@ impl Round {
         let (asked_at, now) = (self.asked_at, self.now);
         let mut outcomes = Vec::with_capacity(self.group.len());
         for (op, ballot) in self.group.iter().zip(&mut self.ballots) {
-            let mut outcome = ballot.outcome(op, rand::random_range(PAUSE_US));
+            let mut outcome = ballot.outcome(op, random::within(PAUSE_US));
             if let (Op::Acquire(_) | Op::Rejoin(_), Some(Outcome::Granted(grant))) = (op, &mut outcome) {
                 let lease = any_token(op.keys(), grant.nonce);
                 if !raise(members, lease, &grant.tokens, ballot, patience, deadline).await {
@@ -285,7 +286,7 @@ impl Round {
         });
         let told: Vec<Option<(Arc<[Key]>, Grant)>> = told.collect();
         let (members, mut votes) = (members.clone(), self.votes);
-        tokio::spawn(async move {
+        vital::detach(async move {
             while let Some((n, result)) = votes.recv().await {
                 for (outcome, told) in result.iter().flat_map(|reply| &reply.outcomes).zip(&told) {
                     if let (Outcome::Granted(late), Some((keys, grant))) = (outcome, told)
@@ -311,6 +312,7 @@ impl Round {
         let mut silent: Vec<bool> = vec![true; members.len()];
         while !self.ballots.iter().all(Ballot::is_decided) {
             let (n, result) = tokio::select! {
+                biased;
                 vote = self.votes.recv() => match vote {
                     Some(vote) => vote,
                     None => break,
@@ -401,7 +403,7 @@ async fn raise_floors(members: &[Member], least: Option<Token>) -> Result<Token,
     let (tell, mut raised) = unbounded_channel();
     for member in members {
         let (tell, answer) = (tell.clone(), member.store.raise_tokens(least));
-        tokio::spawn(async move { drop(tell.send(answer.await)) });
+        vital::detach(async move { drop(tell.send(answer.await)) });
     }
     drop(tell);
     let (count, mut highest, mut there) = (Count { members: members.len() }, Token::default(), 0);

@@ -4,30 +4,45 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Module of `host/src`, and the modules of this crate that it may import. `app` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 19] = [
-    ("bell", &["lock", "service"]),
+/// Module of `host/src`, and the modules of this crate that it may import. `app` and `simulation` may import all.
+const MAY_IMPORT: [(&str, &[&str]); 20] = [
+    ("bell", &["lock", "service", "random", "vital"]),
     ("lock", &[]),
     ("clock", &["lock"]),
-    ("vital", &[]),
+    ("random", &[]),
+    // The simulation has several processes in one.
+    ("vital", &["clock", "simulation"]),
     ("config", &["lock"]),
     ("telemetry", &["clock", "config", "policy"]),
     ("watch", &["clock", "vital"]),
-    ("store", &["lock", "clock", "vital"]),
-    ("mysql", &["store", "lock", "clock", "config", "telemetry", "vital"]),
+    ("store", &["lock", "clock", "random", "vital"]),
+    // The simulation has servers of its own.
+    ("mysql", &["store", "lock", "clock", "config", "telemetry", "random", "vital", "simulation"]),
     ("policy", &["lock", "clock", "config", "telemetry", "watch", "vital"]),
-    ("service", &["lock", "store", "policy", "clock", "config", "telemetry", "vital"]),
-    ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry", "vital"]),
-    ("http", &["lock", "clock", "config", "telemetry"]),
+    ("service", &["lock", "store", "policy", "clock", "config", "telemetry", "random", "vital"]),
+    ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry", "random", "vital"]),
+    ("http", &["lock", "clock", "config", "telemetry", "random"]),
     ("route", &["config", "http", "policy"]),
     ("fronts", &["service", "lock", "store", "http"]),
-    ("api", &["service", "lock", "store", "clock", "config", "http", "fronts"]),
+    ("api", &["service", "lock", "store", "clock", "config", "http", "fronts", "random"]),
     (
         "guard",
-        &["service", "lock", "store", "clock", "config", "http", "telemetry", "fronts", "route", "vital"],
+        &[
+            "service",
+            "lock",
+            "store",
+            "clock",
+            "config",
+            "http",
+            "telemetry",
+            "fronts",
+            "route",
+            "random",
+            "vital",
+        ],
     ),
     ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
-    ("cli", &["lock", "clock", "config", "telemetry", "http", "policy", "route"]),
+    ("cli", &["lock", "clock", "config", "telemetry", "http", "policy", "route", "random"]),
 ];
 
 /// What the lock core has no business with.
@@ -139,7 +154,9 @@ fn found_none(what: &str, faults: &[String]) {
 fn modules_import_what_they_may() {
     let mut faults = Vec::new();
     for source in shipped() {
-        let Some(module) = source.module().filter(|name| !matches!(*name, "app" | "main" | "lib")) else {
+        let Some(module) =
+            source.module().filter(|name| !matches!(*name, "app" | "main" | "lib" | "simulation" | "bin"))
+        else {
             continue;
         };
         let Some((_, allowed)) = MAY_IMPORT.iter().find(|(name, _)| *name == module) else {
@@ -181,6 +198,20 @@ fn only_the_clock_reads_the_clock() {
         }
     }
     found_none("the clock is read outside clock.rs", &faults);
+}
+
+/// A simulation repeats a run only if it gives all random numbers.
+#[test]
+fn one_module_gives_random_numbers() {
+    let mut faults = Vec::new();
+    let gives = |source: &&Source| !matches!(source.module(), Some("random" | "simulation" | "bin"));
+    for source in shipped().iter().filter(gives) {
+        let words = ["rand::random", "rand::rng", "use rand"];
+        for (n, line) in source.code().filter(|(_, line)| words.iter().any(|word| line.contains(word))) {
+            faults.push(format!("{}:{n}: {}", source.path, line.trim()));
+        }
+    }
+    found_none("random numbers from elsewhere than random.rs", &faults);
 }
 
 #[test]

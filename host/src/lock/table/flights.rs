@@ -70,6 +70,7 @@ impl Table {
                 touched.extend(entry.waiter.claim.keys.iter().cloned());
             }
         }
+        let unheard = result.as_ref().err().map(|unheard| unheard.why.clone());
         match result {
             Ok(answer) => self.answered(flight, answer, &mut touched, now, out),
             Err(unheard) => {
@@ -87,7 +88,16 @@ impl Table {
         }
         self.advance_all(&touched, now, out);
         for id in std::mem::take(&mut self.late) {
-            self.deadline(id, now, out);
+            let entry = self.waiters.get_mut(&id);
+            let behind =
+                entry.filter(|entry| entry.waiter.claim.keys.iter().any(|key| flight_keys.contains(key)));
+            if let (Some(why), Some(entry)) = (&unheard, behind) {
+                // It has waited for as long as the store's time-out allows, and does not do so again.
+                entry.store_error = Some(why.clone());
+                self.give_up(id, None, now, out);
+            } else {
+                self.deadline(id, now, out);
+            }
         }
     }
 

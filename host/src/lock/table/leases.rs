@@ -1,9 +1,9 @@
 //! The leases that this proxy knows: to notice when they end.
 
-use std::collections::HashMap;
-
 use super::flights::Part;
 use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Table, Timer, Token};
+
+use crate::lock::maps::HashMap;
 
 #[derive(Debug, Default)]
 pub(super) struct Leases {

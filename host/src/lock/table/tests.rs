@@ -4,12 +4,13 @@
 //! `LOCKKEEPER_SEEDS` sets how many seeds run (100,000), `LOCKKEEPER_SEED` replays one and prints
 //! every event of it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::lock::ServerTime;
+use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Env, Holder, InLine, Mark, Op, Record, Records, Tag, Tried, Turn, run};
 
 mod clients;
@@ -118,17 +119,17 @@ impl Sim {
             proxies: (0..PROXIES).map(|_| Table::new()).collect(),
             last_apply: vec![Instant(0); PROXIES],
             store: BTreeMap::new(),
-            beliefs: HashMap::new(),
-            open: HashMap::new(),
-            open_releases: HashMap::new(),
-            open_commits: HashMap::new(),
-            carried_out: HashSet::new(),
+            beliefs: HashMap::default(),
+            open: HashMap::default(),
+            open_releases: HashMap::default(),
+            open_commits: HashMap::default(),
+            carried_out: HashSet::default(),
             marks: (0..PROXIES as u64).map(|writer| Mark { writer, at: ServerTime(0) }).collect(),
-            delivered: HashSet::new(),
-            released: HashSet::new(),
-            given_up: HashSet::new(),
-            last_token: HashMap::new(),
-            free_from: HashMap::new(),
+            delivered: HashSet::default(),
+            released: HashSet::default(),
+            given_up: HashSet::default(),
+            last_token: HashMap::default(),
+            free_from: HashMap::default(),
             grants: [0; PROXIES],
             has_faults: true,
             fault_until: Instant(0),
@@ -319,7 +320,7 @@ impl Sim {
                 is_once: claim.keep_ms > 0,
                 until,
                 levels: 0,
-                requests: HashSet::new(),
+                requests: HashSet::default(),
             });
             assert_eq!(belief.tokens, grant.tokens, "one lease with two tokens");
             if claim.request.is_none_or(|request| belief.requests.insert(request)) {

@@ -1,13 +1,12 @@
 //! Who is next, and the flights that ask the store for them.
 
-use std::collections::HashSet;
-
 use super::flights::{Flight, Part};
 use super::queue::{Choice, Queue};
 use super::{
     Action, Candidate, Contention, Entry, MAX_POLL_MS, MIN_POLL_MS, Next, RUN_MAX, ReleaseId, STORE_RETRY_MS,
     Table, Ticket, Timer, VIEW_WAITERS, WaiterId,
 };
+use crate::lock::maps::HashSet;
 use crate::lock::record::{Op, Release};
 use crate::lock::{Instant, Key, Mode, Token};
 
@@ -48,7 +47,7 @@ impl Table {
         if self.asks_choice(key) {
             return self.ask_choice(key, None, now, out);
         }
-        let parts = self.run(key, &HashSet::new());
+        let parts = self.run(key, &HashSet::default());
         if !parts.is_empty() {
             self.fly(parts, out);
         }
@@ -134,7 +133,7 @@ impl Table {
             return;
         }
         let release = queue.choice.take().and_then(|open| open.release);
-        let mut freed = HashSet::new();
+        let mut freed = HashSet::default();
         let (mut parts, mut looks) = (Vec::new(), Vec::new());
         if let Some((id, release)) = release {
             freed.extend(release.lease.keys.iter().cloned());
@@ -228,7 +227,7 @@ impl Table {
             return self.ask_choice(&key, Some((id, release)), now, out);
         }
         let mut parts = vec![Part::Release { id, release: release.clone() }];
-        let mut taken = HashSet::new();
+        let mut taken = HashSet::default();
         for key in &*lease.keys {
             let free = |q: &Queue| q.flight.is_none() && q.choice.is_none();
             if self.queues.get(key).is_some_and(free) && !self.asks_choice(key) {

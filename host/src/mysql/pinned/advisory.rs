@@ -10,7 +10,6 @@
 //! One session is in use at a time: a batch carries hundreds of locks, and what a group of operations does to
 //! several keys needs no agreement between sessions.
 
-use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +23,7 @@ use super::{
     tokens_for,
 };
 use crate::clock;
+use crate::lock::maps::HashSet;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Space, Token};
 use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT, LATE};
@@ -156,6 +156,7 @@ impl Session {
             return true;
         }
         tokio::select! {
+            biased;
             _ = self.parked.join_next() => true,
             () = self.shared.stop.cancelled() => false,
             never = queue.expire(LATE) => match never {},
@@ -165,6 +166,7 @@ impl Session {
     /// No connection is opened before somebody asks for a lock.
     async fn is_wanted(&self, queue: &mut Queue) -> bool {
         tokio::select! {
+            biased;
             wanted = queue.wait() => wanted,
             () = self.shared.stop.cancelled() => false,
         }
@@ -272,6 +274,7 @@ impl Session {
         queue: &mut Queue,
     ) -> Result<(), Fault> {
         self.shared.metrics.store_error(fault.slug());
+        tracing::debug!("advisory locks could not be asked for: {fault}");
         let wanted = errand.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = errand.free.iter().chain(wanted).cloned().collect();
         let freed = link.exchange(statements(&names, &[], 0));
@@ -320,7 +323,7 @@ impl Session {
     fn before(&self, batch: &Batch, decided: &mut [Option<Vec<Outcome>>], database: &str) -> Errand {
         let terms = self.terms(Token::default(), Instant::default());
         let mut held = self.common.held();
-        let mut late: HashSet<&Key> = HashSet::new();
+        let mut late: HashSet<&Key> = HashSet::default();
         let mut done: Vec<&Key> = Vec::new();
         let mut grants: Vec<&Op> = Vec::new();
         for (group, outcomes) in batch.groups.iter().zip(decided) {

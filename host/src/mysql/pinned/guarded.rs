@@ -1,8 +1,9 @@
 //! The keys that the sessions of this proxy guard, and the leases on them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::Terms;
+use crate::lock::maps::HashMap;
 use crate::lock::record::{self, Claim, Denial, Doubt, Op, Outcome, Record, Records};
 use crate::lock::{Key, ServerTime};
 use crate::store::{Page, Stored};
@@ -34,7 +35,7 @@ struct Entry<G> {
 
 impl<G> Default for Guarded<G> {
     fn default() -> Guarded<G> {
-        Guarded { entries: HashMap::new(), past: HashMap::new(), forgetting: VecDeque::new() }
+        Guarded { entries: HashMap::default(), past: HashMap::default(), forgetting: VecDeque::new() }
     }
 }
 

@@ -5,7 +5,7 @@
 //! proxy, in order. A row that is missing is made first. Shared holders of one proxy share its lock, which
 //! is FOR SHARE, so that other proxies' readers have theirs beside it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use super::guarded::Guarded;
 use super::slot::{Counter, Freed, Locked, Slot, Strength, Wish};
 use super::{Common, Pinned, SILENCE_US, SWEEP, Terms, certain_until, moment, tokens_for};
 use crate::clock;
+use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Mode, Space, Token};
 use crate::mysql::lanes::LATE;
@@ -56,8 +57,8 @@ impl Pinned<Guard> {
             connections,
             waiting: VecDeque::new(),
             resting: Vec::new(),
-            busy: HashSet::new(),
-            slots: HashMap::new(),
+            busy: HashSet::default(),
+            slots: HashMap::default(),
             spare: Vec::new(),
             opening: 0,
             serial: 0,
@@ -335,7 +336,7 @@ impl Desk {
         if self.spare.len() < SPARE {
             self.spare.push(link);
         } else {
-            tokio::spawn(link.close());
+            vital::detach(link.close());
         }
     }
 

@@ -1,6 +1,5 @@
 //! One connection with one open transaction, and the connection that counts tokens.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use mysql_async::Row;
@@ -8,6 +7,7 @@ use tokio::sync::Mutex;
 
 use super::{PATIENCE, SESSION_S, counted, lay_by, number};
 use crate::clock;
+use crate::lock::maps::HashSet;
 use crate::lock::{Instant, Key, Token};
 use crate::mysql::lanes::EXCHANGE_LIMIT;
 use crate::mysql::link::{Fault, Link};

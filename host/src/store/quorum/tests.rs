@@ -158,6 +158,84 @@ async fn of_many_that_ask_at_the_same_time_one_is_granted() {
     }
 }
 
+/// Each of them is nearest to another member, which it would get for itself if it asked all at the same time.
+#[tokio::test]
+async fn of_claims_that_come_from_all_sides_one_is_granted() {
+    let world = World::new(3);
+    let proxy = |nearest: usize| {
+        let member = |(n, memory): (usize, &Memory)| {
+            let store: Arc<dyn Store> = Arc::new(memory.store());
+            let store = if n == nearest { store } else { Arc::new(Late(store)) };
+            Member { name: n.to_string(), store }
+        };
+        let members = world.memories.iter().enumerate().map(member).collect();
+        Quorum::new(members, Duration::from_secs(5), always())
+    };
+    let proxies = [proxy(0), proxy(1), proxy(2)];
+    for round in 0..3 {
+        let ask = async |n: usize| {
+            submit(&proxies[n], Op::Acquire(quorum_claim(&format!("k{round}"), &n.to_string()))).await
+        };
+        let (one, two, three) = tokio::join!(ask(0), ask(1), ask(2));
+        let answers = [one, two, three];
+        let granted = answers.iter().filter(|answer| matches!(answer, Ok(Outcome::Granted(_))));
+        assert_eq!(granted.count(), 1, "in round {round}: {answers:?}");
+    }
+}
+
+/// For how long the claims of several proxies, which are refused one after another, are to pause.
+async fn pauses(proxy: &Quorum) -> Vec<u64> {
+    let mut pauses = Vec::new();
+    for _ in 0..20 {
+        match submit(proxy, Op::Acquire(quorum_claim("k", "me"))).await {
+            Ok(Outcome::Held(denial)) => pauses.push(denial.free_in_us),
+            other => panic!("it should be held, and is {other:?}"),
+        }
+    }
+    pauses
+}
+
+/// A claim that one member alone knows.
+async fn claimed_at(world: &World, member: usize) {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let done: Done = Box::new(|result| drop(tell.send(result)));
+    let group = vec![Op::Acquire(claim(&["k"], "you"))];
+    world.memories[member].store().submit(group, clock::now().plus_ms(10_000), done);
+    let reply: Result<Reply, StoreError> = told.await.expect("it is answered");
+    assert!(matches!(reply.expect("it is there").outcomes[..], [Outcome::Granted(_)]));
+}
+
+/// Those who pause for equally long meet again.
+fn is_in_step(pauses: &[u64]) -> bool {
+    pauses.iter().all(|pause| *pause == pauses[0])
+}
+
+/// The first member has granted somebody else, who asks the others, or has given up.
+#[tokio::test]
+async fn who_is_refused_by_the_first_member_pauses_for_longer_the_older_its_holder_is() {
+    let world = World::new(3);
+    let proxy = world.proxy();
+    claimed_at(&world, proxy.first(&quorum_claim("k", "me").keys[0])).await;
+    let early = pauses(&proxy).await;
+    assert!(!is_in_step(&early), "{early:?}");
+    world.memories.iter().for_each(|memory| memory.advance_ms(1_500));
+    let late = pauses(&proxy).await;
+    assert!(late.iter().any(|pause| *pause > 200_000), "{early:?}, and later {late:?}");
+}
+
+/// One member has granted this claim, another one somebody else's, and the third is away.
+#[tokio::test]
+async fn claims_that_share_the_members_between_them_do_not_ask_again_in_step() {
+    let world = World::new(3);
+    let proxy = world.proxy();
+    let first = proxy.first(&quorum_claim("k", "me").keys[0]);
+    let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+    claimed_at(&world, second).await;
+    world.stop(third..third + 1);
+    let pauses = pauses(&proxy).await;
+    assert!(!is_in_step(&pauses), "{pauses:?}");
+}
+
 /// The member that is asked first has a holder that the others do not have any more.
 #[tokio::test]
 async fn what_one_member_has_left_over_holds_nobody_up() {

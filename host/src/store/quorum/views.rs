@@ -71,6 +71,7 @@ async fn hear<T>(
     let mut answers = Vec::new();
     loop {
         tokio::select! {
+            biased;
             answer = asked.next() => match answer {
                 Some(answer) => answers.extend(answer.ok()),
                 None => break,

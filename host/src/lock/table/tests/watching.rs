@@ -9,11 +9,18 @@ struct Desk {
     now: Instant,
     submitted: Vec<(Ticket, Vec<Op>)>,
     notes: Vec<Note>,
+    finished: Vec<(WaiterId, Verdict)>,
 }
 
 impl Desk {
     fn new() -> Desk {
-        Desk { table: Table::new(), now: Instant(1_000_000), submitted: Vec::new(), notes: Vec::new() }
+        Desk {
+            table: Table::new(),
+            now: Instant(1_000_000),
+            submitted: Vec::new(),
+            notes: Vec::new(),
+            finished: Vec::new(),
+        }
     }
 
     fn take(&mut self, out: Vec<Action>) {
@@ -21,6 +28,7 @@ impl Desk {
             match action {
                 Action::Submit { ticket, ops } => self.submitted.push((ticket, ops)),
                 Action::Note(note) => self.notes.push(note),
+                Action::Finish { waiter, verdict } => self.finished.push((waiter, verdict)),
                 _ => {}
             }
         }
@@ -152,10 +160,9 @@ fn what_was_not_sent_is_not_undone() {
     }
 }
 
-#[test]
-fn after_an_outage_a_few_claims_are_undone_at_a_time() {
+/// So many claims of ten minutes, each of a key of its own, which the store has been sent.
+fn with_claims(claims: u64) -> Desk {
     let mut desk = Desk::new();
-    let claims = 1_000;
     for id in 0..claims {
         let mut waiter = waiter(id + 1, Mode::Exclusive, 0);
         waiter.claim.keys = [Key::new(&format!("key-{id}")).unwrap()].into();
@@ -163,6 +170,29 @@ fn after_an_outage_a_few_claims_are_undone_at_a_time() {
         desk.handle(Event::Enqueue(Box::new(waiter)));
     }
     assert_eq!(desk.submitted.len() as u64, claims);
+    desk
+}
+
+/// What is left out ends with its lease.
+#[test]
+fn what_waits_to_be_undone_is_bounded() {
+    let mut desk = with_claims(70_000);
+    desk.fail_all(true);
+    desk.pass_ms(1);
+    let mut undone = 0;
+    while !desk.submitted.is_empty() {
+        desk.answer(Outcome::Abandoned);
+        desk.pass_ms(0);
+        undone += 1;
+    }
+    assert_eq!(undone, 65_536);
+    assert!(!desk.table.busy());
+}
+
+#[test]
+fn after_an_outage_a_few_claims_are_undone_at_a_time() {
+    let claims = 1_000;
+    let mut desk = with_claims(claims);
     desk.fail_all(true);
     let mut asked = 0;
     // The store is gone for a minute more.
@@ -173,7 +203,7 @@ fn after_an_outage_a_few_claims_are_undone_at_a_time() {
         desk.fail_all(true);
     }
     assert!((64..64 * 60).contains(&asked), "{asked} tries");
-    let mut undone = HashSet::new();
+    let mut undone = HashSet::default();
     for _ in 0..200 {
         desk.pass_ms(100);
         while let Some((_, ops)) = desk.submitted.first() {
@@ -185,4 +215,19 @@ fn after_an_outage_a_few_claims_are_undone_at_a_time() {
     }
     assert_eq!(undone.len() as u64, claims);
     assert!(!desk.table.busy());
+}
+
+/// It stands behind a claim whose client has gone, and the store does not answer: it does not wait for the store's
+/// time-out once more.
+#[test]
+fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
+    let mut desk = Desk::new();
+    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    desk.handle(Event::Cancel(WaiterId(1)));
+    desk.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
+    assert!(desk.finished.is_empty(), "the claim before may leave room");
+    desk.pass_ms(5_000);
+    desk.fail_all(true);
+    let told = desk.finished.iter().find(|(waiter, _)| *waiter == WaiterId(2));
+    assert!(matches!(told, Some((_, Verdict::Unavailable { .. }))), "{:?}", desk.finished);
 }

@@ -1,0 +1,172 @@
+//! `cargo xtask sim`: searches for a run in which a promise is broken.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use lockkeeper::clock;
+use lockkeeper::lock::Instant;
+use lockkeeper::simulation::world::{Failed, Options, run};
+
+/// Runs proxies, servers and clients in one thread and in virtual time, and checks what clients are told.
+///
+/// Each seed is one run, and the same seed gives the same run. Ends with exit code 1 at the first promise that is
+/// broken, after it has looked for a smaller run that breaks it as well.
+#[derive(Parser)]
+#[command(name = "sim")]
+struct Args {
+    /// Search for so many minutes.
+    #[arg(long, value_name = "M", conflicts_with = "seeds")]
+    minutes: Option<f64>,
+    /// Run so many seeds. One where neither this nor --minutes is given, and --seed is.
+    #[arg(long, value_name = "N")]
+    seeds: Option<u64>,
+    /// The first seed; the next ones are each one higher. Chosen at random where it is left out.
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Print all that happens, not only what came before a failure.
+    #[arg(long)]
+    all: bool,
+    /// Print what the proxies log in the smallest run that fails.
+    #[arg(long)]
+    log: bool,
+}
+
+const DEFAULT_SEEDS: u64 = 100;
+const PROGRESS: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let first = args.seed.unwrap_or_else(|| rand::random_range(1..1_000_000_000));
+    let seeds = args.seeds.unwrap_or(match (args.minutes, args.seed) {
+        (Some(_), _) => u64::MAX,
+        (None, Some(_)) => 1,
+        (None, None) => DEFAULT_SEEDS,
+    });
+    let limit = args.minutes.map_or(Duration::MAX, |minutes| Duration::from_secs_f64(minutes * 60.0));
+    println!("the first seed is {first}");
+    let (began, mut told) = (clock::now(), clock::now());
+    let mut total = Total::default();
+    for seed in (first..).take(usize::try_from(seeds).unwrap_or(usize::MAX)) {
+        if elapsed(began) >= limit {
+            break;
+        }
+        match run(&Options { tells_all: args.all, ..Options::of(seed) }) {
+            Ok(report) => {
+                if args.seed.is_some() && seeds <= 10 {
+                    println!(
+                        "seed {seed}: {} grants, fingerprint {:016x}",
+                        report.grants, report.fingerprint
+                    );
+                }
+                print!("{}", report.time_line);
+                total.seeds += 1;
+                total.grants += report.grants;
+                for (kind, count) in report.faults {
+                    *total.faults.entry(kind).or_default() += count;
+                }
+            }
+            Err(failed) => {
+                total.print(elapsed(began));
+                println!(
+                    "seed {seed} fails, fingerprint {:016x}; looking for a smaller run",
+                    failed.fingerprint
+                );
+                let failed = shrunk(*failed);
+                if args.log {
+                    let log =
+                        tracing_subscriber::fmt().with_env_filter("lockkeeper=debug").with_target(false);
+                    log.with_timer(Virtual).with_ansi(false).init();
+                    let _ = run(&failed.options);
+                }
+                print_failed(&failed);
+                return ExitCode::FAILURE;
+            }
+        }
+        if elapsed(told) >= PROGRESS {
+            told = clock::now();
+            println!("{} seeds, {} grants checked", total.seeds, total.grants);
+        }
+    }
+    total.print(elapsed(began));
+    ExitCode::SUCCESS
+}
+
+fn elapsed(since: Instant) -> Duration {
+    Duration::from_micros(clock::now().us_since(since))
+}
+
+/// The time of a run.
+struct Virtual;
+
+impl tracing_subscriber::fmt::time::FormatTime for Virtual {
+    fn format_time(&self, to: &mut tracing_subscriber::fmt::format::Writer<'_>) -> std::fmt::Result {
+        write!(to, "{:>12.6} s ", clock::now().0 as f64 / 1e6)
+    }
+}
+
+#[derive(Default)]
+struct Total {
+    seeds: u64,
+    grants: u64,
+    faults: BTreeMap<String, u64>,
+}
+
+impl Total {
+    fn print(&self, took: Duration) {
+        let minutes = took.as_secs_f64() / 60.0;
+        let a_minute = self.grants as f64 / minutes.max(1e-6);
+        println!(
+            "{} seeds, {} grants checked in {:.1} min: {a_minute:.0} a minute",
+            self.seeds, self.grants, minutes
+        );
+        for (kind, count) in &self.faults {
+            println!("{count:>10}  {kind}");
+        }
+    }
+}
+
+/// The smallest run that was found to break a promise as well: fewer clients, proxies, resources and faults.
+fn shrunk(mut failed: Failed) -> Failed {
+    let smaller: [fn(&mut Options); 7] = [
+        |options| options.blows_per_mille = 0,
+        |options| options.faults_per_mille = 0,
+        |options| options.proxies -= 1,
+        |options| options.resources -= 1,
+        |options| options.clients /= 2,
+        |options| options.clients -= 1,
+        |options| options.lasts /= 2,
+    ];
+    let is_possible = |options: &Options| options.proxies > 0 && options.resources > 0 && options.clients > 0;
+    loop {
+        let tried = smaller.iter().find_map(|make| {
+            let mut options = failed.options.clone();
+            if options.clients == 0 || options.resources == 0 || options.proxies == 0 {
+                return None;
+            }
+            make(&mut options);
+            if options == failed.options || !is_possible(&options) || options.lasts < Duration::from_secs(1) {
+                return None;
+            }
+            run(&options).err()
+        });
+        match tried {
+            Some(smaller) => failed = *smaller,
+            None => return failed,
+        }
+    }
+}
+
+fn print_failed(failed: &Failed) {
+    let Options { seed, proxies, clients, resources, lasts, faults_per_mille, blows_per_mille, .. } =
+        &failed.options;
+    println!("\nBROKEN: {}\n", failed.violation.0);
+    println!("{}", failed.time_line);
+    println!(
+        "seed {seed}: cargo xtask sim --seed {seed}\nthe smallest run that was found: {proxies} proxies, {clients} clients, \
+         {resources} resources of each primitive, {} s, {faults_per_mille} of 1,000 packets with a fault, {blows_per_mille} of 1,000 pauses \
+         with one of a server or a proxy",
+        lasts.as_secs()
+    );
+}

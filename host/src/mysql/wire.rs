@@ -1,0 +1,113 @@
+//! A connection to a server, as far as it carries statements.
+//!
+//! All that this program says to a server goes through here, so that a simulated server can take a real one's place.
+
+use mysql_async::prelude::{AsQuery, FromRow, Queryable};
+use mysql_async::{Conn, Error, Opts, OptsBuilder, Row, Statement, Value};
+
+#[cfg(any(test, feature = "simulation"))]
+use crate::simulation::network::{Client, Route};
+
+/// Where a server is.
+#[derive(Clone)]
+pub enum Target {
+    Address(Opts),
+    #[cfg(any(test, feature = "simulation"))]
+    Simulated(Route),
+}
+
+pub enum Wire {
+    Mysql(Conn),
+    #[cfg(any(test, feature = "simulation"))]
+    Simulated(Client),
+}
+
+/// A statement that a connection has prepared.
+pub enum Prepared {
+    Mysql(Statement),
+    #[cfg(any(test, feature = "simulation"))]
+    Simulated(String),
+}
+
+impl Wire {
+    pub async fn connect(target: &Target) -> Result<Wire, Error> {
+        match target {
+            Target::Address(opts) => Conn::new(opts.clone()).await.map(Wire::Mysql),
+            #[cfg(any(test, feature = "simulation"))]
+            Target::Simulated(route) => Client::connect(route).await.map(Wire::Simulated),
+        }
+    }
+
+    /// As [`Wire::connect`], without a database in use: it may be missing.
+    pub async fn connect_plain(target: &Target) -> Result<Wire, Error> {
+        match target {
+            Target::Address(opts) => {
+                let plain = OptsBuilder::from_opts(opts.clone()).db_name(None::<String>);
+                Conn::new(plain).await.map(Wire::Mysql)
+            }
+            #[cfg(any(test, feature = "simulation"))]
+            Target::Simulated(_) => Wire::connect(target).await,
+        }
+    }
+
+    /// Sends statements in one packet and waits for all their answers: one set of rows for each statement that
+    /// returns rows.
+    pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Error> {
+        match self {
+            Wire::Mysql(conn) => exchange(conn, sql).await,
+            #[cfg(any(test, feature = "simulation"))]
+            Wire::Simulated(client) => client.exchange(sql.as_query().into_owned(), &[]).await,
+        }
+    }
+
+    /// The first row of a statement that returns rows.
+    pub async fn first<T: FromRow>(&mut self, sql: impl AsQuery + 'static) -> Result<Option<T>, Error> {
+        let row = self.exchange(sql).await?.pop().and_then(|rows| rows.into_iter().next());
+        Ok(row.map(mysql_async::from_row))
+    }
+
+    /// Prepares a statement, if this connection has not prepared the same one before.
+    pub async fn prepare(&mut self, sql: String) -> Result<Prepared, Error> {
+        match self {
+            Wire::Mysql(conn) => conn.prep(sql).await.map(Prepared::Mysql),
+            #[cfg(any(test, feature = "simulation"))]
+            Wire::Simulated(_) => Ok(Prepared::Simulated(sql)),
+        }
+    }
+
+    /// Runs a statement that this connection has prepared.
+    pub async fn execute(&mut self, statement: Prepared, params: Vec<Value>) -> Result<(), Error> {
+        match (self, statement) {
+            (Wire::Mysql(conn), Prepared::Mysql(statement)) => conn.exec_drop(statement, params).await,
+            #[cfg(any(test, feature = "simulation"))]
+            (Wire::Simulated(client), Prepared::Simulated(sql)) => {
+                client.exchange(sql.into_bytes(), &params).await.map(drop)
+            }
+            #[cfg(any(test, feature = "simulation"))]
+            _ => unreachable!("a statement belongs to the connection that has prepared it"),
+        }
+    }
+
+    pub async fn disconnect(self) -> Result<(), Error> {
+        match self {
+            Wire::Mysql(conn) => conn.disconnect().await,
+            #[cfg(any(test, feature = "simulation"))]
+            Wire::Simulated(_) => Ok(()),
+        }
+    }
+}
+
+async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Error> {
+    let mut result = conn.query_iter(sql).await?;
+    let mut sets = Vec::new();
+    while !result.is_empty() {
+        let returns_rows = !result.columns_ref().is_empty();
+        let set = result.collect().await?;
+        if returns_rows {
+            sets.push(set);
+        }
+    }
+    // Where a later statement failed, the result looks as if it had ended: only this tells.
+    result.drop_result().await?;
+    Ok(sets)
+}

@@ -1,0 +1,138 @@
+//! The process of one proxy: it can be killed, and paused.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use tokio::sync::Notify;
+
+thread_local! {
+    /// The process that the task which runs now belongs to.
+    static CURRENT: RefCell<Option<Arc<Host>>> = const { RefCell::new(None) };
+}
+
+#[derive(Default)]
+pub struct Host {
+    state: Mutex<State>,
+    died: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    is_dead: bool,
+    is_paused: bool,
+    was_paused: bool,
+    /// Of all tasks that wait for something.
+    wakers: Vec<Waker>,
+}
+
+impl Host {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all tasks of the process where they stand.
+    pub fn kill(&self) {
+        self.state().is_dead = true;
+        self.wake();
+        self.died.notify_waiters();
+    }
+
+    /// No task of it goes on until [`Host::resume`].
+    pub fn pause(&self) {
+        let mut state = self.state();
+        (state.is_paused, state.was_paused) = (true, true);
+    }
+
+    /// Whether it has ever been paused.
+    pub fn was_paused(&self) -> bool {
+        self.state().was_paused
+    }
+
+    pub fn resume(&self) {
+        self.state().is_paused = false;
+        self.wake();
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.state().is_dead
+    }
+
+    fn wake(&self) {
+        let wakers = std::mem::take(&mut self.state().wakers);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Runs a task in this process, as for a client of it. `None` where the process dies before the end.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Host>,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let died = self.died.notified();
+        tokio::pin!(died);
+        died.as_mut().enable();
+        if self.is_dead() {
+            return None;
+        }
+        let task = self.enter(|| hosted(task));
+        let task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(task));
+        tokio::select! {
+            biased;
+            () = died => None,
+            done = task => done.ok(),
+        }
+    }
+
+    /// As [`Host::run`], for what starts the process.
+    pub fn enter<T>(self: &Arc<Host>, start: impl FnOnce() -> T) -> T {
+        let before = CURRENT.replace(Some(self.clone()));
+        let started = start();
+        CURRENT.set(before);
+        started
+    }
+}
+
+/// The task as one of the process that spawns it.
+pub fn hosted<F: Future>(task: F) -> Hosted<F> {
+    Hosted { host: CURRENT.with_borrow(Clone::clone), task: Some(Box::pin(task)) }
+}
+
+pub struct Hosted<F> {
+    host: Option<Arc<Host>>,
+    /// `None` once it was killed.
+    task: Option<Pin<Box<F>>>,
+}
+
+impl<F: Future> Future for Hosted<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(host) = self.host.clone() else {
+            return self.task.as_mut().map_or(Poll::Pending, |task| task.as_mut().poll(cx));
+        };
+        {
+            let mut state = host.state();
+            if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.wakers.push(cx.waker().clone());
+            }
+            if state.is_paused && !state.is_dead {
+                return Poll::Pending;
+            }
+        }
+        let before = CURRENT.replace(Some(host.clone()));
+        let polled = if host.is_dead() {
+            self.task = None;
+            Poll::Pending
+        } else {
+            self.task.as_mut().map_or(Poll::Pending, |task| task.as_mut().poll(cx))
+        };
+        CURRENT.set(before);
+        if polled.is_ready() {
+            self.task = None;
+            host.state().wakers.retain(|waker| !waker.will_wake(cx.waker()));
+        }
+        polled
+    }
+}

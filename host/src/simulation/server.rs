@@ -1,0 +1,172 @@
+//! A database server that exists in memory alone, with as much of MySQL as this program uses.
+//!
+//! It takes the same statements as a real server, has transactions at READ COMMITTED, row locks that are waited for,
+//! deadlocks, named locks, sessions that end when they say nothing, and a clock that can be set. What it does
+//! otherwise than MySQL and MariaDB is a fault: the tests that every store passes are run against it as against them.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use self::state::{SessionId, State};
+use self::value::Value;
+use crate::clock;
+
+mod evaluate;
+mod execute;
+mod parse;
+mod state;
+mod text;
+pub mod value;
+
+/// An error, with MySQL's number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub code: u16,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(code: u16, message: &str) -> Failure {
+        Failure { code, message: message.to_owned() }
+    }
+
+    /// A statement that this server does not know: it has to learn it.
+    pub fn syntax(what: &str) -> Failure {
+        Failure::new(1064, &format!("the simulated server does not understand {what}"))
+    }
+}
+
+/// One server.
+pub struct Server {
+    pub name: String,
+    state: Mutex<State>,
+    /// Locks or sessions have changed.
+    changed: Notify,
+    /// How far its clock is from the true one, in microseconds.
+    clock_off_us: AtomicI64,
+    /// Commits take until then, by the true clock.
+    stalled_until_us: AtomicU64,
+}
+
+/// What the clock of all servers says at the beginning of a simulation: a day in 2026, in microseconds since 1970.
+const EPOCH_US: u64 = 1_790_000_000_000_000;
+
+/// A row with the values of a result.
+pub type Set = Vec<Vec<Value>>;
+
+impl Server {
+    /// A server without tables.
+    pub fn new(name: &str) -> Arc<Server> {
+        let server = Server {
+            name: name.to_owned(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            clock_off_us: AtomicI64::new(0),
+            stalled_until_us: AtomicU64::new(0),
+        };
+        {
+            let mut state = server.state();
+            for (setting, value) in [
+                ("version", "9.7.4"),
+                ("version_comment", "a simulated server"),
+                ("innodb_flush_log_at_trx_commit", "1"),
+                ("sync_binlog", "1"),
+                ("log_bin", "ON"),
+                ("binlog_format", "ROW"),
+                ("read_only", "OFF"),
+                ("super_read_only", "OFF"),
+                ("server_uuid", name),
+                ("server_id", "1"),
+                ("port", "3306"),
+            ] {
+                state.settings.insert(setting.to_owned(), value.to_owned());
+            }
+        }
+        server.number_from_start();
+        Arc::new(server)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `UUID_SHORT` counts from the second of the start.
+    fn number_from_start(&self) {
+        let started_s = self.now_us() / 1_000_000;
+        self.state().next_number = (1 << 56) + (started_s << 24);
+    }
+
+    /// Its clock, in microseconds since 1970.
+    pub fn now_us(&self) -> u64 {
+        (EPOCH_US + clock::now().0).saturating_add_signed(self.clock_off_us.load(Relaxed))
+    }
+
+    /// Sets its clock forward, or back.
+    pub fn set_clock(&self, by_us: i64) {
+        self.clock_off_us.fetch_add(by_us, Relaxed);
+    }
+
+    /// Commits of now and of what follows come to nothing before then.
+    pub fn stall_commits_until(&self, until_us: u64) {
+        self.stalled_until_us.store(until_us, Relaxed);
+    }
+
+    pub fn connect(&self) -> SessionId {
+        self.state().open_session()
+    }
+
+    /// Ends a session: its client is gone, or was idle for too long.
+    pub fn end(&self, session: SessionId) {
+        self.state().end_session(session);
+        self.changed.notify_waiters();
+    }
+
+    /// How long a session may say nothing.
+    pub fn idle_limit(&self, session: SessionId) -> Option<std::time::Duration> {
+        self.state()
+            .session(session)
+            .ok()
+            .map(|session| std::time::Duration::from_secs(session.wait_timeout_s))
+    }
+
+    /// Ends all sessions, as a crash does: what was not committed is undone.
+    pub fn crash(&self) {
+        {
+            let mut state = self.state();
+            let sessions: Vec<SessionId> = state.sessions.keys().copied().collect();
+            for session in sessions {
+                state.end_session(session);
+            }
+        }
+        self.changed.notify_waiters();
+        self.number_from_start();
+    }
+
+    /// Runs the statements of one packet, until one fails: the rows of each that returns rows.
+    pub async fn packet(
+        &self,
+        session: SessionId,
+        sql: &[u8],
+        parameters: &[Value],
+    ) -> Result<Vec<Set>, Failure> {
+        let statements = parse::statements(sql, parameters)?;
+        let mut sets = Vec::new();
+        for statement in &statements {
+            sets.extend(self.execute(session, statement).await?);
+        }
+        Ok(sets)
+    }
+
+    async fn commit(&self, session: SessionId) -> Result<(), Failure> {
+        let stalled_us = self.stalled_until_us.load(Relaxed).saturating_sub(clock::now().0);
+        if stalled_us > 0 && self.state().savepoint(session) > 0 {
+            tokio::time::sleep(std::time::Duration::from_micros(stalled_us)).await;
+        }
+        let mut state = self.state();
+        state.session(session)?;
+        state.commit(session);
+        Ok(())
+    }
+}

@@ -1,0 +1,438 @@
+//! Runs statements. What has to wait for a lock waits here.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::evaluate::{Named, Scope, candidates, evaluate, holds, project, run};
+use super::parse::{Expression, Insert, Rows, Select, Statement, Strength, Wait};
+use super::state::{Definition, Place, Row, SessionId, State, Table};
+use super::value::{PrimaryKey, Value};
+use super::{Failure, Server};
+
+/// The rows that a statement returns; `None` for one that returns none.
+pub type Results = Option<Vec<Vec<Value>>>;
+
+impl Server {
+    /// Runs one statement of a session.
+    pub async fn execute(&self, session: SessionId, statement: &Statement) -> Result<Results, Failure> {
+        let savepoint = self.state().savepoint(session);
+        let done = self.run(session, statement).await;
+        let in_transaction = self.state().session(session)?.in_transaction;
+        match &done {
+            // InnoDB undoes the transaction of one that would wait for ever, and else the statement alone.
+            Err(failure) if failure.code == 1213 => self.state().rollback(session),
+            Err(_) => self.state().undo_to(session, savepoint),
+            Ok(_) => {}
+        }
+        if done.is_err() && !in_transaction {
+            self.state().rollback(session);
+        }
+        if done.is_ok() && !in_transaction {
+            self.commit(session).await?;
+        }
+        self.changed.notify_waiters();
+        done
+    }
+
+    async fn run(&self, session: SessionId, statement: &Statement) -> Result<Results, Failure> {
+        let scope = self.scope(session);
+        let is_write =
+            matches!(statement, Statement::Insert(_) | Statement::Update { .. } | Statement::Delete { .. });
+        if is_write && self.state().is_read_only() {
+            return Err(Failure::new(1290, "The MySQL server is running with the --read-only option"));
+        }
+        match statement {
+            Statement::Begin => {
+                self.commit(session).await?;
+                self.state().session(session)?.in_transaction = true;
+            }
+            Statement::Commit => {
+                self.commit(session).await?;
+                self.state().session(session)?.in_transaction = false;
+            }
+            Statement::Rollback => self.state().rollback(session),
+            Statement::Select(select) => {
+                let mut scope = scope;
+                if select
+                    .items
+                    .iter()
+                    .any(|item| matches!(item, Expression::Call(name, _) if name == "SLEEP"))
+                {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                    scope.now = self.now_us();
+                }
+                return self.select(&scope, select).await.map(Some);
+            }
+            Statement::Insert(insert) => self.insert(&scope, insert).await?,
+            Statement::Update { table, assignments, condition } => {
+                self.update(&scope, table, assignments, condition.as_ref()).await?;
+            }
+            Statement::Delete { table, condition } => self.delete(&scope, table, condition.as_ref()).await?,
+            Statement::CreateTable { name, columns } => {
+                let mut state = self.state();
+                if state.table(name).is_err() {
+                    let definition = Arc::new(Definition { name: name.clone(), columns: columns.clone() });
+                    state.tables.push(Table { definition, rows: Default::default() });
+                }
+            }
+            Statement::CreateDatabase => {}
+            Statement::SetSession(settings) => {
+                let mut state = self.state();
+                for (name, value) in settings {
+                    let value = evaluate(&mut state, &scope, value)?.number().unwrap_or_default() as u64;
+                    let session = state.session(session)?;
+                    match &**name {
+                        "innodb_lock_wait_timeout" => session.lock_wait_s = value,
+                        "wait_timeout" => session.wait_timeout_s = value,
+                        _ => {}
+                    }
+                }
+            }
+            Statement::SetVariable(name, value) => {
+                let value = self.resolved(&scope, value).await?;
+                let mut state = self.state();
+                let value = evaluate(&mut state, &scope, &value)?;
+                state.session(session)?.variables.insert(name.clone(), value);
+            }
+            Statement::Do(expressions) => {
+                let mut state = self.state();
+                for expression in expressions {
+                    evaluate(&mut state, &scope, expression)?;
+                }
+            }
+            Statement::Show { names } => return Ok(Some(show(&self.state(), names))),
+        }
+        Ok(None)
+    }
+
+    fn scope(&self, session: SessionId) -> Scope {
+        let now = self.now_us();
+        Scope { session, time: now, now, rows: Vec::new(), inserted: None }
+    }
+
+    /// Locks a place, and waits for it as long as the session waits. Whether it was not locked by it before; `None`
+    /// where it is locked by another session, and the statement does not wait.
+    async fn lock(
+        &self,
+        session: SessionId,
+        place: &Place,
+        (strength, wait): (Strength, Wait),
+    ) -> Result<Option<bool>, Failure> {
+        let limit = std::time::Duration::from_secs(self.state().session(session)?.lock_wait_s);
+        let waiting = async {
+            loop {
+                let changed = self.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                if let ControlFlow::Break(done) = self.lock_now(session, place, strength, wait) {
+                    return done;
+                }
+                changed.await;
+            }
+        };
+        match tokio::time::timeout(limit, waiting).await {
+            Ok(done) => done,
+            Err(_elapsed) => {
+                self.state().leave_line(session, place);
+                Err(Failure::new(1205, "Lock wait timeout exceeded; try restarting transaction"))
+            }
+        }
+    }
+
+    fn lock_now(
+        &self,
+        session: SessionId,
+        place: &Place,
+        strength: Strength,
+        wait: Wait,
+    ) -> ControlFlow<Result<Option<bool>, Failure>> {
+        let mut state = self.state();
+        if let Err(failure) = state.session(session) {
+            state.leave_line(session, place);
+            return ControlFlow::Break(Err(failure));
+        }
+        match (state.try_lock(session, place, strength), wait) {
+            (Some(is_new), _) => ControlFlow::Break(Ok(Some(is_new))),
+            (None, Wait::Not) => ControlFlow::Break(Err(Failure::new(
+                3572,
+                "Statement aborted because lock(s) could not be acquired",
+            ))),
+            (None, Wait::SkipLocked) => ControlFlow::Break(Ok(None)),
+            (None, Wait::UntilFree) => match state.stand_in_line(session, place, strength) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(failure) => ControlFlow::Break(Err(failure)),
+            },
+        }
+    }
+
+    async fn select(&self, scope: &Scope, select: &Select) -> Result<Vec<Vec<Value>>, Failure> {
+        let Some(lock) = select.lock else { return run(&mut self.state(), scope, select) };
+        let Some(table) = &select.from else { return Err(Failure::syntax("a lock without a table")) };
+        let limit = select.limit.unwrap_or(usize::MAX);
+        let found = self.lock_rows(scope, &table.name, select.condition.as_ref(), lock, limit).await?;
+        let mut state = self.state();
+        let definition = state.tables[state.table(&table.name)?].definition.clone();
+        let named = |(_, row)| {
+            vec![Named { alias: table.alias.clone(), definition: definition.clone(), row: Some(row) }]
+        };
+        let rows = found.into_iter().map(named).collect();
+        project(&mut state, scope, select, rows)
+    }
+
+    /// Locks the rows that a condition holds for, in the order of their keys; rows for which it does not hold do not
+    /// stay locked, as at READ COMMITTED.
+    async fn lock_rows(
+        &self,
+        scope: &Scope,
+        table: &str,
+        condition: Option<&Expression>,
+        lock: (Strength, Wait),
+        limit: usize,
+    ) -> Result<Vec<(PrimaryKey, Row)>, Failure> {
+        let (index, definition, keys) = {
+            let mut state = self.state();
+            let index = state.table(table)?;
+            let keys = candidates(&mut state, scope, index, condition)?;
+            (index, state.tables[index].definition.clone(), keys)
+        };
+        let mut found = Vec::new();
+        for key in keys {
+            if found.len() == limit {
+                break;
+            }
+            let place = (index, key);
+            // A place where nothing is, or was a moment ago, is nothing that could be locked.
+            let is_there = {
+                let state = self.state();
+                state.latest(&place).is_some() || state.visible(&place, scope.session).is_some()
+            };
+            if !is_there {
+                continue;
+            }
+            let Some(is_new) = self.lock(scope.session, &place, lock).await? else { continue };
+            let mut state = self.state();
+            let row = state.latest(&place);
+            let named = row.clone().map(|row| Named {
+                alias: table.to_owned(),
+                definition: definition.clone(),
+                row: Some(row),
+            });
+            let is_wanted = match named {
+                Some(named) => holds(&mut state, &scope.with(vec![named]), condition)?,
+                None => false,
+            };
+            match row.filter(|_| is_wanted) {
+                Some(row) => found.push((place.1, row)),
+                None if is_new => {
+                    state.unlock(scope.session, &place);
+                    drop(state);
+                    self.changed.notify_waiters();
+                }
+                None => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// The expression with each SELECT that locks rows in it replaced by what it found.
+    fn resolved<'a>(
+        &'a self,
+        scope: &'a Scope,
+        expression: &'a Expression,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Expression, Failure>> + Send + 'a>> {
+        Box::pin(async move {
+            Ok(match expression {
+                Expression::Select(select) if select.lock.is_some() => {
+                    let rows = self.select(scope, select).await?;
+                    let value = rows.into_iter().next().and_then(|row| row.into_iter().next());
+                    Expression::Literal(value.unwrap_or(Value::Null))
+                }
+                Expression::Binary(sign, one, other) => {
+                    let one = self.resolved(scope, one).await?;
+                    Expression::Binary(sign, Box::new(one), Box::new(self.resolved(scope, other).await?))
+                }
+                Expression::Not(inner) => Expression::Not(Box::new(self.resolved(scope, inner).await?)),
+                Expression::Call(name, arguments) => {
+                    let mut resolved = Vec::new();
+                    for argument in arguments {
+                        resolved.push(self.resolved(scope, argument).await?);
+                    }
+                    Expression::Call(name.clone(), resolved)
+                }
+                other => other.clone(),
+            })
+        })
+    }
+
+    async fn insert(&self, scope: &Scope, insert: &Insert) -> Result<(), Failure> {
+        let (index, definition) = {
+            let state = self.state();
+            let index = state.table(&insert.table)?;
+            (index, state.tables[index].definition.clone())
+        };
+        let mut changed = 0;
+        match &insert.rows {
+            Rows::Select(select) => {
+                let rows = run(&mut self.state(), scope, select)?;
+                for values in rows {
+                    changed += self.insert_row(scope, insert, (index, &definition), values).await?;
+                }
+            }
+            Rows::Values(rows) => {
+                for row in rows {
+                    let mut resolved = Vec::new();
+                    for expression in row {
+                        resolved.push(self.resolved(scope, expression).await?);
+                    }
+                    // One row after the other: the clock may be asked for again before the last one.
+                    let values = {
+                        let mut state = self.state();
+                        let scope = Scope { now: self.now_us(), ..scope.clone() };
+                        resolved
+                            .iter()
+                            .map(|one| evaluate(&mut state, &scope, one))
+                            .collect::<Result<Vec<_>, _>>()?
+                    };
+                    changed += self.insert_row(scope, insert, (index, &definition), values).await?;
+                }
+            }
+        }
+        self.state().session(scope.session)?.row_count = changed;
+        Ok(())
+    }
+
+    /// How many rows count as changed.
+    async fn insert_row(
+        &self,
+        scope: &Scope,
+        insert: &Insert,
+        (index, definition): (usize, &Arc<Definition>),
+        values: Vec<Value>,
+    ) -> Result<i64, Failure> {
+        let mut row = vec![Value::Null; definition.columns.len()];
+        for (n, value) in values.into_iter().enumerate() {
+            let at = match insert.columns.get(n) {
+                Some(name) => position(definition, name)?,
+                None => n,
+            };
+            row[at] = value;
+        }
+        let row = stored(definition, row)?;
+        let place = (index, row[0].primary_key());
+        self.lock(scope.session, &place, (Strength::Exclusive, Wait::UntilFree)).await?;
+        let mut state = self.state();
+        let Some(last) = state.latest(&place) else {
+            state.write(scope.session, &place, Some(Arc::new(row)));
+            return Ok(1);
+        };
+        if insert.ignore {
+            return Ok(0);
+        }
+        if insert.replace {
+            state.write(scope.session, &place, Some(Arc::new(row)));
+            return Ok(2);
+        }
+        if insert.on_duplicate.is_empty() {
+            return Err(Failure::new(1062, "Duplicate entry for key 'PRIMARY'"));
+        }
+        let named =
+            |row| Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(row) };
+        let inserted = Some(named(Arc::new(row)));
+        let scope = Scope { inserted, now: self.now_us(), ..scope.clone() };
+        let is_changed = assign(&mut state, &scope, &place, &last, definition, &insert.on_duplicate)?;
+        Ok(if is_changed { 2 } else { 0 })
+    }
+
+    async fn update(
+        &self,
+        scope: &Scope,
+        table: &str,
+        assignments: &[(String, Expression)],
+        condition: Option<&Expression>,
+    ) -> Result<(), Failure> {
+        let lock = (Strength::Exclusive, Wait::UntilFree);
+        let found = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
+        let mut state = self.state();
+        let index = state.table(table)?;
+        let definition = state.tables[index].definition.clone();
+        let mut changed = 0;
+        for (key, row) in found {
+            let is_changed = assign(&mut state, scope, &(index, key), &row, &definition, assignments)?;
+            changed += i64::from(is_changed);
+        }
+        state.session(scope.session)?.row_count = changed;
+        Ok(())
+    }
+
+    async fn delete(
+        &self,
+        scope: &Scope,
+        table: &str,
+        condition: Option<&Expression>,
+    ) -> Result<(), Failure> {
+        let lock = (Strength::Exclusive, Wait::UntilFree);
+        let found = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
+        let mut state = self.state();
+        let index = state.table(table)?;
+        let changed = found.len();
+        for (key, _) in found {
+            state.write(scope.session, &(index, key), None);
+        }
+        state.session(scope.session)?.row_count = changed as i64;
+        Ok(())
+    }
+}
+
+/// Assigns from left to right: each sees what those before it have assigned. Whether the row is another one then.
+fn assign(
+    state: &mut State,
+    scope: &Scope,
+    place: &Place,
+    row: &Row,
+    definition: &Arc<Definition>,
+    assignments: &[(String, Expression)],
+) -> Result<bool, Failure> {
+    let mut new = (**row).clone();
+    for (name, expression) in assignments {
+        let so_far = Arc::new(new.clone());
+        let named =
+            Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(so_far) };
+        new[position(definition, name)?] = evaluate(state, &scope.with(vec![named]), expression)?;
+    }
+    let new = stored(definition, new)?;
+    let is_same = |(one, other): (&Value, &Value)| one.text() == other.text();
+    let is_changed = !row.iter().zip(&new).all(is_same);
+    if is_changed {
+        state.write(scope.session, place, Some(Arc::new(new)));
+    }
+    Ok(is_changed)
+}
+
+fn position(definition: &Definition, name: &str) -> Result<usize, Failure> {
+    let at = definition.columns.iter().position(|column| column.name == name);
+    at.ok_or_else(|| Failure::new(1054, &format!("Unknown column '{name}'")))
+}
+
+/// The values as their columns take them, in strict mode.
+fn stored(definition: &Definition, row: Vec<Value>) -> Result<Vec<Value>, Failure> {
+    let taken = row.into_iter().zip(&definition.columns).map(|(value, column)| match value {
+        Value::Null if column.nullable => Ok(Value::Null),
+        Value::Null => Err(Failure::new(1048, &format!("Column '{}' cannot be null", column.name))),
+        Value::Number { value, .. } if column.is_number => match u64::try_from(value) {
+            Ok(value) => Ok(Value::unsigned(value)),
+            Err(_) => Err(Failure::new(1264, &format!("Out of range value for column '{}'", column.name))),
+        },
+        value if column.is_number => Err(Failure::new(
+            1366,
+            &format!("Incorrect integer value {value:?} for column '{}'", column.name),
+        )),
+        value => Ok(Value::Text(value.text().unwrap_or_default())),
+    });
+    taken.collect()
+}
+
+fn show(state: &State, names: &[String]) -> Vec<Vec<Value>> {
+    let text = |text: &str| Value::Text(text.as_bytes().to_vec());
+    let known = names.iter().filter_map(|name| Some((name, state.settings.get(name)?)));
+    known.map(|(name, value)| vec![text(name), text(value)]).collect()
+}

@@ -1,0 +1,304 @@
+//! What the server keeps: tables, locks, sessions, names.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::Failure;
+use super::parse::{ColumnType, Strength};
+use super::value::{PrimaryKey, Value};
+
+pub type SessionId = u64;
+pub type Row = Arc<Vec<Value>>;
+/// A row of a table, by its primary key.
+pub type Place = (usize, PrimaryKey);
+
+pub struct Definition {
+    pub name: String,
+    pub columns: Vec<ColumnType>,
+}
+
+#[derive(Clone)]
+pub struct Table {
+    pub definition: Arc<Definition>,
+    /// As the last statement left them, whether or not its transaction was committed.
+    pub rows: BTreeMap<PrimaryKey, Row>,
+}
+
+/// A row that a transaction has changed.
+struct Uncommitted {
+    owner: SessionId,
+    /// The committed row; `None` where there is none.
+    before: Option<Row>,
+}
+
+#[derive(Default)]
+struct Lock {
+    holders: Vec<(SessionId, Strength)>,
+    /// In the order in which they came.
+    waiters: VecDeque<(SessionId, Strength)>,
+}
+
+/// One connection, as the server knows it.
+pub struct Session {
+    /// Between BEGIN and COMMIT or ROLLBACK.
+    pub in_transaction: bool,
+    undo: Vec<(Place, Option<Row>)>,
+    locks: Vec<Place>,
+    pub variables: BTreeMap<String, Value>,
+    pub last_insert_id: u64,
+    pub row_count: i64,
+    pub lock_wait_s: u64,
+    /// The session is ended when it says nothing for this long.
+    pub wait_timeout_s: u64,
+    /// It was ended by somebody else.
+    pub killed: bool,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub tables: Vec<Table>,
+    uncommitted: BTreeMap<Place, Uncommitted>,
+    locks: BTreeMap<Place, Lock>,
+    pub sessions: BTreeMap<SessionId, Session>,
+    /// Named locks, with how often their session has asked for each.
+    pub names: BTreeMap<String, (SessionId, u32)>,
+    /// Global variables, by name.
+    pub settings: BTreeMap<String, String>,
+    pub last_session: SessionId,
+    /// The next `UUID_SHORT`.
+    pub next_number: u64,
+}
+
+impl State {
+    pub fn table(&self, name: &str) -> Result<usize, Failure> {
+        let found = self.tables.iter().position(|table| table.definition.name == name);
+        found.ok_or_else(|| Failure::new(1146, &format!("Table '{name}' doesn't exist")))
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.settings.get("read_only").is_some_and(|value| value == "ON")
+    }
+
+    pub fn session(&mut self, id: SessionId) -> Result<&mut Session, Failure> {
+        let gone = || Failure::new(1927, "Connection was killed");
+        self.sessions.get_mut(&id).filter(|session| !session.killed).ok_or_else(gone)
+    }
+
+    pub fn open_session(&mut self) -> SessionId {
+        self.last_session += 1;
+        let session = Session {
+            in_transaction: false,
+            undo: Vec::new(),
+            locks: Vec::new(),
+            variables: BTreeMap::new(),
+            last_insert_id: 0,
+            row_count: 0,
+            lock_wait_s: 50,
+            wait_timeout_s: 28_800,
+            killed: false,
+        };
+        self.sessions.insert(self.last_session, session);
+        self.last_session
+    }
+
+    /// Undoes what it has not committed, and frees its locks and names.
+    pub fn end_session(&mut self, id: SessionId) {
+        self.rollback(id);
+        self.sessions.remove(&id);
+        self.names.retain(|_, (owner, _)| *owner != id);
+    }
+
+    /// The row as a statement of this session without locks sees it: committed, or its own.
+    pub fn visible(&self, place: &Place, session: SessionId) -> Option<Row> {
+        match self.uncommitted.get(place) {
+            Some(change) if change.owner != session => change.before.clone(),
+            _ => self.tables[place.0].rows.get(&place.1).cloned(),
+        }
+    }
+
+    /// The row as the last statement left it: for a session that has locked it.
+    pub fn latest(&self, place: &Place) -> Option<Row> {
+        self.tables[place.0].rows.get(&place.1).cloned()
+    }
+
+    /// All primary keys of a table between two bounds, in order, also of rows that others are deleting.
+    pub fn keys(&self, table: usize, bounds: (Bound<PrimaryKey>, Bound<PrimaryKey>)) -> Vec<PrimaryKey> {
+        let is_empty = match &bounds {
+            (Bound::Included(from) | Bound::Excluded(from), Bound::Included(to) | Bound::Excluded(to)) => {
+                from >= to
+            }
+            _ => false,
+        };
+        if is_empty {
+            return Vec::new();
+        }
+        let mut keys: Vec<PrimaryKey> =
+            self.tables[table].rows.range(bounds.clone()).map(|(key, _)| key.clone()).collect();
+        let within = |key: &PrimaryKey| {
+            (match &bounds.0 {
+                Bound::Included(from) => key >= from,
+                Bound::Excluded(from) => key > from,
+                Bound::Unbounded => true,
+            }) && (match &bounds.1 {
+                Bound::Included(to) => key <= to,
+                Bound::Excluded(to) => key < to,
+                Bound::Unbounded => true,
+            })
+        };
+        let deleted = self.uncommitted.keys().filter(|(of, key)| *of == table && within(key));
+        let deleted: Vec<PrimaryKey> = deleted
+            .filter(|place| !self.tables[table].rows.contains_key(&place.1))
+            .map(|place| place.1.clone())
+            .collect();
+        if !deleted.is_empty() {
+            keys.extend(deleted);
+            keys.sort_unstable();
+        }
+        keys
+    }
+
+    /// Changes a row that the session has locked.
+    pub fn write(&mut self, session: SessionId, place: &Place, row: Option<Row>) {
+        let rows = &mut self.tables[place.0].rows;
+        let last = match row {
+            Some(row) => rows.insert(place.1.clone(), row),
+            None => rows.remove(&place.1),
+        };
+        let change = Uncommitted { owner: session, before: last.clone() };
+        self.uncommitted.entry(place.clone()).or_insert(change);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.undo.push((place.clone(), last));
+        }
+    }
+
+    /// How much a statement that begins now would have to undo.
+    pub fn savepoint(&self, session: SessionId) -> usize {
+        self.sessions.get(&session).map_or(0, |session| session.undo.len())
+    }
+
+    /// Undoes what was changed since; locks stay.
+    pub fn undo_to(&mut self, id: SessionId, savepoint: usize) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let undone: Vec<(Place, Option<Row>)> = session.undo.drain(savepoint..).rev().collect();
+        for (place, row) in undone {
+            let rows = &mut self.tables[place.0].rows;
+            match row {
+                Some(row) => drop(rows.insert(place.1, row)),
+                None => drop(rows.remove(&place.1)),
+            }
+        }
+    }
+
+    /// Makes the transaction's changes visible, and frees its locks.
+    pub fn commit(&mut self, id: SessionId) {
+        self.end_transaction(id);
+    }
+
+    pub fn rollback(&mut self, id: SessionId) {
+        self.undo_to(id, 0);
+        self.end_transaction(id);
+    }
+
+    fn end_transaction(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.in_transaction = false;
+        session.undo.clear();
+        for place in std::mem::take(&mut session.locks) {
+            if self.uncommitted.get(&place).is_some_and(|change| change.owner == id) {
+                self.uncommitted.remove(&place);
+            }
+            if let Some(lock) = self.locks.get_mut(&place) {
+                lock.holders.retain(|(holder, _)| *holder != id);
+                if lock.holders.is_empty() && lock.waiters.is_empty() {
+                    self.locks.remove(&place);
+                }
+            }
+        }
+    }
+
+    /// Locks the place if nobody is in the way. Whether it was not locked by this session before.
+    pub fn try_lock(&mut self, id: SessionId, place: &Place, strength: Strength) -> Option<bool> {
+        let lock = self.locks.entry(place.clone()).or_default();
+        let held = lock.holders.iter().position(|(holder, _)| *holder == id);
+        if held.is_some_and(|at| lock.holders[at].1 == Strength::Exclusive || strength == Strength::Shared) {
+            return Some(false);
+        }
+        let conflicts = |other: &(SessionId, Strength)| {
+            other.0 != id && (other.1 == Strength::Exclusive || strength == Strength::Exclusive)
+        };
+        let is_behind = || lock.waiters.iter().take_while(|(waiter, _)| *waiter != id).any(conflicts);
+        if lock.holders.iter().any(conflicts) || (held.is_none() && is_behind()) {
+            return None;
+        }
+        lock.waiters.retain(|(waiter, _)| *waiter != id);
+        match held {
+            Some(at) => lock.holders[at].1 = strength,
+            None => {
+                lock.holders.push((id, strength));
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    session.locks.push(place.clone());
+                }
+            }
+        }
+        Some(held.is_none())
+    }
+
+    /// Waits in line for the place; an error where everybody would wait for each other.
+    pub fn stand_in_line(&mut self, id: SessionId, place: &Place, strength: Strength) -> Result<(), Failure> {
+        let lock = self.locks.entry(place.clone()).or_default();
+        if !lock.waiters.iter().any(|(waiter, _)| *waiter == id) {
+            lock.waiters.push_back((id, strength));
+        }
+        if self.waits_for(id, id, &mut Vec::new()) {
+            self.leave_line(id, place);
+            return Err(Failure::new(
+                1213,
+                "Deadlock found when trying to get lock; try restarting transaction",
+            ));
+        }
+        Ok(())
+    }
+
+    pub fn leave_line(&mut self, id: SessionId, place: &Place) {
+        if let Some(lock) = self.locks.get_mut(place) {
+            lock.waiters.retain(|(waiter, _)| *waiter != id);
+            if lock.holders.is_empty() && lock.waiters.is_empty() {
+                self.locks.remove(place);
+            }
+        }
+    }
+
+    /// Frees a row that was locked to be looked at, and is not one of those that were asked for.
+    pub fn unlock(&mut self, id: SessionId, place: &Place) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.locks.retain(|locked| locked != place);
+        }
+        if let Some(lock) = self.locks.get_mut(place) {
+            lock.holders.retain(|(holder, _)| *holder != id);
+        }
+        self.leave_line(id, place);
+    }
+
+    /// Whether `from` waits for `wanted`, or for one that does.
+    fn waits_for(&self, from: SessionId, wanted: SessionId, seen: &mut Vec<SessionId>) -> bool {
+        let waits = self.locks.values().filter_map(|lock| {
+            let at = lock.waiters.iter().position(|(waiter, _)| *waiter == from)?;
+            let before = lock.waiters.iter().take(at).chain(&lock.holders);
+            let strength = lock.waiters[at].1;
+            let conflicts = move |other: &&(SessionId, Strength)| {
+                other.0 != from && (other.1 == Strength::Exclusive || strength == Strength::Exclusive)
+            };
+            Some(before.filter(conflicts).map(|(other, _)| *other).collect::<Vec<_>>())
+        });
+        let others: Vec<SessionId> = waits.flatten().collect();
+        others.into_iter().any(|other| {
+            if other == wanted {
+                return true;
+            }
+            let is_new = !seen.contains(&other);
+            seen.push(other);
+            is_new && self.waits_for(other, wanted, seen)
+        })
+    }
+}
