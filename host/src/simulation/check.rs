@@ -22,6 +22,13 @@ struct Held {
     session_of: Option<usize>,
 }
 
+impl Held {
+    /// Whether the lease may have ended with its session. Nobody is told of that before its proxy notices.
+    fn may_have_ended(&self, broke_at: Instant) -> bool {
+        self.session_of.is_some() && self.from <= broke_at
+    }
+}
+
 /// All that clients were told.
 #[derive(Default)]
 pub struct Checks {
@@ -33,6 +40,8 @@ pub struct Checks {
     pub grants: u64,
     pub renewals: u64,
     pub releases: u64,
+    /// When a connection last broke, or was given up: a session may have ended with it.
+    pub broke_at: Instant,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
 }
@@ -76,11 +85,10 @@ impl Checks {
             return Ok(());
         }
         self.grants += 1;
-        held.retain(|_, held| held.until > now);
         if valid_until > now {
             let new =
                 Held { owner: owner.to_owned(), mode, token, from: now, until: valid_until, session_of };
-            for other in held.values() {
+            for other in held.values().filter(|other| !other.may_have_ended(self.broke_at)) {
                 if !are_compatible(&new, held.values(), other) {
                     return Err(Violation(format!(
                         "two holders: {owner} is granted {resource} with token {} while {} is certain of it for another \
@@ -116,14 +124,13 @@ impl Checks {
     ) -> Result<(), Violation> {
         self.renewals += 1;
         let Some(held) = self.held.get_mut(resource) else { return Ok(()) };
-        let Some(mut renewed) = held.remove(&lease.nonce) else {
-            return Err(Violation(format!(
-                "a lease on {resource} is renewed that was not granted, or had ended"
-            )));
-        };
+        // Its session has ended, and its proxy does not know yet.
+        let Some(mut renewed) = held.remove(&lease.nonce) else { return Ok(()) };
         renewed.until = renewed.until.max(valid_until);
-        for other in held.values().filter(|other| other.until > now) {
-            if !are_compatible(&renewed, held.values(), other) {
+        // An answer that comes too late promises nothing.
+        let is_certain = renewed.until > now;
+        for other in held.values().filter(|other| other.until > now && !other.may_have_ended(self.broke_at)) {
+            if is_certain && !are_compatible(&renewed, held.values(), other) {
                 return Err(Violation(format!(
                     "two holders: {} renews {resource} while {} is certain of it",
                     renewed.owner, other.owner

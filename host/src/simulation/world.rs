@@ -107,15 +107,25 @@ pub fn run(options: &Options) -> Result<Report, Box<Failed>> {
     report
 }
 
+/// An exchange on which a lock rests is given up after this at the latest.
+const LONGEST_EXCHANGE: Duration = Duration::from_secs(11);
+
 /// The network between all proxies and one server.
 struct Weather {
     random: Mutex<StdRng>,
     faults_per_mille: AtomicU64,
     /// By kind, how many there were.
     happened: Mutex<BTreeMap<String, u64>>,
+    /// When a connection last broke.
+    broke_at: AtomicU64,
 }
 
 impl Weather {
+    /// A connection breaks, or is given up later.
+    fn breaks(&self, within: Duration) {
+        self.broke_at.fetch_max(clock::now().0 + within.as_micros() as u64, Relaxed);
+    }
+
     fn count(&self, kind: &str) {
         *lock(&self.happened).entry(kind.to_owned()).or_default() += 1;
     }
@@ -131,6 +141,7 @@ impl Network for Weather {
         }
         let fates = [Fate::Refused, Fate::Lost, Fate::Unanswered, Fate::AnswerLost];
         let slow = Duration::from_millis(random.random_range(1..6_000));
+        self.breaks(LONGEST_EXCHANGE);
         match random.random_range(0..6_u32) {
             4 => {
                 self.count("a packet is slow");
@@ -174,6 +185,7 @@ struct World {
 
 /// What clients share.
 pub struct Shared {
+    weather: Arc<Weather>,
     proxies: Mutex<Vec<Proxy>>,
     pub checks: Mutex<Checks>,
     violation: Mutex<Option<Violation>>,
@@ -195,6 +207,7 @@ impl Shared {
                 }
             }
         }
+        checks.broke_at = crate::lock::Instant(self.weather.broke_at.load(Relaxed));
         let checked = check(&mut checks);
         drop(checks);
         if let Err(violation) = checked {
@@ -275,10 +288,12 @@ impl World {
             random: Mutex::new(StdRng::seed_from_u64(options.seed ^ 1)),
             faults_per_mille: AtomicU64::new(0),
             happened: Mutex::default(),
+            broke_at: AtomicU64::new(0),
         });
         let shared = Arc::new(Shared {
             checks: Mutex::default(),
             violation: Mutex::default(),
+            weather: weather.clone(),
             proxies: Mutex::default(),
             over: AtomicBool::new(false),
         });
@@ -403,6 +418,7 @@ impl World {
             4 => {
                 let stall_ms = *[200, 2_000, 4_000, 9_000].choose(random).unwrap_or(&200);
                 self.happened("commits stall", &format!("for {stall_ms} ms"));
+                self.weather.breaks(Duration::from_millis(stall_ms.into()) + LONGEST_EXCHANGE);
                 self.server.stall_commits_until(clock::now().plus_ms(stall_ms).0);
             }
             _ => {
@@ -431,7 +447,7 @@ impl World {
 
     /// Once all leases have ended nobody holds anything, and everybody is granted everything.
     async fn nothing_is_left(&self) {
-        tokio::time::sleep(Duration::from_millis(u64::from(4 * LONGEST_TTL_MS + 2 * TIMEOUT_MS) + 60_000))
+        tokio::time::sleep(Duration::from_millis(u64::from(4 * LONGEST_TTL_MS + 2 * TIMEOUT_MS) + 600_000))
             .await;
         for (n, proxy) in self.shared.all().into_iter().enumerate() {
             for policy in POLICIES {
