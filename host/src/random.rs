@@ -10,8 +10,8 @@ where
     StandardUniform: Distribution<T>,
 {
     #[cfg(any(test, feature = "simulation"))]
-    if let Some(number) = seeded::with(|seeded| seeded.random()) {
-        return number;
+    if seeded::is_begun() {
+        return seeded::with(|seeded| seeded.random());
     }
     rand::random()
 }
@@ -20,9 +20,7 @@ where
 pub fn within<T: SampleUniform>(range: impl SampleRange<T>) -> T {
     #[cfg(any(test, feature = "simulation"))]
     if seeded::is_begun() {
-        let mut range = Some(range);
-        let number = seeded::with(|seeded| range.take().map(|range| seeded.random_range(range)));
-        return number.flatten().unwrap_or_else(|| unreachable!("the range was there"));
+        return seeded::with(|seeded| seeded.random_range(range));
     }
     rand::rng().random_range(range)
 }
@@ -47,11 +45,13 @@ pub mod seeded {
         SEEDED.set(None);
     }
 
-    pub fn is_begun() -> bool {
+    pub(super) fn is_begun() -> bool {
         SEEDED.with_borrow(Option::is_some)
     }
 
-    pub fn with<T>(take: impl FnOnce(&mut StdRng) -> T) -> Option<T> {
-        SEEDED.with_borrow_mut(|seeded| seeded.as_mut().map(take))
+    /// # Panics
+    /// Where none has begun.
+    pub(super) fn with<T>(take: impl FnOnce(&mut StdRng) -> T) -> T {
+        SEEDED.with_borrow_mut(|seeded| take(seeded.as_mut().expect("it has begun")))
     }
 }

@@ -12,3 +12,22 @@ pub mod world;
 
 #[cfg(test)]
 mod tests;
+
+/// Does the work in virtual time, with random numbers from the seed.
+///
+/// # Panics
+/// Where another simulation runs on this thread.
+pub fn simulate<T>(seed: u64, work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    let runtime = runtime.unwrap_or_else(|error| panic!("no runtime can be made: {error}"));
+    let done = runtime.block_on(async {
+        crate::clock::simulated::begin();
+        crate::random::seeded::begin(seed);
+        work.await
+    });
+    // Tasks that are left end here, by the clock of the simulation.
+    drop(runtime);
+    crate::random::seeded::end();
+    crate::clock::simulated::end();
+    done
+}

@@ -130,8 +130,8 @@ impl Total {
 /// The smallest run that was found to break a promise as well: fewer clients, proxies, resources and faults.
 fn shrunk(mut failed: Failed) -> Failed {
     let smaller: [fn(&mut Options); 7] = [
-        |options| options.blows_per_mille = 0,
-        |options| options.faults_per_mille = 0,
+        |options| options.process_faults_per_mille = 0,
+        |options| options.packet_faults_per_mille = 0,
         |options| options.proxies -= 1,
         |options| options.resources -= 1,
         |options| options.clients /= 2,
@@ -142,9 +142,6 @@ fn shrunk(mut failed: Failed) -> Failed {
     loop {
         let tried = smaller.iter().find_map(|make| {
             let mut options = failed.options.clone();
-            if options.clients == 0 || options.resources == 0 || options.proxies == 0 {
-                return None;
-            }
             make(&mut options);
             if options == failed.options || !is_possible(&options) || options.lasts < Duration::from_secs(1) {
                 return None;
@@ -159,13 +156,21 @@ fn shrunk(mut failed: Failed) -> Failed {
 }
 
 fn print_failed(failed: &Failed) {
-    let Options { seed, proxies, clients, resources, lasts, faults_per_mille, blows_per_mille, .. } =
-        &failed.options;
+    let Options {
+        seed,
+        proxies,
+        clients,
+        resources,
+        lasts,
+        packet_faults_per_mille,
+        process_faults_per_mille,
+        ..
+    } = &failed.options;
     println!("\nBROKEN: {}\n", failed.violation.0);
     println!("{}", failed.time_line);
     println!(
         "seed {seed}: cargo xtask sim --seed {seed}\nthe smallest run that was found: {proxies} proxies, {clients} clients, \
-         {resources} resources of each primitive, {} s, {faults_per_mille} of 1,000 packets with a fault, {blows_per_mille} of 1,000 pauses \
+         {resources} resources of each primitive, {} s, {packet_faults_per_mille} of 1,000 packets with a fault, {process_faults_per_mille} of 1,000 pauses \
          with one of a server or a proxy",
         lasts.as_secs()
     );

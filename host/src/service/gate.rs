@@ -36,3 +36,33 @@ impl Gate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn those_who_wait_go_on_in_the_order_in_which_they_came() {
+        let gate = Arc::new(Gate::default());
+        let (tell, mut told) = unbounded_channel();
+        for n in 0..50 {
+            let (gate, tell) = (gate.clone(), tell.clone());
+            tokio::spawn(async move {
+                gate.opened().await;
+                tell.send(n).expect("somebody listens");
+            });
+        }
+        drop(tell);
+        tokio::task::yield_now().await;
+        gate.open();
+        let mut order = Vec::new();
+        while let Some(n) = told.recv().await {
+            order.push(n);
+        }
+        assert_eq!(order, (0..50).collect::<Vec<_>>());
+    }
+}

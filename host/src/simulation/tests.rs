@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::network::{Fate, Network, Route, Trip};
 use super::server::Server;
+use super::simulate;
 use super::world::{Options, run};
-use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::Space;
 use crate::mysql::{Advisory, MysqlStore, Row};
@@ -23,16 +23,6 @@ impl Network for Calm {
     }
 }
 
-fn simulate<T>(work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    runtime.expect("a runtime can be made").block_on(async {
-        clock::simulated::begin();
-        let done = work.await;
-        clock::simulated::end();
-        done
-    })
-}
-
 fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
     MysqlStore::simulated(
         config,
@@ -44,7 +34,7 @@ fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
 
 #[test]
 fn the_store_keeps_its_contract() {
-    simulate(async {
+    simulate(0, async {
         let (lasting, forgetful) = (Server::new("server-1"), Server::new("server-2"));
         contract::run_all(|kind| {
             let mut config = StoreConfig::default();
@@ -68,7 +58,7 @@ fn the_store_keeps_its_contract() {
 
 #[test]
 fn locks_of_a_session_keep_what_applies_to_them() {
-    simulate(async {
+    simulate(0, async {
         let server = Server::new("server-1");
         let open = || open(&StoreConfig::default(), server.clone());
         let (one, other) = (open(), open());
@@ -86,7 +76,7 @@ fn the_same_seed_gives_the_same_run() {
     for seed in [1, 2, 3] {
         let mut options = Options::of(seed);
         options.lasts = Duration::from_secs(5);
-        options.faults_per_mille = 5;
+        options.packet_faults_per_mille = 5;
         let runs = [run(&options), run(&options)]
             .map(|run| run.map_err(|failed| (failed.violation, failed.time_line)));
         assert_eq!(runs[0], runs[1], "seed {seed}");

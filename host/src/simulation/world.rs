@@ -16,13 +16,13 @@ use super::clients::{Client, request};
 use super::host::Host;
 use super::network::{Fate, Network, Route, Trip};
 use super::server::Server;
+use super::simulate;
 use crate::clock;
 use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute, StoreConfig};
 use crate::fleet::{self, Fleet};
 use crate::lock::Space;
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
-use crate::random;
 use crate::service::{Alone, Notice, NoticeKind, Parts, Request, Service};
 use crate::store::{Router, Store};
 use crate::telemetry::Metrics;
@@ -38,9 +38,9 @@ pub struct Options {
     /// For how long clients ask, in virtual time.
     pub lasts: Duration,
     /// Of 1,000 packets, how many have a fault.
-    pub faults_per_mille: u32,
+    pub packet_faults_per_mille: u32,
     /// Of 1,000 pauses of some seconds, how many end with a fault of a server or of a proxy.
-    pub blows_per_mille: u32,
+    pub process_faults_per_mille: u32,
     /// Whether the report has all that happened.
     pub tells_all: bool,
 }
@@ -55,8 +55,8 @@ impl Options {
             clients: random.random_range(2..=24),
             resources: random.random_range(1..=4),
             lasts: Duration::from_secs(random.random_range(10..=60)),
-            faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
-            blows_per_mille: *[0, 300, 1_000].choose(&mut random).unwrap_or(&0),
+            packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
+            process_faults_per_mille: *[0, 300, 1_000].choose(&mut random).unwrap_or(&0),
             tells_all: false,
         }
     }
@@ -94,33 +94,23 @@ pub struct Failed {
 /// # Panics
 /// Where another simulation runs on this thread.
 pub fn run(options: &Options) -> Result<Report, Box<Failed>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-    let runtime = runtime.unwrap_or_else(|error| panic!("no runtime can be made: {error}"));
-    let report = runtime.block_on(async {
-        clock::simulated::begin();
-        random::seeded::begin(options.seed);
-        World::start(options).await.run().await
-    });
-    drop(runtime);
-    random::seeded::end();
-    clock::simulated::end();
-    report
+    simulate(options.seed, async { World::start(options).run().await })
 }
 
 /// An exchange on which a lock rests is given up after this at the latest.
 const LONGEST_EXCHANGE: Duration = Duration::from_secs(11);
 
 /// The network between all proxies and one server.
-struct Weather {
+struct FaultyNetwork {
     random: Mutex<StdRng>,
-    faults_per_mille: AtomicU64,
+    packet_faults_per_mille: AtomicU64,
     /// By kind, how many there were.
     happened: Mutex<BTreeMap<String, u64>>,
     /// When a connection last broke.
     broke_at: AtomicU64,
 }
 
-impl Weather {
+impl FaultyNetwork {
     /// A connection breaks, or is given up later.
     fn breaks(&self, within: Duration) {
         self.broke_at.fetch_max(clock::now().0 + within.as_micros() as u64, Relaxed);
@@ -131,12 +121,12 @@ impl Weather {
     }
 }
 
-impl Network for Weather {
+impl Network for FaultyNetwork {
     fn trip(&self) -> Trip {
         let mut random = lock(&self.random);
         let mut way = || Duration::from_micros(random.random_range(100..1_000));
         let (there, back) = (way(), way());
-        if u64::from(random.random_range(0..1_000_u32)) >= self.faults_per_mille.load(Relaxed) {
+        if u64::from(random.random_range(0..1_000_u32)) >= self.packet_faults_per_mille.load(Relaxed) {
             return Trip { there, back, fate: Fate::Delivered };
         }
         let fates = [Fate::Refused, Fate::Lost, Fate::Unanswered, Fate::AnswerLost];
@@ -179,13 +169,13 @@ pub struct Proxy {
 struct World {
     options: Options,
     server: Arc<Server>,
-    weather: Arc<Weather>,
+    network: Arc<FaultyNetwork>,
     shared: Arc<Shared>,
 }
 
 /// What clients share.
 pub struct Shared {
-    weather: Arc<Weather>,
+    network: Arc<FaultyNetwork>,
     proxies: Mutex<Vec<Proxy>>,
     pub checks: Mutex<Checks>,
     violation: Mutex<Option<Violation>>,
@@ -207,7 +197,7 @@ impl Shared {
                 }
             }
         }
-        checks.broke_at = crate::lock::Instant(self.weather.broke_at.load(Relaxed));
+        checks.broke_at = crate::lock::Instant(self.network.broke_at.load(Relaxed));
         let checked = check(&mut checks);
         drop(checks);
         if let Err(violation) = checked {
@@ -282,22 +272,22 @@ fn limits() -> Limits {
 }
 
 impl World {
-    async fn start(options: &Options) -> World {
+    fn start(options: &Options) -> World {
         let server = Server::new("server-1");
-        let weather = Arc::new(Weather {
+        let network = Arc::new(FaultyNetwork {
             random: Mutex::new(StdRng::seed_from_u64(options.seed ^ 1)),
-            faults_per_mille: AtomicU64::new(0),
+            packet_faults_per_mille: AtomicU64::new(0),
             happened: Mutex::default(),
             broke_at: AtomicU64::new(0),
         });
         let shared = Arc::new(Shared {
             checks: Mutex::default(),
             violation: Mutex::default(),
-            weather: weather.clone(),
+            network: network.clone(),
             proxies: Mutex::default(),
             over: AtomicBool::new(false),
         });
-        let world = World { options: options.clone(), server, weather, shared };
+        let world = World { options: options.clone(), server, network, shared };
         for index in 0..options.proxies {
             let proxy = world.start_proxy(index);
             lock(&world.shared.proxies).push(proxy);
@@ -313,7 +303,7 @@ impl World {
     }
 
     fn parts(&self) -> (Service, Fleet, Arc<MysqlStore>) {
-        let route = Route { server: self.server.clone(), network: self.weather.clone() };
+        let route = Route { server: self.server.clone(), network: self.network.clone() };
         let config = StoreConfig {
             lanes: 2,
             renewal_lanes: 1,
@@ -355,7 +345,7 @@ impl World {
 
     async fn run(self) -> Result<Report, Box<Failed>> {
         self.until_all_grant().await;
-        self.weather.faults_per_mille.store(self.options.faults_per_mille.into(), Relaxed);
+        self.network.packet_faults_per_mille.store(self.options.packet_faults_per_mille.into(), Relaxed);
         let mut clients = JoinSet::new();
         for n in 0..self.options.clients {
             let client = Client {
@@ -372,8 +362,8 @@ impl World {
         while clock::now() < until && !self.shared.over.load(Relaxed) {
             let pause = Duration::from_millis(random.random_range(500..5_000));
             tokio::time::sleep(pause.min(Duration::from_micros(until.us_since(clock::now())))).await;
-            if random.random_range(0..1_000) < self.options.blows_per_mille {
-                self.blow(&mut random).await;
+            if random.random_range(0..1_000) < self.options.process_faults_per_mille {
+                self.inject_fault(&mut random).await;
             }
         }
         self.shared.over.store(true, Relaxed);
@@ -382,7 +372,7 @@ impl World {
                 self.shared.broken(Violation(format!("a client has panicked: {error}")));
             }
         }
-        self.weather.faults_per_mille.store(0, Relaxed);
+        self.network.packet_faults_per_mille.store(0, Relaxed);
         if lock(&self.shared.violation).is_none() {
             self.nothing_is_left().await;
         }
@@ -390,7 +380,7 @@ impl World {
     }
 
     /// One fault of a server or of a proxy.
-    async fn blow(&self, random: &mut StdRng) {
+    async fn inject_fault(&self, random: &mut StdRng) {
         let index = random.random_range(0..self.options.proxies);
         let proxy = self.shared.proxy(index);
         match random.random_range(0..6_u32) {
@@ -418,7 +408,7 @@ impl World {
             4 => {
                 let stall_ms = *[200, 2_000, 4_000, 9_000].choose(random).unwrap_or(&200);
                 self.happened("commits stall", &format!("for {stall_ms} ms"));
-                self.weather.breaks(Duration::from_millis(stall_ms.into()) + LONGEST_EXCHANGE);
+                self.network.breaks(Duration::from_millis(stall_ms.into()) + LONGEST_EXCHANGE);
                 self.server.stall_commits_until(clock::now().plus_ms(stall_ms).0);
             }
             _ => {
@@ -430,7 +420,7 @@ impl World {
     }
 
     fn happened(&self, kind: &str, how: &str) {
-        self.weather.count(kind);
+        self.network.count(kind);
         self.shared.note(format!("{kind} {how}"));
     }
 
@@ -487,7 +477,7 @@ impl World {
             grants: checks.grants,
             renewals: checks.renewals,
             releases: checks.releases,
-            faults: lock(&self.weather.happened).clone(),
+            faults: lock(&self.network.happened).clone(),
             fingerprint: fingerprint(&checks.history),
             time_line: if self.options.tells_all { checks.time_line(usize::MAX) } else { String::new() },
         })

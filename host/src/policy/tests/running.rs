@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::policy::module::Module;
 
 fn fault(generation: &Generation, resource: &str) -> Fault {
     match generation.plan(&request(resource)) {
@@ -194,4 +195,13 @@ fn refused(key: &str) -> ResponseContention {
         waited_ms: 5,
         retry_after_ms: 100,
     }
+}
+
+#[test]
+fn a_component_that_is_in_use_is_not_compiled_again() {
+    let engine = Engine::new(&engine_limits()).unwrap();
+    let component = builtin("default").unwrap();
+    let compile = || Module::compile(&engine, component).ok().unwrap();
+    let (one, other) = (compile(), compile());
+    assert!(Arc::ptr_eq(&one, &other));
 }

@@ -31,6 +31,11 @@ pub struct Scope {
 }
 
 impl Named {
+    /// A row by the name of its table.
+    pub fn of(definition: &Arc<Definition>, row: Row) -> Named {
+        Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(row) }
+    }
+
     fn column(&self, name: &str) -> Option<Value> {
         let at = self.definition.columns.iter().position(|column| column.name == name)?;
         Some(self.row.as_ref().map_or(Value::Null, |row| row[at].clone()))
@@ -43,13 +48,9 @@ impl Scope {
     }
 
     fn column(&self, table: Option<&str>, name: &str) -> Result<Value, Failure> {
-        let rows = self.rows.iter().filter(|row| table.is_none_or(|table| row.alias == table));
+        let mut rows = self.rows.iter().filter(|row| table.is_none_or(|table| row.alias == table));
         let unknown = || Failure::new(1054, &format!("Unknown column '{name}'"));
-        rows.rev().find_map(|row| row.column(name)).or_else(|| self.earlier(name)).ok_or_else(unknown)
-    }
-
-    fn earlier(&self, name: &str) -> Option<Value> {
-        self.rows.iter().find_map(|row| row.column(name))
+        rows.find_map(|row| row.column(name)).ok_or_else(unknown)
     }
 }
 

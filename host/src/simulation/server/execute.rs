@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::evaluate::{Named, Scope, candidates, evaluate, holds, project, run};
 use super::parse::{Expression, Insert, Rows, Select, Statement, Strength, Wait};
 use super::state::{Definition, Place, Row, SessionId, State, Table};
-use super::value::{PrimaryKey, Value};
+use super::value::Value;
 use super::{Failure, Server};
 
 /// The rows that a statement returns; `None` for one that returns none.
@@ -169,14 +169,11 @@ impl Server {
         let Some(lock) = select.lock else { return run(&mut self.state(), scope, select) };
         let Some(table) = &select.from else { return Err(Failure::syntax("a lock without a table")) };
         let limit = select.limit.unwrap_or(usize::MAX);
-        let found = self.lock_rows(scope, &table.name, select.condition.as_ref(), lock, limit).await?;
-        let mut state = self.state();
-        let definition = state.tables[state.table(&table.name)?].definition.clone();
-        let named = |(_, row)| {
-            vec![Named { alias: table.alias.clone(), definition: definition.clone(), row: Some(row) }]
-        };
+        let (definition, found) =
+            self.lock_rows(scope, &table.name, select.condition.as_ref(), lock, limit).await?;
+        let named = |(_, row)| vec![Named { alias: table.alias.clone(), ..Named::of(&definition, row) }];
         let rows = found.into_iter().map(named).collect();
-        project(&mut state, scope, select, rows)
+        project(&mut self.state(), scope, select, rows)
     }
 
     /// Locks the rows that a condition holds for, in the order of their keys; rows for which it does not hold do not
@@ -188,7 +185,7 @@ impl Server {
         condition: Option<&Expression>,
         lock: (Strength, Wait),
         limit: usize,
-    ) -> Result<Vec<(PrimaryKey, Row)>, Failure> {
+    ) -> Result<(Arc<Definition>, Vec<(Place, Row)>), Failure> {
         let (index, definition, keys) = {
             let mut state = self.state();
             let index = state.table(table)?;
@@ -212,17 +209,12 @@ impl Server {
             let Some(is_new) = self.lock(scope.session, &place, lock).await? else { continue };
             let mut state = self.state();
             let row = state.latest(&place);
-            let named = row.clone().map(|row| Named {
-                alias: table.to_owned(),
-                definition: definition.clone(),
-                row: Some(row),
-            });
-            let is_wanted = match named {
-                Some(named) => holds(&mut state, &scope.with(vec![named]), condition)?,
+            let is_wanted = match row.clone() {
+                Some(row) => holds(&mut state, &scope.with(vec![Named::of(&definition, row)]), condition)?,
                 None => false,
             };
             match row.filter(|_| is_wanted) {
-                Some(row) => found.push((place.1, row)),
+                Some(row) => found.push((place, row)),
                 None if is_new => {
                     state.unlock(scope.session, &place);
                     drop(state);
@@ -231,7 +223,7 @@ impl Server {
                 None => {}
             }
         }
-        Ok(found)
+        Ok((definition, found))
     }
 
     /// The expression with each SELECT that locks rows in it replaced by what it found.
@@ -335,9 +327,7 @@ impl Server {
         if insert.on_duplicate.is_empty() {
             return Err(Failure::new(1062, "Duplicate entry for key 'PRIMARY'"));
         }
-        let named =
-            |row| Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(row) };
-        let inserted = Some(named(Arc::new(row)));
+        let inserted = Some(Named::of(definition, Arc::new(row)));
         let scope = Scope { inserted, now: self.now_us(), ..scope.clone() };
         let is_changed = assign(&mut state, &scope, &place, &last, definition, &insert.on_duplicate)?;
         Ok(if is_changed { 2 } else { 0 })
@@ -351,13 +341,11 @@ impl Server {
         condition: Option<&Expression>,
     ) -> Result<(), Failure> {
         let lock = (Strength::Exclusive, Wait::UntilFree);
-        let found = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
+        let (definition, found) = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
         let mut state = self.state();
-        let index = state.table(table)?;
-        let definition = state.tables[index].definition.clone();
         let mut changed = 0;
-        for (key, row) in found {
-            let is_changed = assign(&mut state, scope, &(index, key), &row, &definition, assignments)?;
+        for (place, row) in found {
+            let is_changed = assign(&mut state, scope, &place, &row, &definition, assignments)?;
             changed += i64::from(is_changed);
         }
         state.session(scope.session)?.row_count = changed;
@@ -371,14 +359,12 @@ impl Server {
         condition: Option<&Expression>,
     ) -> Result<(), Failure> {
         let lock = (Strength::Exclusive, Wait::UntilFree);
-        let found = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
+        let (_, found) = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
         let mut state = self.state();
-        let index = state.table(table)?;
-        let changed = found.len();
-        for (key, _) in found {
-            state.write(scope.session, &(index, key), None);
+        for (place, _) in &found {
+            state.write(scope.session, place, None);
         }
-        state.session(scope.session)?.row_count = changed as i64;
+        state.session(scope.session)?.row_count = found.len() as i64;
         Ok(())
     }
 }
@@ -395,8 +381,7 @@ fn assign(
     let mut new = (**row).clone();
     for (name, expression) in assignments {
         let so_far = Arc::new(new.clone());
-        let named =
-            Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(so_far) };
+        let named = Named::of(definition, so_far);
         new[position(definition, name)?] = evaluate(state, &scope.with(vec![named]), expression)?;
     }
     let new = stored(definition, new)?;
