@@ -28,7 +28,7 @@ pub struct Job {
 /// Answers exactly once: where nobody has by the time it is dropped, with an error.
 pub struct Ticket {
     pub deadline: Instant,
-    /// Whether the group may have been carried out. Whoever can tell says so.
+    /// Whether the group, or a part of it, may have been carried out.
     pub sent: bool,
     done: Option<Done>,
     ops: usize,
@@ -67,8 +67,8 @@ impl Places {
     /// `None` where the bound is reached; `done` was told then.
     pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
         let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
-        let (done, sent) = (Some(done), true);
-        let ticket = Ticket { deadline, sent, done, ops: ops.len(), queued: self.queued.clone() };
+        let ticket =
+            Ticket { deadline, sent: false, done: Some(done), ops: ops.len(), queued: self.queued.clone() };
         if queued + ops.len() > self.max {
             ticket.answer(Err(StoreError::Overloaded { queued }));
             return None;

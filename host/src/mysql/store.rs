@@ -30,7 +30,7 @@ use crate::telemetry::Metrics;
 use crate::vital;
 
 /// The database that is used where the URL names none.
-const DEFAULT_DATABASE: &str = "lockkeeper";
+pub(super) const DEFAULT_DATABASE: &str = "lockkeeper";
 /// How long [`MysqlStore::close`] waits for what is under way.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -233,8 +233,7 @@ impl MysqlStore {
             return;
         };
         let lane = &lanes[spread(key, lanes.len())];
-        if let Some(mut job) = places.admit(ops, deadline, done) {
-            job.ticket.sent = false;
+        if let Some(job) = places.admit(ops, deadline, done) {
             // Where the lane is gone, the job's ticket answers as it is dropped.
             let _ = lane.send(job);
         }

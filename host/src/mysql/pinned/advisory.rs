@@ -295,6 +295,9 @@ impl Session {
         let (ops, began) = (batch.ops(), clock::now());
         let mut outcomes = vec![None; batch.groups.len()];
         let errand = self.before(&batch, &mut outcomes, link.database());
+        for (ticket, decided) in batch.tickets.iter_mut().zip(&outcomes) {
+            ticket.sent |= decided.is_some();
+        }
         match self.run_errand(link, &errand, &mut batch.tickets, queue).await {
             Ok(errands) => drop(self.after(batch, outcomes, began, Some(&errands))),
             Err(fault) => {
@@ -443,6 +446,12 @@ fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64) -> String {
         sql.push_str(&number(want.iter().map(|(key, _)| key)));
     }
     sql
+}
+
+/// The name of the key's lock on a simulated server.
+#[cfg(any(test, feature = "simulation"))]
+pub fn simulated_name(key: &Key) -> Name {
+    name(crate::mysql::store::DEFAULT_DATABASE, key)
 }
 
 /// Names are the server's, not the database's; MySQL takes 64 characters and ignores case.

@@ -23,7 +23,7 @@ use crate::mysql::lanes::LATE;
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::Job;
 use crate::mysql::store::{MysqlStore, Shared};
-use crate::store::{Reply, StoreError};
+use crate::store::Reply;
 use crate::vital;
 
 /// How long a claim waits for a connection, in microseconds.
@@ -179,7 +179,7 @@ impl Desk {
 
     /// Decides what needs nothing of the server, and sends somebody there for the rest.
     fn start(&mut self, waiting: Waiting) {
-        let Waiting { errand: Errand { job, mut decided, mut began }, no_room } = waiting;
+        let Waiting { errand: Errand { mut job, mut decided, mut began }, no_room } = waiting;
         let terms = self.terms(Token::default(), Instant::default());
         if decided.is_empty() {
             began = terms.own;
@@ -207,6 +207,7 @@ impl Desk {
                 wanted.extend(claim.keys.iter().filter(|key| !held.has(key)).cloned());
             }
         }
+        job.ticket.sent |= !decided.is_empty();
         wanted.sort_unstable();
         wanted.dedup();
         let all_decided = decided.len() == job.ops.len();
@@ -225,7 +226,7 @@ impl Desk {
     }
 
     /// A connection may be free in a moment; if none is, whoever asks is to know what is short.
-    fn wait_for_room(&mut self, errand: Errand, since: Option<Instant>) {
+    fn wait_for_room(&mut self, mut errand: Errand, since: Option<Instant>) {
         let now = clock::now();
         let since = since.unwrap_or(now);
         if now.us_since(since) < PATIENCE_US {
@@ -233,7 +234,7 @@ impl Desk {
         }
         let most = self.connections;
         let why = format!("all {most} connections for row locks have one (store.row_connections)");
-        refuse(errand.job, why);
+        errand.job.ticket.give_up(&why);
     }
 
     fn count(&mut self, errand: Errand, tokens: u64) {
@@ -341,11 +342,11 @@ impl Desk {
     }
 
     /// The connection failed before anything was locked: it is tried again, as long as anybody waits.
-    fn failed(&mut self, errand: Errand, fault: &Fault) {
+    fn failed(&mut self, mut errand: Errand, fault: &Fault) {
         self.shared.metrics.store_error(fault.slug());
         tracing::debug!("a row lock could not be asked for: {fault}");
         match fault {
-            Fault::Rejected { why } => refuse(errand.job, why.clone()),
+            Fault::Rejected { why } => errand.job.ticket.give_up(why),
             // A server that is gone is not asked more often than that.
             _ => self.resting.push(errand),
         }
@@ -353,11 +354,12 @@ impl Desk {
 
     /// Decides the rest of the group and answers, once what it freed is free.
     fn finish(&mut self, errand: Errand, above: Token, grants_from: Instant) {
-        let Errand { job: Job { ops, ticket, .. }, mut decided, began } = errand;
+        let Errand { job: Job { ops, mut ticket, .. }, mut decided, began } = errand;
         let terms = self.terms(above, grants_from);
         self.shared.metrics.batch(ops.len(), Duration::from_micros(terms.own.us_since(began)));
         // Nobody waits for it any more: what it asked for is not done.
         if ticket.is_open() {
+            ticket.sent = true;
             let mut held = self.common.held();
             for op in &ops[decided.len()..] {
                 let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
@@ -463,10 +465,6 @@ impl Desk {
             });
         }
     }
-}
-
-fn refuse(job: Job, why: String) {
-    job.ticket.answer(Err(StoreError::Unavailable { why }));
 }
 
 /// When the sessions that guard the operation's keys were last heard of, the earliest of them.

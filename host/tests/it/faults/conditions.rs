@@ -246,6 +246,22 @@ on_both! {
         stranger.disconnect().await.unwrap();
     }
 
+    /// A caller that gave up while its group waited for the lane is told that nothing was sent, so that nothing has to
+    /// be undone; one whose transaction was under way is not told so.
+    async fn what_waited_for_the_lane_was_not_sent(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        let slow = "CREATE TRIGGER slow BEFORE INSERT ON lockkeeper_lease FOR EACH ROW DO SLEEP(1)";
+        sql(&url, slow).await;
+        let under_way = ask(&store, Op::Acquire(contract::claim(&["one"], "me")), 600);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let waits = ask(&store, Op::Acquire(contract::claim(&["other"], "me")), 200);
+        let error = waits.await.unwrap().expect_err("the lane is busy for longer");
+        assert!(!error.was_sent(), "{error:?}");
+        let error = under_way.await.unwrap().expect_err("its transaction takes longer");
+        assert!(error.was_sent(), "{error:?}");
+    }
+
     /// More than the bound is refused at once, and the rest is served.
     async fn the_bound_on_waiting_work_holds(kind: Kind) {
         let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };

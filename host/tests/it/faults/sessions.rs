@@ -171,6 +171,34 @@ on_both! {
         assert!(losses.try_recv().is_err());
     }
 
+    /// What is given up while the server is asked is answered in its time, and costs nobody else a lock.
+    async fn what_is_given_up_meanwhile_costs_no_session(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let store = open(server.url()).await;
+        let (advisory, row) = (Advisory::new(&store, 512, 10_000), Row::new(&store, 8, 10_000));
+        async fn given_up(server: &ManagedServer, store: &impl Store, space: Space) {
+            let (lost, mut losses) = tokio::sync::mpsc::unbounded_channel();
+            store.on_loss(Arc::new(move |nonces| drop(lost.send(nonces))));
+            let lease = granted(store, &claim_of("held", space)).await;
+            signal(server, Signal::STOP);
+            let more = || Op::Acquire(claim_of("more", space));
+            let given_up = submitted(store, vec![renewal(&lease), more()], 500).await.expect("an answer");
+            assert!(given_up.is_err(), "{space:?}: {given_up:?}");
+            let claim = submitted(store, vec![more()], 500).await.expect("an answer");
+            let error = claim.expect_err("the server is stopped");
+            assert!(!error.was_sent(), "{space:?}: nothing was granted that would have to be undone: {error:?}");
+            signal(server, Signal::CONT);
+            let renewed = submitted(store, vec![renewal(&lease)], 10_000).await.expect("an answer");
+            let renewed = renewed.expect("the server goes on");
+            assert!(matches!(renewed.outcomes[..], [Outcome::Renewed { .. }]), "{space:?}: {renewed:?}");
+            assert!(losses.try_recv().is_err(), "{space:?}");
+        }
+        given_up(&server, &advisory, Space::Advisory).await;
+        given_up(&server, &row, Space::Row).await;
+        server.stop().await;
+    }
+
     /// What is decided before the server is asked, and told after it has answered, counts from before.
     async fn times_count_from_before_the_server_was_asked(kind: Kind) {
         let dir = folder();

@@ -161,4 +161,24 @@ on_both! {
             assert!(faults(proxy, "default", "renewal", reason).await >= 3.0, "{how}");
         }
     }
+
+    /// Promise 1: a holder whose policy lets the lease lapse is told at once, and may count on the lock until the
+    /// end that it was told before. Nobody else has the lock by then.
+    async fn what_a_policy_lets_lapse_is_not_free_while_its_holder_is_certain(kind: Kind) {
+        let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
+        let (proxy, client) = (&deployment.proxy, deployment.proxy.client());
+        let asked = Instant::now();
+        let mut hold = reload::hold(proxy, json!({"resource": "renewal/lapse", "ttl_ms": 3_000})).await;
+        assert_eq!(reload::line(&mut hold).await["event"], "granted");
+        let waiter = line_up(&client, "renewal/lapse", "w", 1).await.remove(0);
+        let lost = reload::line(&mut hold).await;
+        assert_eq!(lost["event"], "lost", "{lost}");
+        let left = lost["expires_in_ms"].as_u64().expect("it says for how long");
+        assert!(left > 0, "it is told while its lease runs: {lost}");
+        let since = lost["since_ms"].as_u64().expect("it says from when");
+        let certain = asked + Duration::from_millis(since + left);
+        granted(waiter).await;
+        let early = certain.saturating_duration_since(Instant::now());
+        assert!(early.is_zero(), "granted {early:?} before the holder's certain time is over");
+    }
 }

@@ -65,7 +65,11 @@ impl Policy for Bad {
     fn renewal_due(_: &Settings, expiring: &renewal::Expiring) -> renewal::Decision {
         let how = how("renewal/", &expiring.key);
         misbehave(how);
-        renewal::Decision::Extend(if how == "most" { u32::MAX } else { expiring.ttl })
+        match how {
+            "lapse" => renewal::Decision::Lapse,
+            "most" => renewal::Decision::Extend(u32::MAX),
+            _ => renewal::Decision::Extend(expiring.ttl),
+        }
     }
 
     fn response(_: &Settings, _: &Request, contention: &response::Contention) -> response::Answer {
