@@ -74,8 +74,6 @@ on_both! {
         for keys in [&["one"][..], &["two", "three"]] {
             warm(&store, keys).await;
             signal(&server, Signal::STOP);
-            // Its threads stop one by one.
-            tokio::time::sleep(Duration::from_millis(100)).await;
             let claim = contract::claim(keys, "late");
             let told = ask(&store, Op::Acquire(claim.clone()), 1_500).await.unwrap();
             signal(&server, Signal::CONT);

@@ -35,7 +35,7 @@ fn undisturbed(client: Client) -> JoinHandle<Duration> {
     tokio::spawn(async move {
         let mut longest = Duration::ZERO;
         for n in 0..40 {
-            let began = std::time::Instant::now();
+            let began = Instant::now();
             let lease = client.lease(&format!("good/{n}"), 1_000).await;
             assert!(lease["policy"].as_str().is_some_and(|id| id.starts_with("good@")));
             released(&client, &lease).await;

@@ -68,7 +68,7 @@ on_both! {
         let client = deployment.proxy.client();
         // The component is built where it is first used, which may take longer than the lease lasts.
         let renamed: &[u8] = &RENAMED;
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         client.lease("r", 4_000).await;
         deployment.push(renamed).await;
         let next = granted(waiting(&client, json!({"resource": "r", "wait_ms": 30_000}))).await;

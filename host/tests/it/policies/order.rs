@@ -100,7 +100,7 @@ on_both! {
         let deployment = Deployment::with(kind, default_policy(), poll).await;
         let client = deployment.proxy.client();
         client.lease("poll/1", 60_000).await;
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let refused = client.acquire(json!({"resource": "poll/1", "wait_ms": 60_000})).await;
         let took = began.elapsed();
         assert_eq!((refused.status, refused.slug()), (409, "contended"), "{}", refused.text);
@@ -112,7 +112,7 @@ on_both! {
         assert!(decisions.contains("give up: still held after 4 attempts"), "{decisions}");
 
         client.lease("patient/1", 60_000).await;
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let refused = client.acquire(json!({"resource": "patient/1", "wait_ms": 60_000})).await;
         let took = began.elapsed();
         assert_eq!((refused.status, refused.slug()), (409, "contended"), "{}", refused.text);

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Client, Ledger, Lines, Noted, Proxy, Response, Settings, Upstream, database, fresh};
+use crate::harness::{
+    Client, Ledger, Lines, Noted, Proxy, Response, Settings, Upstream, database, fresh, within,
+};
 
 /// Holders of each kind, and waiters.
 const CROWD: usize = 200;
@@ -22,6 +24,10 @@ const TTL_MS: u32 = 20_000;
 const PAUSE_MS: u64 = 5_000;
 /// How long a call is repeated: longer than a proxy takes for its restart.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a waiter waits for its holder: longer than the test takes.
+const LONGEST_WAIT_MS: u64 = 120_000;
+/// No call takes longer.
+const LONGEST_CALL: Duration = Duration::from_millis(LONGEST_WAIT_MS + 30_000);
 
 /// The clients, and what they know.
 struct Crowd {
@@ -51,16 +57,17 @@ impl Crowd {
         self.ledger.granted(resource, by, asked, self.any().0.address(), granted)
     }
 
-    /// Makes a call through any proxy, and through another one where that stops. When the call that was answered
-    /// began, and the answer.
+    /// Makes a call through any proxy, and through another one where that stops or has no answer of the store, as a
+    /// busy server may be slow. When the call that was answered began, and the answer.
     async fn call(&self, path: &str, body: &Value) -> (Instant, Response) {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             let asked = Instant::now();
-            match self.any().0.try_send("POST", path, body.to_string()).await {
-                Some(answer) if answer.slug() != "shutting_down" => return (asked, answer),
-                Some(_) => drop(self.turned_away.fetch_add(1, Ordering::Relaxed)),
-                None => {}
+            let answer = in_time(body, self.any().0.try_send("POST", path, body.to_string())).await;
+            match answer.as_ref().map(Response::slug) {
+                Some("shutting_down") => drop(self.turned_away.fetch_add(1, Ordering::Relaxed)),
+                Some("store_unavailable") | None => {}
+                Some(_) => return (asked, answer.expect("it has a slug")),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -99,8 +106,7 @@ impl Crowd {
 
     async fn waits(self: Arc<Crowd>, n: usize) {
         let resource = format!("lease/{n}");
-        let body =
-            json!({"resource": resource, "ttl_ms": TTL_MS, "wait_ms": 120_000, "request_id": fresh("waits")});
+        let body = json!({"resource": resource, "ttl_ms": TTL_MS, "wait_ms": LONGEST_WAIT_MS, "request_id": fresh("waits")});
         let (asked, granted) = self.call("/v1/acquire", &body).await;
         assert_eq!(granted.status, 200, "{}", granted.text);
         assert!(self.over.is_cancelled(), "its holder has not released {resource}");
@@ -136,7 +142,8 @@ impl Crowd {
     /// A held connection, which goes on through another proxy where its own stops.
     async fn holds(self: Arc<Crowd>, n: usize) {
         let resource = format!("held/{n}");
-        let (mut held, granted) = self.hold(&json!({"resource": resource, "ttl_ms": TTL_MS})).await;
+        let body = json!({"resource": resource, "ttl_ms": TTL_MS, "request_id": fresh("holds")});
+        let (mut held, granted) = self.hold(&body).await;
         let noted = self.noted(&resource, &format!("connection {n}"), held.began, &as_answer(&granted));
         loop {
             let line = tokio::select! {
@@ -166,9 +173,12 @@ impl Crowd {
         let first = Instant::now();
         while first.elapsed() < PATIENCE {
             let began = Instant::now();
-            if let Some(mut lines) = self.any().0.try_stream("POST", "/v1/hold", body.to_string()).await
-                && let Some(line) = lines.json().await
+            let stream = self.any().0;
+            let stream = in_time(body, stream.try_stream("POST", "/v1/hold", body.to_string()));
+            if let Some(mut lines) = stream.await
+                && let Some(line) = in_time(body, lines.json()).await
                 && line["type"] != "shutting_down"
+                && line["type"] != "store_unavailable"
             {
                 assert_eq!(line["event"], "granted", "{body}: {line}");
                 return (Held { lines, began }, line);
@@ -182,7 +192,8 @@ impl Crowd {
     async fn rests(self: Arc<Crowd>, n: usize) {
         let resource = format!("advisory/{n}");
         while !self.over.is_cancelled() {
-            let body = json!({"resource": resource, "ttl_ms": TTL_MS, "wait_ms": 30_000});
+            let id = fresh("rests");
+            let body = json!({"resource": resource, "ttl_ms": TTL_MS, "wait_ms": 30_000, "request_id": id});
             let (mut held, granted) = self.hold(&body).await;
             let by = format!("session {n}");
             let noted = self.noted(&resource, &by, held.began, &as_answer(&granted));
@@ -205,8 +216,9 @@ impl Crowd {
     async fn requests(self: Arc<Crowd>, n: usize) {
         while !self.over.is_cancelled() {
             // One that was not let in may be sent again.
-            if let Some(answer) = self.any().1.try_send("GET", &format!("/task/{n}?ms=700"), "").await
-                && answer.slug() != "shutting_down"
+            let path = format!("/task/{n}?ms=700");
+            if let Some(answer) = in_time(&path, self.any().1.try_send("GET", &path, "")).await
+                && !["shutting_down", "store_unavailable"].contains(&answer.slug())
             {
                 assert_eq!((answer.status, &*answer.text), (200, "done"));
                 self.answered.fetch_add(1, Ordering::Relaxed);
@@ -214,6 +226,12 @@ impl Crowd {
             tokio::time::sleep(Duration::from_millis(rand::random_range(500..2_000))).await;
         }
     }
+}
+
+/// What a call comes to, which has an end.
+async fn in_time<T>(call: &impl std::fmt::Display, work: impl Future<Output = T>) -> T {
+    let done = tokio::time::timeout(LONGEST_CALL, work).await;
+    done.unwrap_or_else(|_| panic!("no answer within {LONGEST_CALL:?}: {call}"))
 }
 
 /// A held connection, and when its request began.
@@ -267,15 +285,18 @@ on_both! {
             turned_away: AtomicUsize::new(0),
             over: CancellationToken::new(),
         });
-        let mut clients: Vec<JoinHandle<()>> = Vec::new();
+        let mut clients = JoinSet::new();
         for n in 0..CROWD {
-            clients.push(tokio::spawn(crowd.clone().leases(n)));
-            clients.push(tokio::spawn(crowd.clone().holds(n)));
-            clients.push(tokio::spawn(crowd.clone().once(n)));
-            clients.push(tokio::spawn(crowd.clone().requests(n)));
+            clients.spawn(crowd.clone().leases(n));
+            clients.spawn(crowd.clone().holds(n));
+            clients.spawn(crowd.clone().once(n));
+            clients.spawn(crowd.clone().requests(n));
         }
-        clients.extend((0..SESSIONS).map(|n| tokio::spawn(crowd.clone().rests(n))));
-        crate::harness::eventually("all have their locks", async || {
+        (0..SESSIONS).for_each(|n| drop(clients.spawn(crowd.clone().rests(n))));
+        within(2 * PATIENCE, "all have their locks", async || {
+            while let Some(ended) = clients.try_join_next() {
+                ended.expect("a client");
+            }
             crowd.ledger.grants() >= 3 * CROWD + SESSIONS
         })
         .await;
@@ -286,8 +307,8 @@ on_both! {
             crowd.set(n, proxy);
         }
         crowd.over.cancel();
-        for client in join_all(clients).await {
-            client.expect("a client");
+        while let Some(ended) = clients.join_next().await {
+            ended.expect("a client");
         }
         crowd.ledger.check();
         let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
