@@ -283,7 +283,7 @@ impl Core {
             let _ = pending.reply.send(Answer::Verdict(verdict));
             return;
         }
-        match self.shadows.widen(&waiter.claim.keys) {
+        match self.shadows.widen(&waiter.claim.keys, &waiter.claim.tag.resource) {
             // One of several keys cannot be taken together with others.
             Some(_) if waiter.claim.any => {
                 let why = "leases of the keys that its policy named before are waited for".to_owned();

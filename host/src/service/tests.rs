@@ -66,6 +66,51 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     enqueue(&service.shared, &request("a"), &planned()).await.unwrap().unwrap();
 }
 
+/// A policy that takes no shared claims, and names one key for all resources.
+fn once_in_one_stripe(service: &Service) -> Prepared {
+    let policies = &service.shared.policies;
+    let live = policies.get("default").unwrap();
+    let settings = [("primitive".to_owned(), "once".into()), ("stripes".to_owned(), 1.into())];
+    policies.prepare("default", &live.component(), Some(settings.into_iter().collect())).unwrap()
+}
+
+#[tokio::test]
+async fn a_lease_that_the_next_policy_would_refuse_keeps_its_resource_until_it_ends() {
+    let service = service(&memory());
+    let shared = Request { mode: Mode::Shared, owner: "reader".into(), ..request("a") };
+    let lease = service.acquire(shared.clone()).await.unwrap().lease;
+    service.go_live(once_in_one_stripe(&service)).await.unwrap();
+    let refused = service.acquire(shared).await.unwrap_err();
+    assert!(matches!(refused, AcquireError::PolicyFault { .. }), "{refused}");
+    let held = service.begin(request("a")).await.unwrap_err();
+    assert!(matches!(held, AcquireError::Contended { .. }), "{held}");
+    service.release(lease).await.unwrap();
+    let begun = service.begin(request("a")).await.unwrap();
+    assert!(matches!(begun, Begun::First(_)), "{begun:?}");
+}
+
+/// It would wait for keys that exclude nobody any more.
+#[tokio::test]
+async fn a_waiter_that_the_next_policy_refuses_is_refused() {
+    let service = service(&memory());
+    let lease = service.acquire(request("a")).await.unwrap().lease;
+    let shared =
+        Request { mode: Mode::Shared, wait_ms: Some(60_000), owner: "reader".into(), ..request("a") };
+    let waiter = tokio::spawn({
+        let service = service.clone();
+        async move { service.acquire(shared).await }
+    });
+    let waits = async || service.show("a").await.unwrap().is_some_and(|view| view.queue.len() == 1);
+    while !waits().await {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    service.go_live(once_in_one_stripe(&service)).await.unwrap();
+    let refused = tokio::time::timeout(std::time::Duration::from_secs(5), waiter).await;
+    let refused = refused.expect("it is answered").unwrap().unwrap_err();
+    assert!(matches!(refused, AcquireError::PolicyFault { .. }), "{refused}");
+    service.release(lease).await.unwrap();
+}
+
 /// It was taken away before anybody kept it alive.
 #[tokio::test]
 async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {

@@ -4,15 +4,18 @@
 //! must never exist together. So before a generation goes live it is asked again about every lease that
 //! is held, here and in the store, and about every waiter:
 //!
-//! - a lease whose new keys it does not hold becomes a [`Shadow`]: until it ends, whoever wants one of
-//!   its new keys takes its old ones as well;
-//! - a waiter waits for both, and keeps its place.
+//! - a lease that lacks its new keys becomes a [`Shadow`]: until it ends, claims of one of its new keys
+//!   take its old ones as well;
+//! - where the new generation refuses what the lease was asked for with, as in a mode that its primitive
+//!   lacks, the new keys are not known: until the lease ends, claims of its resource take its old keys;
+//! - a waiter waits for both, and keeps its place; one that the new generation refuses is refused.
 //!
 //! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
 //! be granted in between; requests that were planned by the old generation are planned again.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +44,16 @@ pub(super) struct Shadow {
     nonce: u64,
     old: Arc<[Key]>,
     new: Arc<[Key]>,
+    /// Set where the new keys are not known: its resource is not free.
+    resource: Option<Box<str>>,
+}
+
+impl Shadow {
+    /// Of a lease whose claim the new generation refuses.
+    fn of_refused(nonce: u64, claim: &Claim) -> Shadow {
+        let resource = Some(claim.tag.resource.clone());
+        Shadow { nonce, old: claim.keys.clone(), new: Arc::default(), resource }
+    }
 }
 
 #[derive(Default)]
@@ -48,6 +61,8 @@ pub(super) struct Shadows {
     by_nonce: HashMap<u64, Shadow>,
     /// The nonces of the leases that cast a shadow on a key.
     on_key: HashMap<Key, HashSet<u64>>,
+    /// The same for a resource.
+    on_resource: HashMap<Box<str>, HashSet<u64>>,
 }
 
 impl Shadows {
@@ -58,12 +73,16 @@ impl Shadows {
             for key in &*shadow.new {
                 self.on_key.entry(key.clone()).or_default().insert(shadow.nonce);
             }
+            if let Some(resource) = &shadow.resource {
+                self.on_resource.entry(resource.clone()).or_default().insert(shadow.nonce);
+            }
             match self.by_nonce.entry(shadow.nonce) {
                 Entry::Vacant(place) => drop(place.insert(shadow)),
                 Entry::Occupied(mut known) => {
                     let known = known.get_mut();
                     known.old = union(&known.old, shadow.old.iter());
                     known.new = union(&known.new, shadow.new.iter());
+                    known.resource = shadow.resource.or(known.resource.take());
                 }
             }
         }
@@ -71,30 +90,37 @@ impl Shadows {
 
     pub fn remove(&mut self, nonce: u64) {
         let Some(shadow) = self.by_nonce.remove(&nonce) else { return };
-        for key in &*shadow.new {
-            if let Entry::Occupied(mut casting) = self.on_key.entry(key.clone()) {
-                casting.get_mut().remove(&nonce);
-                if casting.get().is_empty() {
-                    casting.remove();
-                }
-            }
-        }
+        shadow.new.iter().for_each(|key| take_away(&mut self.on_key, key, nonce));
+        shadow.resource.iter().for_each(|resource| take_away(&mut self.on_resource, resource, nonce));
     }
 
-    /// The keys together with the old keys of every lease that casts a shadow on them.
-    pub fn widen(&self, keys: &Arc<[Key]>) -> Option<Arc<[Key]>> {
-        let casting = keys.iter().filter_map(|key| self.on_key.get(key)).flatten();
-        let old = casting.filter_map(|nonce| self.by_nonce.get(nonce)).flat_map(|shadow| shadow.old.iter());
+    /// The keys of a claim of the resource, together with the old keys of every lease that casts a shadow on them.
+    pub fn widen(&self, keys: &Arc<[Key]>, resource: &str) -> Option<Arc<[Key]>> {
+        let casting =
+            keys.iter().filter_map(|key| self.on_key.get(key)).chain(self.on_resource.get(resource));
+        let old = casting
+            .flatten()
+            .filter_map(|nonce| self.by_nonce.get(nonce))
+            .flat_map(|shadow| shadow.old.iter());
         let extra: Vec<&Key> = old.filter(|key| !keys.contains(key)).collect();
         (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
     }
 
     /// What a waiter that has not been widened asks for from now on.
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
-        let keys = self.widen(&claim.keys)?;
+        let keys = self.widen(&claim.keys, &claim.tag.resource)?;
         let attempt = random::within(1..u64::MAX);
         let wider = Box::new(Claim { keys, attempt, ..claim.clone() });
         Some((waiter, (!claim.any).then_some(wider)))
+    }
+}
+
+fn take_away<K: Clone + Eq + Hash>(casting: &mut HashMap<K, HashSet<u64>>, on: &K, nonce: u64) {
+    if let Entry::Occupied(mut casting) = casting.entry(on.clone()) {
+        casting.get_mut().remove(&nonce);
+        if casting.get().is_empty() {
+            casting.remove();
+        }
     }
 }
 
@@ -150,7 +176,8 @@ impl Named {
     }
 }
 
-/// What a generation makes of requests. `None` where it refuses one: then it can make no second holder.
+/// What a generation makes of requests. `None` where it refuses one: others of the same resource may be granted by it,
+/// as in another mode.
 type Plans = HashMap<PlanRequest, Option<Named>>;
 
 /// A generation that wants to go live, with its plans for everything that is held or waits.
@@ -200,7 +227,22 @@ impl Swap {
         if !self.decides(shared, claim) {
             return;
         }
-        let Some(Some(new)) = self.plans.get(&request_of(claim)) else { return };
+        let Some(plan) = self.plans.get(&request_of(claim)) else { return };
+        let Some(new) = plan else {
+            match standing {
+                Standing::Lease { nonce } => shadows.extend([Shadow::of_refused(nonce, claim)]),
+                Standing::Waiter { id, asked } => {
+                    if asked {
+                        shadows.extend([Shadow::of_refused(claim.attempt, claim)]);
+                    }
+                    // Beside the live generation the claim is as good as before.
+                    if !self.beside {
+                        replans.push((id, None));
+                    }
+                }
+            }
+            return;
+        };
         let waits_for_any = claim.any && new.any && claim.keys == new.keys;
         let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
         if waits_for_any || (holds && !claim.any) {
@@ -208,7 +250,7 @@ impl Swap {
         }
         let mut shadow = |nonce| {
             let (old, new) = (claim.keys.clone(), new.keys.clone());
-            shadows.extend([Shadow { nonce, old, new }]);
+            shadows.extend([Shadow { nonce, old, new, resource: None }]);
         };
         match standing {
             Standing::Lease { nonce } => shadow(nonce),
@@ -356,12 +398,15 @@ struct Held {
 
 impl Held {
     fn shadow(&self, plans: &Plans) -> Option<Shadow> {
-        let new = plans.get(&self.request)?.as_ref()?;
+        let old = union(&[], self.keys.iter());
+        let Some(new) = plans.get(&self.request)? else {
+            let resource = Some(self.request.resource.as_str().into());
+            return Some(Shadow { nonce: self.nonce, old, new: Arc::default(), resource });
+        };
         if new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned()) {
             return None;
         }
-        let old = union(&[], self.keys.iter());
-        Some(Shadow { nonce: self.nonce, old, new: new.keys.clone() })
+        Some(Shadow { nonce: self.nonce, old, new: new.keys.clone(), resource: None })
     }
 }
 
@@ -441,7 +486,7 @@ mod tests {
     }
 
     fn shadow(nonce: u64, old: &str, new: &str) -> Shadow {
-        Shadow { nonce, old: keys(&[old]), new: keys(&[new]) }
+        Shadow { nonce, old: keys(&[old]), new: keys(&[new]), resource: None }
     }
 
     #[test]
@@ -449,9 +494,9 @@ mod tests {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
         shadows.extend([shadow(1, "older", "newer")]);
-        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old", "older", "other"])));
-        assert_eq!(shadows.widen(&keys(&["newer"])), Some(keys(&["newer", "old", "older"])));
-        assert_eq!(shadows.widen(&keys(&["old"])), None, "the old key needs nothing more");
+        assert_eq!(shadows.widen(&keys(&["new"]), "another"), Some(keys(&["new", "old", "older", "other"])));
+        assert_eq!(shadows.widen(&keys(&["newer"]), "another"), Some(keys(&["newer", "old", "older"])));
+        assert_eq!(shadows.widen(&keys(&["old"]), "another"), None, "the old key needs nothing more");
         shadows.remove(1);
         assert_eq!(shadows.on_key.keys().collect::<Vec<_>>(), [&keys(&["new"])[0]]);
     }
@@ -461,9 +506,23 @@ mod tests {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
         shadows.remove(1);
-        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "other"])));
+        assert_eq!(shadows.widen(&keys(&["new"]), "another"), Some(keys(&["new", "other"])));
         shadows.remove(2);
-        assert_eq!(shadows.widen(&keys(&["new"])), None);
+        assert_eq!(shadows.widen(&keys(&["new"]), "another"), None);
         assert!(shadows.on_key.is_empty());
+    }
+
+    #[test]
+    fn a_lease_whose_new_keys_are_not_known_casts_a_shadow_on_its_resource() {
+        let mut shadows = Shadows::default();
+        let unknown = Shadow { new: Arc::default(), resource: Some("r".into()), ..shadow(1, "old", "new") };
+        shadows.extend([unknown]);
+        assert_eq!(shadows.widen(&keys(&["new"]), "r"), Some(keys(&["new", "old"])));
+        assert_eq!(shadows.widen(&keys(&["new"]), "another"), None);
+        shadows.extend([shadow(1, "old", "new")]);
+        assert_eq!(shadows.widen(&keys(&["new"]), "another"), Some(keys(&["new", "old"])));
+        assert_eq!(shadows.widen(&keys(&["newer"]), "r"), Some(keys(&["newer", "old"])));
+        shadows.remove(1);
+        assert!(shadows.on_key.is_empty() && shadows.on_resource.is_empty());
     }
 }

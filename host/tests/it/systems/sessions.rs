@@ -477,6 +477,25 @@ on_both! {
         server.stop().await;
     }
 
+    /// From one primitive to another that lacks the mode of a lease: its resource is not free before the lease ends.
+    async fn a_lease_in_a_mode_that_the_next_primitive_lacks_keeps_others_out(kind: Kind) {
+        for primitive in ["advisory", "row"] {
+            let url = database(kind).await;
+            let before = proxy(&url, "default", "primitive = \"lease\"").await;
+            let wanted = json!({"resource": "k", "ttl_ms": 60_000, "mode": {"permits": 1}});
+            let lease = before.client().acquire(wanted).await;
+            assert_eq!(lease.status, 200, "{}", lease.text);
+            drop(before);
+            let next = proxy(&url, "default", &format!("primitive = \"{primitive}\"")).await;
+            next.until_ready().await;
+            let client = next.client();
+            let taken = client.acquire(json!({"resource": "k"})).await;
+            assert_eq!((taken.status, taken.slug()), (409, "contended"), "{primitive}: {}", taken.text);
+            assert_eq!(client.release(&lease.json).await.status, 200, "{primitive}");
+            assert_eq!(client.acquire(json!({"resource": "k"})).await.status, 200, "{primitive}");
+        }
+    }
+
     /// From one primitive to another: the tokens of a key go on rising.
     async fn tokens_rise_over_a_change_of_primitive(kind: Kind) {
         let url = database(kind).await;
