@@ -499,20 +499,23 @@ impl Env {
         last.max(self.floor).max(self.others).next()
     }
 
-    /// Whether a lease that nobody has taken over goes on. While the store's clock is in doubt it does whatever that clock
-    /// says: its holder may be certain of it still, and nobody else is granted its keys.
+    /// Whether a lease that nobody has taken over goes on: its holder may be certain of it still, and nobody else is
+    /// granted its keys. While the store's clock is in doubt that is so whatever the clock says.
     fn lasts(&self, holder: &Holder) -> bool {
-        holder.until > self.now || !self.takeover
+        holder.over_at() > self.now || !self.takeover
     }
 }
 
 impl Holder {
+    /// When the holder is certain no more: a little after its lease has ended, as the store's clock may be set forward
+    /// by a little unnoticed.
+    pub fn over_at(&self) -> ServerTime {
+        self.until.plus_us(UNNOTICED_US)
+    }
+
     /// When a holder that does nothing more is out of the way.
-    ///
-    /// That is a little after its lease has ended: if the store's clock is set forward by less than is
-    /// noticed, the holder is certain until then on its own.
     pub fn free_at(&self) -> ServerTime {
-        self.until.plus_us(UNNOTICED_US).plus_ms(self.delay_ms).max(self.at_least_until)
+        self.over_at().plus_ms(self.delay_ms).max(self.at_least_until)
     }
 }
 

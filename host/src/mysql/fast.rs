@@ -191,10 +191,9 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
         || record.kept.as_ref().is_some_and(|kept| within(kept.until))
         || record.line.iter().any(|place| within(place.until))
         || record.wanted.iter().any(|mark| within(mark.until))
-        || record
-            .holders
-            .iter()
-            .any(|holder| within(holder.until) || within(holder.at_least_until) || within(holder.free_at()))
+        || record.holders.iter().any(|holder| {
+            [holder.until, holder.over_at(), holder.at_least_until, holder.free_at()].into_iter().any(within)
+        })
 }
 
 #[cfg(test)]

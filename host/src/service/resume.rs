@@ -45,7 +45,7 @@ async fn stored(shared: &Shared, lease: &LeaseRef) -> Result<Stored, LeaseError>
     for key in &*lease.keys {
         let stored = shared.store.read(key.clone()).await?.ok_or(LeaseError::Lost)?;
         let holders = stored.record.holders.into_iter();
-        let mut own = holders.filter(|holder| holder.nonce == lease.nonce && holder.until > stored.now);
+        let mut own = holders.filter(|holder| holder.nonce == lease.nonce && holder.over_at() > stored.now);
         let holder = own.next().ok_or(LeaseError::Lost)?;
         tokens.push(holder.token);
         let held_ms = stored.now.ms_since(holder.since);

@@ -12,7 +12,7 @@ use crate::policy::PlanRequest;
 use crate::store::{StoreError, Stored};
 
 pub(super) fn entry(stored: &Stored) -> LockEntry {
-    let live = stored.record.holders.iter().filter(|holder| holder.until > stored.now);
+    let live = stored.record.holders.iter().filter(|holder| holder.over_at() > stored.now);
     let holder = |holder: &Holder| HolderEntry {
         resource: holder.tag.resource.to_string(),
         owner: holder.owner.to_string(),

@@ -195,14 +195,28 @@ fn an_expired_lease_is_lost_and_taken_over() {
     let mut world = World::new();
     let (lease, first) = world.granted(&claim(&["a"], "x", 1));
     world.pass_ms(10 * SECOND);
-    assert_eq!(world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None }), Outcome::Lost);
-    assert_eq!(world.release(&lease, 9), Outcome::Lost);
     // The clock may have been set forward by a little, and its holder be certain still.
     assert_eq!(world.held(&claim(&["a"], "y", 2)).free_in_us, UNNOTICED_US);
     world.pass_ms(UNNOTICED_MS);
+    assert_eq!(world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None }), Outcome::Lost);
+    assert_eq!(world.release(&lease, 9), Outcome::Lost);
     let (_, second) = world.granted(&claim(&["a"], "y", 2));
     assert!(second.tokens[0] > first.tokens[0]);
     assert_eq!(world.release(&lease, 9), Outcome::Lost);
+}
+
+/// The store's clock was set forward by less than is noticed: the holder is certain for as long still.
+#[test]
+fn a_lease_is_not_lost_before_others_may_have_its_keys() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    for _ in 0..2 {
+        world.pass_ms(10 * SECOND + UNNOTICED_MS - 1);
+        let renewed = world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None });
+        assert_eq!(renewed, Outcome::Renewed { left_us: 10_000_000 });
+    }
+    world.pass_ms(10 * SECOND + UNNOTICED_MS - 1);
+    assert_eq!(world.release(&lease, 9), Outcome::Released { levels_left: 0 });
 }
 
 #[test]
