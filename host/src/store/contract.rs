@@ -74,6 +74,14 @@ pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
     races::exclusion(&one, &other).await;
 }
 
+/// What holds where leases have keys of the table and of a space beside it: `one` has both, and `other` the space alone.
+///
+/// # Panics
+/// Where a property does not hold.
+pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+    grants::tokens_rise_after_a_lease_of_two_spaces(&*one, &*other, space).await;
+}
+
 /// What holds in a space where any one of several keys can be claimed.
 ///
 /// # Panics

@@ -256,8 +256,8 @@ impl Stores {
     /// Lifts all parts to the highest token among them, so that the lease has one. The place of a key that was
     /// lost meanwhile, where there is one.
     ///
-    /// A space whose tokens are a server's numbers knows of the lift only for as long as it remembers the key. Its
-    /// next token is above the lift where that came from a row of the same text, or is below the floor.
+    /// A space whose tokens are a server's numbers knows of the lift only for as long as the session lasts. Its next token
+    /// is above that of a row of the same text. Where the lease has no such row, the floor of all tokens is raised.
     async fn lift(
         &self,
         claim: &Claim,
@@ -265,10 +265,16 @@ impl Stores {
         deadline: Instant,
     ) -> Result<Option<usize>, StoreError> {
         let highest = grants.iter().flat_map(|(_, grant)| &grant.tokens).max().copied().unwrap_or_default();
-        for (places, grant) in grants {
-            if grant.tokens.iter().all(|token| *token == highest) {
-                continue;
-            }
+        let is_below = |grant: &Grant| grant.tokens.iter().any(|token| *token < highest);
+        let forgets = |key: &Key| {
+            key.space().rests_on_session() && !claim.keys.contains(&key.clone().within(Space::Table))
+        };
+        let mut below = grants.iter().filter(|(_, grant)| is_below(grant)).flat_map(|(places, _)| places);
+        if below.any(|place| forgets(&claim.keys[*place])) {
+            // First: the session's own next token is above what it remembers, and nobody else would know of that.
+            self.table.raise_tokens(Some(highest)).await?;
+        }
+        for (places, grant) in grants.iter_mut().filter(|(_, grant)| is_below(grant)) {
             let keys: Arc<[Key]> = places.iter().map(|place| claim.keys[*place].clone()).collect();
             grant.tokens = vec![highest; keys.len()];
             let lease = LeaseRef { keys, nonce: grant.nonce, token: Token::ANY };

@@ -9,9 +9,9 @@ use lockkeeper::lock::record::{Claim, Op, Outcome};
 use lockkeeper::lock::{Instant as OwnInstant, Space};
 use lockkeeper::mysql::managed::ManagedServer;
 use lockkeeper::mysql::{Advisory, MysqlStore, Row};
-use lockkeeper::store::{Member, Quorum, Store, contract};
+use lockkeeper::store::{Member, Quorum, Router, Store, contract};
 use lockkeeper::telemetry::Metrics;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::harness::{self, Client, Proxy, Settings, eventually, folder, fresh, own_server, sql};
@@ -64,8 +64,7 @@ async fn recovers(proxy: &Proxy) {
 }
 
 fn signal(server: &ManagedServer, signal: Signal) {
-    let pid = server.pid().expect("the server runs");
-    kill_process(Pid::from_raw(pid as i32).expect("a number"), signal).expect("our own server");
+    harness::signal(server.pid().expect("the server runs"), signal);
 }
 
 /// The URL of an account that is no administrator, with a database of its own.
@@ -174,6 +173,20 @@ on_both! {
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
         contract::run_shared(row(&one), row(&other), Space::Row).await;
+    }
+
+    /// What holds for leases of which a part rests on a session.
+    async fn leases_of_two_spaces_keep_what_applies_to_them(kind: Kind) {
+        let url = harness::database(kind).await;
+        let (one, other) = (std::sync::Arc::new(open(&url).await), open(&url).await);
+        let beside = Advisory::new(&one, 512, 10_000);
+        let both = Router::new(one.clone(), vec![(Space::Advisory, std::sync::Arc::new(beside))]);
+        let advisory = std::sync::Arc::new(Advisory::new(&other, 512, 10_000));
+        contract::run_both(std::sync::Arc::new(both), advisory, Space::Advisory).await;
+        let beside = Row::new(&one, 200, 10_000);
+        let both = Router::new(one.clone(), vec![(Space::Row, std::sync::Arc::new(beside))]);
+        let row = std::sync::Arc::new(Row::new(&other, 200, 10_000));
+        contract::run_both(std::sync::Arc::new(both), row, Space::Row).await;
     }
 
     /// What of it holds for a majority of servers.
