@@ -158,18 +158,20 @@ impl Hold {
         loop {
             // A store that hangs must not keep the client waiting past the end of its lease.
             let deadline = self.service.shared.store_deadline().min(self.last_call());
-            match self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline).await {
-                Ok(renewed) => return self.renewed(renewed),
-                Err(LeaseError::Store(error)) => {
-                    let again = clock::now().plus_ms(RETRY_MS);
-                    if again >= self.last_call() {
-                        return self.lost(&error.to_string());
-                    }
-                    tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");
-                    clock::sleep_until(again).await;
-                }
-                Err(error) => return self.gone(&error.to_string()),
+            let error =
+                match self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline).await {
+                    Ok(renewed) if renewed.valid_until > clock::now() => return self.renewed(renewed),
+                    // It is there, and nothing can be promised of it: its session says nothing, or this proxy is no member.
+                    Ok(_) => "nobody can say for how long the lease will last".to_owned(),
+                    Err(LeaseError::Store(error)) => error.to_string(),
+                    Err(error) => return self.gone(&error.to_string()),
+                };
+            let again = clock::now().plus_ms(RETRY_MS);
+            if again >= self.last_call() {
+                return self.lost(&error);
             }
+            tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");
+            clock::sleep_until(again).await;
         }
     }
 
