@@ -48,6 +48,8 @@ mod watch;
 mod wire;
 
 pub use pinned::advisory::Advisory;
+#[cfg(any(test, feature = "simulation"))]
+pub use pinned::advisory::simulated_name;
 pub use pinned::row::Row;
 pub use registry::MysqlRegistry;
 pub use store::{MysqlStore, OpenError};

@@ -3,8 +3,10 @@
 //! The proxies are those of the product, down to the text of their statements. What is simulated is what they run on:
 //! the servers ([`server`]), the way there ([`network`]), and time.
 
+pub mod bells;
 pub mod check;
 pub mod clients;
+pub mod faults;
 pub mod host;
 pub mod network;
 pub mod server;

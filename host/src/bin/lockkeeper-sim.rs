@@ -63,8 +63,8 @@ fn main() -> ExitCode {
                 print!("{}", report.time_line);
                 total.seeds += 1;
                 total.grants += report.grants;
-                for (kind, count) in report.faults {
-                    *total.faults.entry(kind).or_default() += count;
+                for (kind, count) in report.counts {
+                    *total.counts.entry(kind).or_default() += count;
                 }
             }
             Err(failed) => {
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
                     log.with_timer(Virtual).with_ansi(false).init();
                     let _ = run(&failed.options);
                 }
-                print_failed(&failed);
+                print_failed(seed, &failed);
                 return ExitCode::FAILURE;
             }
         }
@@ -110,7 +110,7 @@ impl tracing_subscriber::fmt::time::FormatTime for Virtual {
 struct Total {
     seeds: u64,
     grants: u64,
-    faults: BTreeMap<String, u64>,
+    counts: BTreeMap<&'static str, u64>,
 }
 
 impl Total {
@@ -121,57 +121,43 @@ impl Total {
             "{} seeds, {} grants checked in {:.1} min: {a_minute:.0} a minute",
             self.seeds, self.grants, minutes
         );
-        for (kind, count) in &self.faults {
+        for (kind, count) in &self.counts {
             println!("{count:>10}  {kind}");
         }
     }
 }
 
+/// How long a smaller run is looked for.
+const SHRINKING: Duration = Duration::from_secs(120);
+
+/// How many seeds each smaller run is tried with.
+const SEEDS_EACH: u64 = 4;
+const SEEDS_APART: u64 = 1 << 40;
+
 /// The smallest run that was found to break a promise as well: fewer clients, proxies, resources and faults.
 fn shrunk(mut failed: Failed) -> Failed {
-    let smaller: [fn(&mut Options); 7] = [
-        |options| options.process_faults_per_mille = 0,
-        |options| options.packet_faults_per_mille = 0,
-        |options| options.proxies -= 1,
-        |options| options.resources -= 1,
-        |options| options.clients /= 2,
-        |options| options.clients -= 1,
-        |options| options.lasts /= 2,
-    ];
-    let is_possible = |options: &Options| options.proxies > 0 && options.resources > 0 && options.clients > 0;
+    let began = clock::now();
     loop {
-        let tried = smaller.iter().find_map(|make| {
-            let mut options = failed.options.clone();
-            make(&mut options);
-            if options == failed.options || !is_possible(&options) || options.lasts < Duration::from_secs(1) {
-                return None;
-            }
-            run(&options).err()
-        });
-        match tried {
+        let mut smaller = failed.options.smaller(failed.at).into_iter().flat_map(with_other_seeds);
+        match smaller.find_map(|options| if elapsed(began) < SHRINKING { run(&options).err() } else { None })
+        {
             Some(smaller) => failed = *smaller,
             None => return failed,
         }
     }
 }
 
-fn print_failed(failed: &Failed) {
-    let Options {
-        seed,
-        proxies,
-        clients,
-        resources,
-        lasts,
-        packet_faults_per_mille,
-        process_faults_per_mille,
-        ..
-    } = &failed.options;
+/// The run, and others of its kind: whatever is left out, all that follows happens at other moments.
+fn with_other_seeds(options: Options) -> impl Iterator<Item = Options> {
+    let seed = options.seed;
+    (0..SEEDS_EACH).map(move |n| Options { seed: seed + n * SEEDS_APART, ..options.clone() })
+}
+
+fn print_failed(seed: u64, failed: &Failed) {
     println!("\nBROKEN: {}\n", failed.violation.0);
     println!("{}", failed.time_line);
     println!(
-        "seed {seed}: cargo xtask sim --seed {seed}\nthe smallest run that was found: {proxies} proxies, {clients} clients, \
-         {resources} resources of each primitive, {} s, {packet_faults_per_mille} of 1,000 packets with a fault, {process_faults_per_mille} of 1,000 pauses \
-         with one of a server or a proxy",
-        lasts.as_secs()
+        "seed {seed}: cargo xtask sim --seed {seed}\nthe smallest run that was found: {}",
+        failed.options
     );
 }

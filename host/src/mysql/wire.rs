@@ -34,7 +34,7 @@ impl Wire {
         match target {
             Target::Address(opts) => Conn::new(opts.clone()).await.map(Wire::Mysql),
             #[cfg(any(test, feature = "simulation"))]
-            Target::Simulated(route) => Ok(Wire::Simulated(Client::connect(route).await)),
+            Target::Simulated(route) => Client::connect(route).await.map(Wire::Simulated),
         }
     }
 

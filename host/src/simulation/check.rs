@@ -1,8 +1,10 @@
 //! What clients were told, and whether all of it can be true.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::lock::{Instant, LeaseRef, Mode, Token};
+use super::server::Ended;
+use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
+use crate::mysql::simulated_name;
 
 /// A promise that was broken, in a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,15 +20,53 @@ struct Held {
     from: Instant,
     /// The client may be certain until then.
     until: Instant,
-    /// The proxy that granted it, where the lease also ends with that proxy, or with its session.
-    session_of: Option<usize>,
+    session: Option<Session>,
 }
 
-impl Held {
-    /// Whether the lease may have ended with its session. Nobody is told of that before its proxy notices.
-    fn may_have_ended(&self, broke_at: Instant) -> bool {
-        self.session_of.is_some() && self.from <= broke_at
+/// What a lease rests on that also ends with its session.
+#[derive(Clone, Debug)]
+struct Session {
+    /// The proxy that granted it.
+    proxy: usize,
+    /// What the session has locked on the server for it.
+    locked: Vec<Vec<u8>>,
+}
+
+impl Session {
+    fn of(keys: &[Key], proxy: usize) -> Option<Session> {
+        let locked: Vec<Vec<u8>> = keys
+            .iter()
+            .filter_map(|key| match key.space() {
+                Space::Advisory => Some(simulated_name(key).as_bytes().to_vec()),
+                Space::Row => Some(key.as_str().as_bytes().to_vec()),
+                Space::Table | Space::Quorum => None,
+            })
+            .collect();
+        (!locked.is_empty()).then_some(Session { proxy, locked })
     }
+
+    fn ended_with(&self, ended: &Ended) -> bool {
+        self.proxy == ended.proxy && self.locked.iter().any(|lock| ended.locked.contains(lock))
+    }
+}
+
+/// What became of a `once`.
+#[derive(Default)]
+struct Once {
+    /// The outcomes that clients have sent.
+    sent: BTreeSet<String>,
+    /// The last outcome that was confirmed: when, and until when it is kept at least.
+    kept: Option<(Instant, Instant)>,
+}
+
+/// The versions of a resource.
+#[derive(Default)]
+struct Versions {
+    /// By the version that was read, the one that was made of it.
+    made_of: BTreeMap<Token, Token>,
+    content: BTreeMap<Token, Option<String>>,
+    /// The highest version of all answers that had arrived by then.
+    highest: Vec<(Instant, Token)>,
 }
 
 /// All that clients were told.
@@ -36,14 +76,20 @@ pub struct Checks {
     held: BTreeMap<String, BTreeMap<u64, Held>>,
     /// By resource: the highest token of all answers that had arrived by then, in the order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
+    /// By request id: the lease that it was given.
+    requests: BTreeMap<String, (String, u64)>,
+    once: BTreeMap<String, Once>,
+    versions: BTreeMap<String, Versions>,
+    /// Sessions that have ended in the last minute.
+    ended: Vec<Ended>,
+    /// A server's clock was set, so that what is kept for a time may end before it.
+    pub is_clock_set: bool,
     /// What was checked.
     pub grants: u64,
-    pub renewals: u64,
-    pub releases: u64,
-    /// When a connection last broke, or was given up: a session may have ended with it.
-    pub broke_at: Instant,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
+    /// How much has happened at the last moment.
+    at_once: usize,
 }
 
 /// One answer to an acquire.
@@ -53,66 +99,97 @@ pub struct Granted<'a> {
     pub lease: &'a LeaseRef,
     pub mode: Mode,
     pub token: Token,
+    pub request_id: Option<&'a str>,
     /// When the client had asked.
     pub asked_at: Instant,
     pub now: Instant,
     pub valid_until: Instant,
-    /// The proxy that granted it, where the lease also ends with that proxy, or with its session.
-    pub session_of: Option<usize>,
+    /// The proxy that granted it.
+    pub proxy: usize,
 }
+
+/// So much happens at one moment only where something never ends.
+const AT_ONCE: usize = 5_000;
+/// How long the end of a session is remembered: longer than an answer is under way.
+const REMEMBERED_US: u64 = 60_000_000;
 
 impl Checks {
     /// Notes what happened, to be read where a check fails.
     pub fn note(&mut self, now: Instant, what: String) {
+        let is_same_moment = self.history.last().is_some_and(|(at, _)| *at == now);
+        self.at_once = if is_same_moment { self.at_once + 1 } else { 0 };
         self.history.push((now, what));
     }
 
+    /// Whether time passes: something that is done again and again at once keeps everything else from being done.
+    pub fn time_passes(&self) -> Result<(), Violation> {
+        match (self.at_once > AT_ONCE, self.history.last()) {
+            (true, Some((_, what))) => {
+                Err(Violation(format!("too much happens at one moment, at last: {what}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub fn granted(&mut self, granted: &Granted<'_>) -> Result<(), Violation> {
-        let Granted { resource, owner, lease, mode, token, asked_at, now, valid_until, session_of } =
+        let Granted { resource, owner, lease, mode, token, request_id, asked_at, now, valid_until, proxy } =
             *granted;
         self.note(
             now,
             format!(
-                "{owner} is granted {resource} {mode:?} with token {}, for {} ms",
+                "{owner} is granted {resource} {mode:?} with token {}, for {} ms, by proxy {proxy}, as {:?}",
                 token.0,
-                valid_until.ms_since(now)
+                valid_until.ms_since(now),
+                lease.keys
             ),
         );
         let held = self.held.entry(resource.to_owned()).or_default();
+        if let Some(id) = request_id {
+            let (_, nonce) =
+                self.requests.entry(id.to_owned()).or_insert((resource.to_owned(), lease.nonce)).clone();
+            // A lease on a session is known to the proxy that granted it, alone.
+            let first = held.get(&nonce).filter(|first| nonce != lease.nonce && first.session.is_none());
+            if let Some(first) = first.filter(|first| first.until > now) {
+                return Err(Violation(format!(
+                    "one request, two leases: {owner} is granted {resource} with token {} by a request whose lease with token \
+                     {} lasts for another {} ms",
+                    token.0,
+                    first.token.0,
+                    first.until.ms_since(now)
+                )));
+            }
+        }
         if let Some(known) = held.get_mut(&lease.nonce) {
             // The same request, asked again.
             known.until = known.until.max(valid_until);
             return Ok(());
         }
         self.grants += 1;
-        if valid_until > now {
-            let new =
-                Held { owner: owner.to_owned(), mode, token, from: now, until: valid_until, session_of };
-            for other in held.values().filter(|other| !other.may_have_ended(self.broke_at)) {
-                if !are_compatible(&new, held.values(), other) {
-                    return Err(Violation(format!(
-                        "two holders: {owner} is granted {resource} with token {} while {} is certain of it for another \
-                         {} ms (token {})",
-                        token.0,
-                        other.owner,
-                        other.until.ms_since(now),
-                        other.token.0
-                    )));
-                }
+        let session = Session::of(&lease.keys, proxy);
+        let has_ended = session.as_ref().is_some_and(|session| {
+            self.ended.iter().any(|ended| ended.at >= asked_at && session.ended_with(ended))
+        });
+        if valid_until > now && !has_ended {
+            let new = Held { owner: owner.to_owned(), mode, token, from: now, until: valid_until, session };
+            if let Some(other) = held.values().find(|other| !are_compatible(&new, held.values(), other)) {
+                return Err(Violation(format!(
+                    "two holders: {owner} is granted {resource} with token {} while {} is certain of it for another {} ms \
+                     (token {})",
+                    token.0,
+                    other.owner,
+                    other.until.ms_since(now),
+                    other.token.0
+                )));
             }
             held.insert(lease.nonce, new);
         }
         let tokens = self.tokens.entry(resource.to_owned()).or_default();
-        let before = tokens.iter().rev().find(|(at, _)| *at < asked_at);
-        if let Some((_, last)) = before.filter(|(_, last)| *last >= token) {
-            return Err(Violation(format!(
+        rises(tokens, token, asked_at, now).map_err(|last| {
+            Violation(format!(
                 "tokens do not rise: {owner} is granted {resource} with token {}, and {} was told before it asked",
                 token.0, last.0
-            )));
-        }
-        let highest = tokens.last().map_or(token, |(_, last)| token.max(*last));
-        tokens.push((now, highest));
-        Ok(())
+            ))
+        })
     }
 
     /// The client may be certain for longer.
@@ -122,20 +199,19 @@ impl Checks {
         lease: &LeaseRef,
         (now, valid_until): (Instant, Instant),
     ) -> Result<(), Violation> {
-        self.renewals += 1;
         let Some(held) = self.held.get_mut(resource) else { return Ok(()) };
         // Its session has ended, and its proxy does not know yet.
         let Some(mut renewed) = held.remove(&lease.nonce) else { return Ok(()) };
         renewed.until = renewed.until.max(valid_until);
+        let as_new = Held { from: now, ..renewed.clone() };
         // An answer that comes too late promises nothing.
-        let is_certain = renewed.until > now;
-        for other in held.values().filter(|other| other.until > now && !other.may_have_ended(self.broke_at)) {
-            if is_certain && !are_compatible(&renewed, held.values(), other) {
-                return Err(Violation(format!(
-                    "two holders: {} renews {resource} while {} is certain of it",
-                    renewed.owner, other.owner
-                )));
-            }
+        if renewed.until > now
+            && let Some(other) = held.values().find(|other| !are_compatible(&as_new, held.values(), other))
+        {
+            return Err(Violation(format!(
+                "two holders: {} renews {resource} while {} is certain of it",
+                renewed.owner, other.owner
+            )));
         }
         held.insert(lease.nonce, renewed);
         Ok(())
@@ -148,15 +224,109 @@ impl Checks {
         }
     }
 
-    /// The sessions of a proxy have ended, or of all proxies: nobody is certain of a lease that rests on one.
-    pub fn sessions_end(&mut self, proxy: Option<usize>) {
-        let rests = |held: &Held| held.session_of.is_some_and(|of| proxy.is_none_or(|proxy| proxy == of));
+    /// Whether a `once` that is granted was done before.
+    pub fn begun(&self, resource: &str, asked_at: Instant, now: Instant) -> Result<(), Violation> {
+        let kept = self.once.get(resource).and_then(|once| once.kept);
+        match kept {
+            Some((since, until)) if since < asked_at && now < until && !self.is_clock_set => {
+                Err(Violation(format!(
+                    "done twice: {resource} is granted, and its outcome is kept for another {} ms",
+                    until.ms_since(now)
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A client sends an outcome.
+    pub fn finishes(&mut self, resource: &str, outcome: &str) {
+        self.once.entry(resource.to_owned()).or_default().sent.insert(outcome.to_owned());
+    }
+
+    /// The outcome is kept since `now`, until `until` at least.
+    pub fn finished(&mut self, resource: &str, now: Instant, until: Instant) {
+        self.once.entry(resource.to_owned()).or_default().kept = Some((now, until));
+    }
+
+    /// A client is told that the resource was done.
+    pub fn done(&self, resource: &str, outcome: &str) -> Result<(), Violation> {
+        match self.once.get(resource) {
+            Some(once) if once.sent.contains(outcome) => Ok(()),
+            _ => Err(Violation(format!("{resource} has the outcome {outcome}, which nobody has sent"))),
+        }
+    }
+
+    /// A client is told a version, and what was left with it.
+    pub fn read(
+        &mut self,
+        resource: &str,
+        (version, content): (Token, Option<String>),
+        (asked_at, now): (Instant, Instant),
+    ) -> Result<(), Violation> {
+        let versions = self.versions.entry(resource.to_owned()).or_default();
+        let before = versions.highest.iter().rev().find(|(at, _)| *at < asked_at);
+        if let Some((_, last)) = before.filter(|(_, last)| *last > version) {
+            let why = format!(
+                "{resource} has the version {}, and {} was told before it was asked for",
+                version.0, last.0
+            );
+            return Err(Violation(why));
+        }
+        let known = versions.content.entry(version).or_insert_with(|| content.clone());
+        if *known != content {
+            let why = format!("version {} of {resource} is {content:?}, and was {known:?}", version.0);
+            return Err(Violation(why));
+        }
+        note_highest(&mut versions.highest, version, now);
+        Ok(())
+    }
+
+    /// A client is told that it has made a version of the one that it had read.
+    pub fn committed(
+        &mut self,
+        resource: &str,
+        (read, made): (Token, Token),
+        content: &str,
+        now: Instant,
+    ) -> Result<(), Violation> {
+        let versions = self.versions.entry(resource.to_owned()).or_default();
+        let first = *versions.made_of.entry(read).or_insert(made);
+        if made <= read || first != made {
+            return Err(Violation(format!(
+                "version {} of {resource} was made of {}, of which {} was made",
+                made.0, read.0, first.0
+            )));
+        }
+        let known = versions.content.entry(made).or_insert_with(|| Some(content.to_owned()));
+        if known.as_deref() != Some(content) {
+            return Err(Violation(format!(
+                "version {} of {resource} is {content}, and was {known:?}",
+                made.0
+            )));
+        }
+        note_highest(&mut versions.highest, made, now);
+        Ok(())
+    }
+
+    /// A proxy is gone, and all its sessions with it: nobody is certain of a lease that rests on one.
+    pub fn proxy_ends(&mut self, proxy: usize) {
+        let rests = |held: &Held| held.session.as_ref().is_some_and(|session| session.proxy == proxy);
         self.held.values_mut().for_each(|held| held.retain(|_, held| !rests(held)));
+    }
+
+    /// Sessions have ended without their proxies' wish: nobody is certain of a lease that rests on one.
+    pub fn sessions_end(&mut self, ended: Vec<Ended>, now: Instant) {
+        self.ended.retain(|ended| now.us_since(ended.at) < REMEMBERED_US);
+        for ended in ended {
+            let rests = |held: &Held| held.session.as_ref().is_some_and(|session| session.ended_with(&ended));
+            self.held.values_mut().for_each(|held| held.retain(|_, held| !rests(held)));
+            self.ended.push(ended);
+        }
     }
 
     /// The proxy says that a lease on a session was lost with it.
     pub fn session_lost(&mut self, owner: &str, token: Token) {
-        let is_it = |held: &Held| held.session_of.is_some() && held.token == token && held.owner == owner;
+        let is_it = |held: &Held| held.session.is_some() && held.token == token && held.owner == owner;
         self.held.values_mut().for_each(|held| held.retain(|_, held| !is_it(held)));
     }
 
@@ -173,6 +343,27 @@ impl Checks {
             |(at, what): &(Instant, String)| format!("{:>12.6} s  {what}\n", at.us_since(began) as f64 / 1e6);
         self.history[from..].iter().map(line).collect()
     }
+}
+
+/// Notes the token of an answer at `now` to what was asked at `asked_at`. An error where one that is as high had been
+/// told by then.
+fn rises(
+    tokens: &mut Vec<(Instant, Token)>,
+    token: Token,
+    asked_at: Instant,
+    now: Instant,
+) -> Result<(), Token> {
+    let before = tokens.iter().rev().find(|(at, _)| *at < asked_at);
+    if let Some((_, last)) = before.filter(|(_, last)| *last >= token) {
+        return Err(*last);
+    }
+    note_highest(tokens, token, now);
+    Ok(())
+}
+
+fn note_highest(tokens: &mut Vec<(Instant, Token)>, token: Token, now: Instant) {
+    let highest = tokens.last().map_or(token, |(_, last)| token.max(*last));
+    tokens.push((now, highest));
 }
 
 /// Whether both may be held at a time, where `all` are held.

@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use tokio::sync::{mpsc, oneshot};
 
 use super::check::{Granted, Violation};
-use super::world::{LONGEST_TTL_MS, POLICIES, Proxy, Shared, TIMEOUT_MS, lock};
+use super::faults::KEEP_MS;
+use super::world::{LONGEST_TTL_MS, Options, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
-use crate::lock::{LeaseRef, Mode};
-use crate::service::{AcquireError, Lease, LeaseError, Request};
+use crate::lock::{Instant, LeaseRef, Mode};
+use crate::service::{AcquireError, Begun, HoldEvent, Lease, LeaseError, Request};
 use crate::store::StoreError;
 
 /// What a call may take beyond its wait and the store's time-out, which counts twice: a claim may stand behind another one,
@@ -36,16 +38,40 @@ fn gone<T>() -> Result<T, LeaseError> {
     Err(LeaseError::Store(StoreError::stopped()))
 }
 
+/// Whether the lease ends with a session of its proxy, too: nobody else can renew or release it.
+fn rests_on_session(lease: &LeaseRef) -> bool {
+    lease.keys.iter().any(|key| key.space().rests_on_session())
+}
+
 /// One client.
 pub struct Client {
-    pub name: String,
-    pub random: StdRng,
-    pub proxies: usize,
-    pub shared: Arc<Shared>,
-    pub resources: usize,
+    name: String,
+    random: StdRng,
+    proxies: usize,
+    policies: Vec<&'static str>,
+    resources: usize,
+    shared: Arc<Shared>,
+}
+
+/// What a held connection says.
+enum Told {
+    Granted(Lease),
+    Refused(AcquireError),
+    Event(HoldEvent),
 }
 
 impl Client {
+    pub fn new(n: usize, options: &Options, shared: Arc<Shared>) -> Client {
+        Client {
+            name: format!("client-{n}"),
+            random: StdRng::seed_from_u64(options.seed.wrapping_mul(1_000).wrapping_add(n as u64)),
+            proxies: options.proxies,
+            policies: options.policies.clone(),
+            resources: options.resources,
+            shared,
+        }
+    }
+
     pub async fn run(mut self) {
         while !self.shared.over.load(Relaxed) {
             self.round().await;
@@ -59,16 +85,38 @@ impl Client {
         self.shared.proxy(self.random.random_range(0..self.proxies))
     }
 
+    /// The proxy that granted the lease, or any, where any will do.
+    fn proxy_for(&mut self, granted_by: &Proxy, lease: &LeaseRef) -> Proxy {
+        match !rests_on_session(lease) && self.random.random_bool(0.3) {
+            true => self.proxy(),
+            false => granted_by.clone(),
+        }
+    }
+
+    async fn pause(&mut self, at_most_ms: u64) {
+        let ms = self.random.random_range(0..at_most_ms);
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+    }
+
+    fn note(&self, what: &str) {
+        self.shared.note(format!("{} {what}", self.name));
+    }
+
     async fn round(&mut self) {
-        let policy = POLICIES[self.random.random_range(0..POLICIES.len())];
+        let policy = self.policies[self.random.random_range(0..self.policies.len())];
         let resource = format!("{policy}/{}", self.random.random_range(0..self.resources));
         let wait_ms = *[0, 20, 500, 3_000].choose(&mut self.random).unwrap_or(&0);
-        let mode = match self.random.random_range(0..10_u32) {
-            0 | 1 => Mode::Shared,
+        // A mode that the primitive lacks is asked for now and then: policies are replaced.
+        let mode = match (policy, self.random.random_range(0..40_u32)) {
+            ("once", _) => Mode::Exclusive,
+            ("lease" | "quorum", 0..8) | (_, 0) => {
+                Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }
+            }
+            ("lease" | "quorum" | "row", 8..16) | (_, 8) => Mode::Shared,
             _ => Mode::Exclusive,
         };
-        let request_id =
-            self.random.random_bool(0.3).then(|| format!("{}-{}", self.name, self.random.random::<u64>()));
+        let id = self.random.random::<u64>();
+        let request_id = self.random.random_bool(0.3).then(|| format!("{}-{id}", self.name));
         let request = Request {
             mode,
             ttl_ms: Some(self.random.random_range(200..LONGEST_TTL_MS)),
@@ -76,117 +124,322 @@ impl Client {
             request_id,
             ..request(&resource, &self.name)
         };
-        let mut asked = self.ask(&request).await;
-        if request.request_id.is_some() && matches!(asked, Some(Err(AcquireError::Store(_)))) {
-            asked = self.ask(&request).await;
-        }
-        match asked {
-            Some(Ok((proxy, lease))) => self.work(&proxy, &request, &lease).await,
-            Some(Err(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
-            None => {}
+        match policy {
+            "once" => self.do_once(&request).await,
+            "version" => self.make_version(request).await,
+            _ if self.random.random_bool(0.15) => self.hold(&request).await,
+            _ => self.lock(&request).await,
         }
     }
 
-    /// `None` where the client did not wait for the answer.
-    async fn ask(&mut self, request: &Request) -> Option<Result<(Proxy, Lease), AcquireError>> {
+    async fn lock(&mut self, request: &Request) {
+        let mut asked = self.acquire(request).await;
+        let may_repeat = request.request_id.is_some();
+        if may_repeat && matches!(asked, Some((_, Err(AcquireError::Store(_))))) {
+            asked = self.acquire(request).await;
+        }
+        let (proxy, lease) = match asked {
+            Some((proxy, Ok(lease))) => (proxy, lease),
+            Some(_) => return self.pause(40).await,
+            None => return,
+        };
+        if may_repeat && self.random.random_bool(0.2) {
+            self.acquire(request).await;
+        }
+        self.work(&proxy, request, &lease).await;
+        self.release(&proxy, request, &lease).await;
+    }
+
+    /// Asks any proxy. `None` where there was no answer: the client or the proxy is gone.
+    async fn acquire(&mut self, request: &Request) -> Option<(Proxy, Result<Lease, AcquireError>)> {
         let proxy = self.proxy();
-        let asked_at = clock::now();
-        let longest = request.wait_ms.unwrap_or(0) + 2 * TIMEOUT_MS + SLACK_MS;
-        let (name, resource, wait_ms) = (&self.name, &request.resource, request.wait_ms.unwrap_or(0));
-        self.shared.note(format!("{name} asks proxy {} for {resource}, and waits {wait_ms} ms", proxy.index));
+        let (service, wanted, asked_at) = (proxy.service.clone(), request.clone(), clock::now());
+        let asked = self.call(&proxy, request, async move { service.acquire(wanted).await }).await?;
+        if let Ok(lease) = &asked {
+            self.granted(&proxy, request, lease, asked_at);
+        }
+        Some((proxy, asked))
+    }
+
+    /// Waits for the answer of a proxy, or goes away. `None` where there was none.
+    async fn call<T: Send + 'static>(
+        &mut self,
+        proxy: &Proxy,
+        request: &Request,
+        call: impl Future<Output = Result<T, AcquireError>> + Send + 'static,
+    ) -> Option<Result<T, AcquireError>> {
+        let (resource, wait_ms) = (&request.resource, request.wait_ms.unwrap_or(0));
+        let longest = wait_ms + 2 * TIMEOUT_MS + SLACK_MS;
+        self.note(&format!("asks proxy {} for {resource}, and waits {wait_ms} ms", proxy.index));
         let leaves = self.random.random_bool(0.1);
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
+        let pauses = (!proxy.host.is_paused()).then(|| proxy.host.pauses());
         let limit = Duration::from_millis(patience.into());
-        let (service, wanted) = (proxy.service.clone(), request.clone());
-        let call = proxy.host.run(async move { service.acquire(wanted).await });
-        let Ok(asked) = tokio::time::timeout(limit, call).await else {
-            if !leaves && !self.shared.was_paused() {
-                let why =
-                    format!("{} was not answered within {longest} ms on {}", self.name, request.resource);
+        let Ok(asked) = tokio::time::timeout(limit, proxy.host.run(call)).await else {
+            // One that stood still for a while may be late.
+            if !leaves && pauses == Some(proxy.host.pauses()) {
+                let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
                 self.shared.broken(Violation(why));
             }
-            self.shared.note(format!("{} leaves while it waits for {}", self.name, request.resource));
+            self.note(&format!("leaves while it waits for {resource}"));
             return None;
         };
-        // Its proxy is gone.
-        let asked = asked?;
-        let now = clock::now();
-        if let Ok(lease) = &asked {
-            let granted = Granted {
-                resource: &request.resource,
-                owner: &self.name,
-                lease: &lease.lease,
-                mode: lease.mode,
-                token: lease.tokens[0],
-                asked_at,
-                now,
-                valid_until: lease.valid_until,
-                session_of: (lease.primitive != "lease").then_some(proxy.index),
-            };
-            self.shared.check(|checks| checks.granted(&granted));
-        } else if let Err(error) = &asked {
-            self.shared.note(format!("{} is refused {}: {error}", self.name, request.resource));
+        if let Some(Err(error)) = &asked {
+            self.note(&format!("is refused {resource}: {error}"));
         }
-        Some(asked.map(|lease| (proxy, lease)))
+        asked
     }
 
+    fn granted(&self, proxy: &Proxy, request: &Request, lease: &Lease, asked_at: Instant) {
+        self.shared.tally.count(match lease.primitive {
+            "lease" => "a grant of a lease",
+            "advisory" => "a grant of an advisory lock",
+            "row" => "a grant of a row lock",
+            "once" => "a grant of a once",
+            "quorum" => "a grant of a quorum",
+            _ => "another grant",
+        });
+        let granted = Granted {
+            resource: &request.resource,
+            owner: &self.name,
+            lease: &lease.lease,
+            mode: lease.mode,
+            token: lease.tokens[0],
+            request_id: request.request_id.as_deref(),
+            asked_at,
+            now: clock::now(),
+            valid_until: lease.valid_until,
+            proxy: proxy.index,
+        };
+        self.shared.check(|checks| checks.granted(&granted));
+    }
+
+    /// Works for a while under the lease.
     async fn work(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
-        let resource = &request.resource;
-        let can_move = lease.primitive == "lease";
         let renewals = if self.random.random_bool(0.2) { self.random.random_range(1..4_u32) } else { 0 };
         for _ in 0..renewals {
-            tokio::time::sleep(Duration::from_millis(self.random.random_range(0..800))).await;
-            let other =
-                if can_move && self.random.random_bool(0.3) { self.proxy() } else { granted_by.clone() };
-            let now = clock::now();
-            if now >= self.certain_until(resource, &lease.lease) {
-                break;
-            }
-            let (service, wanted) = (other.service.clone(), lease.lease.clone());
-            match other.host.run(async move { service.renew(wanted, None).await }).await.unwrap_or_else(gone)
+            self.pause(800).await;
+            if clock::now() >= self.certain_until(request, lease)
+                || !self.renew(granted_by, request, lease).await
             {
-                Ok(renewed) => {
-                    let now = clock::now();
-                    self.shared.note(format!(
-                        "{} renews {resource}, for {} ms",
-                        self.name,
-                        renewed.valid_until.ms_since(now)
-                    ));
-                    self.shared
-                        .check(|checks| checks.renewed(resource, &lease.lease, (now, renewed.valid_until)));
-                }
-                Err(LeaseError::Lost) => return self.lost(resource, lease),
-                Err(_) => {}
+                return;
             }
         }
-        tokio::time::sleep(Duration::from_millis(self.random.random_range(0..30))).await;
+        self.pause(30).await;
+    }
+
+    /// Whether the lease may live on.
+    async fn renew(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) -> bool {
+        let other = self.proxy_for(granted_by, &lease.lease);
+        let (service, wanted) = (other.service.clone(), lease.lease.clone());
+        let renewed = other.host.run(async move { service.renew(wanted, None).await }).await;
+        match renewed.unwrap_or_else(gone) {
+            Ok(renewed) => {
+                self.renewed(request, lease, renewed.valid_until);
+                true
+            }
+            Err(LeaseError::Lost) => {
+                self.lost(request, lease, clock::now());
+                false
+            }
+            Err(_) => true,
+        }
+    }
+
+    fn renewed(&self, request: &Request, lease: &Lease, valid_until: Instant) {
+        let (now, resource) = (clock::now(), &request.resource);
+        self.shared.tally.count("a renewal");
+        self.note(&format!("has renewed {resource}, for {} ms", valid_until.ms_since(now)));
+        self.shared.check(|checks| checks.renewed(resource, &lease.lease, (now, valid_until)));
+    }
+
+    async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         // One that forgets to let go.
         if self.random.random_bool(0.05) {
             return;
         }
-        let other = if can_move && self.random.random_bool(0.3) { self.proxy() } else { granted_by.clone() };
-        self.shared.note(format!("{} lets go of {resource}", self.name));
-        lock(&self.shared.checks).let_go(resource, &lease.lease);
-        lock(&self.shared.checks).releases += 1;
+        let other = self.proxy_for(granted_by, &lease.lease);
+        self.let_go(request, lease);
         let (service, wanted) = (other.service.clone(), lease.lease.clone());
         let _ = other.host.run(async move { service.release(wanted).await }).await;
     }
 
-    fn certain_until(&self, resource: &str, lease: &LeaseRef) -> crate::lock::Instant {
-        lock(&self.shared.checks).certain_until(resource, lease).unwrap_or_default()
+    fn let_go(&self, request: &Request, lease: &Lease) {
+        self.shared.tally.count("a release");
+        self.note(&format!("lets go of {}", request.resource));
+        lock(&self.shared.checks).let_go(&request.resource, &lease.lease);
     }
 
-    /// A lease that only time ends is not lost before its time.
-    fn lost(&self, resource: &str, lease: &Lease) {
-        let left_ms = self.certain_until(resource, &lease.lease).ms_since(clock::now());
-        self.shared.note(format!("{} has lost {resource}", self.name));
-        lock(&self.shared.checks).let_go(resource, &lease.lease);
-        if left_ms > 0 && lease.primitive == "lease" {
+    fn certain_until(&self, request: &Request, lease: &Lease) -> Instant {
+        lock(&self.shared.checks).certain_until(&request.resource, &lease.lease).unwrap_or_default()
+    }
+
+    /// The client is told that the lease is over at `end`. One that only time ends is not lost before its time.
+    fn lost(&self, request: &Request, lease: &Lease, end: Instant) {
+        let resource = &request.resource;
+        let left_ms = self.certain_until(request, lease).ms_since(end.max(clock::now()));
+        self.shared.tally.count("a lease that its client is told is lost");
+        self.note(&format!("has lost {resource}"));
+        if end <= clock::now() {
+            lock(&self.shared.checks).let_go(resource, &lease.lease);
+        }
+        if left_ms > 0 && !rests_on_session(&lease.lease) {
             let why = format!(
                 "{} has lost {resource}, of which it was certain for another {left_ms} ms",
                 self.name
             );
             self.shared.broken(Violation(why));
+        }
+    }
+
+    /// Holds the lock for as long as a connection lives.
+    async fn hold(&mut self, request: &Request) {
+        let proxy = self.proxy();
+        self.note(&format!("holds a connection to proxy {} for {}", proxy.index, request.resource));
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let (close, closed) = oneshot::channel();
+        let asked_at = clock::now();
+        let (host, connection) =
+            (proxy.host.clone(), connection(proxy.clone(), request.clone(), tell, closed));
+        let connection = tokio::spawn(async move { host.run(connection).await });
+        let lease = match told.recv().await {
+            Some(Told::Granted(lease)) => lease,
+            Some(Told::Refused(error)) => {
+                return self.note(&format!("is refused {}: {error}", request.resource));
+            }
+            _ => return,
+        };
+        self.granted(&proxy, request, &lease, asked_at);
+        let until = clock::now().plus_ms(self.random.random_range(0..4_000));
+        let goes_on = loop {
+            let event = tokio::select! {
+                biased;
+                event = told.recv() => event,
+                () = clock::sleep_until(until) => break false,
+            };
+            match event {
+                Some(Told::Event(HoldEvent::Renewed(renewed))) => {
+                    self.renewed(request, &lease, renewed.valid_until);
+                }
+                Some(Told::Event(HoldEvent::Lost { valid_until, .. })) => {
+                    self.lost(request, &lease, valid_until);
+                    // It stops its work before the end.
+                    let left_ms = u64::from(valid_until.ms_since(clock::now()));
+                    self.pause(left_ms + 1).await;
+                    break false;
+                }
+                Some(Told::Event(HoldEvent::Draining { .. })) => break true,
+                _ => break false,
+            }
+        };
+        if goes_on {
+            self.shared.tally.count("a held lease goes on elsewhere");
+            self.work(&proxy, request, &lease).await;
+            return self.release(&proxy, request, &lease).await;
+        }
+        self.let_go(request, &lease);
+        let _ = close.send(());
+        let _ = connection.await;
+    }
+
+    /// Does what is to be done once, if nobody has.
+    async fn do_once(&mut self, request: &Request) {
+        let proxy = self.proxy();
+        let (service, wanted, asked_at) = (proxy.service.clone(), request.clone(), clock::now());
+        let asked = self.call(&proxy, request, async move { service.begin(wanted).await }).await;
+        let lease = match asked {
+            Some(Ok(Begun::First(lease))) => lease,
+            Some(Ok(Begun::Done(kept))) => {
+                self.shared.tally.count("a once that was done");
+                self.note(&format!("is told that {} was done: {}", request.resource, kept.value));
+                return self.shared.check(|checks| checks.done(&request.resource, &kept.value));
+            }
+            _ => return self.pause(40).await,
+        };
+        self.granted(&proxy, request, &lease, asked_at);
+        self.shared.check(|checks| checks.begun(&request.resource, asked_at, clock::now()));
+        self.work(&proxy, request, &lease).await;
+        if self.random.random_bool(0.1) {
+            return self.release(&proxy, request, &lease).await;
+        }
+        let outcome = format!("\"{}-{}\"", self.name, self.random.random::<u32>());
+        self.let_go(request, &lease);
+        self.note(&format!("has done {}: {outcome}", request.resource));
+        lock(&self.shared.checks).finishes(&request.resource, &outcome);
+        let other = self.proxy_for(&proxy, &lease.lease);
+        let (service, wanted, left) = (other.service.clone(), lease.lease.clone(), outcome.clone());
+        let kept_until = clock::now().plus_ms(KEEP_MS);
+        let finished = other.host.run(async move { service.finish(wanted, left.into()).await }).await;
+        if let Some(Ok(())) = finished {
+            self.shared.tally.count("an outcome is kept");
+            self.note(&format!("is told that {outcome} is kept"));
+            lock(&self.shared.checks).finished(&request.resource, clock::now(), kept_until);
+        }
+    }
+
+    /// Reads a version, and makes the next one of it.
+    async fn make_version(&mut self, request: Request) {
+        let request = Request { mode: Mode::Exclusive, wait_ms: None, ..request };
+        let resource = request.resource.clone();
+        let proxy = self.proxy();
+        let (service, wanted, asked_at) = (proxy.service.clone(), request.clone(), clock::now());
+        let read = self.call(&proxy, &request, async move { service.read_version(&wanted).await }).await;
+        let Some(Ok(read)) = read else { return self.pause(40).await };
+        let version = read.version.version;
+        let content = read.version.kept.map(|kept| kept.value.to_string());
+        self.note(&format!("reads version {} of {resource}: {content:?}", version.0));
+        self.shared.check(|checks| checks.read(&resource, (version, content), (asked_at, clock::now())));
+        self.pause(10).await;
+        let content = format!("\"{}-{}\"", self.name, self.random.random::<u32>());
+        for _ in 0..2 {
+            let proxy = self.proxy();
+            let (service, wanted, value) = (proxy.service.clone(), request.clone(), content.clone());
+            let commit = async move { service.commit(&wanted, version, Some(value.into())).await };
+            match self.call(&proxy, &request, commit).await {
+                Some(Ok(made)) => {
+                    self.shared.tally.count("a version is made");
+                    self.note(&format!("makes version {} of {} of {resource}", made.version.0, version.0));
+                    let both = (version, made.version);
+                    return self
+                        .shared
+                        .check(|checks| checks.committed(&resource, both, &content, clock::now()));
+                }
+                Some(Err(AcquireError::Conflict(_))) => {
+                    return self.shared.tally.count("a version was made meanwhile");
+                }
+                // The same commit may be asked again.
+                Some(Err(AcquireError::Store(_))) if request.request_id.is_some() => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+/// What a proxy does for a connection that lasts as long as its lock.
+async fn connection(
+    proxy: Proxy,
+    request: Request,
+    tell: mpsc::UnboundedSender<Told>,
+    mut closed: oneshot::Receiver<()>,
+) {
+    let mut hold = match proxy.service.hold(request).await {
+        Ok(hold) => hold,
+        Err(error) => return drop(tell.send(Told::Refused(error))),
+    };
+    let _ = tell.send(Told::Granted(hold.lease.clone()));
+    loop {
+        let event = tokio::select! {
+            biased;
+            _ = &mut closed => return,
+            () = proxy.draining.cancelled() => hold.drain(),
+            event = hold.next() => event,
+        };
+        let is_last = !matches!(event, HoldEvent::Renewed(_));
+        let _ = tell.send(Told::Event(event));
+        if is_last {
+            // The client may count on the lease until it closes, or until the end that it was told.
+            let _ = closed.await;
+            return;
         }
     }
 }

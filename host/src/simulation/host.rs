@@ -23,7 +23,7 @@ pub struct Host {
 struct State {
     is_dead: bool,
     is_paused: bool,
-    was_paused: bool,
+    pauses: u64,
     /// Of all tasks that wait for something.
     wakers: Vec<Waker>,
 }
@@ -43,12 +43,17 @@ impl Host {
     /// No task of it goes on until [`Host::resume`].
     pub fn pause(&self) {
         let mut state = self.state();
-        (state.is_paused, state.was_paused) = (true, true);
+        state.is_paused = true;
+        state.pauses += 1;
     }
 
-    /// Whether it has ever been paused.
-    pub fn was_paused(&self) -> bool {
-        self.state().was_paused
+    /// How often it has been paused.
+    pub fn pauses(&self) -> u64 {
+        self.state().pauses
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.state().is_paused
     }
 
     pub fn resume(&self) {

@@ -1,6 +1,7 @@
 //! Connections to simulated servers: what is sent arrives later, or never, and so do answers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use mysql_async::{Column, DriverError, Error, Row, ServerError};
@@ -41,6 +42,8 @@ pub trait Network: Send + Sync {
 /// The way from one proxy to one server.
 #[derive(Clone)]
 pub struct Route {
+    /// The proxy.
+    pub from: usize,
     pub server: Arc<Server>,
     pub network: Arc<dyn Network>,
 }
@@ -49,7 +52,10 @@ pub struct Route {
 pub struct Client {
     network: Arc<dyn Network>,
     packets: mpsc::UnboundedSender<Packet>,
+    /// Nothing more can be sent.
     is_broken: bool,
+    /// The network has cut it: the session ends without the client's wish.
+    is_cut: Arc<AtomicBool>,
 }
 
 struct Packet {
@@ -60,12 +66,21 @@ struct Packet {
 
 impl Client {
     /// Opens a connection.
-    pub async fn connect(route: &Route) -> Client {
+    ///
+    /// # Errors
+    /// Where the network cuts it at once.
+    pub async fn connect(route: &Route) -> Result<Client, Error> {
         let trip = route.network.trip();
         tokio::time::sleep(trip.there + trip.back).await;
+        match trip.fate {
+            Fate::Delivered => {}
+            Fate::Refused | Fate::Unanswered => return Err(closed()),
+            Fate::Lost | Fate::AnswerLost => return std::future::pending().await,
+        }
         let (packets, incoming) = mpsc::unbounded_channel();
-        tokio::spawn(serve(route.server.clone(), incoming));
-        Client { network: route.network.clone(), packets, is_broken: false }
+        let is_cut = Arc::new(AtomicBool::new(false));
+        tokio::spawn(serve(route.server.clone(), route.from, incoming, is_cut.clone()));
+        Ok(Client { network: route.network.clone(), packets, is_broken: false, is_cut })
     }
 
     /// Sends statements and waits for their rows.
@@ -83,19 +98,31 @@ impl Client {
         }
         // Whoever gives up half-way cannot use the connection any more.
         self.is_broken = true;
-        tokio::time::sleep(trip.there).await;
         match trip.fate {
-            Fate::Refused => return Err(closed()),
+            Fate::Refused => {
+                tokio::time::sleep(trip.there).await;
+                self.is_cut.store(true, Relaxed);
+                return Err(closed());
+            }
             Fate::Lost => return std::future::pending().await,
             _ => {}
         }
         let (answer, answered) = oneshot::channel();
         let parameters = parameters.iter().map(read).collect();
-        self.packets.send(Packet { sql, parameters, answer }).map_err(|_| closed())?;
+        let packet = Packet { sql, parameters, answer };
+        let packets = self.packets.clone();
+        // What is on its way arrives, also where its client gives up, or dies.
+        tokio::spawn(async move {
+            tokio::time::sleep(trip.there).await;
+            let _ = packets.send(packet);
+        });
         let answer = answered.await.map_err(|_| closed())?;
         tokio::time::sleep(trip.back).await;
         match trip.fate {
-            Fate::Unanswered => return Err(closed()),
+            Fate::Unanswered => {
+                self.is_cut.store(true, Relaxed);
+                return Err(closed());
+            }
             Fate::AnswerLost => return std::future::pending().await,
             _ => {}
         }
@@ -113,15 +140,28 @@ impl Client {
 }
 
 /// A session of the server, from its first packet to its end.
-async fn serve(server: Arc<Server>, mut packets: mpsc::UnboundedReceiver<Packet>) {
-    let session = server.connect();
+async fn serve(
+    server: Arc<Server>,
+    from: usize,
+    mut packets: mpsc::UnboundedReceiver<Packet>,
+    is_cut: Arc<AtomicBool>,
+) {
+    let session = server.connect(from);
+    let mut is_closed = false;
     while let Some(limit) = server.idle_limit(session) {
-        let Ok(Some(packet)) = tokio::time::timeout(limit, packets.recv()).await else { break };
+        let packet = match tokio::time::timeout(limit, packets.recv()).await {
+            Ok(Some(packet)) => packet,
+            Ok(None) => {
+                is_closed = !is_cut.load(Relaxed);
+                break;
+            }
+            Err(_elapsed) => break,
+        };
         let done = server.packet(session, &packet.sql, &packet.parameters).await;
         // Its client may have given up.
         let _ = packet.answer.send(done);
     }
-    server.end(session);
+    server.end(session, is_closed);
 }
 
 fn closed() -> Error {

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use self::state::{SessionId, State};
 use self::value::Value;
 use crate::clock;
+use crate::lock::Instant;
 
 mod evaluate;
 mod execute;
@@ -48,6 +49,18 @@ pub struct Server {
     clock_off_us: AtomicI64,
     /// Commits take until then, by the true clock.
     stalled_until_us: AtomicU64,
+    /// Sessions that ended without their clients' wish, since they were last asked for.
+    ended: Mutex<Vec<Ended>>,
+}
+
+/// A session that ended without its client's wish, while it had locks.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub at: Instant,
+    /// The proxy whose session it was.
+    pub proxy: usize,
+    /// Named locks, by their names, and rows, by their primary keys.
+    pub locked: Vec<Vec<u8>>,
 }
 
 /// What the clock of all servers says at the beginning of a simulation: a day in 2026, in microseconds since 1970.
@@ -65,6 +78,7 @@ impl Server {
             changed: Notify::new(),
             clock_off_us: AtomicI64::new(0),
             stalled_until_us: AtomicU64::new(0),
+            ended: Mutex::default(),
         };
         {
             let mut state = server.state();
@@ -113,14 +127,27 @@ impl Server {
         self.stalled_until_us.store(until_us, Relaxed);
     }
 
-    pub fn connect(&self) -> SessionId {
-        self.state().open_session()
+    /// A session of this proxy.
+    pub fn connect(&self, proxy: usize) -> SessionId {
+        self.state().open_session(proxy)
     }
 
-    /// Ends a session: its client is gone, or was idle for too long.
-    pub fn end(&self, session: SessionId) {
-        self.state().end_session(session);
+    /// Ends a session: its client has closed it; or it was idle for too long, or the way to it was cut.
+    pub fn end(&self, session: SessionId, is_closed: bool) {
+        self.end_in(&mut self.state(), session, is_closed);
         self.changed.notify_waiters();
+    }
+
+    fn end_in(&self, state: &mut State, session: SessionId, is_closed: bool) {
+        if let Some((proxy, locked)) = state.end_session(session).filter(|_| !is_closed) {
+            let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            ended.push(Ended { at: clock::now(), proxy, locked });
+        }
+    }
+
+    /// The sessions that ended without their clients' wish since this was last asked.
+    pub fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// How long a session may say nothing.
@@ -137,7 +164,7 @@ impl Server {
             let mut state = self.state();
             let sessions: Vec<SessionId> = state.sessions.keys().copied().collect();
             for session in sessions {
-                state.end_session(session);
+                self.end_in(&mut state, session, false);
             }
         }
         self.changed.notify_waiters();

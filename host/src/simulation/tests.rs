@@ -10,7 +10,7 @@ use super::world::{Options, run};
 use crate::config::StoreConfig;
 use crate::lock::Space;
 use crate::mysql::{Advisory, MysqlStore, Row};
-use crate::store::{Health, Store, contract};
+use crate::store::{Health, Router, Store, contract};
 use crate::telemetry::Metrics;
 
 /// A network that loses nothing.
@@ -26,7 +26,7 @@ impl Network for Calm {
 fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
     MysqlStore::simulated(
         config,
-        vec![Route { server, network: Arc::new(Calm) }],
+        vec![Route { from: 0, server, network: Arc::new(Calm) }],
         3_600_000,
         Metrics::default(),
     )
@@ -68,6 +68,21 @@ fn locks_of_a_session_keep_what_applies_to_them() {
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
         contract::run_shared(row(&one), row(&other), Space::Row).await;
+    });
+}
+
+#[test]
+fn leases_of_two_spaces_keep_what_applies_to_them() {
+    simulate(0, async {
+        let server = Server::new("server-1");
+        let open = || Arc::new(open(&StoreConfig::default(), server.clone()));
+        let (one, other) = (open(), open());
+        let both = |space, beside: Arc<dyn Store>| Arc::new(Router::new(one.clone(), vec![(space, beside)]));
+        let advisory = |store| Arc::new(Advisory::new(store, 512, 10_000));
+        let of_both = both(Space::Advisory, advisory(&one));
+        contract::run_both(of_both, advisory(&other), Space::Advisory).await;
+        let row = |store| Arc::new(Row::new(store, 200, 10_000));
+        contract::run_both(both(Space::Row, row(&one)), row(&other), Space::Row).await;
     });
 }
 

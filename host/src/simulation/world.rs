@@ -1,7 +1,8 @@
 //! One run: servers, proxies and clients, until the time is over or a promise is broken.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -10,21 +11,24 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
+use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
+use super::faults::{Fault, FaultyNetwork, Planned, Settings, Tally, plan};
 use super::host::Host;
-use super::network::{Fate, Network, Route, Trip};
+use super::network::Route;
 use super::server::Server;
 use super::simulate;
 use crate::clock;
 use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute, StoreConfig};
 use crate::fleet::{self, Fleet};
-use crate::lock::Space;
+use crate::lock::{Instant, Space};
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
-use crate::service::{Alone, Notice, NoticeKind, Parts, Request, Service};
-use crate::store::{Router, Store};
+use crate::service::{Notice, NoticeKind, Parts, Request, Service};
+use crate::store::{Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 
 /// What a run is made of.
@@ -33,14 +37,15 @@ pub struct Options {
     pub seed: u64,
     pub proxies: usize,
     pub clients: usize,
-    /// Resources of each primitive.
+    /// Resources of each policy.
     pub resources: usize,
+    /// What clients ask for: names of [`POLICIES`].
+    pub policies: Vec<&'static str>,
     /// For how long clients ask, in virtual time.
     pub lasts: Duration,
     /// Of 1,000 packets, how many have a fault.
     pub packet_faults_per_mille: u32,
-    /// Of 1,000 pauses of some seconds, how many end with a fault of a server or of a proxy.
-    pub process_faults_per_mille: u32,
+    pub faults: Vec<Planned>,
     /// Whether the report has all that happened.
     pub tells_all: bool,
 }
@@ -49,16 +54,85 @@ impl Options {
     /// What a seed decides of itself.
     pub fn of(seed: u64) -> Options {
         let mut random = StdRng::seed_from_u64(seed);
+        let mut policies = POLICIES.to_vec();
+        let kinds = random.random_range(1..=POLICIES.len());
+        while policies.len() > kinds {
+            policies.remove(random.random_range(0..policies.len()));
+        }
+        let lasts = Duration::from_secs(random.random_range(10..=60));
+        let proxies = random.random_range(1..=3);
+        let changeable: Vec<&str> =
+            policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
+        let servers = if policies.contains(&"quorum") { 1 + MEMBERS } else { 1 };
         Options {
             seed,
-            proxies: random.random_range(1..=3),
+            proxies,
             clients: random.random_range(2..=24),
             resources: random.random_range(1..=4),
-            lasts: Duration::from_secs(random.random_range(10..=60)),
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
-            process_faults_per_mille: *[0, 300, 1_000].choose(&mut random).unwrap_or(&0),
+            faults: plan(&mut random, lasts, (proxies, servers), &changeable),
+            policies,
+            lasts,
             tells_all: false,
         }
+    }
+
+    /// Runs that are smaller by one thing: less happens in them. `failed_at` is when this one failed, after its clients
+    /// had begun.
+    pub fn smaller(&self, failed_at: Duration) -> Vec<Options> {
+        let mut smaller = Vec::new();
+        let mut add = |change: &dyn Fn(&mut Options)| {
+            let mut options = self.clone();
+            change(&mut options);
+            let is_possible = options.proxies > 0
+                && options.resources > 0
+                && options.clients > 0
+                && !options.policies.is_empty();
+            if is_possible && options.lasts >= Duration::from_secs(1) && options != *self {
+                smaller.push(options);
+            }
+        };
+        // What had not happened by then is not missed.
+        add(&|options| {
+            options.lasts = options.lasts.min(failed_at + Duration::from_secs(1));
+            options.faults.retain(|planned| u128::from(planned.at_ms) <= failed_at.as_millis());
+        });
+        add(&|options| options.faults.clear());
+        let half = self.faults.len() / 2;
+        add(&|options| drop(options.faults.drain(half..)));
+        add(&|options| drop(options.faults.drain(..half)));
+        add(&|options| options.packet_faults_per_mille = 0);
+        add(&|options| options.proxies -= 1);
+        for n in 0..self.policies.len() {
+            add(&|options| {
+                options.policies.remove(n);
+            });
+        }
+        add(&|options| options.resources -= 1);
+        add(&|options| options.clients /= 2);
+        add(&|options| options.clients -= 1);
+        add(&|options| options.lasts = options.lasts * 3 / 4);
+        for n in 0..self.faults.len() {
+            add(&|options| drop(options.faults.remove(n)));
+        }
+        smaller
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { proxies, clients, resources, policies, lasts, packet_faults_per_mille, .. } = self;
+        writeln!(
+            f,
+            "{proxies} proxies, {clients} clients, {resources} resources of each of {}, {:.1} s, {packet_faults_per_mille} of \
+             1,000 packets with a fault",
+            policies.join(", "),
+            lasts.as_secs_f64()
+        )?;
+        for Planned { at_ms, fault } in &self.faults {
+            writeln!(f, "after {at_ms} ms: {fault}")?;
+        }
+        Ok(())
     }
 }
 
@@ -66,10 +140,8 @@ impl Options {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub grants: u64,
-    pub renewals: u64,
-    pub releases: u64,
-    /// By kind.
-    pub faults: BTreeMap<String, u64>,
+    /// How often what happened, by kind.
+    pub counts: BTreeMap<&'static str, u64>,
     /// A number that two runs have in common that were the same.
     pub fingerprint: u64,
     /// What happened, as lines of text.
@@ -81,6 +153,8 @@ pub struct Report {
 pub struct Failed {
     pub options: Options,
     pub violation: Violation,
+    /// When it failed, after its clients had begun.
+    pub at: Duration,
     pub time_line: String,
     /// As [`Report::fingerprint`].
     pub fingerprint: u64,
@@ -97,94 +171,52 @@ pub fn run(options: &Options) -> Result<Report, Box<Failed>> {
     simulate(options.seed, async { World::start(options).run().await })
 }
 
-/// An exchange on which a lock rests is given up after this at the latest.
-const LONGEST_EXCHANGE: Duration = Duration::from_secs(11);
-
-/// The network between all proxies and one server.
-struct FaultyNetwork {
-    random: Mutex<StdRng>,
-    packet_faults_per_mille: AtomicU64,
-    /// By kind, how many there were.
-    happened: Mutex<BTreeMap<String, u64>>,
-    /// When a connection last broke.
-    broke_at: AtomicU64,
-}
-
-impl FaultyNetwork {
-    /// A connection breaks, or is given up later.
-    fn breaks(&self, within: Duration) {
-        self.broke_at.fetch_max(clock::now().0 + within.as_micros() as u64, Relaxed);
-    }
-
-    fn count(&self, kind: &str) {
-        *lock(&self.happened).entry(kind.to_owned()).or_default() += 1;
-    }
-}
-
-impl Network for FaultyNetwork {
-    fn trip(&self) -> Trip {
-        let mut random = lock(&self.random);
-        let mut way = || Duration::from_micros(random.random_range(100..1_000));
-        let (there, back) = (way(), way());
-        if u64::from(random.random_range(0..1_000_u32)) >= self.packet_faults_per_mille.load(Relaxed) {
-            return Trip { there, back, fate: Fate::Delivered };
-        }
-        let fates = [Fate::Refused, Fate::Lost, Fate::Unanswered, Fate::AnswerLost];
-        let slow = Duration::from_millis(random.random_range(1..6_000));
-        self.breaks(LONGEST_EXCHANGE);
-        match random.random_range(0..6_u32) {
-            4 => {
-                self.count("a packet is slow");
-                Trip { there: slow, back, fate: Fate::Delivered }
-            }
-            5 => {
-                self.count("an answer is slow");
-                Trip { there, back: slow, fate: Fate::Delivered }
-            }
-            n => {
-                let fate = fates[n as usize];
-                self.count(match fate {
-                    Fate::Refused => "a connection breaks before its packet",
-                    Fate::Lost => "a packet is lost",
-                    Fate::Unanswered => "a connection breaks before its answer",
-                    _ => "an answer is lost",
-                });
-                Trip { there, back, fate }
-            }
-        }
-    }
-}
-
 /// One life of a proxy.
 #[derive(Clone)]
 pub struct Proxy {
     pub index: usize,
     pub host: Arc<Host>,
     pub service: Service,
+    /// It is stopped in order: held connections are told.
+    pub draining: CancellationToken,
     fleet: Fleet,
-    store: Arc<MysqlStore>,
+    policies: Policies,
+    /// The store, and the members of the quorum.
+    stores: Vec<Arc<MysqlStore>>,
     notices: Arc<Mutex<broadcast::Receiver<Notice>>>,
 }
 
 struct World {
     options: Options,
-    server: Arc<Server>,
-    network: Arc<FaultyNetwork>,
+    /// The first is the store; the others are the members of the quorum.
+    servers: Vec<Arc<Server>>,
+    /// One for each proxy.
+    networks: Vec<Arc<FaultyNetwork>>,
+    bells: Arc<Line>,
+    /// To be locked by what stops or starts a proxy.
+    lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
 }
 
 /// What clients share.
 pub struct Shared {
-    network: Arc<FaultyNetwork>,
+    servers: Vec<Arc<Server>>,
     proxies: Mutex<Vec<Proxy>>,
     pub checks: Mutex<Checks>,
-    violation: Mutex<Option<Violation>>,
+    /// The first, and when it was found.
+    violation: Mutex<Option<(Violation, Instant)>>,
+    /// When the clients began.
+    began: OnceLock<Instant>,
+    pub tally: Arc<Tally>,
     pub over: AtomicBool,
 }
 
 impl Shared {
     pub fn check(&self, check: impl FnOnce(&mut Checks) -> Result<(), Violation>) {
         let mut checks = lock(&self.checks);
+        for server in &self.servers {
+            checks.sessions_end(server.take_ended(), clock::now());
+        }
         for proxy in lock(&self.proxies).iter() {
             let mut notices = lock(&proxy.notices);
             while let Ok(notice) = notices.try_recv() {
@@ -197,8 +229,7 @@ impl Shared {
                 }
             }
         }
-        checks.broke_at = crate::lock::Instant(self.network.broke_at.load(Relaxed));
-        let checked = check(&mut checks);
+        let checked = check(&mut checks).and_then(|()| checks.time_passes());
         drop(checks);
         if let Err(violation) = checked {
             self.broken(violation);
@@ -206,17 +237,12 @@ impl Shared {
     }
 
     pub fn broken(&self, violation: Violation) {
-        lock(&self.violation).get_or_insert(violation);
+        lock(&self.violation).get_or_insert((violation, clock::now()));
         self.over.store(true, Relaxed);
     }
 
     pub fn proxy(&self, index: usize) -> Proxy {
         lock(&self.proxies)[index].clone()
-    }
-
-    /// Whether a call may have taken longer than it should: its proxy stood still.
-    pub fn was_paused(&self) -> bool {
-        lock(&self.proxies).iter().any(|proxy| proxy.host.was_paused())
     }
 
     fn all(&self) -> Vec<Proxy> {
@@ -236,8 +262,20 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub const LONGEST_TTL_MS: u32 = 3_000;
 pub const TIMEOUT_MS: u32 = 5_000;
 
-/// Policies, with the primitive of each.
-pub const POLICIES: [&str; 3] = ["lease", "advisory", "row"];
+/// Policies, which begin with the primitives that they are called after.
+pub const POLICIES: [&str; 6] = ["lease", "advisory", "row", "once", "version", "quorum"];
+/// Those that are replaced in a run.
+const CHANGEABLE: [&str; 3] = ["lease", "advisory", "row"];
+/// Members of the quorum.
+const MEMBERS: usize = 3;
+/// How long an undecided group waits for members of the quorum.
+const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a proxy that is stopped waits for locks that would end with it.
+const DRAIN: Duration = Duration::from_secs(2);
+/// When all leases have ended, also on servers whose clocks were set back several times.
+const ALL_ENDED_MS: u32 = 600_000;
+/// How long operators wait for a change of a policy.
+const CHANGE: Duration = Duration::from_secs(60);
 
 fn policies() -> Policies {
     // One engine for all runs: what it has compiled stays.
@@ -252,10 +290,10 @@ fn policies() -> Policies {
 }
 
 fn load(engine: &Engine) -> Policies {
-    let policy = |name: &&str| PolicyConfig {
+    let policy = |name: &&'static str| PolicyConfig {
         name: (*name).to_owned(),
         source: PolicySource::Builtin("default".to_owned()),
-        settings: [("primitive".to_owned(), (*name).into())].into_iter().collect(),
+        settings: Settings::of(name).table(),
     };
     let configs: Vec<PolicyConfig> = POLICIES.iter().map(policy).collect();
     let loaded = Policies::load(engine, &configs, &limits(), &Metrics::default());
@@ -271,23 +309,35 @@ fn limits() -> Limits {
     Limits { max_ttl_ms: 60_000, ..Limits::default() }
 }
 
+fn store_config() -> StoreConfig {
+    StoreConfig {
+        lanes: 2,
+        renewal_lanes: 1,
+        timeout: Duration::from_millis(TIMEOUT_MS.into()),
+        clean_after: Duration::from_secs(2),
+        ..StoreConfig::default()
+    }
+}
+
 impl World {
     fn start(options: &Options) -> World {
-        let server = Server::new("server-1");
-        let network = Arc::new(FaultyNetwork {
-            random: Mutex::new(StdRng::seed_from_u64(options.seed ^ 1)),
-            packet_faults_per_mille: AtomicU64::new(0),
-            happened: Mutex::default(),
-            broke_at: AtomicU64::new(0),
-        });
+        let count = if options.policies.contains(&"quorum") { 1 + MEMBERS } else { 1 };
+        let servers: Vec<Arc<Server>> = (1..=count).map(|n| Server::new(&format!("server-{n}"))).collect();
+        let tally = Arc::new(Tally::default());
+        let network = |n| Arc::new(FaultyNetwork::new(options.seed ^ (100 + n as u64), tally.clone()));
+        let networks = (0..options.proxies).map(network).collect();
         let shared = Arc::new(Shared {
+            servers: servers.clone(),
             checks: Mutex::default(),
             violation: Mutex::default(),
-            network: network.clone(),
+            began: OnceLock::new(),
             proxies: Mutex::default(),
+            tally,
             over: AtomicBool::new(false),
         });
-        let world = World { options: options.clone(), server, network, shared };
+        let lives = (0..options.proxies).map(|_| tokio::sync::Mutex::default()).collect();
+        let bells = Arc::new(Line::default());
+        let world = World { options: options.clone(), servers, networks, bells, lives, shared };
         for index in 0..options.proxies {
             let proxy = world.start_proxy(index);
             lock(&world.shared.proxies).push(proxy);
@@ -297,131 +347,200 @@ impl World {
 
     fn start_proxy(&self, index: usize) -> Proxy {
         let host = Arc::new(Host::default());
-        let (service, fleet, store) = host.enter(|| self.parts());
-        let notices = Arc::new(Mutex::new(service.watch()));
-        Proxy { index, host, service, fleet, store, notices }
+        host.clone().enter(|| self.parts(index, host))
     }
 
-    fn parts(&self) -> (Service, Fleet, Arc<MysqlStore>) {
-        let route = Route { server: self.server.clone(), network: self.network.clone() };
-        let config = StoreConfig {
-            lanes: 2,
-            renewal_lanes: 1,
-            timeout: Duration::from_millis(TIMEOUT_MS.into()),
-            clean_after: Duration::from_secs(2),
-            ..StoreConfig::default()
-        };
+    fn parts(&self, index: usize, host: Arc<Host>) -> Proxy {
+        let config = store_config();
         let metrics = Metrics::default();
-        let store =
-            Arc::new(MysqlStore::simulated(&config, vec![route], limits().max_ttl_ms, metrics.clone()));
+        let open = |server: &Arc<Server>| {
+            let network = self.networks[index].clone();
+            let route = Route { from: index, server: server.clone(), network };
+            Arc::new(MysqlStore::simulated(&config, vec![route], limits().max_ttl_ms, metrics.clone()))
+        };
+        let stores: Vec<Arc<MysqlStore>> = self.servers.iter().map(open).collect();
+        let store = stores[0].clone();
         let registry = Arc::new(store.registry());
-        let others: Vec<(Space, Arc<dyn Store>)> = vec![
+        let mut others: Vec<(Space, Arc<dyn Store>)> = vec![
             (Space::Advisory, Arc::new(Advisory::new(&store, config.batch, config.max_queued))),
             (Space::Row, Arc::new(Row::new(&store, config.row_connections, config.max_queued))),
         ];
-        let router = Router::new(store.clone(), others);
+        if stores.len() > 1 {
+            let member = |(n, store): (usize, &Arc<MysqlStore>)| Member {
+                name: format!("member-{n}"),
+                store: store.clone(),
+            };
+            let members = stores.iter().enumerate().skip(1).map(member).collect();
+            let fleet = store.clone();
+            let allowed = Arc::new(move || fleet.may_write_until());
+            others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
+        }
         let policies = policies();
+        let bells = Bells::new(self.bells.clone(), index, self.options.seed);
+        let address = bells.address().to_owned();
         let service = Service::start_closed(Parts {
-            store: Arc::new(router),
-            bell: Arc::new(Alone),
+            store: Arc::new(Router::new(store.clone(), others)),
+            bell: Arc::new(bells),
             policies: policies.clone(),
             routes: routes(),
             limits: limits(),
             store_timeout_ms: TIMEOUT_MS,
             metrics: metrics.clone(),
         });
+        self.bells.join(&address, &host, &service);
         let fleet = Fleet::start(fleet::Parts {
             registry,
             service: service.clone(),
-            policies,
+            policies: policies.clone(),
             routes: routes(),
             naming: BTreeMap::new(),
             beat: Duration::from_secs(1),
             metrics,
-            address: String::new(),
+            address,
         });
-        (service, fleet, store)
+        let notices = Arc::new(Mutex::new(service.watch()));
+        let draining = CancellationToken::new();
+        Proxy { index, host, service, draining, fleet, policies, stores, notices }
     }
 
     async fn run(self) -> Result<Report, Box<Failed>> {
         self.until_all_grant().await;
-        self.network.packet_faults_per_mille.store(self.options.packet_faults_per_mille.into(), Relaxed);
+        self.networks.iter().for_each(|network| network.fail(self.options.packet_faults_per_mille));
+        let world = Arc::new(self);
         let mut clients = JoinSet::new();
-        for n in 0..self.options.clients {
-            let client = Client {
-                name: format!("client-{n}"),
-                random: StdRng::seed_from_u64(self.options.seed.wrapping_mul(1_000).wrapping_add(n as u64)),
-                proxies: self.options.proxies,
-                shared: self.shared.clone(),
-                resources: self.options.resources,
-            };
+        for n in 0..world.options.clients {
+            let client = Client::new(n, &world.options, world.shared.clone());
             clients.spawn(client.run());
         }
-        let until = clock::now().plus_ms(self.options.lasts.as_millis() as u32);
-        let mut random = StdRng::seed_from_u64(self.options.seed ^ 2);
-        while clock::now() < until && !self.shared.over.load(Relaxed) {
-            let pause = Duration::from_millis(random.random_range(500..5_000));
-            tokio::time::sleep(pause.min(Duration::from_micros(until.us_since(clock::now())))).await;
-            if random.random_range(0..1_000) < self.options.process_faults_per_mille {
-                self.inject_fault(&mut random).await;
+        let mut faults = JoinSet::new();
+        for Planned { at_ms, fault } in world.options.faults.clone() {
+            let world = world.clone();
+            faults.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(at_ms.into())).await;
+                if !world.shared.over.load(Relaxed) {
+                    world.inject(&fault).await;
+                }
+            });
+        }
+        let began = *world.shared.began.get_or_init(clock::now);
+        let until = began.plus_ms(world.options.lasts.as_millis() as u32);
+        while clock::now() < until && !world.shared.over.load(Relaxed) {
+            let left = Duration::from_micros(until.us_since(clock::now()));
+            tokio::time::sleep(left.min(Duration::from_millis(100))).await;
+        }
+        world.shared.over.store(true, Relaxed);
+        for (what, mut tasks) in [("a client", clients), ("a fault", faults)] {
+            while let Some(ended) = tasks.join_next().await {
+                if let Err(error) = ended {
+                    world.shared.broken(Violation(format!("{what} has panicked: {error}")));
+                }
             }
         }
-        self.shared.over.store(true, Relaxed);
-        while let Some(ended) = clients.join_next().await {
-            if let Err(error) = ended {
-                self.shared.broken(Violation(format!("a client has panicked: {error}")));
-            }
+        world.networks.iter().for_each(|network| network.fail(0));
+        if lock(&world.shared.violation).is_none() {
+            world.nothing_is_left().await;
         }
-        self.network.packet_faults_per_mille.store(0, Relaxed);
-        if lock(&self.shared.violation).is_none() {
-            self.nothing_is_left().await;
-        }
-        self.report().await
+        world.report().await
     }
 
-    /// One fault of a server or of a proxy.
-    async fn inject_fault(&self, random: &mut StdRng) {
-        let index = random.random_range(0..self.options.proxies);
-        let proxy = self.shared.proxy(index);
-        match random.random_range(0..6_u32) {
-            0 => {
-                self.happened("a proxy is killed", &format!("proxy {index}"));
+    /// One fault of a server or of a proxy, or a change of a policy.
+    async fn inject(&self, fault: &Fault) {
+        self.shared.tally.count(fault.kind());
+        self.shared.note(fault.to_string());
+        match fault {
+            Fault::Kill { proxy, down_ms } => {
+                let index = proxy % self.options.proxies;
+                let _life = self.lives[index].lock().await;
+                self.shared.proxy(index).host.kill();
+                self.has_ended(index);
+                self.start_again(index, *down_ms).await;
+            }
+            Fault::Restart { proxy, down_ms } => {
+                let index = proxy % self.options.proxies;
+                let _life = self.lives[index].lock().await;
+                let proxy = self.shared.proxy(index);
+                stop(&proxy).await;
                 proxy.host.kill();
-                lock(&self.shared.checks).sessions_end(Some(index));
-                tokio::time::sleep(Duration::from_millis(random.random_range(0..3_000))).await;
-                let next = self.start_proxy(index);
-                lock(&self.shared.proxies)[index] = next;
+                self.has_ended(index);
+                self.start_again(index, *down_ms).await;
             }
-            1 | 2 => {
-                let pause_ms = *[100, 1_000, 4_000, 12_000, 40_000].choose(random).unwrap_or(&100);
-                self.happened("a proxy is paused", &format!("proxy {index}, for {pause_ms} ms"));
-                proxy.host.pause();
-                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            Fault::Pause { proxy, ms } => {
+                let index = proxy % self.options.proxies;
+                let _life = self.lives[index].lock().await;
+                let host = self.shared.proxy(index).host;
+                host.pause();
+                tokio::time::sleep(Duration::from_millis((*ms).into())).await;
                 self.shared.note(format!("proxy {index} goes on"));
-                proxy.host.resume();
+                host.resume();
             }
-            3 => {
-                self.happened("the server crashes and is started again", "");
-                self.server.crash();
-                lock(&self.shared.checks).sessions_end(None);
+            Fault::CutOff { proxy, ms } => self.networks[proxy % self.options.proxies].cut(*ms),
+            Fault::Crash { server } => self.server(*server).crash(),
+            Fault::StallCommits { server, ms } => {
+                self.server(*server).stall_commits_until(clock::now().plus_ms(*ms).0);
             }
-            4 => {
-                let stall_ms = *[200, 2_000, 4_000, 9_000].choose(random).unwrap_or(&200);
-                self.happened("commits stall", &format!("for {stall_ms} ms"));
-                self.network.breaks(Duration::from_millis(stall_ms.into()) + LONGEST_EXCHANGE);
-                self.server.stall_commits_until(clock::now().plus_ms(stall_ms).0);
+            Fault::SetClock { server, by_ms } => {
+                lock(&self.shared.checks).is_clock_set = true;
+                self.server(*server).set_clock(by_ms * 1_000);
             }
-            _ => {
-                let by_ms = *[-60_000, -2_000, -300, 300, 2_000, 60_000_i64].choose(random).unwrap_or(&300);
-                self.happened("the server's clock is set", &format!("by {by_ms} ms"));
-                self.server.set_clock(by_ms * 1_000);
+            Fault::Replace { proxy, policy, settings } => {
+                let proxy = self.shared.proxy(proxy % self.options.proxies);
+                let (policies, fleet, table) =
+                    (proxy.policies.clone(), proxy.fleet.clone(), settings.table());
+                let name = (*policy).to_owned();
+                self.change(&proxy, async move {
+                    let component = policies.get(&name).ok_or("there is no such policy")?.component();
+                    let prepared = policies.prepare(&name, &component, Some(table));
+                    let prepared = prepared.map_err(|error| error.to_string())?;
+                    let changed = fleet.change(prepared).await.map_err(|error| error.to_string())?;
+                    Ok(format!("{changed:?}"))
+                })
+                .await;
+            }
+            Fault::RollBack { proxy, policy } => {
+                let proxy = self.shared.proxy(proxy % self.options.proxies);
+                let (fleet, policy) = (proxy.fleet.clone(), *policy);
+                self.change(&proxy, async move {
+                    let changed = fleet.roll_back(policy).await.map_err(|error| error.to_string())?;
+                    Ok(format!("{changed:?}"))
+                })
+                .await;
             }
         }
     }
 
-    fn happened(&self, kind: &str, how: &str) {
-        self.network.count(kind);
-        self.shared.note(format!("{kind} {how}"));
+    /// What an operator asks of a proxy.
+    async fn change(
+        &self,
+        proxy: &Proxy,
+        change: impl Future<Output = Result<String, String>> + Send + 'static,
+    ) {
+        let changed = tokio::time::timeout(CHANGE, proxy.host.run(change)).await;
+        let (kind, what) = match changed {
+            Ok(Some(Ok(what))) if what == "Live" => ("a policy's change is live", what),
+            Ok(Some(Ok(what))) => ("a policy's change goes on", what),
+            Ok(Some(Err(why))) => ("a policy's change is refused", why),
+            Ok(None) => ("a policy's change loses its proxy", "the proxy is gone".to_owned()),
+            Err(_elapsed) => ("a policy's change is not answered", "no answer".to_owned()),
+        };
+        self.shared.tally.count(kind);
+        self.shared.note(format!("{kind}, through proxy {}: {what}", proxy.index));
+    }
+
+    fn server(&self, index: usize) -> &Server {
+        &self.servers[index % self.servers.len()]
+    }
+
+    /// A proxy is gone, and what rests on its sessions.
+    fn has_ended(&self, index: usize) {
+        lock(&self.shared.checks).proxy_ends(index);
+        self.shared.note(format!("proxy {index} is gone"));
+    }
+
+    async fn start_again(&self, index: usize, after_ms: u32) {
+        tokio::time::sleep(Duration::from_millis(after_ms.into())).await;
+        let next = self.start_proxy(index);
+        lock(&self.shared.proxies)[index] = next;
+        self.shared.note(format!("proxy {index} is started"));
     }
 
     async fn until_all_grant(&self) {
@@ -435,56 +554,96 @@ impl World {
         }
     }
 
-    /// Once all leases have ended nobody holds anything, and everybody is granted everything.
+    /// In the end nobody holds anything, everybody is granted everything, and all proxies go by the same policies.
     async fn nothing_is_left(&self) {
-        tokio::time::sleep(Duration::from_millis(u64::from(4 * LONGEST_TTL_MS + 2 * TIMEOUT_MS) + 600_000))
-            .await;
-        for (n, proxy) in self.shared.all().into_iter().enumerate() {
-            for policy in POLICIES {
-                for resource in 0..self.options.resources {
-                    let name = format!("{policy}/{resource}");
-                    // Clean-up locks the rows that it looks at, for a moment.
-                    let patient = Request { wait_ms: Some(2_000), ..request(&name, "the end") };
-                    let asked = proxy.service.acquire(patient).await;
-                    match asked {
-                        Ok(lease) => drop(proxy.service.release(lease.lease).await),
-                        Err(error) => {
-                            let why = format!("{name} is not free at the end, through proxy {n}: {error}");
-                            self.shared.broken(Violation(why));
-                        }
+        let latest = clock::now().plus_ms(ALL_ENDED_MS);
+        while let Err(why) = self.all_has_ended().await {
+            if clock::now() >= latest {
+                return self.shared.broken(Violation(why));
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    async fn all_has_ended(&self) -> Result<(), String> {
+        let proxies = self.shared.all();
+        for policy in POLICIES {
+            let settings = |proxy: &Proxy| proxy.policies.get(policy).map(|live| live.settings().clone());
+            let all: Vec<_> = proxies.iter().map(settings).collect();
+            if all.iter().any(|settings| *settings != all[0]) {
+                return Err(format!(
+                    "the proxies go by different settings of `{policy}` at the end: {all:?}"
+                ));
+            }
+        }
+        let locks = self.options.policies.iter().filter(|policy| !["once", "version"].contains(policy));
+        for policy in locks {
+            for (resource, proxy) in
+                (0..self.options.resources).flat_map(|n| proxies.iter().map(move |p| (n, p)))
+            {
+                let name = format!("{policy}/{resource}");
+                // Clean-up locks the rows that it looks at, for a moment.
+                let patient = Request { wait_ms: Some(2_000), ..request(&name, "the end") };
+                match proxy.service.acquire(patient).await {
+                    Ok(lease) => drop(proxy.service.release(lease.lease).await),
+                    Err(error) => {
+                        let n = proxy.index;
+                        return Err(format!("{name} is not free at the end, through proxy {n}: {error}"));
                     }
                 }
             }
         }
+        Ok(())
     }
 
-    async fn report(self) -> Result<Report, Box<Failed>> {
+    async fn report(&self) -> Result<Report, Box<Failed>> {
         for proxy in self.shared.all() {
             proxy.fleet.leave().await;
-            proxy.store.close().await;
+            for store in &proxy.stores {
+                store.close().await;
+            }
         }
         let checks = lock(&self.shared.checks);
-        if let Some(violation) = lock(&self.shared.violation).clone() {
+        if let Some((violation, at)) = lock(&self.shared.violation).clone() {
+            let began = self.shared.began.get().copied().unwrap_or_default();
             let time_line = checks.time_line(if self.options.tells_all { usize::MAX } else { 60 });
             return Err(Box::new(Failed {
                 options: self.options.clone(),
                 violation,
+                at: Duration::from_micros(at.us_since(began)),
                 time_line,
                 fingerprint: fingerprint(&checks.history),
             }));
         }
         Ok(Report {
             grants: checks.grants,
-            renewals: checks.renewals,
-            releases: checks.releases,
-            faults: lock(&self.network.happened).clone(),
+            counts: self.shared.tally.all(),
             fingerprint: fingerprint(&checks.history),
             time_line: if self.options.tells_all { checks.time_line(usize::MAX) } else { String::new() },
         })
     }
 }
 
-fn fingerprint(history: &[(crate::lock::Instant, String)]) -> u64 {
+/// Stops a proxy as SIGTERM does.
+async fn stop(proxy: &Proxy) {
+    proxy.draining.cancel();
+    let service = proxy.service.clone();
+    let drain = proxy.host.run(async move {
+        service.drain().await;
+        service.rested().await;
+    });
+    let _ = tokio::time::timeout(DRAIN, drain).await;
+    let (fleet, stores) = (proxy.fleet.clone(), proxy.stores.clone());
+    let leave = async move {
+        fleet.leave().await;
+        for store in stores {
+            store.close().await;
+        }
+    };
+    let _ = proxy.host.run(leave).await;
+}
+
+fn fingerprint(history: &[(Instant, String)]) -> u64 {
     use std::hash::{Hash, Hasher};
     let mut hasher = std::hash::DefaultHasher::new();
     for (at, what) in history {

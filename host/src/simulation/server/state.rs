@@ -41,6 +41,8 @@ struct Lock {
 
 /// One connection, as the server knows it.
 pub struct Session {
+    /// The proxy whose connection it is.
+    proxy: usize,
     /// Between BEGIN and COMMIT or ROLLBACK.
     pub in_transaction: bool,
     undo: Vec<(Place, Option<Row>)>,
@@ -85,9 +87,10 @@ impl State {
         self.sessions.get_mut(&id).filter(|session| !session.killed).ok_or_else(gone)
     }
 
-    pub fn open_session(&mut self) -> SessionId {
+    pub fn open_session(&mut self, proxy: usize) -> SessionId {
         self.last_session += 1;
         let session = Session {
+            proxy,
             in_transaction: false,
             undo: Vec::new(),
             locks: Vec::new(),
@@ -102,11 +105,21 @@ impl State {
         self.last_session
     }
 
-    /// Undoes what it has not committed, and frees its locks and names.
-    pub fn end_session(&mut self, id: SessionId) {
+    /// Undoes what it has not committed, and frees its locks and names: whose session it was, and what it had locked.
+    /// `None` where it has ended before.
+    pub fn end_session(&mut self, id: SessionId) -> Option<(usize, Vec<Vec<u8>>)> {
+        let session = self.sessions.get(&id)?;
+        let proxy = session.proxy;
+        let rows = session.locks.iter().filter_map(|(_, key)| match key {
+            PrimaryKey::Text(text) => Some(text.clone()),
+            PrimaryKey::Number(_) => None,
+        });
+        let names = self.names.iter().filter(|(_, (owner, _))| *owner == id);
+        let locked = rows.chain(names.map(|(name, _)| name.clone().into_bytes())).collect();
         self.rollback(id);
         self.sessions.remove(&id);
         self.names.retain(|_, (owner, _)| *owner != id);
+        Some((proxy, locked))
     }
 
     /// The row as a statement of this session without locks sees it: committed, or its own.

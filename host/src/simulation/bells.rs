@@ -1,0 +1,68 @@
+//! How proxies wake each other's waiters in a run.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::host::Host;
+use super::world::lock;
+use crate::lock::Key;
+use crate::service::{Bell, Service};
+
+/// All proxies that were ever started, by their addresses.
+#[derive(Default)]
+pub struct Line {
+    proxies: Mutex<BTreeMap<String, (Arc<Host>, Service)>>,
+    lives: AtomicU64,
+}
+
+impl Line {
+    pub fn join(&self, address: &str, host: &Arc<Host>, service: &Service) {
+        lock(&self.proxies).insert(address.to_owned(), (host.clone(), service.clone()));
+    }
+}
+
+/// The bell of one proxy.
+pub struct Bells {
+    line: Arc<Line>,
+    address: String,
+    random: Mutex<StdRng>,
+}
+
+impl Bells {
+    pub fn new(line: Arc<Line>, proxy: usize, seed: u64) -> Bells {
+        let life = line.lives.fetch_add(1, Relaxed);
+        let random = Mutex::new(StdRng::seed_from_u64(seed ^ (1_000 + life)));
+        Bells { line, address: format!("proxy-{proxy}-{life}"), random }
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+impl Bell for Bells {
+    fn name(&self) -> &str {
+        &self.address
+    }
+
+    fn ring(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>) {
+        let Some((host, service)) = lock(&self.line.proxies).get(peer).cloned() else { return gone() };
+        let mut random = lock(&self.random);
+        let way = Duration::from_micros(random.random_range(100..1_000));
+        let is_lost = random.random_bool(0.01);
+        let key = key.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(way).await;
+            if host.is_dead() {
+                gone();
+            } else if !is_lost {
+                service.wake(key);
+            }
+        });
+    }
+}

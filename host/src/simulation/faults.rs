@@ -1,0 +1,273 @@
+//! What goes wrong in a run: what the network does to packets, and what becomes of servers, proxies and policies.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use serde_json::{Map, Value};
+
+use super::network::{Fate, Network, Trip};
+use super::world::lock;
+use crate::clock;
+
+/// Something that goes wrong, or that operators do, at its moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// Milliseconds after the clients have begun.
+    pub at_ms: u32,
+    pub fault: Fault,
+}
+
+/// Proxies and servers are counted from 0, and from the beginning again where there are fewer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Kill {
+        proxy: usize,
+        down_ms: u32,
+    },
+    Pause {
+        proxy: usize,
+        ms: u32,
+    },
+    /// The proxy is stopped in order, and started again.
+    Restart {
+        proxy: usize,
+        down_ms: u32,
+    },
+    /// Nothing of what the proxy sends to a server arrives, or much later.
+    CutOff {
+        proxy: usize,
+        ms: u32,
+    },
+    Crash {
+        server: usize,
+    },
+    StallCommits {
+        server: usize,
+        ms: u32,
+    },
+    SetClock {
+        server: usize,
+        by_ms: i64,
+    },
+    /// The policy gets other settings, by way of this proxy.
+    Replace {
+        proxy: usize,
+        policy: &'static str,
+        settings: Settings,
+    },
+    RollBack {
+        proxy: usize,
+        policy: &'static str,
+    },
+}
+
+/// Settings of the policy `default`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub primitive: &'static str,
+    pub second_primitive: Option<&'static str>,
+    pub stripes: u32,
+    pub global_order: bool,
+}
+
+impl Settings {
+    pub fn of(primitive: &'static str) -> Settings {
+        Settings { primitive, second_primitive: None, stripes: 0, global_order: false }
+    }
+
+    fn any(random: &mut StdRng) -> Settings {
+        let primitives = ["lease", "advisory", "row"];
+        let mut one_of = |of: &[&'static str]| of.choose(random).copied().unwrap_or("lease");
+        let primitive = one_of(&primitives);
+        let second = one_of(&primitives);
+        Settings {
+            primitive,
+            second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
+            stripes: *[0, 0, 1, 2].choose(random).unwrap_or(&0),
+            global_order: random.random_bool(0.3),
+        }
+    }
+
+    pub fn table(&self) -> Map<String, Value> {
+        let mut table = Map::new();
+        table.insert("primitive".to_owned(), self.primitive.into());
+        if let Some(second) = self.second_primitive {
+            table.insert("second_primitive".to_owned(), second.into());
+        }
+        table.insert("stripes".to_owned(), self.stripes.into());
+        table.insert("global_order".to_owned(), self.global_order.into());
+        table.insert("permits".to_owned(), 2.into());
+        table.insert("keep_ms".to_owned(), KEEP_MS.into());
+        table
+    }
+}
+
+/// How long the outcome of a `once` is kept.
+pub const KEEP_MS: u32 = 5_000;
+
+impl Fault {
+    /// What is counted.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Fault::Kill { .. } => "a proxy is killed",
+            Fault::Pause { .. } => "a proxy is paused",
+            Fault::Restart { .. } => "a proxy is restarted in order",
+            Fault::CutOff { .. } => "a proxy is cut off from the servers",
+            Fault::Crash { .. } => "a server crashes and is started again",
+            Fault::StallCommits { .. } => "the commits of a server stall",
+            Fault::SetClock { .. } => "the clock of a server is set",
+            Fault::Replace { .. } => "a policy is replaced",
+            Fault::RollBack { .. } => "a policy is rolled back",
+        }
+    }
+
+    /// One that a run of `proxies` and `servers` may have.
+    fn any(random: &mut StdRng, proxies: usize, servers: usize, policies: &[&'static str]) -> Fault {
+        let proxy = random.random_range(0..proxies);
+        let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
+        let mut one_of = |of: &[u32]| of.choose(random).copied().unwrap_or(1_000);
+        let (short, long) =
+            (one_of(&[200, 2_000, 4_000, 9_000]), one_of(&[100, 1_000, 4_000, 12_000, 40_000]));
+        match random.random_range(0..12_u32) {
+            0 => Fault::Kill { proxy, down_ms: random.random_range(0..3_000) },
+            1 | 2 => Fault::Pause { proxy, ms: long },
+            3 => Fault::Restart { proxy, down_ms: random.random_range(0..3_000) },
+            4 => Fault::CutOff { proxy, ms: long },
+            5 => Fault::Crash { server },
+            6 => Fault::StallCommits { server, ms: short },
+            7 => {
+                let by_ms = *[-60_000, -2_000, -300, 300, 2_000, 60_000_i64].choose(random).unwrap_or(&300);
+                Fault::SetClock { server, by_ms }
+            }
+            n => match policies.choose(random) {
+                Some(policy) if n == 11 => Fault::RollBack { proxy, policy },
+                Some(policy) => Fault::Replace { proxy, policy, settings: Settings::any(random) },
+                None => Fault::Pause { proxy, ms: long },
+            },
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())?;
+        match self {
+            Fault::Kill { proxy, down_ms } | Fault::Restart { proxy, down_ms } => {
+                write!(f, ": proxy {proxy}, gone for {down_ms} ms")
+            }
+            Fault::Pause { proxy, ms } | Fault::CutOff { proxy, ms } => {
+                write!(f, ": proxy {proxy}, for {ms} ms")
+            }
+            Fault::Crash { server } => write!(f, ": server {server}"),
+            Fault::StallCommits { server, ms } => write!(f, ": server {server}, for {ms} ms"),
+            Fault::SetClock { server, by_ms } => write!(f, ": server {server}, by {by_ms} ms"),
+            Fault::Replace { proxy, policy, settings } => {
+                let settings = Value::Object(settings.table());
+                write!(f, ": `{policy}`, at proxy {proxy}, with {settings}")
+            }
+            Fault::RollBack { proxy, policy } => write!(f, ": `{policy}`, at proxy {proxy}"),
+        }
+    }
+}
+
+/// The faults of a run, in the order of time. Policies of these names may be replaced.
+pub fn plan(
+    random: &mut StdRng,
+    lasts: Duration,
+    (proxies, servers): (usize, usize),
+    policies: &[&'static str],
+) -> Vec<Planned> {
+    let Some(longest_pause_ms) = *[None, Some(10_000), Some(3_000)].choose(random).unwrap_or(&None) else {
+        return Vec::new();
+    };
+    let (mut planned, mut at_ms) = (Vec::new(), 0);
+    loop {
+        at_ms += random.random_range(100..longest_pause_ms);
+        if u128::from(at_ms) >= lasts.as_millis() {
+            return planned;
+        }
+        planned.push(Planned { at_ms, fault: Fault::any(random, proxies, servers, policies) });
+    }
+}
+
+/// How often what happened, by kind.
+#[derive(Default)]
+pub struct Tally(Mutex<BTreeMap<&'static str, u64>>);
+
+impl Tally {
+    pub fn count(&self, kind: &'static str) {
+        *lock(&self.0).entry(kind).or_default() += 1;
+    }
+
+    pub fn all(&self) -> BTreeMap<&'static str, u64> {
+        lock(&self.0).clone()
+    }
+}
+
+/// The network between one proxy and all servers.
+pub struct FaultyNetwork {
+    random: Mutex<StdRng>,
+    packet_faults_per_mille: AtomicU32,
+    /// The proxy is cut off until then.
+    cut_until: AtomicU64,
+    tally: Arc<Tally>,
+}
+
+impl FaultyNetwork {
+    pub fn new(seed: u64, tally: Arc<Tally>) -> FaultyNetwork {
+        FaultyNetwork {
+            random: Mutex::new(StdRng::seed_from_u64(seed)),
+            packet_faults_per_mille: AtomicU32::new(0),
+            cut_until: AtomicU64::new(0),
+            tally,
+        }
+    }
+
+    /// From now on, of 1,000 packets so many have a fault.
+    pub fn fail(&self, per_mille: u32) {
+        self.packet_faults_per_mille.store(per_mille, Relaxed);
+    }
+
+    /// Nothing arrives in the next `ms`.
+    pub fn cut(&self, ms: u32) {
+        self.cut_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
+    }
+}
+
+impl Network for FaultyNetwork {
+    fn trip(&self) -> Trip {
+        let mut random = lock(&self.random);
+        let mut way = || Duration::from_micros(random.random_range(100..1_000));
+        let (there, back) = (way(), way());
+        let cut_us = self.cut_until.load(Relaxed).saturating_sub(clock::now().0);
+        if cut_us > 0 {
+            self.tally.count("a packet is sent while its proxy is cut off");
+            let again = Duration::from_micros(cut_us) + Duration::from_millis(random.random_range(0..3_000));
+            // Some packets are sent again by then.
+            return match random.random_bool(0.5) {
+                true => Trip { there: again, back, fate: Fate::Delivered },
+                false => Trip { there, back, fate: Fate::Lost },
+            };
+        }
+        if random.random_range(0..1_000_u32) >= self.packet_faults_per_mille.load(Relaxed) {
+            return Trip { there, back, fate: Fate::Delivered };
+        }
+        let slow = Duration::from_millis(random.random_range(1..6_000));
+        let (kind, trip) = match random.random_range(0..6_u32) {
+            0 => ("a connection breaks before its packet", Trip { there, back, fate: Fate::Refused }),
+            1 => ("a packet is lost", Trip { there, back, fate: Fate::Lost }),
+            2 => ("a connection breaks before its answer", Trip { there, back, fate: Fate::Unanswered }),
+            3 => ("an answer is lost", Trip { there, back, fate: Fate::AnswerLost }),
+            4 => ("a packet is slow", Trip { there: slow, back, fate: Fate::Delivered }),
+            _ => ("an answer is slow", Trip { there, back: slow, fate: Fate::Delivered }),
+        };
+        self.tally.count(kind);
+        trip
+    }
+}
