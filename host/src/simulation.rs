@@ -9,6 +9,7 @@ pub mod clients;
 pub mod faults;
 pub mod host;
 pub mod network;
+pub mod options;
 pub mod server;
 pub mod world;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Parser;
 use lockkeeper::clock;
 use lockkeeper::lock::Instant;
-use lockkeeper::simulation::world::{Failed, Options, run};
+use lockkeeper::simulation::options::Options;
+use lockkeeper::simulation::world::{Failed, run};
 
 /// Runs proxies, servers and clients in one thread and in virtual time, and checks what clients are told.
 ///

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::module::Module;
 use super::{
     Contention, Engine, Expiring, Fault, FaultKind, Generation, GroupView, Hook, HttpView, PlanRequest,
-    QueueView, Rejection, ResponseContention, WaiterView, bindings, clamp, form,
+    QueueView, Rejection, ResponseContention, WaiterView, bindings, clamp,
 };
 use crate::config::{EngineLimits, Limits};
 use crate::lock::{Key, Mode};
@@ -78,14 +78,13 @@ fn checked_file(
     component_with_settings(&engine, component, settings, limits)
 }
 
-/// Checks form, settings and trial requests of a component that is not compiled yet.
+/// Checks form, settings and trial requests of a component.
 pub(super) fn component_with_settings(
     engine: &Engine,
     component: &[u8],
     settings: &Map<String, Value>,
     limits: &Limits,
 ) -> Result<Checked, Rejection> {
-    form::check(component, engine.limits())?;
     module_with_settings(Module::compile(engine, component)?, settings, limits)
 }
 

@@ -8,7 +8,7 @@ use wasmtime::component::{Component, Instance, InstancePre};
 
 use super::bindings::{backoff, fairness, naming, renewal, response, settings, types};
 use super::budget::Budget;
-use super::{Engine, Fault, Hook, Rejection};
+use super::{Engine, Fault, Hook, Rejection, form};
 
 /// A component that the engine has compiled; shared by the generations that differ in settings.
 pub(super) struct Module {
@@ -55,11 +55,13 @@ impl std::fmt::Debug for Digest {
 }
 
 impl Module {
-    /// Compiles a component that passed the checks of its form, which takes 0.1 s and more, unless it is in use
-    /// already.
+    /// Checks the form of a component and compiles it, which takes 0.1 s and more, unless it is in use already.
     pub(super) fn compile(engine: &Engine, component: &[u8]) -> Result<Arc<Module>, Rejection> {
         let digest = Digest::of(component);
-        engine.module(digest, || Module::compile_anew(engine, digest, component))
+        engine.module(digest, || {
+            form::check(component, engine.limits())?;
+            Module::compile_anew(engine, digest, component)
+        })
     }
 
     fn compile_anew(engine: &Engine, digest: Digest, component: &[u8]) -> Result<Arc<Module>, Rejection> {

@@ -1,11 +1,15 @@
 //! What only a moment inside the service shows; everything else is tested through the running proxy.
 
+use std::sync::atomic::Ordering;
+
 use super::acquire::{Call, Planned, acquire, enqueue, plan};
 use super::*;
 use crate::config::{EngineLimits, PolicyConfig, PolicySource};
+use crate::lock::ServerTime;
 use crate::lock::record::{Claim, Tag};
 use crate::policy::{Engine, builtin};
-use crate::store::memory::Memory;
+use crate::store::memory::{Memory, MemoryStore};
+use crate::store::{Done, Reply, Stored};
 
 pub(crate) fn service(memory: &Memory) -> Service {
     Service::start(parts(memory))
@@ -121,6 +125,58 @@ async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {
     let mut hold = Hold::new(service.clone(), lease, planned.into(), None);
     let told = tokio::time::timeout(std::time::Duration::from_secs(5), hold.next()).await;
     assert!(matches!(told, Ok(HoldEvent::Lost { .. })), "{told:?}");
+}
+
+/// Renews each lease, and promises no time: as a proxy that is no member of its fleet.
+struct Unsure {
+    store: MemoryStore,
+    renewals: Arc<AtomicUsize>,
+}
+
+impl Store for Unsure {
+    fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
+        self.store.submit(group, deadline, done);
+    }
+
+    fn submit_renewal(&self, _op: Op, _deadline: Instant, done: Done) {
+        self.renewals.fetch_add(1, Ordering::Relaxed);
+        let outcomes = vec![Outcome::Renewed { left_us: 0 }];
+        done(Ok(Reply { outcomes, asked_at: clock::now(), now: ServerTime::default() }));
+    }
+
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> crate::store::Answer<Result<Page, StoreError>> {
+        self.store.list(prefix, after, limit)
+    }
+
+    fn read(&self, key: Key) -> crate::store::Answer<Result<Option<Stored>, StoreError>> {
+        self.store.read(key)
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn lacks(&self, space: Space) -> Option<String> {
+        self.store.lacks(space)
+    }
+}
+
+/// It is not renewed over and over.
+#[tokio::test]
+async fn a_hold_whose_renewals_promise_no_time_is_told_to_be_lost() {
+    let (memory, renewals) = (memory(), Arc::new(AtomicUsize::new(0)));
+    let store = Arc::new(Unsure { store: memory.store(), renewals: renewals.clone() });
+    let service = Service::start(Parts { store, ..parts(&memory) });
+    let mut hold = service.hold(Request { ttl_ms: Some(1_500), ..request("a") }).await.unwrap();
+    let told = tokio::time::timeout(std::time::Duration::from_secs(10), hold.next()).await;
+    assert!(matches!(told, Ok(HoldEvent::Lost { .. })), "{told:?}");
+    let renewals = renewals.load(Ordering::Relaxed);
+    assert!((1..=10).contains(&renewals), "{renewals} renewals");
 }
 
 /// It was taken away through another proxy: those who watch this one would wait for its end for ever.

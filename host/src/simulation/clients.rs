@@ -11,7 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::check::{Granted, Violation};
 use super::faults::KEEP_MS;
-use super::world::{LONGEST_TTL_MS, Options, Proxy, Shared, TIMEOUT_MS, lock};
+use super::options::Options;
+use super::world::{LONGEST_TTL_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
 use crate::lock::{Instant, LeaseRef, Mode};
 use crate::service::{AcquireError, Begun, HoldEvent, Lease, LeaseError, Request};
@@ -352,7 +353,9 @@ impl Client {
             Some(Ok(Begun::Done(kept))) => {
                 self.shared.tally.count("a once that was done");
                 self.note(&format!("is told that {} was done: {}", request.resource, kept.value));
-                return self.shared.check(|checks| checks.done(&request.resource, &kept.value));
+                self.shared.check(|checks| checks.done(&request.resource, &kept.value));
+                // The others have the proxies for themselves meanwhile.
+                return self.pause(400).await;
             }
             _ => return self.pause(40).await,
         };

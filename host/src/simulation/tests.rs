@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::network::{Fate, Network, Route, Trip};
+use super::options::Options;
 use super::server::Server;
 use super::simulate;
-use super::world::{Options, run};
+use super::world::run;
 use crate::config::StoreConfig;
 use crate::lock::Space;
 use crate::mysql::{Advisory, MysqlStore, Row};

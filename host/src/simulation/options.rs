@@ -1,0 +1,124 @@
+//! What a run is made of, which follows from its seed, and smaller runs of its kind.
+
+use std::fmt;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use super::faults::{Planned, plan};
+
+/// Policies, which begin with the primitives that they are called after.
+pub const POLICIES: [&str; 6] = ["lease", "advisory", "row", "once", "version", "quorum"];
+/// Those that are replaced in a run.
+const CHANGEABLE: [&str; 3] = ["lease", "advisory", "row"];
+/// Members of the quorum.
+pub const MEMBERS: usize = 3;
+
+/// What a run is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub seed: u64,
+    pub proxies: usize,
+    pub clients: usize,
+    /// Resources of each policy.
+    pub resources: usize,
+    /// What clients ask for: names of [`POLICIES`].
+    pub policies: Vec<&'static str>,
+    /// For how long clients ask, in virtual time.
+    pub lasts: Duration,
+    /// Of 1,000 packets, how many have a fault.
+    pub packet_faults_per_mille: u32,
+    pub faults: Vec<Planned>,
+    /// Whether the report has all that happened.
+    pub tells_all: bool,
+}
+
+impl Options {
+    /// What a seed decides of itself.
+    pub fn of(seed: u64) -> Options {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut policies = POLICIES.to_vec();
+        let kinds = random.random_range(1..=POLICIES.len());
+        while policies.len() > kinds {
+            policies.remove(random.random_range(0..policies.len()));
+        }
+        let lasts = Duration::from_secs(random.random_range(10..=60));
+        let proxies = random.random_range(1..=3);
+        let changeable: Vec<&str> =
+            policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
+        let servers = if policies.contains(&"quorum") { 1 + MEMBERS } else { 1 };
+        Options {
+            seed,
+            proxies,
+            clients: random.random_range(2..=24),
+            resources: random.random_range(1..=4),
+            packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
+            faults: plan(&mut random, lasts, (proxies, servers), &changeable),
+            policies,
+            lasts,
+            tells_all: false,
+        }
+    }
+
+    /// Runs that are smaller by one thing: less happens in them. `failed_at` is when this one failed, after its clients
+    /// had begun.
+    pub fn smaller(&self, failed_at: Duration) -> Vec<Options> {
+        let mut smaller = Vec::new();
+        let mut add = |change: &dyn Fn(&mut Options)| {
+            let mut options = self.clone();
+            change(&mut options);
+            let is_possible = options.proxies > 0
+                && options.resources > 0
+                && options.clients > 0
+                && !options.policies.is_empty();
+            if is_possible && options.lasts >= Duration::from_secs(1) && options != *self {
+                smaller.push(options);
+            }
+        };
+        // What had not happened by then is not missed.
+        add(&|options| {
+            options.lasts = options.lasts.min(failed_at + Duration::from_secs(1));
+            options.faults.retain(|planned| u128::from(planned.at_ms) <= failed_at.as_millis());
+        });
+        add(&|options| options.faults.clear());
+        let half = self.faults.len() / 2;
+        add(&|options| drop(options.faults.drain(half..)));
+        add(&|options| drop(options.faults.drain(..half)));
+        add(&|options| options.packet_faults_per_mille = 0);
+        add(&|options| options.proxies -= 1);
+        for n in 0..self.policies.len() {
+            add(&|options| {
+                options.policies.remove(n);
+            });
+        }
+        add(&|options| options.resources -= 1);
+        add(&|options| options.clients /= 2);
+        add(&|options| options.clients -= 1);
+        add(&|options| options.lasts = options.lasts * 3 / 4);
+        for n in 0..self.faults.len() {
+            add(&|options| {
+                options.faults.remove(n);
+            });
+        }
+        smaller
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { proxies, clients, resources, policies, lasts, packet_faults_per_mille, .. } = self;
+        writeln!(
+            f,
+            "{proxies} proxies, {clients} clients, {resources} resources of each of {}, {:.1} s, {packet_faults_per_mille} of \
+             1,000 packets with a fault",
+            policies.join(", "),
+            lasts.as_secs_f64()
+        )?;
+        for Planned { at_ms, fault } in &self.faults {
+            writeln!(f, "after {at_ms} ms: {fault}")?;
+        }
+        Ok(())
+    }
+}
