@@ -161,8 +161,8 @@ impl Hold {
             let error =
                 match self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline).await {
                     Ok(renewed) if renewed.valid_until > clock::now() => return self.renewed(renewed),
-                    // It is there, and nothing can be promised of it: its session says nothing, or this proxy is no member.
-                    Ok(_) => "nobody can say for how long the lease will last".to_owned(),
+                    // The lease exists, but its session is silent, or this proxy is not a member of its fleet.
+                    Ok(_) => "no time can be promised for the lease".to_owned(),
                     Err(LeaseError::Store(error)) => error.to_string(),
                     Err(error) => return self.gone(&error.to_string()),
                 };

@@ -49,10 +49,10 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Of a lease whose claim the new generation refuses.
-    fn of_refused(nonce: u64, claim: &Claim) -> Shadow {
-        let resource = Some(claim.tag.resource.clone());
-        Shadow { nonce, old: claim.keys.clone(), new: Arc::default(), resource }
+    /// `plan`: what the new generation makes of the lease's request; `None` where it refuses the request.
+    fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&Named>, resource: &str) -> Shadow {
+        let new = plan.map_or_else(Arc::default, |plan| plan.keys.clone());
+        Shadow { nonce, old, new, resource: plan.is_none().then(|| resource.into()) }
     }
 }
 
@@ -228,29 +228,15 @@ impl Swap {
             return;
         }
         let Some(plan) = self.plans.get(&request_of(claim)) else { return };
-        let Some(new) = plan else {
-            match standing {
-                Standing::Lease { nonce } => shadows.extend([Shadow::of_refused(nonce, claim)]),
-                Standing::Waiter { id, asked } => {
-                    if asked {
-                        shadows.extend([Shadow::of_refused(claim.attempt, claim)]);
-                    }
-                    // Beside the live generation the claim is as good as before.
-                    if !self.beside {
-                        replans.push((id, None));
-                    }
-                }
+        if let Some(new) = plan {
+            let waits_for_any = claim.any && new.any && claim.keys == new.keys;
+            let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
+            if waits_for_any || (holds && !claim.any) {
+                return;
             }
-            return;
-        };
-        let waits_for_any = claim.any && new.any && claim.keys == new.keys;
-        let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
-        if waits_for_any || (holds && !claim.any) {
-            return;
         }
         let mut shadow = |nonce| {
-            let (old, new) = (claim.keys.clone(), new.keys.clone());
-            shadows.extend([Shadow { nonce, old, new, resource: None }]);
+            shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), &claim.tag.resource)]);
         };
         match standing {
             Standing::Lease { nonce } => shadow(nonce),
@@ -258,12 +244,19 @@ impl Swap {
                 if asked {
                     shadow(claim.attempt);
                 }
-                let wider = || {
-                    let keys = union(&claim.keys, new.keys.iter());
-                    let attempt = random::within(1..u64::MAX);
-                    Box::new(Claim { keys, attempt, ..claim.clone() })
-                };
-                replans.push((id, (!claim.any && !new.any).then(wider)));
+                match plan {
+                    Some(new) => {
+                        let wider = || {
+                            let keys = union(&claim.keys, new.keys.iter());
+                            let attempt = random::within(1..u64::MAX);
+                            Box::new(Claim { keys, attempt, ..claim.clone() })
+                        };
+                        replans.push((id, (!claim.any && !new.any).then(wider)));
+                    }
+                    // Beside the live generation the claim is as good as before.
+                    None if self.beside => {}
+                    None => replans.push((id, None)),
+                }
             }
         }
     }
@@ -398,15 +391,11 @@ struct Held {
 
 impl Held {
     fn shadow(&self, plans: &Plans) -> Option<Shadow> {
+        let plan = plans.get(&self.request)?.as_ref();
+        let is_held =
+            |new: &Named| new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned());
         let old = union(&[], self.keys.iter());
-        let Some(new) = plans.get(&self.request)? else {
-            let resource = Some(self.request.resource.as_str().into());
-            return Some(Shadow { nonce: self.nonce, old, new: Arc::default(), resource });
-        };
-        if new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned()) {
-            return None;
-        }
-        Some(Shadow { nonce: self.nonce, old, new: new.keys.clone(), resource: None })
+        (!plan.is_some_and(is_held)).then(|| Shadow::new(self.nonce, old, plan, &self.request.resource))
     }
 }
 

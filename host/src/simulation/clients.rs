@@ -86,7 +86,7 @@ impl Client {
         self.shared.proxy(self.random.random_range(0..self.proxies))
     }
 
-    /// The proxy that granted the lease, or any, where any will do.
+    /// The proxy that granted the lease; now and then another one, where any proxy can renew and release the lease.
     fn proxy_for(&mut self, granted_by: &Proxy, lease: &LeaseRef) -> Proxy {
         match !rests_on_session(lease) && self.random.random_bool(0.3) {
             true => self.proxy(),

@@ -67,6 +67,9 @@ pub enum Fault {
     },
 }
 
+/// The policies that are replaced in a run, and the primitives that they get.
+pub const CHANGEABLE: [&str; 3] = ["lease", "advisory", "row"];
+
 /// Settings of the policy `default`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -82,10 +85,8 @@ impl Settings {
     }
 
     fn any(random: &mut StdRng) -> Settings {
-        let primitives = ["lease", "advisory", "row"];
-        let mut one_of = |of: &[&'static str]| of.choose(random).copied().unwrap_or("lease");
-        let primitive = one_of(&primitives);
-        let second = one_of(&primitives);
+        let mut one = || CHANGEABLE.choose(random).copied().unwrap_or("lease");
+        let (primitive, second) = (one(), one());
         Settings {
             primitive,
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),

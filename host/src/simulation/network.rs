@@ -96,7 +96,7 @@ impl Client {
         if self.is_broken {
             return Err(closed());
         }
-        // Whoever gives up half-way cannot use the connection any more.
+        // A client that gives up half-way cannot use the connection any more.
         self.is_broken = true;
         match trip.fate {
             Fate::Refused => {

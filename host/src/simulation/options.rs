@@ -7,14 +7,12 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::faults::{Planned, plan};
+use super::faults::{CHANGEABLE, Planned, plan};
 
-/// Policies, which begin with the primitives that they are called after.
+/// The policies. Each begins with the primitive of the same name.
 pub const POLICIES: [&str; 6] = ["lease", "advisory", "row", "once", "version", "quorum"];
-/// Those that are replaced in a run.
-const CHANGEABLE: [&str; 3] = ["lease", "advisory", "row"];
-/// Members of the quorum.
-pub const MEMBERS: usize = 3;
+/// Servers of the quorum.
+const MEMBERS: usize = 3;
 
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +22,7 @@ pub struct Options {
     pub clients: usize,
     /// Resources of each policy.
     pub resources: usize,
-    /// What clients ask for: names of [`POLICIES`].
+    /// The policies that clients use, of [`POLICIES`].
     pub policies: Vec<&'static str>,
     /// For how long clients ask, in virtual time.
     pub lasts: Duration,
@@ -48,7 +46,7 @@ impl Options {
         let proxies = random.random_range(1..=3);
         let changeable: Vec<&str> =
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
-        let servers = if policies.contains(&"quorum") { 1 + MEMBERS } else { 1 };
+        let servers = servers(&policies);
         Options {
             seed,
             proxies,
@@ -60,6 +58,11 @@ impl Options {
             lasts,
             tells_all: false,
         }
+    }
+
+    /// How many servers there are: the store's, and those of the quorum where clients use it.
+    pub fn servers(&self) -> usize {
+        servers(&self.policies)
     }
 
     /// Runs that are smaller by one thing: less happens in them. `failed_at` is when this one failed, after its clients
@@ -104,6 +107,10 @@ impl Options {
         }
         smaller
     }
+}
+
+fn servers(policies: &[&str]) -> usize {
+    if policies.contains(&"quorum") { 1 + MEMBERS } else { 1 }
 }
 
 impl fmt::Display for Options {

@@ -59,7 +59,7 @@ pub struct Ended {
     pub at: Instant,
     /// The proxy whose session it was.
     pub proxy: usize,
-    /// Named locks, by their names, and rows, by their primary keys.
+    /// The names of its named locks, and the primary keys of its rows.
     pub locked: Vec<Vec<u8>>,
 }
 

@@ -15,7 +15,7 @@ use super::clients::{Client, request};
 use super::faults::{Fault, FaultyNetwork, Planned, Settings, Tally};
 use super::host::Host;
 use super::network::Route;
-use super::options::{MEMBERS, Options, POLICIES};
+use super::options::{Options, POLICIES};
 use super::server::Server;
 use super::simulate;
 use crate::clock;
@@ -207,8 +207,8 @@ fn store_config() -> StoreConfig {
 
 impl World {
     fn start(options: &Options) -> World {
-        let count = if options.policies.contains(&"quorum") { 1 + MEMBERS } else { 1 };
-        let servers: Vec<Arc<Server>> = (1..=count).map(|n| Server::new(&format!("server-{n}"))).collect();
+        let server = |n| Server::new(&format!("server-{n}"));
+        let servers: Vec<Arc<Server>> = (1..=options.servers()).map(server).collect();
         let tally = Arc::new(Tally::default());
         let network = |n| Arc::new(FaultyNetwork::new(options.seed ^ (100 + n as u64), tally.clone()));
         let networks = (0..options.proxies).map(network).collect();
@@ -334,18 +334,13 @@ impl World {
         self.shared.tally.count(fault.kind());
         self.shared.note(fault.to_string());
         match fault {
-            Fault::Kill { proxy, down_ms } => {
-                let index = proxy % self.options.proxies;
-                let _life = self.lives[index].lock().await;
-                self.shared.proxy(index).host.kill();
-                self.has_ended(index);
-                self.start_again(index, *down_ms).await;
-            }
-            Fault::Restart { proxy, down_ms } => {
+            Fault::Kill { proxy, down_ms } | Fault::Restart { proxy, down_ms } => {
                 let index = proxy % self.options.proxies;
                 let _life = self.lives[index].lock().await;
                 let proxy = self.shared.proxy(index);
-                stop(&proxy).await;
+                if matches!(fault, Fault::Restart { .. }) {
+                    stop(&proxy).await;
+                }
                 proxy.host.kill();
                 self.has_ended(index);
                 self.start_again(index, *down_ms).await;
@@ -484,10 +479,7 @@ impl World {
 
     async fn report(&self) -> Result<Report, Box<Failed>> {
         for proxy in self.shared.all() {
-            proxy.fleet.leave().await;
-            for store in &proxy.stores {
-                store.close().await;
-            }
+            leave(proxy).await;
         }
         let checks = lock(&self.shared.checks);
         if let Some((violation, at)) = lock(&self.shared.violation).clone() {
@@ -519,14 +511,15 @@ async fn stop(proxy: &Proxy) {
         service.rested().await;
     });
     let _ = tokio::time::timeout(DRAIN, drain).await;
-    let (fleet, stores) = (proxy.fleet.clone(), proxy.stores.clone());
-    let leave = async move {
-        fleet.leave().await;
-        for store in stores {
-            store.close().await;
-        }
-    };
-    let _ = proxy.host.run(leave).await;
+    let _ = proxy.host.run(leave(proxy.clone())).await;
+}
+
+/// The last thing that a proxy does.
+async fn leave(proxy: Proxy) {
+    proxy.fleet.leave().await;
+    for store in proxy.stores {
+        store.close().await;
+    }
 }
 
 fn fingerprint(history: &[(Instant, String)]) -> u64 {

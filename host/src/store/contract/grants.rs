@@ -34,7 +34,7 @@ pub async fn exclusive_keys_have_one_holder(store: &dyn Store) {
     granted(store, &yours).await;
 }
 
-/// By another store, and where the key of the table has another name.
+/// The next token comes from another store, also for a key that is called otherwise than the key of the table.
 pub async fn tokens_rise_after_a_lease_of_two_spaces(one: &dyn Store, other: &dyn Store, space: Space) {
     let names = Names::new("two-spaces");
     let within = |name: &str| Key::new(&names.key(name)).expect("it is a key").within(space);
