@@ -10,6 +10,8 @@ pub mod faults;
 pub mod host;
 pub mod network;
 pub mod options;
+pub mod pair;
+pub mod search;
 pub mod server;
 pub mod world;
 

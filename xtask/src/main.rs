@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod example;
+mod mutate;
 mod paths;
 mod servers;
 mod settings;
@@ -34,6 +35,7 @@ enum Command {
     Test(test::Args),
     Bench(bench::Args),
     Sim(sim::Args),
+    Mutate(mutate::Args),
     Example(example::Args),
     Servers(servers::Args),
     Upgrade(upgrade::Args),
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(&args),
+        Command::Mutate(args) => mutate::run(&args),
         Command::Example(args) => example::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),

@@ -1,10 +1,11 @@
 //! `cargo xtask sim`: the simulation.
 
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use crate::steps;
+use crate::{paths, steps};
 
 /// Searches for a run of simulated servers, proxies and clients in which a promise is broken.
 ///
@@ -17,7 +18,19 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut sim = steps::cargo(&["run", "--quiet", "--package", "lockkeeper", "--features", "simulation"]);
-    sim.args(["--bin", "lockkeeper-sim", "--"]).args(&args.options);
-    Ok(ExitCode::from(steps::code(steps::status(&mut sim)?)))
+    let built = steps::status(&mut steps::cargo(&BUILD))?;
+    if !built.success() {
+        return Ok(ExitCode::from(steps::code(built)));
+    }
+    let mut sim = Command::new(program(&paths::target()));
+    Ok(ExitCode::from(steps::code(steps::status(sim.args(&args.options))?)))
+}
+
+/// Builds the simulation. With the whole workspace, so that what it depends on is built as for the tests.
+pub const BUILD: [&str; 6] =
+    ["build", "--workspace", "--features", "lockkeeper/simulation", "--bin", "lockkeeper-sim"];
+
+/// What [`BUILD`] makes in a target folder.
+pub fn program(target: &Path) -> PathBuf {
+    target.join("debug").join("lockkeeper-sim")
 }

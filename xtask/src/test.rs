@@ -61,6 +61,7 @@ fn steps() -> Result<Vec<(String, Option<Check>)>> {
         ("servers".into(), Some(Box::new(servers_are_there))),
         ("lints".into(), Some(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
         ("tests".into(), Some(cargo(&["test", "--workspace"]))),
+        ("simulation".into(), Some(cargo(&SIMULATION))),
     ];
     for example in examples()? {
         let name = example.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -71,6 +72,10 @@ fn steps() -> Result<Vec<(String, Option<Check>)>> {
     steps.push(("advisories".into(), deny));
     Ok(steps)
 }
+
+/// Runs of new seeds; those of known seeds are among the tests.
+const SIMULATION: [&str; 7] =
+    ["test", "--workspace", "--lib", "--", "--ignored", "--nocapture", "simulation::"];
 
 fn names() -> Result<Vec<String>> {
     Ok(steps()?.into_iter().map(|(name, _)| name).collect())

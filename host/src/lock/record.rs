@@ -175,6 +175,9 @@ pub struct Holder {
     pub owner: Box<str>,
     pub mode: Mode,
     pub token: Token,
+    /// The same, unless a quorum has raised the token. A client that asked twice may have been told of a lower one
+    /// before, so the lease goes by all tokens from this one on.
+    pub lowest_token: Token,
     /// How many keys the lease holds; this record is one of them.
     pub keys: u32,
     pub since: ServerTime,
@@ -308,8 +311,8 @@ pub enum Op {
         lease: LeaseRef,
         ttl_ms: Option<u32>,
     },
-    /// Lift the lease's tokens to these at least, one for each of its keys. Where they are as high already, it
-    /// only tells what is left of the lease.
+    /// Have the lease go by these tokens, too, one for each of its keys: new ones are above them. Where it does
+    /// already, and for [`Token::ANY`], it only tells what is left of the lease.
     Raise {
         lease: LeaseRef,
         tokens: Vec<Token>,
@@ -507,6 +510,11 @@ impl Env {
 }
 
 impl Holder {
+    /// Whether the token is one that the client may have been told of.
+    fn goes_by(&self, token: Token) -> bool {
+        token == Token::ANY || (self.lowest_token <= token && token <= self.token)
+    }
+
     /// When the holder is certain no more: a little after its lease has ended, as the store's clock may be set forward
     /// by a little unnoticed.
     pub fn over_at(&self) -> ServerTime {

@@ -93,6 +93,9 @@ struct HolderState<'a> {
     #[serde(default, skip_serializing_if = "ModeState::is_exclusive")]
     mode: ModeState,
     token: u64,
+    /// Absent: `token`. Earlier versions drop it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lowest_token: Option<u64>,
     /// How many keys the lease holds.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     keys: u32,
@@ -224,6 +227,7 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             owner: Cow::Borrowed(&holder.owner),
             mode: holder.mode.into(),
             token: holder.token.0,
+            lowest_token: (holder.lowest_token != holder.token).then_some(holder.lowest_token.0),
             keys: holder.keys,
             since: holder.since.0,
             until: holder.until.0,
@@ -253,6 +257,7 @@ impl From<HolderState<'_>> for Holder {
             owner: boxed(state.owner),
             mode: state.mode.into(),
             token: Token(state.token),
+            lowest_token: Token(state.lowest_token.unwrap_or(state.token)),
             keys: state.keys,
             since: ServerTime(state.since),
             until: ServerTime(state.until),
@@ -418,6 +423,7 @@ mod tests {
             owner: "it's \\ \"me\"\n\0 ü".into(),
             mode,
             token: Token(7),
+            lowest_token: Token(6),
             keys: 2,
             since: ServerTime(1),
             until: ServerTime(u64::MAX),

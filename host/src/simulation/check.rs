@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::server::Ended;
+use crate::clock;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::mysql::simulated_name;
 
@@ -69,11 +70,32 @@ struct Versions {
     highest: Vec<(Instant, Token)>,
 }
 
+/// A client that waits for an exclusive lock.
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    owner: String,
+    /// The proxy, and which of its lives.
+    proxy: (usize, u64),
+    asked_at: Instant,
+    until: Instant,
+    /// A client that asked later and was granted the lock while this one waited, and when.
+    passed_by: Option<(String, Instant)>,
+}
+
 /// All that clients were told.
 #[derive(Default)]
 pub struct Checks {
     /// By resource and nonce: those that may still be certain.
     held: BTreeMap<String, BTreeMap<u64, Held>>,
+    /// Of all leases that were granted.
+    nonces: BTreeSet<u64>,
+    /// By resource.
+    waiting: BTreeMap<String, Vec<Waiting>>,
+    /// The last waiter's.
+    last_id: u64,
+    /// Policies that were replaced or are being replaced. The order of their waiters is not checked.
+    replaced: BTreeSet<&'static str>,
     /// By resource: the highest token of all answers that had arrived by then, in the order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
     /// By request id: the lease that it was given.
@@ -84,8 +106,9 @@ pub struct Checks {
     ended: Vec<Ended>,
     /// A server's clock was set, so that what is kept for a time may end before it.
     pub is_clock_set: bool,
-    /// What was checked.
-    pub grants: u64,
+    /// A fail-over has lost writes: leases, outcomes and versions may be gone. No lock has two holders for that, and tokens
+    /// rise.
+    pub has_lost_writes: bool,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
@@ -106,6 +129,8 @@ pub struct Granted<'a> {
     pub valid_until: Instant,
     /// The proxy that granted it.
     pub proxy: usize,
+    /// Which of its lives.
+    pub life: u64,
 }
 
 /// So much happens at one moment only where something never ends.
@@ -121,6 +146,11 @@ impl Checks {
         self.history.push((now, what));
     }
 
+    /// How many grants were checked.
+    pub fn grants(&self) -> u64 {
+        self.nonces.len() as u64
+    }
+
     /// Whether time passes: something that is done again and again at once keeps everything else from being done.
     pub fn time_passes(&self) -> Result<(), Violation> {
         match (self.at_once > AT_ONCE, self.history.last()) {
@@ -132,8 +162,19 @@ impl Checks {
     }
 
     pub fn granted(&mut self, granted: &Granted<'_>) -> Result<(), Violation> {
-        let Granted { resource, owner, lease, mode, token, request_id, asked_at, now, valid_until, proxy } =
-            *granted;
+        let Granted {
+            resource,
+            owner,
+            lease,
+            mode,
+            token,
+            request_id,
+            asked_at,
+            now,
+            valid_until,
+            proxy,
+            ..
+        } = *granted;
         self.note(
             now,
             format!(
@@ -164,7 +205,10 @@ impl Checks {
             known.until = known.until.max(valid_until);
             return Ok(());
         }
-        self.grants += 1;
+        let is_new = self.nonces.insert(lease.nonce);
+        if is_new && !self.replaced.iter().any(|policy| is_of(resource, policy)) {
+            pass(&mut self.waiting, granted);
+        }
         let session = Session::of(&lease.keys, proxy);
         let has_ended = session.as_ref().is_some_and(|session| {
             self.ended.iter().any(|ended| ended.at >= asked_at && session.ended_with(ended))
@@ -190,6 +234,36 @@ impl Checks {
                 token.0, last.0
             ))
         })
+    }
+
+    /// A client waits for an exclusive lock, until `until` at the latest. Returns the number of the wait.
+    pub fn waits(&mut self, resource: &str, owner: &str, proxy: (usize, u64), until: Instant) -> u64 {
+        self.last_id += 1;
+        let (owner, asked_at) = (owner.to_owned(), clock::now());
+        let waiting = Waiting { id: self.last_id, owner, proxy, asked_at, until, passed_by: None };
+        self.waiting.entry(resource.to_owned()).or_default().push(waiting);
+        self.last_id
+    }
+
+    /// The policy is being replaced: from now on the order of its waiters is not checked.
+    pub fn is_replaced(&mut self, policy: &'static str) {
+        self.replaced.insert(policy);
+        self.waiting.retain(|resource, _| !is_of(resource, policy));
+    }
+
+    /// The wait has ended, with an answer or without.
+    pub fn waits_no_more(&mut self, resource: &str, id: u64) -> Result<(), Violation> {
+        let Some(waiting) = self.waiting.get_mut(resource) else { return Ok(()) };
+        let Some(at) = waiting.iter().position(|waiting| waiting.id == id) else { return Ok(()) };
+        let ended = waiting.swap_remove(at);
+        match ended.passed_by {
+            // What happens at one moment has no order.
+            Some((other, at)) if at < clock::now() => Err(Violation(format!(
+                "out of order: {other} was granted {resource} at the proxy that {} had asked before, and waited at",
+                ended.owner
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The client may be certain for longer.
@@ -228,7 +302,9 @@ impl Checks {
     pub fn begun(&self, resource: &str, asked_at: Instant, now: Instant) -> Result<(), Violation> {
         let kept = self.once.get(resource).and_then(|once| once.kept);
         match kept {
-            Some((since, until)) if since < asked_at && now < until && !self.is_clock_set => {
+            Some((since, until))
+                if since < asked_at && now < until && !self.is_clock_set && !self.has_lost_writes =>
+            {
                 Err(Violation(format!(
                     "done twice: {resource} is granted, and its outcome is kept for another {} ms",
                     until.ms_since(now)
@@ -263,6 +339,9 @@ impl Checks {
         (version, content): (Token, Option<String>),
         (asked_at, now): (Instant, Instant),
     ) -> Result<(), Violation> {
+        if self.has_lost_writes {
+            return Ok(());
+        }
         let versions = self.versions.entry(resource.to_owned()).or_default();
         let before = versions.highest.iter().rev().find(|(at, _)| *at < asked_at);
         if let Some((_, last)) = before.filter(|(_, last)| *last > version) {
@@ -289,6 +368,9 @@ impl Checks {
         content: &str,
         now: Instant,
     ) -> Result<(), Violation> {
+        if self.has_lost_writes {
+            return Ok(());
+        }
         let versions = self.versions.entry(resource.to_owned()).or_default();
         let first = *versions.made_of.entry(read).or_insert(made);
         if made <= read || first != made {
@@ -342,6 +424,23 @@ impl Checks {
         let line =
             |(at, what): &(Instant, String)| format!("{:>12.6} s  {what}\n", at.us_since(began) as f64 / 1e6);
         self.history[from..].iter().map(line).collect()
+    }
+}
+
+fn is_of(resource: &str, policy: &str) -> bool {
+    resource.split_once('/').is_some_and(|(of, _)| of == policy)
+}
+
+/// Notes those who asked the same proxy before this one, and wait still.
+fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>) {
+    let Granted { resource, owner, mode, asked_at, now, proxy, life, .. } = *granted;
+    let is_passed = |waiting: &&mut Waiting| {
+        waiting.proxy == (proxy, life) && waiting.asked_at < asked_at && now < waiting.until
+    };
+    if mode == Mode::Exclusive {
+        for waiting in waiting.get_mut(resource).into_iter().flatten().filter(is_passed) {
+            waiting.passed_by.get_or_insert_with(|| (owner.to_owned(), now));
+        }
     }
 }
 

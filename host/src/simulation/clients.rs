@@ -176,7 +176,15 @@ impl Client {
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
         let pauses = (!proxy.host.is_paused()).then(|| proxy.host.pauses());
         let limit = Duration::from_millis(patience.into());
-        let Ok(asked) = tokio::time::timeout(limit, proxy.host.run(call)).await else {
+        let waits = (request.mode == Mode::Exclusive && wait_ms > 0).then(|| {
+            let until = clock::now().plus_ms(wait_ms);
+            lock(&self.shared.checks).waits(resource, &self.name, (proxy.index, proxy.life), until)
+        });
+        let asked = tokio::time::timeout(limit, proxy.host.run(call)).await;
+        if let Some(id) = waits {
+            self.shared.check(|checks| checks.waits_no_more(resource, id));
+        }
+        let Ok(asked) = asked else {
             // One that stood still for a while may be late.
             if !leaves && pauses == Some(proxy.host.pauses()) {
                 let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
@@ -211,6 +219,7 @@ impl Client {
             now: clock::now(),
             valid_until: lease.valid_until,
             proxy: proxy.index,
+            life: proxy.life,
         };
         self.shared.check(|checks| checks.granted(&granted));
     }
@@ -284,7 +293,8 @@ impl Client {
         if end <= clock::now() {
             lock(&self.shared.checks).let_go(resource, &lease.lease);
         }
-        if left_ms > 0 && !rests_on_session(&lease.lease) {
+        let may_be_gone = rests_on_session(&lease.lease) || lock(&self.shared.checks).has_lost_writes;
+        if left_ms > 0 && !may_be_gone {
             let why = format!(
                 "{} has lost {resource}, of which it was certain for another {left_ms} ms",
                 self.name

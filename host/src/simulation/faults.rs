@@ -55,6 +55,15 @@ pub enum Fault {
         server: usize,
         by_ms: i64,
     },
+    /// The store's replica takes its primary's place. Where that was not planned, the primary stops first, and what the
+    /// replica had not heard of is lost.
+    FailOver {
+        is_planned: bool,
+        /// From the end of the one to the beginning of the other.
+        gap_ms: u32,
+        /// Then the old primary becomes a replica of the new one.
+        back_ms: u32,
+    },
     /// The policy gets other settings, by way of this proxy.
     Replace {
         proxy: usize,
@@ -123,15 +132,24 @@ impl Fault {
             Fault::Crash { .. } => "a server crashes and is started again",
             Fault::StallCommits { .. } => "the commits of a server stall",
             Fault::SetClock { .. } => "the clock of a server is set",
+            Fault::FailOver { is_planned: true, .. } => "a fail-over that was planned",
+            Fault::FailOver { is_planned: false, .. } => "a fail-over that loses writes",
             Fault::Replace { .. } => "a policy is replaced",
             Fault::RollBack { .. } => "a policy is rolled back",
         }
     }
 
-    /// One that a run of `proxies` and `servers` may have.
-    fn any(random: &mut StdRng, proxies: usize, servers: usize, policies: &[&'static str]) -> Fault {
+    fn any(random: &mut StdRng, what: &Failing<'_>) -> Fault {
+        let Failing { proxies, servers, has_replica, policies } = *what;
         let proxy = random.random_range(0..proxies);
         let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
+        if has_replica && random.random_bool(0.15) {
+            return Fault::FailOver {
+                is_planned: random.random_bool(0.3),
+                gap_ms: *[0, 500, 3_000, 8_000].choose(random).unwrap_or(&0),
+                back_ms: *[0, 2_000, 15_000].choose(random).unwrap_or(&0),
+            };
+        }
         let mut one_of = |of: &[u32]| of.choose(random).copied().unwrap_or(1_000);
         let (short, long) =
             (one_of(&[200, 2_000, 4_000, 9_000]), one_of(&[100, 1_000, 4_000, 12_000, 40_000]));
@@ -168,6 +186,9 @@ impl fmt::Display for Fault {
             Fault::Crash { server } => write!(f, ": server {server}"),
             Fault::StallCommits { server, ms } => write!(f, ": server {server}, for {ms} ms"),
             Fault::SetClock { server, by_ms } => write!(f, ": server {server}, by {by_ms} ms"),
+            Fault::FailOver { gap_ms, back_ms, .. } => {
+                write!(f, ": after {gap_ms} ms, and the old primary is a replica {back_ms} ms later")
+            }
             Fault::Replace { proxy, policy, settings } => {
                 let settings = Value::Object(settings.table());
                 write!(f, ": `{policy}`, at proxy {proxy}, with {settings}")
@@ -177,13 +198,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The faults of a run, in the order of time. Policies of these names may be replaced.
-pub fn plan(
-    random: &mut StdRng,
-    lasts: Duration,
-    (proxies, servers): (usize, usize),
-    policies: &[&'static str],
-) -> Vec<Planned> {
+/// What may fail in a run.
+#[derive(Clone, Copy)]
+pub struct Failing<'a> {
+    pub proxies: usize,
+    pub servers: usize,
+    pub has_replica: bool,
+    /// They may be replaced.
+    pub policies: &'a [&'static str],
+}
+
+/// The faults of a run, in the order of time.
+pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
     let Some(longest_pause_ms) = *[None, Some(10_000), Some(3_000)].choose(random).unwrap_or(&None) else {
         return Vec::new();
     };
@@ -193,7 +219,7 @@ pub fn plan(
         if u128::from(at_ms) >= lasts.as_millis() {
             return planned;
         }
-        planned.push(Planned { at_ms, fault: Fault::any(random, proxies, servers, policies) });
+        planned.push(Planned { at_ms, fault: Fault::any(random, what) });
     }
 }
 

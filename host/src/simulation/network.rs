@@ -77,6 +77,9 @@ impl Client {
             Fate::Refused | Fate::Unanswered => return Err(closed()),
             Fate::Lost | Fate::AnswerLost => return std::future::pending().await,
         }
+        if route.server.is_down() {
+            return Err(closed());
+        }
         let (packets, incoming) = mpsc::unbounded_channel();
         let is_cut = Arc::new(AtomicBool::new(false));
         tokio::spawn(serve(route.server.clone(), route.from, incoming, is_cut.clone()));

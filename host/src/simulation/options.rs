@@ -7,12 +7,10 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::faults::{CHANGEABLE, Planned, plan};
+use super::faults::{CHANGEABLE, Failing, Fault, Planned, plan};
 
-/// The policies. Each begins with the primitive of the same name.
+/// The policies of a run. Each starts out with the primitive of the same name.
 pub const POLICIES: [&str; 6] = ["lease", "advisory", "row", "once", "version", "quorum"];
-/// Servers of the quorum.
-const MEMBERS: usize = 3;
 
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +27,10 @@ pub struct Options {
     /// Of 1,000 packets, how many have a fault.
     pub packet_faults_per_mille: u32,
     pub faults: Vec<Planned>,
+    /// Servers of the quorum.
+    pub members: usize,
+    /// How far behind the store's replica is, where there is one.
+    pub replica: Option<Duration>,
     /// Whether the report has all that happened.
     pub tells_all: bool,
 }
@@ -46,23 +48,33 @@ impl Options {
         let proxies = random.random_range(1..=3);
         let changeable: Vec<&str> =
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
-        let servers = servers(&policies);
+        let replica = *[None, None, Some(0), Some(50), Some(1_000)].choose(&mut random).unwrap_or(&None);
+        let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
+        let failing = Failing {
+            proxies,
+            servers: servers(&policies, members),
+            has_replica: replica.is_some(),
+            policies: &changeable,
+        };
         Options {
             seed,
             proxies,
             clients: random.random_range(2..=24),
             resources: random.random_range(1..=4),
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
-            faults: plan(&mut random, lasts, (proxies, servers), &changeable),
+            faults: plan(&mut random, lasts, &failing),
+            members,
+            replica: replica.map(Duration::from_millis),
             policies,
             lasts,
             tells_all: false,
         }
     }
 
-    /// How many servers there are: the store's, and those of the quorum where clients use it.
+    /// How many servers there are: the store's, and those of the quorum where clients use it; the store's replica is none
+    /// of them.
     pub fn servers(&self) -> usize {
-        servers(&self.policies)
+        servers(&self.policies, self.members)
     }
 
     /// Runs that are smaller by one thing: less happens in them. `failed_at` is when this one failed, after its clients
@@ -84,6 +96,10 @@ impl Options {
         add(&|options| {
             options.lasts = options.lasts.min(failed_at + Duration::from_secs(1));
             options.faults.retain(|planned| u128::from(planned.at_ms) <= failed_at.as_millis());
+        });
+        add(&|options| {
+            options.replica = None;
+            options.faults.retain(|planned| !matches!(planned.fault, Fault::FailOver { .. }));
         });
         add(&|options| options.faults.clear());
         let half = self.faults.len() / 2;
@@ -109,8 +125,8 @@ impl Options {
     }
 }
 
-fn servers(policies: &[&str]) -> usize {
-    if policies.contains(&"quorum") { 1 + MEMBERS } else { 1 }
+fn servers(policies: &[&str], members: usize) -> usize {
+    if policies.contains(&"quorum") { 1 + members } else { 1 }
 }
 
 impl fmt::Display for Options {
@@ -123,6 +139,12 @@ impl fmt::Display for Options {
             policies.join(", "),
             lasts.as_secs_f64()
         )?;
+        if policies.contains(&"quorum") {
+            writeln!(f, "{} servers of the quorum", self.members)?;
+        }
+        if let Some(behind) = self.replica {
+            writeln!(f, "the store has a replica, which is {} ms behind", behind.as_millis())?;
+        }
         for Planned { at_ms, fault } in &self.faults {
             writeln!(f, "after {at_ms} ms: {fault}")?;
         }

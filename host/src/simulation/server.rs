@@ -4,7 +4,7 @@
 //! deadlocks, named locks, sessions that end when they say nothing, and a clock that can be set. What it does
 //! otherwise than MySQL and MariaDB is a fault: the tests that every store passes are run against it as against them.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -17,6 +17,7 @@ use crate::lock::Instant;
 mod evaluate;
 mod execute;
 mod parse;
+mod replica;
 mod state;
 mod text;
 pub mod value;
@@ -51,6 +52,8 @@ pub struct Server {
     stalled_until_us: AtomicU64,
     /// Sessions that ended without their clients' wish, since they were last asked for.
     ended: Mutex<Vec<Ended>>,
+    /// Nobody can connect.
+    is_down: AtomicBool,
 }
 
 /// A session that ended without its client's wish, while it had locks.
@@ -79,6 +82,7 @@ impl Server {
             clock_off_us: AtomicI64::new(0),
             stalled_until_us: AtomicU64::new(0),
             ended: Mutex::default(),
+            is_down: AtomicBool::new(false),
         };
         {
             let mut state = server.state();
@@ -193,7 +197,15 @@ impl Server {
         }
         let mut state = self.state();
         state.session(session)?;
+        if state.is_read_only() && state.savepoint(session) > 0 {
+            state.rollback(session);
+            return Err(read_only());
+        }
         state.commit(session);
         Ok(())
     }
+}
+
+fn read_only() -> Failure {
+    Failure::new(1290, "The MySQL server is running with the --read-only option")
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::network::{Fate, Network, Route, Trip};
 use super::options::Options;
+use super::search::{Search, search};
 use super::server::Server;
 use super::simulate;
 use super::world::run;
@@ -110,4 +111,22 @@ fn the_promises_are_kept_in_some_runs() {
             );
         }
     }
+}
+
+/// A step of its own in `cargo xtask test`, which shows what it prints.
+#[test]
+#[ignore = "takes 90 seconds: cargo xtask test simulation"]
+fn the_promises_are_kept_in_runs_of_new_seeds() {
+    let first = rand::random_range(1..1_000_000_000);
+    let limit = Duration::from_secs(90);
+    let keeps = search(&Search {
+        first,
+        seeds: u64::MAX,
+        limit,
+        tells_all: false,
+        tells_each: false,
+        logs: false,
+        shrinks: true,
+    });
+    assert!(keeps, "a promise is broken: see above");
 }

@@ -1,13 +1,14 @@
 //! One run: servers, proxies and clients, until the time is over or a promise is broken.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
@@ -16,6 +17,7 @@ use super::faults::{Fault, FaultyNetwork, Planned, Settings, Tally};
 use super::host::Host;
 use super::network::Route;
 use super::options::{Options, POLICIES};
+use super::pair::Pair;
 use super::server::Server;
 use super::simulate;
 use crate::clock;
@@ -67,6 +69,8 @@ pub fn run(options: &Options) -> Result<Report, Box<Failed>> {
 #[derive(Clone)]
 pub struct Proxy {
     pub index: usize,
+    /// No two lives have the same.
+    pub life: u64,
     pub host: Arc<Host>,
     pub service: Service,
     /// It is stopped in order: held connections are told.
@@ -82,9 +86,13 @@ struct World {
     options: Options,
     /// The first is the store; the others are the members of the quorum.
     servers: Vec<Arc<Server>>,
+    /// Where the store has a replica.
+    pair: Option<Arc<Pair>>,
     /// One for each proxy.
     networks: Vec<Arc<FaultyNetwork>>,
     bells: Arc<Line>,
+    /// The number of the next life of a proxy.
+    next_life: AtomicU64,
     /// To be locked by what stops or starts a proxy.
     lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
@@ -153,6 +161,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The longest lease that clients ask for.
 pub const LONGEST_TTL_MS: u32 = 3_000;
 pub const TIMEOUT_MS: u32 = 5_000;
+/// The longest lease that policies may plan: for so long, and some seconds, nothing is granted after a fail-over.
+const LONGEST_PLANNED_MS: u32 = 10_000;
 
 /// How long an undecided group waits for members of the quorum.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
@@ -192,7 +202,7 @@ fn routes() -> Vec<PolicyRoute> {
 }
 
 fn limits() -> Limits {
-    Limits { max_ttl_ms: 60_000, ..Limits::default() }
+    Limits { max_ttl_ms: LONGEST_PLANNED_MS, ..Limits::default() }
 }
 
 fn store_config() -> StoreConfig {
@@ -209,11 +219,13 @@ impl World {
     fn start(options: &Options) -> World {
         let server = |n| Server::new(&format!("server-{n}"));
         let servers: Vec<Arc<Server>> = (1..=options.servers()).map(server).collect();
+        let pair = options.replica.map(|behind| Arc::new(Pair::new(servers[0].clone(), behind)));
+        let replica = pair.as_ref().map(|pair| pair.second());
         let tally = Arc::new(Tally::default());
         let network = |n| Arc::new(FaultyNetwork::new(options.seed ^ (100 + n as u64), tally.clone()));
         let networks = (0..options.proxies).map(network).collect();
         let shared = Arc::new(Shared {
-            servers: servers.clone(),
+            servers: servers.iter().cloned().chain(replica).collect(),
             checks: Mutex::default(),
             violation: Mutex::default(),
             began: OnceLock::new(),
@@ -223,8 +235,17 @@ impl World {
         });
         let lives = (0..options.proxies).map(|_| tokio::sync::Mutex::default()).collect();
         let bells = Arc::new(Line::default());
-        let world = World { options: options.clone(), servers, networks, bells, lives, shared };
-        for index in 0..options.proxies {
+        let world = World {
+            options: options.clone(),
+            servers,
+            pair,
+            networks,
+            bells,
+            next_life: AtomicU64::new(0),
+            lives,
+            shared,
+        };
+        for index in 0..world.options.proxies {
             let proxy = world.start_proxy(index);
             lock(&world.shared.proxies).push(proxy);
         }
@@ -239,12 +260,13 @@ impl World {
     fn parts(&self, index: usize, host: Arc<Host>) -> Proxy {
         let config = store_config();
         let metrics = Metrics::default();
-        let open = |server: &Arc<Server>| {
-            let network = self.networks[index].clone();
-            let route = Route { from: index, server: server.clone(), network };
-            Arc::new(MysqlStore::simulated(&config, vec![route], limits().max_ttl_ms, metrics.clone()))
+        let route = |server| Route { from: index, server, network: self.networks[index].clone() };
+        let open = |(n, server): (usize, &Arc<Server>)| {
+            let replica = self.pair.iter().filter(|_| n == 0).map(|pair| pair.second());
+            let routes = std::iter::once(server.clone()).chain(replica).map(route).collect();
+            Arc::new(MysqlStore::simulated(&config, routes, limits().max_ttl_ms, metrics.clone()))
         };
-        let stores: Vec<Arc<MysqlStore>> = self.servers.iter().map(open).collect();
+        let stores: Vec<Arc<MysqlStore>> = self.servers.iter().enumerate().map(open).collect();
         let store = stores[0].clone();
         let registry = Arc::new(store.registry());
         let mut others: Vec<(Space, Arc<dyn Store>)> = vec![
@@ -286,13 +308,19 @@ impl World {
         });
         let notices = Arc::new(Mutex::new(service.watch()));
         let draining = CancellationToken::new();
-        Proxy { index, host, service, draining, fleet, policies, stores, notices }
+        let life = self.next_life.fetch_add(1, Relaxed);
+        Proxy { index, life, host, service, draining, fleet, policies, stores, notices }
     }
 
     async fn run(self) -> Result<Report, Box<Failed>> {
-        self.until_all_grant().await;
-        self.networks.iter().for_each(|network| network.fail(self.options.packet_faults_per_mille));
         let world = Arc::new(self);
+        let replicate = |pair: Arc<Pair>| tokio::spawn(async move { pair.replicate().await });
+        let _replication = world.pair.clone().map(replicate).map(AbortOnDropHandle::new);
+        world.until_all_grant().await;
+        if let Some(pair) = &world.pair {
+            pair.catch_up().await;
+        }
+        world.networks.iter().for_each(|network| network.fail(world.options.packet_faults_per_mille));
         let mut clients = JoinSet::new();
         for n in 0..world.options.clients {
             let client = Client::new(n, &world.options, world.shared.clone());
@@ -363,7 +391,16 @@ impl World {
                 lock(&self.shared.checks).is_clock_set = true;
                 self.server(*server).set_clock(by_ms * 1_000);
             }
+            Fault::FailOver { is_planned, gap_ms, back_ms } => {
+                let Some(pair) = &self.pair else { return };
+                if !is_planned {
+                    lock(&self.shared.checks).has_lost_writes = true;
+                }
+                pair.fail_over(*is_planned, (*gap_ms, *back_ms)).await;
+                self.shared.note("the old primary is a replica now".to_owned());
+            }
             Fault::Replace { proxy, policy, settings } => {
+                lock(&self.shared.checks).is_replaced(policy);
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (policies, fleet, table) =
                     (proxy.policies.clone(), proxy.fleet.clone(), settings.table());
@@ -378,6 +415,7 @@ impl World {
                 .await;
             }
             Fault::RollBack { proxy, policy } => {
+                lock(&self.shared.checks).is_replaced(policy);
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (fleet, policy) = (proxy.fleet.clone(), *policy);
                 self.change(&proxy, async move {
@@ -494,7 +532,7 @@ impl World {
             }));
         }
         Ok(Report {
-            grants: checks.grants,
+            grants: checks.grants(),
             counts: self.shared.tally.all(),
             fingerprint: fingerprint(&checks.history),
             time_line: if self.options.tells_all { checks.time_line(usize::MAX) } else { String::new() },

@@ -256,6 +256,9 @@ impl Round {
             let mut outcome = ballot.outcome(op, random::within(PAUSE_US));
             if let (Op::Acquire(_) | Op::Rejoin(_), Some(Outcome::Granted(grant))) = (op, &mut outcome) {
                 let lease = any_token(op.keys(), grant.nonce);
+                if let Some(lowest) = ballot.lowest(grant.nonce).filter(|_| grant.repeated) {
+                    widen(members, &lease, &lowest, ballot, deadline);
+                }
                 if !raise(members, lease, &grant.tokens, ballot, patience, deadline).await {
                     outcome = None;
                 }
@@ -393,6 +396,16 @@ async fn raise(
         false
     });
     raised.await.unwrap_or(false)
+}
+
+/// Has the members that gave the lease higher tokens take the lowest one, too: the client may have been told of it, when
+/// it asked first. Nobody waits for it; what is asked of these members next comes after it.
+fn widen(members: &[Member], lease: &LeaseRef, lowest: &[Token], ballot: &Ballot, deadline: Instant) {
+    let (_, above) = ballot.at_token(lease.nonce, lowest);
+    for n in above {
+        let op = Op::Raise { lease: lease.clone(), tokens: lowest.to_vec() };
+        members[n].store.submit(vec![op], deadline, Box::new(|_| {}));
+    }
 }
 
 /// How long the members are waited for whose floors are raised.

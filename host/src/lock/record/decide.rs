@@ -284,6 +284,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             owner: claim.owner.clone(),
             mode: claim.mode,
             token,
+            lowest_token: token,
             keys: claim.keys.len() as u32,
             since: env.now,
             until,
@@ -345,15 +346,11 @@ fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
     }
 }
 
-/// Whether the lease is whole and running: in every key, with the token it was given.
+/// Whether the lease is whole and running: in every key, and in the first one with the token it was given.
 fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
     lease.keys.iter().enumerate().all(|(n, key)| {
-        let named = |holder: &Holder| n > 0 || lease.token == Token::ANY || holder.token == lease.token;
-        records
-            .read(key)
-            .holders
-            .iter()
-            .any(|holder| holder.nonce == lease.nonce && env.lasts(holder) && named(holder))
+        let mut holders = records.read(key).holders.iter().filter(|holder| holder.nonce == lease.nonce);
+        holders.any(|holder| env.lasts(holder) && (n > 0 || holder.goes_by(lease.token)))
     })
 }
 
@@ -379,9 +376,8 @@ fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -
     let mut left_us = u64::MAX;
     for (key, token) in lease.keys.iter().zip(tokens) {
         let own = |holder: &&Holder| holder.nonce == lease.nonce;
-        let lower = |holder: &Holder| holder.token < *token;
         let record = records.read(key);
-        if record.token >= *token && !record.holders.iter().filter(own).any(lower) {
+        if record.token >= *token && record.holders.iter().filter(own).all(|holder| holder.goes_by(*token)) {
             let left = record.holders.iter().filter(own).map(|holder| holder.until.us_since(env.now));
             left_us = left.min().unwrap_or(0).min(left_us);
             continue;
@@ -390,6 +386,7 @@ fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -
         record.token = record.token.max(*token);
         for holder in record.holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
             holder.token = holder.token.max(*token);
+            holder.lowest_token = holder.lowest_token.min(*token);
             left_us = left_us.min(holder.until.us_since(env.now));
         }
     }
@@ -411,9 +408,7 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     }
     // A lease that has lost some of its keys is lost, and holds the others up no longer.
     let is_rest = |holder: &Holder| {
-        env.lasts(holder)
-            && holder.keys as usize == lease.keys.len()
-            && (lease.token == Token::ANY || holder.token == lease.token)
+        env.lasts(holder) && holder.keys as usize == lease.keys.len() && holder.goes_by(lease.token)
     };
     let own = |holder: &Holder| holder.nonce == lease.nonce && (whole || is_rest(holder));
     // What is told to be lost is lost also when it is asked again.

@@ -43,6 +43,7 @@ mod tests {
             owner: "me".into(),
             mode: Mode::Exclusive,
             token: Token(1),
+            lowest_token: Token(1),
             keys: 1,
             since: ServerTime(since * SECOND),
             until: ServerTime(until * SECOND),

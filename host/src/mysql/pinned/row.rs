@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use super::guarded::Guarded;
@@ -216,13 +217,44 @@ impl Desk {
             return self.finish(errand, Token::default(), Instant::default());
         }
         let tokens = tokens_for(errand.job.ops[errand.decided.len()..].iter());
-        if wanted.is_empty() {
-            self.count(errand, tokens);
-        } else if self.slots.len() + self.opening < self.connections {
-            self.lock(errand, Wish { keys: wanted, any, strength, tokens });
-        } else {
-            self.wait_for_room(errand, no_room);
+        if !wanted.is_empty() && self.slots.len() + self.opening >= self.connections {
+            return self.wait_for_room(errand, no_room);
         }
+        let Some(signs) = self.ask_guards(&errand) else {
+            return self.waiting.push_back(Waiting { errand, no_room });
+        };
+        match wanted.is_empty() {
+            true => self.count(errand, tokens, signs),
+            false => self.lock(errand, Wish { keys: wanted, any, strength, tokens }, signs),
+        }
+    }
+
+    /// Asks the sessions that guard keys of the errand already for a sign of life: a lease that is granted on
+    /// one of them shows nobody else that the session has ended. `None` while somebody talks on one of them.
+    fn ask_guards(&mut self, errand: &Errand) -> Option<Vec<oneshot::Receiver<bool>>> {
+        let open = errand.job.ops[errand.decided.len()..].iter();
+        let mut guards = self.slots_of(open.flat_map(Op::keys));
+        guards.retain(|id| self.slots.get(id).is_some_and(|slot| slot.parked_until.is_none()));
+        if guards.iter().any(|id| self.slots.get(id).is_some_and(|slot| slot.link.is_none())) {
+            return None;
+        }
+        Some(guards.into_iter().filter_map(|id| self.beat(id)).collect())
+    }
+
+    /// Asks the slot's session for a sign of life, and tells whether it gave one; `None` while somebody talks on
+    /// its connection.
+    fn beat(&mut self, id: u64) -> Option<oneshot::Receiver<bool>> {
+        let mut link = self.slots.get_mut(&id)?.link.take()?;
+        let events = self.events.clone();
+        let (tell, sign) = oneshot::channel();
+        vital::spawn("the sign of life of a row lock", async move {
+            let result = Slot::beat(&mut link).await;
+            let lives = result.is_ok();
+            // Before those who ask: they find the slot as it is now.
+            let _ = events.send(Event::Beat { slot: id, link, result });
+            let _ = tell.send(lives);
+        });
+        Some(sign)
     }
 
     /// A connection may be free in a moment; if none is, whoever asks is to know what is short.
@@ -237,18 +269,19 @@ impl Desk {
         errand.job.ticket.give_up(&why);
     }
 
-    fn count(&mut self, errand: Errand, tokens: u64) {
+    fn count(&mut self, errand: Errand, tokens: u64, signs: Vec<oneshot::Receiver<bool>>) {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         let limit = errand.job.ticket.left();
         vital::spawn("the count of tokens", async move {
-            let result = tokio::time::timeout(limit, counter.next(&shared, tokens, &[])).await;
+            let counting = confirmed(counter.next(&shared, tokens, &[]), signs);
+            let result = tokio::time::timeout(limit, counting).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a number for a token")));
             let _ = events.send(Event::Counted { errand, result });
         });
     }
 
-    fn lock(&mut self, errand: Errand, wish: Wish) {
+    fn lock(&mut self, errand: Errand, wish: Wish, signs: Vec<oneshot::Receiver<bool>>) {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         self.opening += 1;
         self.serial += 1;
@@ -257,7 +290,7 @@ impl Desk {
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         let limit = errand.job.ticket.left();
         vital::spawn("the taking of a row lock", async move {
-            let locking = Slot::lock(&shared, &counter, link, wish);
+            let locking = confirmed(Slot::lock(&shared, &counter, link, wish), signs);
             let result = tokio::time::timeout(limit, locking).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
             let _ = events.send(Event::Locked { slot, errand, result });
@@ -453,18 +486,28 @@ impl Desk {
             if self.free_if_idle(id) {
                 continue;
             }
-            let Some(slot) = self.slots.get_mut(&id) else { continue };
-            if own.us_since(slot.heard) < SILENCE_US || slot.parked_until.is_some() {
-                continue;
+            let is_silent =
+                |slot: &Slot| own.us_since(slot.heard) >= SILENCE_US && slot.parked_until.is_none();
+            if self.slots.get(&id).is_some_and(is_silent) {
+                drop(self.beat(id));
             }
-            let Some(mut link) = slot.link.take() else { continue };
-            let events = self.events.clone();
-            vital::spawn("the sign of life of a row lock", async move {
-                let result = Slot::beat(&mut link).await;
-                let _ = events.send(Event::Beat { slot: id, link, result });
-            });
         }
     }
+}
+
+/// What the work came to, if all sessions that were asked gave a sign of life.
+async fn confirmed<T>(
+    work: impl Future<Output = Result<T, Fault>>,
+    signs: Vec<oneshot::Receiver<bool>>,
+) -> Result<T, Fault> {
+    let result = work.await?;
+    for sign in signs {
+        if !sign.await.unwrap_or(false) {
+            let why = "the session that held the row has ended".to_owned();
+            return Err(Fault::Conflict { why });
+        }
+    }
+    Ok(result)
 }
 
 /// When the sessions that guard the operation's keys were last heard of, the earliest of them.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::evaluate::{Named, Scope, candidates, evaluate, holds, project, run};
 use super::parse::{Expression, Insert, Rows, Select, Statement, Strength, Wait};
-use super::state::{Definition, Place, Row, SessionId, State, Table};
+use super::state::{Change, Definition, Place, Row, SessionId, State, Table};
 use super::value::Value;
-use super::{Failure, Server};
+use super::{Failure, Server, read_only};
 
 /// The rows that a statement returns; `None` for one that returns none.
 pub type Results = Option<Vec<Vec<Value>>>;
@@ -36,10 +36,15 @@ impl Server {
 
     async fn run(&self, session: SessionId, statement: &Statement) -> Result<Results, Failure> {
         let scope = self.scope(session);
-        let is_write =
-            matches!(statement, Statement::Insert(_) | Statement::Update { .. } | Statement::Delete { .. });
+        let is_write = matches!(
+            statement,
+            Statement::Insert(_)
+                | Statement::Update { .. }
+                | Statement::Delete { .. }
+                | Statement::CreateTable { .. }
+        );
         if is_write && self.state().is_read_only() {
-            return Err(Failure::new(1290, "The MySQL server is running with the --read-only option"));
+            return Err(read_only());
         }
         match statement {
             Statement::Begin => {
@@ -72,6 +77,7 @@ impl Server {
                 let mut state = self.state();
                 if state.table(name).is_err() {
                     let definition = Arc::new(Definition { name: name.clone(), columns: columns.clone() });
+                    state.note(Change::Table(definition.clone()));
                     state.tables.push(Table { definition, rows: Default::default() });
                 }
             }

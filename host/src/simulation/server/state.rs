@@ -1,12 +1,14 @@
 //! What the server keeps: tables, locks, sessions, names.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use super::Failure;
 use super::parse::{ColumnType, Strength};
 use super::value::{PrimaryKey, Value};
+use crate::clock;
+use crate::lock::Instant;
 
 pub type SessionId = u64;
 pub type Row = Arc<Vec<Value>>;
@@ -16,6 +18,13 @@ pub type Place = (usize, PrimaryKey);
 pub struct Definition {
     pub name: String,
     pub columns: Vec<ColumnType>,
+}
+
+/// What a replica is told of: a table that was made, or a row that was committed.
+#[derive(Clone)]
+pub enum Change {
+    Table(Arc<Definition>),
+    Row { place: Place, row: Option<Row> },
 }
 
 #[derive(Clone)]
@@ -70,6 +79,8 @@ pub struct State {
     pub last_session: SessionId,
     /// The next `UUID_SHORT`.
     pub next_number: u64,
+    /// What was committed and no replica has yet; `None` where there is no replica.
+    pub log: Option<VecDeque<(Instant, Change)>>,
 }
 
 impl State {
@@ -193,7 +204,9 @@ impl State {
     /// Undoes what was changed since; locks stay.
     pub fn undo_to(&mut self, id: SessionId, savepoint: usize) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let undone: Vec<(Place, Option<Row>)> = session.undo.drain(savepoint..).rev().collect();
+        // A COMMIT that failed has undone all of it.
+        let from = savepoint.min(session.undo.len());
+        let undone: Vec<(Place, Option<Row>)> = session.undo.drain(from..).rev().collect();
         for (place, row) in undone {
             let rows = &mut self.tables[place.0].rows;
             match row {
@@ -205,7 +218,49 @@ impl State {
 
     /// Makes the transaction's changes visible, and frees its locks.
     pub fn commit(&mut self, id: SessionId) {
+        if self.log.is_some() {
+            let changed = self.sessions.get(&id).into_iter().flat_map(|session| &session.undo);
+            let places: BTreeSet<Place> = changed.map(|(place, _)| place.clone()).collect();
+            for place in places {
+                let row = self.latest(&place);
+                self.note(Change::Row { place, row });
+            }
+        }
         self.end_transaction(id);
+    }
+
+    /// Writes down what the replica is to be told.
+    pub fn note(&mut self, change: Change) {
+        if let Some(log) = &mut self.log {
+            log.push_back((clock::now(), change));
+        }
+    }
+
+    /// Applies a change of the primary. A replica has no other writer.
+    pub fn apply(&mut self, change: Change) {
+        match change {
+            Change::Table(definition) => {
+                self.tables.push(Table { definition, rows: BTreeMap::new() });
+            }
+            Change::Row { place: (table, key), row: Some(row) } => {
+                self.tables[table].rows.insert(key, row);
+            }
+            Change::Row { place: (table, key), row: None } => {
+                self.tables[table].rows.remove(&key);
+            }
+        }
+    }
+
+    /// The tables as they were last committed.
+    pub fn committed(&self) -> Vec<Table> {
+        let mut tables = self.tables.clone();
+        for ((table, key), change) in &self.uncommitted {
+            match &change.before {
+                Some(row) => drop(tables[*table].rows.insert(key.clone(), row.clone())),
+                None => drop(tables[*table].rows.remove(key)),
+            }
+        }
+        tables
     }
 
     pub fn rollback(&mut self, id: SessionId) {

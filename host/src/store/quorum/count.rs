@@ -214,7 +214,21 @@ impl Ballot {
         left_us[self.count.members / 2]
     }
 
-    /// How many members gave the lease these tokens, and which gave it lower ones.
+    /// The lowest tokens that members gave the lease, one for each of its keys.
+    pub fn lowest(&self, nonce: u64) -> Option<Vec<Token>> {
+        self.tokens(nonce)
+            .map(<[Token]>::to_vec)
+            .reduce(|one, other| one.into_iter().zip(other).map(|(one, other)| one.min(other)).collect())
+    }
+
+    fn tokens(&self, nonce: u64) -> impl Iterator<Item = &[Token]> {
+        self.votes.iter().filter_map(move |vote| match &vote.outcome {
+            Outcome::Granted(grant) if grant.nonce == nonce => Some(&*grant.tokens),
+            _ => None,
+        })
+    }
+
+    /// How many members gave the lease these tokens, and which gave it others.
     pub fn at_token(&self, nonce: u64, tokens: &[Token]) -> (usize, Vec<usize>) {
         let mut there = 0;
         let mut behind = Vec::new();

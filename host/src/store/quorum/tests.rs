@@ -72,6 +72,35 @@ async fn it_keeps_what_applies_of_the_contract() {
     contract::run_fleet(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
 }
 
+/// A member that grants late gives a higher token, and answers when the client repeats its request.
+#[tokio::test]
+async fn a_lease_goes_by_each_token_that_was_told_of_it() {
+    let world = World::new(3);
+    let proxy = world.proxy();
+    claimed_at(&world, 2).await;
+    let free = Op::Force { key: claim(&["k"], "you").keys[0].clone() };
+    assert_eq!(at_member(&world, 2, free).await, Outcome::Forced { holders: 1 });
+    let stop = |n: usize, why| world.memories[n].set_outage(why);
+    let claim = Claim { request: Some("r".into()), ..quorum_claim("k", "me") };
+    stop(2, Some("it is stopped"));
+    let (first, lease) = token(&proxy, &claim).await;
+    stop(2, None);
+    let late = Claim { keys: contract::claim(&["k"], "me").keys, ..claim.clone() };
+    assert!(matches!(at_member(&world, 2, Op::Acquire(late)).await, Outcome::Granted(_)));
+    stop(0, Some("it is stopped"));
+    let (raised, again) = token(&proxy, &Claim { attempt: fresh(), ..claim }).await;
+    assert!(raised > first, "the third member gave a higher token: {raised:?} after {first:?}");
+    assert_eq!(again.nonce, lease.nonce, "it is the same lease");
+    stop(0, None);
+    for lease in [&lease, &again] {
+        let renewed = submit(&proxy, Op::Renew { lease: lease.clone(), ttl_ms: None }).await;
+        assert!(matches!(renewed, Ok(Outcome::Renewed { .. })), "{renewed:?}");
+    }
+    let released = submit(&proxy, release(lease)).await;
+    assert!(matches!(released, Ok(Outcome::Released { .. })), "{released:?}");
+    assert_eq!(world.holders().await, 0);
+}
+
 #[tokio::test]
 async fn a_minority_may_be_gone_and_a_majority_may_not() {
     let world = World::new(5);
@@ -195,14 +224,19 @@ async fn pauses(proxy: &Quorum) -> Vec<u64> {
     pauses
 }
 
-/// A claim that one member alone knows.
-async fn claimed_at(world: &World, member: usize) {
+/// What one member alone answers.
+async fn at_member(world: &World, member: usize, op: Op) -> Outcome {
     let (tell, told) = tokio::sync::oneshot::channel();
     let done: Done = Box::new(|result| drop(tell.send(result)));
-    let group = vec![Op::Acquire(claim(&["k"], "you"))];
-    world.memories[member].store().submit(group, clock::now().plus_ms(10_000), done);
+    world.memories[member].store().submit(vec![op], clock::now().plus_ms(10_000), done);
     let reply: Result<Reply, StoreError> = told.await.expect("it is answered");
-    assert!(matches!(reply.expect("it is there").outcomes[..], [Outcome::Granted(_)]));
+    reply.expect("it is there").outcomes.remove(0)
+}
+
+/// A claim that one member alone knows.
+async fn claimed_at(world: &World, member: usize) {
+    let outcome = at_member(world, member, Op::Acquire(claim(&["k"], "you"))).await;
+    assert!(matches!(outcome, Outcome::Granted(_)));
 }
 
 /// Those who pause for equally long meet again.

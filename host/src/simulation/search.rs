@@ -1,0 +1,172 @@
+//! The search: one run after the other, and where one breaks a promise, smaller runs that break it as well.
+
+use std::collections::BTreeMap;
+use std::panic;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::options::Options;
+use super::world::{Failed, run};
+use crate::clock;
+use crate::lock::Instant;
+
+/// Which runs are made, and what is printed of them.
+pub struct Search {
+    /// The first seed; the next ones are each one higher.
+    pub first: u64,
+    /// How many runs there are at the most.
+    pub seeds: u64,
+    /// No run is begun after it.
+    pub limit: Duration,
+    /// Print all that happens, not only what came before a failure.
+    pub tells_all: bool,
+    /// Print the fingerprint of each run.
+    pub tells_each: bool,
+    /// Print what the proxies log in the smallest run that fails.
+    pub logs: bool,
+    /// Look for a smaller run that fails, too.
+    pub shrinks: bool,
+}
+
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// Whether no promise was broken. Prints what it finds.
+pub fn search(search: &Search) -> bool {
+    println!("the first seed is {}", search.first);
+    tell_panics();
+    let (began, mut told) = (clock::now(), clock::now());
+    let mut total = Total::default();
+    for seed in (search.first..).take(usize::try_from(search.seeds).unwrap_or(usize::MAX)) {
+        if elapsed(began) >= search.limit {
+            break;
+        }
+        SEED.store(seed, Ordering::Relaxed);
+        match run(&Options { tells_all: search.tells_all, ..Options::of(seed) }) {
+            Ok(report) => {
+                if search.tells_each {
+                    println!(
+                        "seed {seed}: {} grants, fingerprint {:016x}",
+                        report.grants, report.fingerprint
+                    );
+                }
+                print!("{}", report.time_line);
+                total.seeds += 1;
+                total.grants += report.grants;
+                for (kind, count) in report.counts {
+                    *total.counts.entry(kind).or_default() += count;
+                }
+            }
+            Err(failed) => {
+                total.print(elapsed(began));
+                println!("seed {seed} fails, fingerprint {:016x}", failed.fingerprint);
+                let failed = if search.shrinks { shrunk(*failed) } else { *failed };
+                if search.logs {
+                    let log =
+                        tracing_subscriber::fmt().with_env_filter("lockkeeper=debug").with_target(false);
+                    log.with_timer(Virtual).with_ansi(false).init();
+                    let _ = run(&failed.options);
+                }
+                print_failed(seed, &failed);
+                return false;
+            }
+        }
+        if HAS_PANICKED.load(Ordering::Relaxed) {
+            return false;
+        }
+        if elapsed(told) >= PROGRESS {
+            told = clock::now();
+            println!("{} seeds, {} grants checked", total.seeds, total.grants);
+        }
+    }
+    total.print(elapsed(began));
+    true
+}
+
+/// The seed of the run that is under way.
+static SEED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether something has panicked in it.
+static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// A panic is a failure, also where it ends one task of the run alone.
+fn tell_panics() {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        let seed = SEED.load(Ordering::Relaxed);
+        HAS_PANICKED.store(true, Ordering::Relaxed);
+        println!(
+            "seed {seed} fails\n\nBROKEN: a panic: {info}\n\nseed {seed}: cargo xtask sim --seed {seed}"
+        );
+        hook(info);
+    }));
+}
+
+fn elapsed(since: Instant) -> Duration {
+    Duration::from_micros(clock::now().us_since(since))
+}
+
+/// The time of a run.
+struct Virtual;
+
+impl tracing_subscriber::fmt::time::FormatTime for Virtual {
+    fn format_time(&self, to: &mut tracing_subscriber::fmt::format::Writer<'_>) -> std::fmt::Result {
+        write!(to, "{:>12.6} s ", clock::now().0 as f64 / 1e6)
+    }
+}
+
+#[derive(Default)]
+struct Total {
+    seeds: u64,
+    grants: u64,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl Total {
+    fn print(&self, took: Duration) {
+        let minutes = took.as_secs_f64() / 60.0;
+        let a_minute = self.grants as f64 / minutes.max(1e-6);
+        println!(
+            "{} seeds, {} grants checked in {:.1} min: {a_minute:.0} a minute",
+            self.seeds, self.grants, minutes
+        );
+        for (kind, count) in &self.counts {
+            println!("{count:>10}  {kind}");
+        }
+    }
+}
+
+/// How long a smaller run is looked for.
+const SHRINKING: Duration = Duration::from_secs(120);
+
+/// How many seeds each smaller run is tried with.
+const SEEDS_EACH: u64 = 4;
+const SEEDS_APART: u64 = 1 << 40;
+
+/// The smallest run that was found to break a promise as well: fewer clients, proxies, resources and faults.
+fn shrunk(mut failed: Failed) -> Failed {
+    println!("looking for a smaller run, for {} s at most", SHRINKING.as_secs());
+    let began = clock::now();
+    loop {
+        let mut smaller = failed.options.smaller(failed.at).into_iter().flat_map(with_other_seeds);
+        match smaller.find_map(|options| if elapsed(began) < SHRINKING { run(&options).err() } else { None })
+        {
+            Some(smaller) => failed = *smaller,
+            None => return failed,
+        }
+    }
+}
+
+/// The run, and others of its kind: whatever is left out, all that follows happens at other moments.
+fn with_other_seeds(options: Options) -> impl Iterator<Item = Options> {
+    let seed = options.seed;
+    (0..SEEDS_EACH).map(move |n| Options { seed: seed + n * SEEDS_APART, ..options.clone() })
+}
+
+fn print_failed(seed: u64, failed: &Failed) {
+    println!("\nBROKEN: {}\n", failed.violation.0);
+    println!("{}", failed.time_line);
+    println!(
+        "seed {seed}: cargo xtask sim --seed {seed}\nthe smallest run that was found: {}",
+        failed.options
+    );
+}

@@ -1,0 +1,296 @@
+//! `cargo xtask mutate`: faults that are put into the source on purpose, which the simulation has to find.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::steps::{self, Progress};
+use crate::{paths, sim, wasm};
+
+/// Breaks the program on purpose, in one place after the other, and checks that the simulation finds each fault.
+///
+/// The faults are in xtask/mutations.toml. Each is put into a copy of the source, built, and searched for with
+/// `cargo xtask sim`, from the same first seed on. What the searches print is kept in target/mutate/. Ends with exit
+/// code 1 where a fault was not found.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Try only the mutations with these names.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Search for so many minutes, for each mutation.
+    #[arg(long, value_name = "M", default_value_t = 10.0)]
+    minutes: f64,
+    /// The first seed of each search.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Print the names, and what each mutation breaks.
+    #[arg(long)]
+    list: bool,
+}
+
+/// A text in a source file, and what stands there instead.
+#[derive(Debug, Deserialize)]
+struct Mutation {
+    name: String,
+    /// What is wrong with the program then.
+    breaks: String,
+    /// From the top of the checkout.
+    file: String,
+    find: String,
+    replace: String,
+}
+
+/// What came of a search.
+enum Finding {
+    Found {
+        seed: u64,
+        took: Duration,
+        what: String,
+    },
+    /// A run did not come to its end.
+    Endless,
+    Missed {
+        took: Duration,
+    },
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let mut mutations = mutations()?;
+    if let Some(unknown) = args.names.iter().find(|name| mutations.iter().all(|known| known.name != **name)) {
+        bail!("no mutation is named {unknown}; see `cargo xtask mutate --list`");
+    }
+    mutations.retain(|mutation| args.names.is_empty() || args.names.contains(&mutation.name));
+    if args.list {
+        mutations.iter().for_each(|mutation| println!("{:<28} {}", mutation.name, mutation.breaks));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let findings = try_all(args, &mutations)?;
+    println!("| mutation | in `host/src/` | found as | runs | after |\n| --- | --- | --- | --- | --- |");
+    for (mutation, finding) in mutations.iter().zip(&findings) {
+        let file = mutation.file.trim_start_matches("host/src/");
+        println!("| {} | `{file}` | {} |", mutation.breaks, Columns(finding, args.seed));
+    }
+    let missed = findings.iter().filter(|finding| matches!(finding, Finding::Missed { .. })).count();
+    eprintln!("{} of {} mutations were found", findings.len() - missed, findings.len());
+    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Searches run beside the next build.
+fn try_all(args: &Args, mutations: &[Mutation]) -> Result<Vec<Finding>> {
+    let dir = paths::target().join("mutate");
+    let source = dir.join("source");
+    let mut progress = Progress::new(mutations.len() + 1);
+    progress.next("building the copy of the source (some minutes the first time)");
+    wasm::ensure()?;
+    copy_source(&source)?;
+    build(&dir)?;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let mut findings = Vec::new();
+    let mut searches: VecDeque<JoinHandle<Result<Finding>>> = VecDeque::new();
+    for mutation in mutations {
+        progress.next(&format!("{}: {}", mutation.name, mutation.breaks));
+        let file = source.join(&mutation.file);
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        fs::write(&file, mutation.apply(&text)?)?;
+        let built = build(&dir);
+        fs::write(&file, text)?;
+        built.with_context(|| format!("the mutation {} cannot be built", mutation.name))?;
+        if searches.len() >= cores
+            && let Some(first) = searches.pop_front()
+        {
+            findings.push(outcome(first)?);
+        }
+        let search = Search::begin(args, &dir, &mutation.name)?;
+        searches.push_back(thread::spawn(|| search.finish()));
+    }
+    for search in searches {
+        findings.push(outcome(search)?);
+    }
+    Ok(findings)
+}
+
+fn outcome(search: JoinHandle<Result<Finding>>) -> Result<Finding> {
+    search.join().unwrap_or_else(|_| bail!("the thread of a search has panicked"))
+}
+
+/// Copies what belongs to the checkout. A file that is the same is left alone, so that it is not built again.
+fn copy_source(to: &Path) -> Result<()> {
+    let root = paths::root();
+    let list = Command::new("git").args(["ls-files", "-z"]).current_dir(&root).output();
+    let list = list.context("cannot run git")?;
+    if !list.status.success() {
+        bail!("git does not list the files of {}", root.display());
+    }
+    let names = String::from_utf8(list.stdout).context("a file has a name that is not UTF-8")?;
+    for name in names.split_terminator('\0') {
+        let (from, to) = (root.join(name), to.join(name));
+        // Deleted, and not committed yet.
+        let Ok(bytes) = fs::read(&from) else { continue };
+        if fs::read(&to).is_ok_and(|there| there == bytes) {
+            continue;
+        }
+        let folder = to.parent().unwrap_or(&to);
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        fs::write(&to, bytes).with_context(|| format!("cannot write {}", to.display()))?;
+    }
+    Ok(())
+}
+
+/// In a target folder of its own: the one of this checkout has programs without faults. Warnings are not shown: a fault
+/// may leave something unused.
+fn build(dir: &Path) -> Result<()> {
+    let mut build = steps::cargo(&sim::BUILD);
+    build.current_dir(dir.join("source")).env("CARGO_TARGET_DIR", dir.join("target"));
+    let built = build.output().context("cannot run cargo")?;
+    if !built.status.success() {
+        bail!("the build failed:\n{}", String::from_utf8_lossy(&built.stderr));
+    }
+    Ok(())
+}
+
+/// A search that is under way.
+struct Search {
+    name: String,
+    child: Child,
+    began: Instant,
+    limit: Duration,
+    log: PathBuf,
+}
+
+/// How much longer than it was told a search may take: its last run may be a long one.
+const LAST_RUN: Duration = Duration::from_secs(120);
+
+impl Search {
+    fn begin(args: &Args, dir: &Path, name: &str) -> Result<Search> {
+        let program = dir.join(name);
+        fs::copy(sim::program(&dir.join("target")), &program)
+            .with_context(|| format!("cannot copy the program to {}", program.display()))?;
+        let log = dir.join(format!("{name}.txt"));
+        let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut search = Command::new(&program);
+        search.args(["--no-shrink", "--minutes", &args.minutes.to_string()]);
+        search.args(["--seed", &args.seed.to_string()]).env("RUST_BACKTRACE", "0");
+        let child = search.stdout(output.try_clone()?).stderr(output).spawn();
+        let child = child.with_context(|| format!("cannot run {}", program.display()))?;
+        let limit = Duration::from_secs_f64(args.minutes * 60.0) + LAST_RUN;
+        Ok(Search { name: name.to_owned(), child, began: Instant::now(), limit, log })
+    }
+
+    fn finish(mut self) -> Result<Finding> {
+        let ended = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break Some(status);
+            }
+            if self.began.elapsed() > self.limit {
+                self.child.kill()?;
+                self.child.wait()?;
+                break None;
+            }
+            thread::sleep(Duration::from_millis(100));
+        };
+        let log =
+            fs::read_to_string(&self.log).with_context(|| format!("cannot read {}", self.log.display()))?;
+        let took = self.began.elapsed();
+        let finding = match ended {
+            None => Finding::Endless,
+            Some(status) if status.success() => Finding::Missed { took },
+            Some(_) => found(&log, took)
+                .with_context(|| format!("the search ended in another way: see {}", self.log.display()))?,
+        };
+        eprintln!("  {:<28} {finding}", self.name);
+        Ok(finding)
+    }
+}
+
+/// Reads the seed and the broken promise from what a search that failed has printed.
+fn found(log: &str, took: Duration) -> Option<Finding> {
+    let seed = log.lines().find_map(|line| line.strip_prefix("seed ")?.split_once(" fails"))?.0;
+    let what = log.lines().find_map(|line| line.strip_prefix("BROKEN: "))?;
+    Some(Finding::Found { seed: seed.parse().ok()?, took, what: what.to_owned() })
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::Found { seed, took, what } => {
+                write!(f, "found with seed {seed} after {:.0} s: {what}", took.as_secs_f32())
+            }
+            Finding::Endless => write!(f, "found: a run does not end"),
+            Finding::Missed { took } => write!(f, "NOT FOUND in {:.0} s", took.as_secs_f32()),
+        }
+    }
+}
+
+/// The finding as columns of the table.
+struct Columns<'a>(&'a Finding, u64);
+
+impl fmt::Display for Columns<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Columns(finding, first) = self;
+        match finding {
+            Finding::Found { seed, took, what } => {
+                let kind = what.split_once(':').map_or(what.as_str(), |(kind, _)| kind);
+                write!(f, "{kind} | {} | {:.0} s", seed - first + 1, took.as_secs_f32())
+            }
+            Finding::Endless => write!(f, "a run that does not end | |"),
+            Finding::Missed { took } => write!(f, "**not found** | | {:.0} s", took.as_secs_f32()),
+        }
+    }
+}
+
+impl Mutation {
+    /// # Errors
+    /// Where the text is not in the file, or is there more than once.
+    fn apply(&self, text: &str) -> Result<String> {
+        match text.matches(&self.find).count() {
+            1 => Ok(text.replacen(&self.find, &self.replace, 1)),
+            times => {
+                bail!("the mutation {} does not apply: its text is in {} {times} times", self.name, self.file)
+            }
+        }
+    }
+}
+
+fn mutations() -> Result<Vec<Mutation>> {
+    #[derive(Deserialize)]
+    struct All {
+        mutation: Vec<Mutation>,
+    }
+    let file = paths::root().join("xtask/mutations.toml");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let all: All = toml::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(all.mutation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mutation_applies() {
+        let mutations = mutations().expect("they can be read");
+        for mutation in &mutations {
+            let text = fs::read_to_string(paths::root().join(&mutation.file)).expect("the file is there");
+            let mutated = mutation.apply(&text).unwrap_or_else(|error| panic!("{error}"));
+            assert_ne!(mutated, text, "{} changes nothing", mutation.name);
+            let others = mutations.iter().filter(|other| other.name == mutation.name).count();
+            assert_eq!(others, 1, "two mutations are named {}", mutation.name);
+        }
+    }
+
+    #[test]
+    fn what_the_simulation_prints_is_read() {
+        let log = "the first seed is 1\nseed 13 fails, fingerprint 0f\n\nBROKEN: two holders: a and b\n";
+        let finding = found(log, Duration::ZERO);
+        let Some(Finding::Found { seed: 13, what, .. }) = finding else { panic!("it is found") };
+        assert_eq!(what, "two holders: a and b");
+        assert!(found("the first seed is 1\n", Duration::ZERO).is_none());
+    }
+}
