@@ -59,6 +59,13 @@ enum Finding {
     Missed {
         took: Duration,
     },
+    NotBuilt,
+}
+
+impl Finding {
+    fn is_found(&self) -> bool {
+        matches!(self, Finding::Found { .. } | Finding::Endless)
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -77,9 +84,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let file = mutation.file.trim_start_matches("host/src/");
         println!("| {} | `{file}` | {} |", mutation.breaks, Columns(finding, args.seed));
     }
-    let missed = findings.iter().filter(|finding| matches!(finding, Finding::Missed { .. })).count();
-    eprintln!("{} of {} mutations were found", findings.len() - missed, findings.len());
-    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let found = findings.iter().filter(|finding| finding.is_found()).count();
+    eprintln!("{found} of {} mutations were found", findings.len());
+    Ok(if found == findings.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Searches run beside the next build.
@@ -94,6 +101,7 @@ fn try_all(args: &Args, mutations: &[Mutation]) -> Result<Vec<Finding>> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut findings = Vec::new();
     let mut searches: VecDeque<JoinHandle<Result<Finding>>> = VecDeque::new();
+    // One that cannot be built takes no others with it.
     for mutation in mutations {
         progress.next(&format!("{}: {}", mutation.name, mutation.breaks));
         let file = source.join(&mutation.file);
@@ -101,14 +109,21 @@ fn try_all(args: &Args, mutations: &[Mutation]) -> Result<Vec<Finding>> {
         fs::write(&file, mutation.apply(&text)?)?;
         let built = build(&dir);
         fs::write(&file, text)?;
-        built.with_context(|| format!("the mutation {} cannot be built", mutation.name))?;
         if searches.len() >= cores
             && let Some(first) = searches.pop_front()
         {
             findings.push(outcome(first)?);
         }
-        let search = Search::begin(args, &dir, &mutation.name)?;
-        searches.push_back(thread::spawn(|| search.finish()));
+        searches.push_back(match built {
+            Ok(()) => {
+                let search = Search::begin(args, &dir, &mutation.name)?;
+                thread::spawn(|| search.finish())
+            }
+            Err(error) => {
+                eprintln!("  {:<28} {error:#}", mutation.name);
+                thread::spawn(|| Ok(Finding::NotBuilt))
+            }
+        });
     }
     for search in searches {
         findings.push(outcome(search)?);
@@ -224,6 +239,7 @@ impl fmt::Display for Finding {
             }
             Finding::Endless => write!(f, "found: a run does not end"),
             Finding::Missed { took } => write!(f, "NOT FOUND in {:.0} s", took.as_secs_f32()),
+            Finding::NotBuilt => write!(f, "cannot be built"),
         }
     }
 }
@@ -241,6 +257,7 @@ impl fmt::Display for Columns<'_> {
             }
             Finding::Endless => write!(f, "a run that does not end | |"),
             Finding::Missed { took } => write!(f, "**not found** | | {:.0} s", took.as_secs_f32()),
+            Finding::NotBuilt => write!(f, "**not built** | |"),
         }
     }
 }
