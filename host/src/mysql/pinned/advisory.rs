@@ -36,6 +36,10 @@ use crate::vital;
 /// Names that one statement asks for.
 const STATEMENT_NAMES: usize = 512;
 
+/// While the server is waited for, how often it is looked who waits no longer, in microseconds. To look whenever
+/// something comes would wake the thread for each of the operations that the next batch takes together.
+const LOOK_US: u64 = 50_000;
+
 /// The most sessions that are parked at a time. With so many, none is opened before one of them is closed.
 const PARKED: usize = 4;
 
@@ -245,13 +249,14 @@ impl Session {
         let mut limit = patient(EXCHANGE_LIMIT);
         loop {
             let next = first_deadline(tickets).map_or(limit, |deadline| deadline.min(limit));
+            let next = next.min(clock::now().plus_us(LOOK_US));
             tokio::select! {
                 biased;
                 done = &mut work => return done,
                 () = clock::sleep_until(next) => {}
-                never = queue.expire(LATE) => match never {},
             }
             lanes::expire(tickets, LATE);
+            queue.expire_now(LATE);
             if clock::now() < limit {
                 continue;
             }
