@@ -501,7 +501,9 @@ impl Core {
     }
 
     /// Gives waiters these claims, and every other waiter the keys that the shadows add to its own.
-    fn replan(&mut self, replans: Vec<(WaiterId, Option<Box<Claim>>)>) {
+    fn replan(&mut self, mut replans: Vec<(WaiterId, Option<Box<Claim>>)>) {
+        // Of those that take places in line the first comes first.
+        replans.sort_unstable_by_key(|(waiter, _)| *waiter);
         let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
         let shadows = &self.shadows;
         let widened = self.table.claims().filter_map(|(standing, claim)| match standing {

@@ -96,6 +96,16 @@ async fn a_lease_that_the_next_policy_would_refuse_keeps_its_resource_until_it_e
 /// It would wait for keys that exclude nobody any more.
 #[tokio::test]
 async fn a_waiter_that_the_next_policy_refuses_is_refused() {
+    refuses_a_waiter(async |service, next| drop(service.go_live(next).await.unwrap())).await;
+}
+
+/// A fleet's change: other proxies may go by the next policy alone before the waiter is granted.
+#[tokio::test]
+async fn a_waiter_that_the_next_policy_refuses_is_refused_as_soon_as_both_name_keys() {
+    refuses_a_waiter(async |service, next| service.name_with(next).await.unwrap()).await;
+}
+
+async fn refuses_a_waiter(change: impl AsyncFnOnce(&Service, Prepared)) {
     let service = service(&memory());
     let lease = service.acquire(request("a")).await.unwrap().lease;
     let shared =
@@ -108,7 +118,7 @@ async fn a_waiter_that_the_next_policy_refuses_is_refused() {
     while !waits().await {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    service.go_live(once_in_one_stripe(&service)).await.unwrap();
+    change(&service, once_in_one_stripe(&service)).await;
     let refused = tokio::time::timeout(std::time::Duration::from_secs(5), waiter).await;
     let refused = refused.expect("it is answered").unwrap().unwrap_err();
     assert!(matches!(refused, AcquireError::PolicyFault { .. }), "{refused}");

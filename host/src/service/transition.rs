@@ -8,7 +8,8 @@
 //!   take its old ones as well;
 //! - where the new generation refuses what the lease was asked for with, as in a mode that its primitive
 //!   lacks, the new keys are not known: until the lease ends, claims of its resource take its old keys;
-//! - a waiter waits for both, and keeps its place; one that the new generation refuses is refused.
+//! - a waiter waits for both, and keeps its place, in the order over all proxies where the new generation wants
+//!   one; a waiter that the new generation refuses is refused.
 //!
 //! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
 //! be granted in between; requests that were planned by the old generation are planned again.
@@ -24,7 +25,7 @@ use tokio::sync::oneshot;
 use super::core::Msg;
 use super::{Shared, via};
 use crate::lock::maps::{HashMap, HashSet};
-use crate::lock::record::{Claim, Holder, Tag};
+use crate::lock::record::{Claim, Holder, InLine, Tag};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode};
 use crate::policy::{Generation, Plan, PlanRequest, Prepared};
@@ -109,10 +110,20 @@ impl Shadows {
     /// What a waiter that has not been widened asks for from now on.
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
         let keys = self.widen(&claim.keys, &claim.tag.resource)?;
-        let attempt = random::within(1..u64::MAX);
-        let wider = Box::new(Claim { keys, attempt, ..claim.clone() });
-        Some((waiter, (!claim.any).then_some(wider)))
+        Some((waiter, (!claim.any).then(|| asks_again(claim, keys, claim.line.clone()))))
     }
+}
+
+/// What a waiter asks for from now on.
+fn asks_again(claim: &Claim, keys: Arc<[Key]>, line: Option<InLine>) -> Box<Claim> {
+    let attempt = random::within(1..u64::MAX);
+    Box::new(Claim { keys, line, attempt, ..claim.clone() })
+}
+
+/// The place of a waiter that comes into an order over all proxies while it waits. Its client does not find it again on
+/// another proxy: the whole of its request is not kept.
+fn late_in_line(rank: i32) -> InLine {
+    InLine { ticket: random::number(), rank, joined: None, returns: false }
 }
 
 fn take_away<K: Clone + Eq + Hash>(casting: &mut HashMap<K, HashSet<u64>>, on: &K, nonce: u64) {
@@ -155,16 +166,19 @@ pub(super) fn request(tag: &Tag, owner: &str, mode: Mode) -> PlanRequest {
     }
 }
 
-/// The keys of a plan.
+/// The keys of a plan, and how they are waited for.
 #[derive(Clone, Debug)]
 pub(super) struct Named {
     keys: Arc<[Key]>,
     any: bool,
+    /// The waiter's rank, where the order is over all proxies.
+    line: Option<i32>,
 }
 
 impl Named {
     fn of(plan: &Plan) -> Named {
-        Named { keys: plan.keys.clone(), any: plan.any }
+        let line = plan.global_order.then_some(plan.rank);
+        Named { keys: plan.keys.clone(), any: plan.any, line }
     }
 
     /// Whether whoever holds these keys holds what the plan asks for.
@@ -215,7 +229,8 @@ impl Swap {
     }
 
     /// Notes what becomes of one claim. A waiter whose claim cannot be widened, as it wants any one of
-    /// several keys, is planned anew.
+    /// several keys, is planned anew. One that is to be in an order over all proxies takes its place in it now: those
+    /// that come later would be granted first.
     pub fn collect(
         &self,
         shared: &Shared,
@@ -228,10 +243,18 @@ impl Swap {
             return;
         }
         let Some(plan) = self.plans.get(&request_of(claim)) else { return };
+        let waits = matches!(standing, Standing::Waiter { .. });
+        let line = plan.as_ref().and_then(|new| new.line).filter(|_| waits && claim.line.is_none());
+        let line = line.filter(|_| !self.beside).map(late_in_line).or_else(|| claim.line.clone());
         if let Some(new) = plan {
             let waits_for_any = claim.any && new.any && claim.keys == new.keys;
             let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
             if waits_for_any || (holds && !claim.any) {
+                if let Standing::Waiter { id, .. } = standing
+                    && line != claim.line
+                {
+                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), line))));
+                }
                 return;
             }
         }
@@ -246,15 +269,10 @@ impl Swap {
                 }
                 match plan {
                     Some(new) => {
-                        let wider = || {
-                            let keys = union(&claim.keys, new.keys.iter());
-                            let attempt = random::within(1..u64::MAX);
-                            Box::new(Claim { keys, attempt, ..claim.clone() })
-                        };
+                        let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), line);
                         replans.push((id, (!claim.any && !new.any).then(wider)));
                     }
-                    // Beside the live generation the claim is as good as before.
-                    None if self.beside => {}
+                    // As whoever comes now: granted later, its lease would keep out nobody who goes by the next one alone.
                     None => replans.push((id, None)),
                 }
             }

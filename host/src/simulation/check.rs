@@ -94,8 +94,8 @@ pub struct Checks {
     waiting: BTreeMap<String, Vec<Waiting>>,
     /// The last waiter's.
     last_id: u64,
-    /// Policies that were replaced or are being replaced. The order of their waiters is not checked.
-    replaced: BTreeSet<&'static str>,
+    /// Policies whose keys got other names, or may have. The order of their waiters is not checked.
+    renamed: BTreeSet<&'static str>,
     /// By resource: the highest token of all answers that had arrived by then, in the order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
     /// By request id: the lease that it was given.
@@ -206,7 +206,7 @@ impl Checks {
             return Ok(());
         }
         let is_new = self.nonces.insert(lease.nonce);
-        if is_new && !self.replaced.iter().any(|policy| is_of(resource, policy)) {
+        if is_new && !self.renamed.iter().any(|policy| is_of(resource, policy)) {
             pass(&mut self.waiting, granted);
         }
         let session = Session::of(&lease.keys, proxy);
@@ -245,9 +245,10 @@ impl Checks {
         self.last_id
     }
 
-    /// The policy is being replaced: from now on the order of its waiters is not checked.
-    pub fn is_replaced(&mut self, policy: &'static str) {
-        self.replaced.insert(policy);
+    /// The keys of the policy get other names: from now on the order of its waiters is not checked, as some wait for more
+    /// keys than others.
+    pub fn is_renamed(&mut self, policy: &'static str) {
+        self.renamed.insert(policy);
         self.waiting.retain(|resource, _| !is_of(resource, policy));
     }
 

@@ -93,7 +93,11 @@ impl Settings {
         Settings { primitive, second_primitive: None, stripes: 0, global_order: false }
     }
 
-    fn any(random: &mut StdRng) -> Settings {
+    /// Those that the policy may get.
+    fn any(random: &mut StdRng, policy: &'static str, keep_names: bool) -> Settings {
+        if keep_names {
+            return Settings { global_order: random.random_bool(0.5), ..Settings::of(policy) };
+        }
         let mut one = || CHANGEABLE.choose(random).copied().unwrap_or("lease");
         let (primitive, second) = (one(), one());
         Settings {
@@ -140,7 +144,7 @@ impl Fault {
     }
 
     fn any(random: &mut StdRng, what: &Failing<'_>) -> Fault {
-        let Failing { proxies, servers, has_replica, policies } = *what;
+        let Failing { proxies, servers, has_replica, policies, keep_names } = *what;
         let proxy = random.random_range(0..proxies);
         let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
         if has_replica && random.random_bool(0.15) {
@@ -166,7 +170,9 @@ impl Fault {
             }
             n => match policies.choose(random) {
                 Some(policy) if n == 11 => Fault::RollBack { proxy, policy },
-                Some(policy) => Fault::Replace { proxy, policy, settings: Settings::any(random) },
+                Some(policy) => {
+                    Fault::Replace { proxy, policy, settings: Settings::any(random, policy, keep_names) }
+                }
                 None => Fault::Pause { proxy, ms: long },
             },
         }
@@ -206,6 +212,8 @@ pub struct Failing<'a> {
     pub has_replica: bool,
     /// They may be replaced.
     pub policies: &'a [&'static str],
+    /// Whether a policy that is replaced keeps its primitive and the names of its keys.
+    pub keep_names: bool,
 }
 
 /// The faults of a run, in the order of time.

@@ -29,6 +29,8 @@ pub struct Options {
     pub faults: Vec<Planned>,
     /// Servers of the quorum.
     pub members: usize,
+    /// Whether policies that are replaced keep their primitives and the names of their keys.
+    pub keep_names: bool,
     /// How far behind the store's replica is, where there is one.
     pub replica: Option<Duration>,
     /// Whether the report has all that happened.
@@ -50,11 +52,13 @@ impl Options {
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
         let replica = *[None, None, Some(0), Some(50), Some(1_000)].choose(&mut random).unwrap_or(&None);
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
+        let keep_names = random.random_bool(0.3);
         let failing = Failing {
             proxies,
             servers: servers(&policies, members),
             has_replica: replica.is_some(),
             policies: &changeable,
+            keep_names,
         };
         Options {
             seed,
@@ -64,6 +68,7 @@ impl Options {
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
             faults: plan(&mut random, lasts, &failing),
             members,
+            keep_names,
             replica: replica.map(Duration::from_millis),
             policies,
             lasts,

@@ -34,7 +34,7 @@ impl Pair {
     }
 
     /// The replica becomes the primary `gap_ms` later, and the primary the replica, `back_ms` after that. Where that was
-    /// not planned, the primary stops first, and what the replica had not heard of is lost.
+    /// not planned, the primary stops first, what the replica had not heard of is lost, and the primary is made anew.
     pub async fn fail_over(&self, is_planned: bool, (gap_ms, back_ms): (u32, u32)) {
         let mut primary = self.primary.lock().await;
         let (old, new) = (&self.servers[*primary], &self.servers[1 - *primary]);
@@ -50,7 +50,10 @@ impl Pair {
         *primary = 1 - *primary;
         new.set_read_only(false);
         tokio::time::sleep(Duration::from_millis(back_ms.into())).await;
-        old.replicate(new);
+        match is_planned {
+            true => old.replicate(new),
+            false => old.rebuild(new),
+        }
     }
 
     /// The replica has all that the primary has: it was there before anybody used the store.

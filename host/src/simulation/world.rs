@@ -400,7 +400,7 @@ impl World {
                 self.shared.note("the old primary is a replica now".to_owned());
             }
             Fault::Replace { proxy, policy, settings } => {
-                lock(&self.shared.checks).is_replaced(policy);
+                self.is_replaced(policy);
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (policies, fleet, table) =
                     (proxy.policies.clone(), proxy.fleet.clone(), settings.table());
@@ -415,7 +415,7 @@ impl World {
                 .await;
             }
             Fault::RollBack { proxy, policy } => {
-                lock(&self.shared.checks).is_replaced(policy);
+                self.is_replaced(policy);
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (fleet, policy) = (proxy.fleet.clone(), *policy);
                 self.change(&proxy, async move {
@@ -424,6 +424,12 @@ impl World {
                 })
                 .await;
             }
+        }
+    }
+
+    fn is_replaced(&self, policy: &'static str) {
+        if !self.options.keep_names {
+            lock(&self.shared.checks).is_renamed(policy);
         }
     }
 

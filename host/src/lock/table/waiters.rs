@@ -265,11 +265,17 @@ impl Table {
             own.joined = own.joined.or(joined);
         }
         let new = entry.waiter.claim.keys.clone();
+        let joins = entry.waiter.claim.line.is_some() && !entry.in_line;
+        entry.waiter.asks_choice &= entry.waiter.claim.line.is_none();
         self.timers.insert((entry.deadline, Timer::Deadline(id)));
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
         self.advance_all(&old, now, out);
         self.advance_all(&new, now, out);
+        let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
+        if joins && waits && !self.join_together(id, now) {
+            self.probe(id, false, out);
+        }
     }
 
     pub(super) fn shut_down(&mut self, out: &mut Vec<Action>) {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Server;
+use crate::clock;
 use crate::lock::Instant;
 
 impl Server {
@@ -39,6 +40,13 @@ impl Server {
         state.tables = tables;
         drop(state);
         self.is_down.store(false, Relaxed);
+    }
+
+    /// Becomes a replica that was made anew of a copy of `primary`: to proxies it is another server than before.
+    pub fn rebuild(&self, primary: &Server) {
+        self.replicate(primary);
+        let uuid = format!("{}-{}", self.name, clock::now().0);
+        self.state().settings.insert("server_uuid".to_owned(), uuid);
     }
 
     /// Applies what the primary had committed by `until`.
