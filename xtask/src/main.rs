@@ -14,6 +14,7 @@ mod settings;
 mod sim;
 mod steps;
 mod test;
+mod torture;
 mod up;
 mod upgrade;
 mod wasm;
@@ -39,6 +40,7 @@ enum Command {
     Example(example::Args),
     Servers(servers::Args),
     Upgrade(upgrade::Args),
+    Torture(torture::Args),
     #[command(hide = true)]
     Announce(up::announce::Args),
 }
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Example(args) => example::run(&args),
         Command::Servers(args) => servers::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
+        Command::Torture(args) => torture::run(&args),
         Command::Announce(args) => up::announce::run(&args),
     };
     match result {

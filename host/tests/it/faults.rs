@@ -68,7 +68,7 @@ fn signal(server: &ManagedServer, signal: Signal) {
 }
 
 /// The URL of an account that is no administrator, with a database of its own.
-async fn plain_account(server: &ManagedServer, password: &str) -> String {
+pub(crate) async fn plain_account(server: &ManagedServer, password: &str) -> String {
     let root = server.url();
     sql(root, "CREATE DATABASE IF NOT EXISTS plain").await;
     sql(root, "CREATE USER IF NOT EXISTS 'lk'@'localhost' IDENTIFIED BY 'secret'").await;

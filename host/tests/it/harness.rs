@@ -67,6 +67,11 @@ pub fn run(test: impl Future<Output = ()>) {
     });
 }
 
+/// The same for what goes on for as long as it was asked to.
+pub fn run_without_limit(test: impl Future<Output = ()>) {
+    runtime().block_on(test);
+}
+
 fn runtime() -> &'static tokio::runtime::Runtime {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {

@@ -17,4 +17,5 @@ mod policies;
 mod promises;
 mod systems;
 mod tidy;
+mod torture;
 mod upgrade;

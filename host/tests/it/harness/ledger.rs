@@ -14,8 +14,17 @@ use super::Response;
 #[derive(Default)]
 pub struct Ledger {
     told: Mutex<HashMap<String, Vec<Told>>>,
-    /// Proxies that were killed, and when.
-    killed: Mutex<HashMap<SocketAddr, Instant>>,
+    ends: Mutex<Vec<SessionsEnd>>,
+}
+
+/// The end of all that rested on the sessions of a proxy.
+#[derive(Clone, Copy)]
+struct SessionsEnd {
+    proxy: SocketAddr,
+    /// From then on nobody counts on it.
+    at: Instant,
+    /// What was asked for later rests on other sessions; `None` where there are none.
+    over: Option<Instant>,
 }
 
 /// What a client was told of a lease, and what it did with it.
@@ -70,7 +79,16 @@ impl Ledger {
 
     /// Locks that end with this proxy have ended. To be said before it is killed.
     pub fn killed(&self, proxy: SocketAddr) {
-        self.killed.lock().expect("nobody panics with it").insert(proxy, Instant::now());
+        self.sessions_end(SessionsEnd { proxy, at: Instant::now(), over: None });
+    }
+
+    /// The sessions of this proxy have ended at some time since that moment, and it may have others by now.
+    pub fn lost_sessions(&self, proxy: SocketAddr, since: Instant) {
+        self.sessions_end(SessionsEnd { proxy, at: since, over: Some(Instant::now()) });
+    }
+
+    fn sessions_end(&self, end: SessionsEnd) {
+        self.ends.lock().expect("nobody panics with it").push(end);
     }
 
     /// Its holder counts on it no longer. To be said before it is released.
@@ -98,15 +116,11 @@ impl Ledger {
     /// rise. The keys that were granted.
     pub fn check(&self) -> Vec<String> {
         let mut by_key: HashMap<String, Vec<(Instant, Instant, u64)>> = HashMap::new();
-        let killed = self.killed.lock().expect("nobody panics with it").clone();
-        for (resource, told) in self.lock().iter_mut() {
-            told.sort_by_key(|told| told.from);
-            for told in told.iter_mut() {
-                let end = told.ends_with.and_then(|proxy| killed.get(&proxy));
-                told.until =
-                    end.filter(|end| told.asked < **end).map_or(told.until, |end| told.until.min(*end));
-            }
-            check_times(resource, told);
+        let ends = self.ends.lock().expect("nobody panics with it").clone();
+        for (resource, told) in &*self.lock() {
+            let mut certain: Vec<Certain<'_>> = told.iter().map(|told| Certain::of(told, &ends)).collect();
+            certain.sort_by_key(|certain| certain.told.from);
+            check_times(resource, &certain);
             for told in told {
                 for (key, token) in &told.tokens {
                     by_key.entry(key.clone()).or_default().push((told.asked, told.from, *token));
@@ -139,23 +153,39 @@ fn tokens(lease: &Value) -> Vec<(String, u64)> {
     keys.zip(tokens).collect()
 }
 
+/// Until when a client counted on its lease, after all.
+struct Certain<'a> {
+    told: &'a Told,
+    until: Instant,
+}
+
+impl Certain<'_> {
+    fn of<'a>(told: &'a Told, ends: &[SessionsEnd]) -> Certain<'a> {
+        let is_its = |end: &&SessionsEnd| {
+            told.ends_with == Some(end.proxy) && end.over.is_none_or(|over| told.asked < over)
+        };
+        let ended = ends.iter().filter(is_its).map(|end| end.at).min();
+        Certain { told, until: ended.map_or(told.until, |ended| told.until.min(ended)) }
+    }
+}
+
 /// In the order in which they began.
-fn check_times(resource: &str, told: &[Told]) {
-    let mut last: Option<&Told> = None;
-    for told in told.iter().filter(|told| told.from < told.until) {
+fn check_times(resource: &str, all: &[Certain<'_>]) {
+    let mut last: Option<&Certain<'_>> = None;
+    for next in all.iter().filter(|next| next.told.from < next.until) {
         if let Some(last) = last {
-            let over = last.until.saturating_duration_since(told.from);
+            let over = last.until.saturating_duration_since(next.told.from);
             assert!(
                 over.is_zero(),
                 "{resource}: {} {:?} overlaps {} {:?} by {over:?}",
-                last.by,
-                last.tokens,
-                told.by,
-                told.tokens
+                last.told.by,
+                last.told.tokens,
+                next.told.by,
+                next.told.tokens
             );
         }
-        if last.is_none_or(|last| last.until < told.until) {
-            last = Some(told);
+        if last.is_none_or(|last| last.until < next.until) {
+            last = Some(next);
         }
     }
 }
@@ -227,6 +257,18 @@ mod tests {
         grant_that_ends_with(&ledger, "session", 1, 10_000);
         ledger.killed(PROXY);
         grant_that_ends_with(&ledger, "session", 2, 10_000);
+        ledger.check();
+    }
+
+    #[test]
+    #[should_panic = "overlaps"]
+    fn a_lock_of_another_session_goes_on() {
+        let ledger = Ledger::default();
+        let since = Instant::now();
+        grant_that_ends_with(&ledger, "session", 1, 10_000);
+        ledger.lost_sessions(PROXY, since);
+        grant_that_ends_with(&ledger, "session", 2, 10_000);
+        grant_that_ends_with(&ledger, "session", 3, 10_000);
         ledger.check();
     }
 

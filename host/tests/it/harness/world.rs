@@ -98,6 +98,11 @@ impl World {
         self.shared.proxies.lock().unwrap()[n] = address;
     }
 
+    /// Whether a client has found that a promise was broken, and has ended.
+    pub fn is_broken(&self) -> bool {
+        self.clients.iter().any(JoinHandle::is_finished)
+    }
+
     /// Waits until so many leases more were granted that a fault in between has been met. A fail-over to a
     /// server that lacks what was granted takes 22 s where nothing is slow: the mark of the lost one (4 s),
     /// patience with it (10 s), the longest lease (2 s) and the margin (6 s).
@@ -179,6 +184,8 @@ impl Locking {
         let Some(renewed) = self.call(proxy, "/v1/renew", &body).await else { return };
         match renewed.status {
             200 => world.ledger.renewed(noted, asked, &renewed),
+            // Its session is gone.
+            410 if only.is_some() => world.ledger.ended(noted),
             410 if world.forgets.load(Ordering::Relaxed) => {}
             410 => {
                 let left = world.ledger.until(noted).saturating_duration_since(Instant::now());
