@@ -87,7 +87,10 @@ async fn torture(kind: Kind, length: Duration, seed: u64) {
         torture.world.another_round().await;
         torture.world.ledger().check();
         let (grants, faults) = (torture.world.ledger().grants(), torture.faults.values().sum::<u64>());
-        eprintln!("{:>5.1} min: {grants} grants checked, {faults} faults", began.elapsed().as_secs_f64() / 60.0);
+        eprintln!(
+            "{:>5.1} min: {grants} grants checked, {faults} faults",
+            began.elapsed().as_secs_f64() / 60.0
+        );
     }
     torture.finish(began.elapsed()).await;
 }
@@ -138,7 +141,8 @@ impl Torture {
         }
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
         let of_each = |n: usize| ["lease", "advisory", "row"].map(|primitive| format!("{primitive}/{n}"));
-        let habits = Habits { clients: 32, resources: (0..5).flat_map(of_each).collect(), ..Habits::default() };
+        let habits =
+            Habits { clients: 32, resources: (0..5).flat_map(of_each).collect(), ..Habits::default() };
         Torture {
             server,
             settings,
@@ -363,7 +367,8 @@ impl Torture {
         let client = self.places[0].proxy.client();
         eventually("nothing is held", async || {
             let listed = client.try_send("GET", "/v1/locks", "").await;
-            let locks = listed.filter(|listed| listed.status == 200).map(|listed| listed.json["locks"].clone());
+            let locks =
+                listed.filter(|listed| listed.status == 200).map(|listed| listed.json["locks"].clone());
             let is_free = |lock: &Value| lock["holders"].as_array().is_none_or(Vec::is_empty);
             locks.is_some_and(|locks| locks.as_array().is_some_and(|locks| locks.iter().all(is_free)))
         })

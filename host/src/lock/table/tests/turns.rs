@@ -115,7 +115,7 @@ fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
 fn waiters_that_come_into_line_keep_their_order() {
     let mut sim = Sim::new(1, false);
     sim.on_store(vec![Op::Acquire(waiter(1, Mode::Exclusive, 0).claim)]);
-    let (mut table, mut out) = (Table::new(), Vec::new());
+    let (mut table, mut out, now) = (Table::new(), Vec::new(), sim.now);
     let in_line = |id: u64| {
         let line = Some(InLine { ticket: 100 - id, rank: 0, joined: None, returns: false });
         Claim { line, attempt: 10 + id, ..waiter(id, Mode::Exclusive, 60_000).claim }
@@ -123,23 +123,24 @@ fn waiters_that_come_into_line_keep_their_order() {
     let mut submits = |table: &mut Table, out: &mut Vec<Action>| {
         while let Some(action) = out.pop() {
             let Action::Submit { ticket, ops } = action else { continue };
-            let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-            let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
-            table.handle(Event::Completed { ticket, result }, sim.now, out);
+            let at = ServerTime(now.0 + SERVER_AHEAD_US);
+            let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: now, now: at });
+            table.handle(Event::Completed { ticket, result }, now, out);
         }
     };
     for id in [2, 3] {
-        table.handle(Event::Enqueue(Box::new(waiter(id, Mode::Exclusive, 60_000))), Instant(1_000_000), &mut out);
+        let early = waiter(id, Mode::Exclusive, 60_000);
+        table.handle(Event::Enqueue(Box::new(early)), now, &mut out);
         submits(&mut table, &mut out);
     }
     for id in [2, 3] {
         let event = Event::Replan { waiter: WaiterId(id), claim: Box::new(in_line(id)) };
-        table.handle(event, Instant(1_000_000), &mut out);
+        table.handle(event, now, &mut out);
     }
     let late = Waiter { claim: in_line(4), ..waiter(4, Mode::Exclusive, 60_000) };
-    table.handle(Event::Enqueue(Box::new(late)), Instant(1_000_000), &mut out);
+    table.handle(Event::Enqueue(Box::new(late)), now, &mut out);
     submits(&mut table, &mut out);
-    table.handle_timeout(Instant(1_000_000).plus_ms(JOIN_MS), &mut out);
+    table.handle_timeout(now.plus_ms(JOIN_MS), &mut out);
     submits(&mut table, &mut out);
     let places: Vec<u64> = sim.store[&key(0)].line.iter().map(|place| place.ticket).collect();
     assert_eq!(places, [98, 97, 96]);
