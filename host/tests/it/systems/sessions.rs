@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
+use tokio::sync::Mutex;
 
 use super::*;
 use crate::harness::{Statements, Upstream, crash, within};
@@ -28,20 +29,30 @@ async fn kill_row_sessions(url: &str, expected: usize) {
     kill_sessions(url, lasting.into_iter().map(|(id, _)| id)).await;
 }
 
+/// When the transactions of a server were last looked at. The server shows what it showed last to whoever looks again within
+/// 100 ms: of tests that look often, each would keep the others, and itself, from seeing anything new.
+static LAST_LOOK: Mutex<Option<Instant>> = Mutex::const_new(None);
+const LOOK_PAUSE: Duration = Duration::from_millis(150);
+
 /// The sessions of the URL's database that are in a transaction, each with what tells the transaction from others.
 async fn sessions_in_transaction(url: &str) -> Vec<(String, String)> {
     let query = "SELECT CAST(p.id AS CHAR),CONCAT(t.trx_id,' ',t.trx_started) FROM information_schema.processlist p \
          JOIN information_schema.innodb_trx t ON t.trx_mysql_thread_id=p.id WHERE p.db=DATABASE()";
     let mut conn = mysql_async::Conn::from_url(url).await.expect("the server answers");
+    let mut last = LAST_LOOK.lock().await;
     let rows = loop {
-        match conn.query(query).await {
+        if let Some(at) = *last {
+            tokio::time::sleep_until((at + LOOK_PAUSE).into()).await;
+        }
+        let rows = conn.query(query).await;
+        *last = Some(Instant::now());
+        match rows {
             // MySQL cannot show a statement that has bytes in it, as another test's may, until it is over.
-            Err(mysql_async::Error::Server(error)) if error.code == 3854 => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            Err(mysql_async::Error::Server(error)) if error.code == 3854 => {}
             rows => break rows.expect("the server lists its transactions"),
         }
     };
+    drop(last);
     conn.disconnect().await.expect("the server says goodbye");
     rows
 }
