@@ -120,12 +120,6 @@ fn asks_again(claim: &Claim, keys: Arc<[Key]>, line: Option<InLine>) -> Box<Clai
     Box::new(Claim { keys, line, attempt, ..claim.clone() })
 }
 
-/// The place of a waiter that comes into an order over all proxies while it waits. Its client does not find it again on
-/// another proxy: the whole of its request is not kept.
-fn late_in_line(rank: i32) -> InLine {
-    InLine { ticket: random::number(), rank, joined: None, returns: false }
-}
-
 fn take_away<K: Clone + Eq + Hash>(casting: &mut HashMap<K, HashSet<u64>>, on: &K, nonce: u64) {
     if let Entry::Occupied(mut casting) = casting.entry(on.clone()) {
         casting.get_mut().remove(&nonce);
@@ -243,17 +237,14 @@ impl Swap {
             return;
         }
         let Some(plan) = self.plans.get(&request_of(claim)) else { return };
-        let waits = matches!(standing, Standing::Waiter { .. });
-        let line = plan.as_ref().and_then(|new| new.line).filter(|_| waits && claim.line.is_none());
-        let line = line.filter(|_| !self.beside).map(late_in_line).or_else(|| claim.line.clone());
         if let Some(new) = plan {
             let waits_for_any = claim.any && new.any && claim.keys == new.keys;
             let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
             if waits_for_any || (holds && !claim.any) {
                 if let Standing::Waiter { id, .. } = standing
-                    && line != claim.line
+                    && let Some(line) = self.comes_into_line(claim, new)
                 {
-                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), line))));
+                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), Some(line)))));
                 }
                 return;
             }
@@ -269,7 +260,10 @@ impl Swap {
                 }
                 match plan {
                     Some(new) => {
-                        let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), line);
+                        let wider = || {
+                            let line = self.comes_into_line(claim, new).or_else(|| claim.line.clone());
+                            asks_again(claim, union(&claim.keys, new.keys.iter()), line)
+                        };
                         replans.push((id, (!claim.any && !new.any).then(wider)));
                     }
                     // As whoever comes now: granted later, its lease would keep out nobody who goes by the next one alone.
@@ -277,6 +271,13 @@ impl Swap {
                 }
             }
         }
+    }
+
+    /// The place of a waiter that has none so far. Its client does not find it again on another proxy: the whole of its
+    /// request is not kept.
+    fn comes_into_line(&self, claim: &Claim, new: &Named) -> Option<InLine> {
+        let rank = new.line.filter(|_| claim.line.is_none() && !self.beside)?;
+        Some(InLine { ticket: random::number(), rank, joined: None, returns: false })
     }
 
     /// Makes the generation live and takes the shadows of leases that only the store knows.

@@ -142,7 +142,7 @@ impl Torture {
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
         let of_each = |n: usize| ["lease", "advisory", "row"].map(|primitive| format!("{primitive}/{n}"));
         let habits =
-            Habits { clients: 32, resources: (0..5).flat_map(of_each).collect(), ..Habits::default() };
+            Habits { clients: 64, resources: (0..10).flat_map(of_each).collect(), ..Habits::default() };
         Torture {
             server,
             settings,
