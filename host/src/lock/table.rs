@@ -223,7 +223,7 @@ impl Table {
                 Some((_, Timer::Leave(key, proxy, ticket))) => {
                     self.line(key, LineChange::Leave { proxy, ticket }, out);
                 }
-                Some((_, Timer::Join(key))) => self.join(&key, out),
+                Some((_, Timer::Join(key))) => self.join(&key, now, out),
                 Some((_, Timer::Keep(key))) => self.keep_places(&key, now, out),
                 None => break,
             }

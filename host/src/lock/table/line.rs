@@ -5,6 +5,7 @@
 
 use super::flights::Part;
 use super::{Action, Entry, JOIN_MS, KEEP_PLACES_MS, Table, Timer, WaiterId};
+use crate::lock::maps::HashSet;
 use crate::lock::record::{Denial, Grant, LineChange, Turn};
 use crate::lock::{Instant, Key, LeaseRef};
 
@@ -77,7 +78,7 @@ impl Table {
 
     /// Whether the waiter takes its place a moment later, with others: one that stands behind a waiter of this
     /// proxy which is in line is not next, and a write for each arrival would hold up who is.
-    pub(super) fn join_together(&mut self, id: WaiterId, now: Instant) -> bool {
+    fn join_together(&mut self, id: WaiterId, now: Instant) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
         let ([key], true, true) =
@@ -91,23 +92,63 @@ impl Table {
         if !queue.ahead_of(place).any(in_line) {
             return false;
         }
+        self.join_later(key, id, now);
+        true
+    }
+
+    fn join_later(&mut self, key: Key, id: WaiterId, now: Instant) {
         if let Some(queue) = self.queues.get_mut(&key) {
             queue.joining.push(id);
             if queue.joining.len() == 1 {
                 self.timers.insert((now.plus_ms(JOIN_MS), Timer::Join(key)));
             }
         }
+    }
+
+    /// Whether the waiter takes its place a moment later: with others, or behind one that is to come into line before it
+    /// and has to be answered first.
+    pub(super) fn joins_later(&mut self, id: WaiterId, now: Instant) -> bool {
+        let Some(key) = self.held_back_at(id) else { return self.join_together(id, now) };
+        self.join_later(key, id, now);
         true
     }
 
-    pub(super) fn join(&mut self, key: &Key, out: &mut Vec<Action>) {
+    /// A waiter whose claim is under way comes into line once that is answered: others do not pass it meanwhile.
+    pub(super) fn comes_into_line(&mut self, id: WaiterId, now: Instant) {
+        let Some(entry) = self.waiters.get(&id) else { return };
+        for key in entry.waiter.claim.keys.to_vec() {
+            self.join_later(key, id, now);
+        }
+    }
+
+    /// A key where a waiter that stands before this one has not taken its place yet.
+    fn held_back_at(&self, id: WaiterId) -> Option<Key> {
+        let own = self.waiters.get(&id)?;
+        let is_before =
+            |other: &WaiterId| self.waiters.get(other).is_some_and(|other| other.place < own.place);
+        let is_behind =
+            |key: &&Key| self.queues.get(*key).is_some_and(|queue| queue.joining.iter().any(is_before));
+        own.waiter.claim.keys.iter().find(is_behind).cloned()
+    }
+
+    pub(super) fn join(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         let joining = self.queues.get_mut(key).map(|queue| std::mem::take(&mut queue.joining));
-        let waits = |id: &WaiterId| {
-            let entry = self.waiters.get(id);
-            entry.is_some_and(|entry| entry.flight.is_none() && !entry.in_line && !entry.cancelled)
-        };
-        let joining = joining.into_iter().flatten().filter(waits);
-        let parts: Vec<Part> = joining.map(|waiter| Part::Rejoin { waiter, over: false }).collect();
+        let (mut parts, mut seen) = (Vec::new(), HashSet::default());
+        for id in joining.into_iter().flatten().filter(|id| seen.insert(*id)) {
+            match self.waiters.get(&id) {
+                Some(entry) if entry.in_line || entry.cancelled => {}
+                Some(entry) if entry.flight.is_some() => {
+                    if entry.replan.is_some() {
+                        self.join_later(key.clone(), id, now);
+                    }
+                }
+                Some(_) => match self.held_back_at(id) {
+                    Some(key) => self.join_later(key, id, now),
+                    None => parts.push(Part::Rejoin { waiter: id, over: false }),
+                },
+                None => {}
+            }
+        }
         if !parts.is_empty() {
             self.fly(parts, out);
         }

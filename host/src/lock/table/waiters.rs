@@ -55,7 +55,7 @@ impl Table {
         self.waiters.insert(id, entry);
         self.advance_all(&keys, now, out);
         let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
-        if waits && asks_at_once && self.join_together(id, now) {
+        if waits && asks_at_once && self.joins_later(id, now) {
             return;
         }
         if waits && may_rejoin {
@@ -251,7 +251,11 @@ impl Table {
     pub(super) fn replan(&mut self, id: WaiterId, claim: Box<Claim>, now: Instant, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if entry.flight.is_some() {
+            let comes_into_line = claim.line.is_some() && !entry.in_line;
             entry.replan = Some(claim);
+            if comes_into_line {
+                self.comes_into_line(id, now);
+            }
             return;
         }
         let Some(mut entry) = self.remove(id) else { return };
@@ -273,7 +277,7 @@ impl Table {
         self.advance_all(&old, now, out);
         self.advance_all(&new, now, out);
         let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
-        if joins && waits && !self.join_together(id, now) {
+        if joins && waits && !self.joins_later(id, now) {
             self.probe(id, false, out);
         }
     }
