@@ -80,6 +80,9 @@ pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
 /// Where a property does not hold.
 pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     grants::tokens_rise_after_a_lease_of_two_spaces(&*one, &*other, space).await;
+    if space == Space::Row {
+        grants::tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(&*one, &*other, space).await;
+    }
 }
 
 /// What holds in a space where any one of several keys can be claimed.

@@ -115,9 +115,9 @@ impl Table {
 
     /// A waiter whose claim is under way comes into line once that is answered: others do not pass it meanwhile.
     pub(super) fn comes_into_line(&mut self, id: WaiterId, now: Instant) {
-        let Some(entry) = self.waiters.get(&id) else { return };
-        for key in entry.waiter.claim.keys.to_vec() {
-            self.join_later(key, id, now);
+        let Some(keys) = self.waiters.get(&id).map(|entry| entry.waiter.claim.keys.clone()) else { return };
+        for key in &*keys {
+            self.join_later(key.clone(), id, now);
         }
     }
 
@@ -137,11 +137,10 @@ impl Table {
         for id in joining.into_iter().flatten().filter(|id| seen.insert(*id)) {
             match self.waiters.get(&id) {
                 Some(entry) if entry.in_line || entry.cancelled => {}
-                Some(entry) if entry.flight.is_some() => {
-                    if entry.replan.is_some() {
-                        self.join_later(key.clone(), id, now);
-                    }
+                Some(entry) if entry.flight.is_some() && entry.replan.is_some() => {
+                    self.join_later(key.clone(), id, now);
                 }
+                Some(entry) if entry.flight.is_some() => {}
                 Some(_) => match self.held_back_at(id) {
                     Some(key) => self.join_later(key, id, now),
                     None => parts.push(Part::Rejoin { waiter: id, over: false }),

@@ -216,7 +216,9 @@ impl Desk {
         if all_decided {
             return self.finish(errand, Token::default(), Instant::default());
         }
-        let tokens = tokens_for(errand.job.ops[errand.decided.len()..].iter());
+        let open = &errand.job.ops[errand.decided.len()..];
+        let tokens = tokens_for(open.iter());
+        let claimed = open.iter().flat_map(Op::keys).cloned().collect();
         if !wanted.is_empty() && self.slots.len() + self.opening >= self.connections {
             return self.wait_for_room(errand, no_room);
         }
@@ -224,8 +226,8 @@ impl Desk {
             return self.waiting.push_back(Waiting { errand, no_room });
         };
         match wanted.is_empty() {
-            true => self.count(errand, tokens, signs),
-            false => self.lock(errand, Wish { keys: wanted, any, strength, tokens }, signs),
+            true => self.count(errand, (tokens, claimed), signs),
+            false => self.lock(errand, Wish { keys: wanted, any, strength, tokens, claimed }, signs),
         }
     }
 
@@ -269,12 +271,17 @@ impl Desk {
         errand.job.ticket.give_up(&why);
     }
 
-    fn count(&mut self, errand: Errand, tokens: u64, signs: Vec<oneshot::Receiver<bool>>) {
+    fn count(
+        &mut self,
+        errand: Errand,
+        (tokens, claimed): (u64, Vec<Key>),
+        signs: Vec<oneshot::Receiver<bool>>,
+    ) {
         self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
         let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
         let limit = errand.job.ticket.left();
         vital::spawn("the count of tokens", async move {
-            let counting = confirmed(counter.next(&shared, tokens, &[]), signs);
+            let counting = confirmed(counter.next(&shared, tokens, &claimed), signs);
             let result = tokio::time::timeout(limit, counting).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a number for a token")));
             let _ = events.send(Event::Counted { errand, result });

@@ -42,6 +42,8 @@ pub struct Wish {
     pub any: bool,
     pub strength: Strength,
     pub tokens: u64,
+    /// What the tokens are for: some of the keys may be locked already.
+    pub claimed: Vec<Key>,
 }
 
 enum Found {
@@ -111,7 +113,7 @@ impl Slot {
             within(link.rollback()).await?;
             return Ok(Locked { link, keys: Vec::new(), strength: wish.strength, heard, counted: None });
         };
-        let counted = Some(counter.next(shared, wish.tokens, &keys).await?);
+        let counted = Some(counter.next(shared, wish.tokens, &wish.claimed).await?);
         Ok(Locked { link, keys, strength: wish.strength, heard, counted })
     }
 
@@ -136,7 +138,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// See [`number`]. The rows of `keys` are locked.
+    /// See [`number`]. The rows of `keys` are locked. All keys that get a token belong to it: another proxy may have given one of
+    /// them a higher one together with a lease of the table, where both hold it shared.
     pub async fn next(&self, shared: &Shared, tokens: u64, keys: &[Key]) -> Result<(Token, Instant), Fault> {
         let mut place = self.link.lock().await;
         let mut link = match place.take() {

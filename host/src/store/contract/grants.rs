@@ -58,6 +58,27 @@ pub async fn tokens_rise_after_a_lease_of_two_spaces(one: &dyn Store, other: &dy
     }
 }
 
+/// The session that gives the next token has the key already, and another store has given a higher one since.
+pub async fn tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(
+    one: &dyn Store,
+    other: &dyn Store,
+    space: Space,
+) {
+    let names = Names::new("joins");
+    let key = Key::new(&names.key("k")).expect("it is a key").within(space);
+    let reader = |keys: &[Key], owner| Claim {
+        keys: keys.into(),
+        mode: Mode::Shared,
+        ..claim(&[&names.key("k")], owner)
+    };
+    let rising = Rising::default();
+    let alone = [key.clone()];
+    rising.check(granted(other, &reader(&alone, "first")).await.tokens[0]);
+    let both = [key.clone().within(Space::Table), key];
+    rising.check(granted(one, &reader(&both, "both")).await.tokens[0]);
+    rising.check(granted(other, &reader(&alone, "joins")).await.tokens[0]);
+}
+
 pub async fn shared_holders_exclude_exclusive_ones(store: &dyn Store) {
     let names = Names::new("shared");
     let key = names.key("k");
