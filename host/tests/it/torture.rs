@@ -304,7 +304,7 @@ impl Torture {
     fn push_policy(&mut self) -> Option<&'static str> {
         let n = self.any();
         self.pushes = self.pushes.wrapping_add(1);
-        let component = if self.pushes % 2 == 0 { default_policy() } else { &**RENAMED };
+        let component = if self.pushes.is_multiple_of(2) { default_policy() } else { &**RENAMED };
         let (admin, component) = (self.places[n].proxy.admin(), variant(component, self.pushes));
         tokio::spawn(async move { admin.try_send("PUT", "/v1/policies/default", component).await });
         Some("a policy is replaced")
