@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub use builtin::builtin;
 pub use check::{Report, check_file, load_file};
 pub use engine::{Engine, EngineError};
-pub use generation::Generation;
+pub use generation::{Again, Generation};
 pub use generations::{Naming, Policies, Prepared};
 pub use module::Digest;
 pub use rejection::Rejection;

@@ -406,25 +406,15 @@ impl Fleet {
     async fn follows(&self, record: &Record) -> Result<Option<String>, Trouble> {
         self.conform(record).await?;
         self.0.service.settled().await;
-        Ok(self.waits_for_sessions(record).await)
+        Ok(self.waits_for_leases(record).await)
     }
 
-    /// Whether other proxies could go by the candidate's keys while a lease lasts that has none of them and
-    /// that they cannot see. Those that join later are no exception: until the lease has ended the record has
-    /// them take the keys of both.
-    async fn waits_for_sessions(&self, record: &Record) -> Option<String> {
+    /// Whether other proxies could go by the candidate's keys alone while a lease lasts that they would not respect. Those
+    /// that join later are no exception: until the lease has ended the record has them take the keys of both.
+    async fn waits_for_leases(&self, record: &Record) -> Option<String> {
         let candidate = self.0.policies.naming(&record.name)?.candidate.clone()?;
-        match self.0.service.sessions_lack(candidate).await {
-            Ok(lacking) => {
-                let first = lacking.first()?;
-                let count = lacking.len();
-                Some(format!(
-                    "{count} of its leases rest on sessions and lack the new keys, as that of {first}"
-                ))
-            }
-            // Nobody knows.
-            Err(error) => Some(error.to_string()),
-        }
+        // Where the leases cannot be read nobody knows.
+        self.0.service.holds_up(candidate).await.unwrap_or_else(|error| Some(error.to_string()))
     }
 
     /// Has claims take the keys that the record says. A policy that this proxy does not have names none.

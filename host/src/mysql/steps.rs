@@ -22,6 +22,8 @@ const US_PER_US_OF_DRIFT: u64 = 1_000_000 / DRIFT_PER_MILLION;
 #[derive(Clone, Debug, Default)]
 pub struct ClockSteps {
     bounds: Option<Bounds>,
+    /// Of the server that was used before this one, until this one's clock was looked at.
+    earlier: Option<Bounds>,
     jump: Option<Jump>,
     wait: Option<Wait>,
     /// The longest lease, in microseconds.
@@ -79,11 +81,13 @@ impl ClockSteps {
     /// Takes over what other proxies have noticed: by how much the clock may have been set forward, and what it said
     /// then. After `before` on our own clock it says `now`.
     pub fn inherit(&mut self, by_us: u64, since: ServerTime, now: ServerTime, before: Instant) {
-        let at = Instant(before.0.saturating_sub(now.us_since(since)));
-        let known = self.jump.is_some_and(|jump| jump.by_us >= by_us && jump.at >= at);
-        if by_us > 0 && !known {
-            self.jump = Some(Jump { by_us, since, at });
+        if by_us == 0 {
+            return;
         }
+        let at = Instant(before.0.saturating_sub(now.us_since(since)));
+        let own = self.jump.filter(|_| self.doubt(before).by_us > 0).unwrap_or(Jump { by_us, since, at });
+        self.jump =
+            Some(Jump { by_us: by_us.max(own.by_us), since: since.max(own.since), at: at.max(own.at) });
     }
 
     /// The server's clock said `server` at some moment between `before` and `after` on our own.
@@ -93,28 +97,29 @@ impl ClockSteps {
             high: server.0.cast_signed() - before.0.cast_signed(),
             at: after,
         };
-        let Some(known) = self.bounds else {
+        let Some(known) = self.bounds.or(self.earlier) else {
             self.bounds = Some(seen);
             return Step::None;
         };
         let known = known.drifted(after);
         let margin = MARGIN_US.cast_signed();
-        if seen.low > known.high + margin {
-            self.bounds = Some(seen);
+        let step = if seen.low > known.high + margin {
             let at_least_us = (seen.low - known.high).cast_unsigned();
             let at_most_us = (seen.high - known.low).cast_unsigned();
             let by_us = self.doubt(after).by_us + at_most_us;
             self.jump = Some(Jump { by_us, since: server, at: after });
-            return Step::Forward { at_least_us, at_most_us };
-        }
-        if seen.high < known.low - margin {
-            self.bounds = Some(seen);
-            return Step::Back((known.low - seen.high).cast_unsigned());
-        }
+            Step::Forward { at_least_us, at_most_us }
+        } else if seen.high < known.low - margin {
+            Step::Back((known.low - seen.high).cast_unsigned())
+        } else {
+            Step::None
+        };
         // The upper bound only ever falls (but for drift), so that many small steps add up to one.
         let high = known.high.min(seen.high);
-        self.bounds = Some(Bounds { low: known.low.max(seen.low).min(high), high, at: known.at });
-        Step::None
+        let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at };
+        let is_new = step != Step::None || self.earlier.take().is_some();
+        self.bounds = Some(if is_new { seen } else { both });
+        step
     }
 
     /// What is to be thought of leases that have ended by the server's clock.
@@ -154,9 +159,11 @@ impl ClockSteps {
         Some((at(bounds.low - 1), at(bounds.high + 1)))
     }
 
-    /// Another server: its clock has nothing to do with the last one's.
-    pub fn forget(&mut self) {
-        *self = ClockSteps::new(self.longest_us);
+    /// Another server is used from now on. Where its clock is ahead of the last one's, the leases that it has look
+    /// expired as they do after a step.
+    pub fn change_server(&mut self) {
+        self.earlier = self.bounds.take().or(self.earlier);
+        self.wait = None;
     }
 }
 
@@ -213,6 +220,41 @@ mod tests {
         look(&mut steps, 3 * SECOND, 43 * SECOND, 100);
         let both = steps.doubt(Instant(3 * SECOND));
         assert!((40 * SECOND..41 * SECOND).contains(&both.by_us), "two steps add up: {both:?}");
+    }
+
+    #[test]
+    fn another_server_whose_clock_is_ahead_is_a_step() {
+        let mut steps = ClockSteps::new(100 * SECOND);
+        look(&mut steps, 0, 0, 100);
+        steps.change_server();
+        assert!(steps.server_time(Instant(SECOND)).is_none(), "of the clock of this one nothing is known");
+        assert!(matches!(look(&mut steps, SECOND, 61 * SECOND, 100), Step::Forward { .. }));
+        assert!(steps.doubt(Instant(SECOND)).by_us >= 59 * SECOND);
+        steps.change_server();
+        assert!(matches!(look(&mut steps, 2 * SECOND, SECOND, 100), Step::Back(_)));
+        assert!(steps.doubt(Instant(2 * SECOND)).by_us >= 59 * SECOND, "the first step counts still");
+        steps.change_server();
+        assert_eq!(look(&mut steps, 3 * SECOND, 2 * SECOND + 50_000, 100), Step::None);
+        let (earliest, _) = steps.server_time(Instant(3 * SECOND)).expect("it was looked at");
+        assert!(
+            earliest.0 > START + 2 * SECOND + 40_000,
+            "what the other clock said says nothing of this one"
+        );
+    }
+
+    #[test]
+    fn what_is_taken_over_makes_no_doubt_smaller() {
+        let mut steps = ClockSteps::new(60 * SECOND);
+        look(&mut steps, 0, 0, 100);
+        look(&mut steps, SECOND, 41 * SECOND, 100);
+        steps.inherit(
+            5 * SECOND,
+            ServerTime(START + 42 * SECOND),
+            ServerTime(START + 42 * SECOND),
+            Instant(2 * SECOND),
+        );
+        let doubt = steps.doubt(Instant(2 * SECOND));
+        assert!(doubt.by_us >= 39 * SECOND && doubt.since == ServerTime(START + 42 * SECOND), "{doubt:?}");
     }
 
     #[test]

@@ -337,7 +337,7 @@ impl Shared {
             return;
         }
         if known.as_ref().is_some_and(|known| known.server != identity.server) {
-            self.steps().forget();
+            self.steps().change_server();
         }
         if known.as_ref().is_none_or(|known| known.floor <= identity.floor) {
             *known = Some(identity.clone());

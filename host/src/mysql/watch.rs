@@ -67,7 +67,7 @@ fn step(ahead: &str, by_us: &str, longest_us: u64) -> String {
 /// Watches the clock until the store is closed.
 pub async fn run(shared: Arc<Shared>) {
     let mut backoff = Backoff::new();
-    let mut watch = Watch::of(0);
+    let mut watch = Watch::default();
     loop {
         tokio::select! {
             biased;
@@ -83,9 +83,10 @@ pub async fn run(shared: Arc<Shared>) {
 }
 
 /// What is recorded of the clock rests on looks of its own: a step that a lane has noticed is not recorded yet.
+#[derive(Default)]
 struct Watch {
     steps: ClockSteps,
-    /// The choice of the server that `steps` are of.
+    /// The choice of the server that was looked at last.
     turn: u64,
     /// How far the clock was set forward, in microseconds, where that is still to be recorded.
     unrecorded_us: u64,
@@ -93,15 +94,13 @@ struct Watch {
 }
 
 impl Watch {
-    fn of(turn: u64) -> Watch {
-        Watch { steps: ClockSteps::default(), turn, unrecorded_us: 0, has_claimed: false }
-    }
-
     /// Looks again and again, until that fails.
     async fn keep(&mut self, shared: &Shared) -> Result<(), Fault> {
         let mut link = Link::open(shared).await?;
-        if self.turn != link.era().turn {
-            *self = Watch::of(link.era().turn);
+        let turn = link.era().turn;
+        if self.turn != turn {
+            self.steps.change_server();
+            (self.turn, self.has_claimed) = (turn, false);
         }
         loop {
             let looked = tokio::time::timeout(EXCHANGE_LIMIT, self.look(shared, &mut link)).await;

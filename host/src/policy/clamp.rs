@@ -39,6 +39,13 @@ type Labels = Vec<(Box<str>, Box<str>)>;
 
 /// The error says what makes no sense, for a fault of kind `Value`.
 pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
+    let plan = named(from, limits)?;
+    is_possible(&plan)?;
+    Ok(plan)
+}
+
+/// A plan whose keys are sound. What it asks for may be more than its primitive can do: see [`is_possible`].
+pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let primitive = bindings::primitive(from.primitive);
     let is_once = primitive == Primitive::Once;
     if from.group.len() > limits.max_label_bytes {
@@ -51,19 +58,6 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
     let keys = keys(&from.keys, limits)?;
     let mode = mode(from.mode, limits)?;
     let (wishes, labels) = wishes(labels(from.labels, limits)?)?;
-    for primitive in [Some(primitive), wishes.second].into_iter().flatten() {
-        fits(primitive, keys.len(), mode)?;
-    }
-    if wishes.second.is_some_and(|second| call(second) != call(primitive)) {
-        return Err(format!("`{}` cannot stand in for another primitive's calls", primitive.as_str()));
-    }
-    if wishes.global_order && primitive != Primitive::Lease {
-        return Err(format!("`{}` has no order over all proxies; `lease` has", primitive.as_str()));
-    }
-    if wishes.any && (wishes.global_order || !matches!(primitive, Primitive::Lease | Primitive::Row)) {
-        let name = primitive.as_str();
-        return Err(format!("any of several keys is for `lease` and `row` in their own order, not `{name}`"));
-    }
     let plan = Plan {
         keys,
         primitive,
@@ -87,6 +81,25 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
         labels,
     };
     Ok(plan.with_primitive(primitive))
+}
+
+/// Whether the plan's primitive, and the one that stands in for it, can do what the plan asks for.
+pub(super) fn is_possible(plan: &Plan) -> Result<(), String> {
+    let primitive = plan.primitive;
+    for primitive in [Some(plan.primitive), plan.second].into_iter().flatten() {
+        fits(primitive, plan.keys.len(), plan.mode)?;
+    }
+    if plan.second.is_some_and(|second| call(second) != call(primitive)) {
+        return Err(format!("`{}` cannot stand in for another primitive's calls", primitive.as_str()));
+    }
+    if plan.global_order && primitive != Primitive::Lease {
+        return Err(format!("`{}` has no order over all proxies; `lease` has", primitive.as_str()));
+    }
+    if plan.any && (plan.global_order || !matches!(primitive, Primitive::Lease | Primitive::Row)) {
+        let name = primitive.as_str();
+        return Err(format!("any of several keys is for `lease` and `row` in their own order, not `{name}`"));
+    }
+    Ok(())
 }
 
 /// What a plan says in labels, for which the record has no field.

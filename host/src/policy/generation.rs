@@ -15,6 +15,7 @@ use super::{
 };
 use crate::clock;
 use crate::config::Limits;
+use crate::lock::Mode;
 use crate::telemetry::Metrics;
 
 /// A policy that was slower than this is asked beside the runtime's workers, until it is fast again.
@@ -35,6 +36,13 @@ pub struct Generation {
     limits: Limits,
     metrics: Metrics,
     health: Health,
+}
+
+/// What a policy makes of a request whose lock is held already.
+pub struct Again {
+    pub plan: Plan,
+    /// The policy would not grant the request now: of its plan, the keys alone count.
+    pub is_refused: bool,
 }
 
 impl Generation {
@@ -116,14 +124,21 @@ impl Generation {
         answer.map_err(PlanError::Fault)?.map_err(|reason| PlanError::Refused { reason })
     }
 
-    /// What [`Generation::plan`] would answer for a lock that is held, also while the hook is
-    /// suspended: once it is asked again, its answer must be known. Is neither counted nor measured.
-    ///
-    /// # Errors
-    /// As [`Generation::plan`].
-    pub fn plan_again(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
-        let answer = self.planned(request).map_err(PlanError::Fault)?;
-        answer.map_err(|reason| PlanError::Refused { reason })
+    /// What the policy makes of a request whose lock is held, also while the hook is suspended: once it is asked again, its
+    /// answer must be known. Where it refuses the request, as the mode is none that its primitive has, its keys are
+    /// those of the same request in exclusive mode. Is neither counted nor measured. `None` where nothing tells the keys.
+    pub fn plan_again(&self, request: &PlanRequest) -> Option<Again> {
+        let in_exclusive_mode = || {
+            let again = self.named(&PlanRequest { mode: Mode::Exclusive, ..request.clone() })?;
+            Some(Again { is_refused: true, ..again })
+        };
+        self.named(request).or_else(in_exclusive_mode)
+    }
+
+    fn named(&self, request: &PlanRequest) -> Option<Again> {
+        let plan = self.module.plan(&self.settings, &bindings::request(request)).ok()?.ok()?;
+        let plan = clamp::named(plan, &self.limits).ok()?;
+        Some(Again { is_refused: clamp::is_possible(&plan).is_err(), plan })
     }
 
     fn planned(&self, request: &PlanRequest) -> Result<Result<Plan, String>, Fault> {

@@ -63,13 +63,13 @@ impl Service {
         transition::name_with(&self.shared, candidate).await
     }
 
-    /// The resources of leases that only this proxy knows, as they rest on its sessions, and that lack the
-    /// candidate's keys. They are complete once the service has [`settled`](Service::settled).
+    /// What keeps proxies from going by the candidate's keys alone, in a sentence: leases for whose end it has to wait. They
+    /// are complete once the service has [`settled`](Service::settled).
     ///
     /// # Errors
-    /// Where the store cannot be read.
-    pub async fn sessions_lack(&self, candidate: Arc<Generation>) -> Result<Vec<String>, StoreError> {
-        transition::sessions_lack(&self.shared, candidate).await
+    /// Where a store cannot be read.
+    pub async fn holds_up(&self, candidate: Arc<Generation>) -> Result<Option<String>, StoreError> {
+        transition::holds_up(&self.shared, candidate).await
     }
 
     /// The leases in the store that were granted to guarded requests, by nonce, with their resources: also where

@@ -283,7 +283,13 @@ impl Core {
             let _ = pending.reply.send(Answer::Verdict(verdict));
             return;
         }
-        match self.shadows.widen(&waiter.claim.keys, &waiter.claim.tag.resource) {
+        let policy = pending.generation.name();
+        if self.shadows.block(policy) {
+            let why = format!("leases of resources that the policy `{policy}` refuses now are waited for");
+            let _ = pending.reply.send(Answer::NotYet { why });
+            return;
+        }
+        match self.shadows.widen(&waiter.claim.keys) {
             // One of several keys cannot be taken together with others.
             Some(_) if waiter.claim.any => {
                 let why = "leases of the keys that its policy named before are waited for".to_owned();
@@ -505,10 +511,14 @@ impl Core {
         // Of those that take places in line the first comes first.
         replans.sort_unstable_by_key(|(waiter, _)| *waiter);
         let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
-        let shadows = &self.shadows;
+        let (shadows, shared) = (&self.shadows, &self.shared);
         let widened = self.table.claims().filter_map(|(standing, claim)| match standing {
-            Standing::Waiter { id, .. } if !moved.contains(&id) => shadows.widened(id, claim),
-            _ => None,
+            Standing::Waiter { id, .. } if moved.contains(&id) => None,
+            Standing::Waiter { id, .. } if shadows.block(shared.policy_of_tag(&claim.tag)) => {
+                Some((id, None))
+            }
+            Standing::Waiter { id, .. } => shadows.widened(id, claim),
+            Standing::Lease { .. } => None,
         });
         let widened: Vec<_> = widened.collect();
         for (waiter, claim) in replans.into_iter().chain(widened) {

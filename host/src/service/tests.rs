@@ -70,16 +70,21 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     enqueue(&service.shared, &request("a"), &planned()).await.unwrap().unwrap();
 }
 
-/// A policy that takes no shared claims, and names one key for all resources.
-fn once_in_one_stripe(service: &Service) -> Prepared {
+/// The default policy, with these settings.
+fn default_with(service: &Service, settings: &[(&str, serde_json::Value)]) -> Prepared {
     let policies = &service.shared.policies;
     let live = policies.get("default").unwrap();
-    let settings = [("primitive".to_owned(), "once".into()), ("stripes".to_owned(), 1.into())];
-    policies.prepare("default", &live.component(), Some(settings.into_iter().collect())).unwrap()
+    let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    policies.prepare("default", &live.component(), Some(settings)).unwrap()
+}
+
+/// A policy that takes no shared claims, and names one key for all resources.
+fn once_in_one_stripe(service: &Service) -> Prepared {
+    default_with(service, &[("primitive", "once".into()), ("stripes", 1.into())])
 }
 
 #[tokio::test]
-async fn a_lease_that_the_next_policy_would_refuse_keeps_its_resource_until_it_ends() {
+async fn a_lease_that_the_next_policy_would_refuse_keeps_its_keys_until_it_ends() {
     let service = service(&memory());
     let shared = Request { mode: Mode::Shared, owner: "reader".into(), ..request("a") };
     let lease = service.acquire(shared.clone()).await.unwrap().lease;
@@ -91,6 +96,50 @@ async fn a_lease_that_the_next_policy_would_refuse_keeps_its_resource_until_it_e
     service.release(lease).await.unwrap();
     let begun = service.begin(request("a")).await.unwrap();
     assert!(matches!(begun, Begun::First(_)), "{begun:?}");
+}
+
+/// What is done once has one key, so the next policy refuses the request for two resources.
+#[tokio::test]
+async fn a_lease_of_two_resources_that_the_next_policy_would_refuse_keeps_both() {
+    let service = service(&memory());
+    let several = ("separator", "+".into());
+    service.go_live(default_with(&service, std::slice::from_ref(&several))).await.unwrap();
+    let lease = service.acquire(request("a+b")).await.unwrap().lease;
+    let next = [("primitive", "once".into()), ("stripes", 1_000_000.into()), several];
+    service.go_live(default_with(&service, &next)).await.unwrap();
+    for resource in ["a", "b"] {
+        let held = service.begin(request(resource)).await.unwrap_err();
+        assert!(matches!(held, AcquireError::Contended { .. }), "{held}");
+    }
+    service.release(lease).await.unwrap();
+    for resource in ["a", "b"] {
+        let Begun::First(lease) = service.begin(request(resource)).await.unwrap() else {
+            panic!("{resource} was not done before")
+        };
+        service.release(lease.lease).await.unwrap();
+    }
+}
+
+/// The next policy takes the name for two resources, of which one has no name.
+#[tokio::test]
+async fn leases_whose_next_keys_are_not_known_are_waited_for() {
+    let service = Service::start(Parts { store_timeout_ms: 200, ..parts(&memory()) });
+    let lease = service.acquire(request("a+")).await.unwrap().lease;
+    let several = default_with(&service, &[("separator", "+".into())]);
+    let why = service.holds_up(several.generation().clone()).await.unwrap().expect("it is held up");
+    assert!(why.contains("a+"), "{why}");
+    service.go_live(several.clone()).await.unwrap();
+    let early = service.acquire(request("c")).await.unwrap_err();
+    assert!(matches!(early, AcquireError::NotYet { .. }), "{early}");
+    service.release(lease).await.unwrap();
+    for _ in 0..200 {
+        if service.acquire(request("c")).await.is_ok() {
+            assert_eq!(service.holds_up(several.generation().clone()).await.unwrap(), None);
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    panic!("nothing is granted after the end of the lease");
 }
 
 /// It would wait for keys that exclude nobody any more.

@@ -6,8 +6,9 @@
 //!
 //! - a lease that lacks its new keys becomes a [`Shadow`]: until it ends, claims of one of its new keys
 //!   take its old ones as well;
-//! - where the new generation refuses what the lease was asked for with, as in a mode that its primitive
-//!   lacks, the new keys are not known: until the lease ends, claims of its resource take its old keys;
+//! - where the new generation refuses what the lease was asked for with, as in a mode that its primitive lacks, the
+//!   new keys are those of the same request in exclusive mode. Where it refuses that, too, they are not known: a change
+//!   waits for the end of the lease ([`holds_up`]), and a proxy that starts grants nothing by the policy before;
 //! - a waiter waits for both, and keeps its place, in the order over all proxies where the new generation wants
 //!   one; a waiter that the new generation refuses is refused.
 //!
@@ -28,7 +29,7 @@ use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Claim, Holder, InLine, Tag};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Key, Mode};
-use crate::policy::{Generation, Plan, PlanRequest, Prepared};
+use crate::policy::{Again, Generation, Plan, PlanRequest, Prepared};
 use crate::random;
 use crate::store::StoreError;
 use crate::vital;
@@ -45,15 +46,15 @@ pub(super) struct Shadow {
     nonce: u64,
     old: Arc<[Key]>,
     new: Arc<[Key]>,
-    /// Set where the new keys are not known: its resource is not free.
-    resource: Option<Box<str>>,
+    /// Set where the new keys are not known: nothing is granted by this policy.
+    policy: Option<Box<str>>,
 }
 
 impl Shadow {
-    /// `plan`: what the new generation makes of the lease's request; `None` where it refuses the request.
-    fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&Named>, resource: &str) -> Shadow {
+    /// `plan`: what the new generation makes of the lease's request; `None` where that does not tell its keys.
+    fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&Named>, policy: &str) -> Shadow {
         let new = plan.map_or_else(Arc::default, |plan| plan.keys.clone());
-        Shadow { nonce, old, new, resource: plan.is_none().then(|| resource.into()) }
+        Shadow { nonce, old, new, policy: plan.is_none().then(|| policy.into()) }
     }
 }
 
@@ -62,8 +63,8 @@ pub(super) struct Shadows {
     by_nonce: HashMap<u64, Shadow>,
     /// The nonces of the leases that cast a shadow on a key.
     on_key: HashMap<Key, HashSet<u64>>,
-    /// The same for a resource.
-    on_resource: HashMap<Box<str>, HashSet<u64>>,
+    /// The same for all that a policy decides.
+    on_policy: HashMap<Box<str>, HashSet<u64>>,
 }
 
 impl Shadows {
@@ -74,8 +75,8 @@ impl Shadows {
             for key in &*shadow.new {
                 self.on_key.entry(key.clone()).or_default().insert(shadow.nonce);
             }
-            if let Some(resource) = &shadow.resource {
-                self.on_resource.entry(resource.clone()).or_default().insert(shadow.nonce);
+            if let Some(policy) = &shadow.policy {
+                self.on_policy.entry(policy.clone()).or_default().insert(shadow.nonce);
             }
             match self.by_nonce.entry(shadow.nonce) {
                 Entry::Vacant(place) => drop(place.insert(shadow)),
@@ -83,7 +84,7 @@ impl Shadows {
                     let known = known.get_mut();
                     known.old = union(&known.old, shadow.old.iter());
                     known.new = union(&known.new, shadow.new.iter());
-                    known.resource = shadow.resource.or(known.resource.take());
+                    known.policy = shadow.policy.or(known.policy.take());
                 }
             }
         }
@@ -92,13 +93,17 @@ impl Shadows {
     pub fn remove(&mut self, nonce: u64) {
         let Some(shadow) = self.by_nonce.remove(&nonce) else { return };
         shadow.new.iter().for_each(|key| take_away(&mut self.on_key, key, nonce));
-        shadow.resource.iter().for_each(|resource| take_away(&mut self.on_resource, resource, nonce));
+        shadow.policy.iter().for_each(|policy| take_away(&mut self.on_policy, policy, nonce));
     }
 
-    /// The keys of a claim of the resource, together with the old keys of every lease that casts a shadow on them.
-    pub fn widen(&self, keys: &Arc<[Key]>, resource: &str) -> Option<Arc<[Key]>> {
-        let casting =
-            keys.iter().filter_map(|key| self.on_key.get(key)).chain(self.on_resource.get(resource));
+    /// Whether there is a lease of which it is not known what the policy calls its keys.
+    pub fn block(&self, policy: &str) -> bool {
+        self.on_policy.contains_key(policy)
+    }
+
+    /// The keys of a claim, together with the old keys of every lease that casts a shadow on them.
+    pub fn widen(&self, keys: &Arc<[Key]>) -> Option<Arc<[Key]>> {
+        let casting = keys.iter().filter_map(|key| self.on_key.get(key));
         let old = casting
             .flatten()
             .filter_map(|nonce| self.by_nonce.get(nonce))
@@ -109,7 +114,7 @@ impl Shadows {
 
     /// What a waiter that has not been widened asks for from now on.
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
-        let keys = self.widen(&claim.keys, &claim.tag.resource)?;
+        let keys = self.widen(&claim.keys)?;
         Some((waiter, (!claim.any).then(|| asks_again(claim, keys, claim.line.clone()))))
     }
 }
@@ -167,12 +172,14 @@ pub(super) struct Named {
     any: bool,
     /// The waiter's rank, where the order is over all proxies.
     line: Option<i32>,
+    /// Waiters are refused; leases have these keys.
+    is_refused: bool,
 }
 
 impl Named {
-    fn of(plan: &Plan) -> Named {
+    fn of(plan: &Plan, is_refused: bool) -> Named {
         let line = plan.global_order.then_some(plan.rank);
-        Named { keys: plan.keys.clone(), any: plan.any, line }
+        Named { keys: plan.keys.clone(), any: plan.any, line, is_refused }
     }
 
     /// Whether whoever holds these keys holds what the plan asks for.
@@ -184,8 +191,7 @@ impl Named {
     }
 }
 
-/// What a generation makes of requests. `None` where it refuses one: others of the same resource may be granted by it,
-/// as in another mode.
+/// What a generation makes of requests. `None` where it does not tell the keys of one: others may be granted these.
 type Plans = HashMap<PlanRequest, Option<Named>>;
 
 /// A generation that wants to go live, with its plans for everything that is held or waits.
@@ -237,37 +243,34 @@ impl Swap {
             return;
         }
         let Some(plan) = self.plans.get(&request_of(claim)) else { return };
-        if let Some(new) = plan {
+        let has_keys = plan.as_ref().is_some_and(|new| {
             let waits_for_any = claim.any && new.any && claim.keys == new.keys;
             let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
-            if waits_for_any || (holds && !claim.any) {
-                if let Standing::Waiter { id, .. } = standing
-                    && let Some(line) = self.comes_into_line(claim, new)
-                {
-                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), Some(line)))));
-                }
-                return;
-            }
-        }
+            waits_for_any || (holds && !claim.any)
+        });
         let mut shadow = |nonce| {
-            shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), &claim.tag.resource)]);
+            let policy = self.prepared.generation().name();
+            shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
         };
         match standing {
-            Standing::Lease { nonce } => shadow(nonce),
+            Standing::Lease { nonce } if !has_keys => shadow(nonce),
+            Standing::Lease { .. } => {}
             Standing::Waiter { id, asked } => {
-                if asked {
+                if asked && !has_keys {
                     shadow(claim.attempt);
                 }
-                match plan {
-                    Some(new) => {
-                        let wider = || {
-                            let line = self.comes_into_line(claim, new).or_else(|| claim.line.clone());
-                            asks_again(claim, union(&claim.keys, new.keys.iter()), line)
-                        };
-                        replans.push((id, (!claim.any && !new.any).then(wider)));
-                    }
-                    // As whoever comes now: granted later, its lease would keep out nobody who goes by the next one alone.
-                    None => replans.push((id, None)),
+                // One that is refused is so as all that come now: granted later, its lease would keep out nobody who goes
+                // by the next generation alone.
+                let Some(new) = plan.as_ref().filter(|new| !new.is_refused) else {
+                    return replans.push((id, None));
+                };
+                let line = self.comes_into_line(claim, new);
+                if !has_keys {
+                    let line = line.or_else(|| claim.line.clone());
+                    let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), line);
+                    replans.push((id, (!claim.any && !new.any).then(wider)));
+                } else if line.is_some() {
+                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), line))));
                 }
             }
         }
@@ -335,20 +338,33 @@ pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Resu
     swap(shared, candidate, Vec::new(), true).await.map(drop)
 }
 
-/// The resources of leases that rest on a session of this proxy and lack the candidate's keys. Other proxies
-/// do not see them: they cannot take their old keys for as long as the leases last.
-pub(super) async fn sessions_lack(
+/// The leases for whose end the candidate has to wait before any proxy goes by its keys alone, in a sentence:
+///
+/// - those that rest on a session of this proxy and lack the candidate's keys. Other proxies do not see them, and cannot take
+///   their old keys for as long as the leases last;
+/// - those whose keys the candidate does not tell, as it refuses the resource.
+pub(super) async fn holds_up(
     shared: &Arc<Shared>,
     candidate: Arc<Generation>,
-) -> Result<Vec<String>, StoreError> {
-    // Sessions are always heard. A key of a store that is not counts as lacking.
-    let (mut held, _) = held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?;
-    let rests = |key: &Key| key.space().rests_on_session();
-    held.retain(|lease| lease.keys.iter().any(rests));
+) -> Result<Option<String>, StoreError> {
+    let held = complete(held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?)?;
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
     let plans = replan(shared, candidate, HashMap::default(), asked).await?;
-    let lacking = held.iter().filter(|lease| lease.shadow(&plans).is_some());
-    Ok(lacking.map(|lease| lease.request.resource.clone()).collect())
+    let has_no_keys = |lease: &&Held| plans.get(&lease.request).is_none_or(Option::is_none);
+    let rests = |lease: &&Held| lease.keys.iter().any(|key| key.space().rests_on_session());
+    let unknown: Vec<&Held> = held.iter().filter(has_no_keys).collect();
+    if let Some(first) = unknown.first() {
+        let (count, first) = (unknown.len(), &first.request.resource);
+        return Ok(Some(format!(
+            "it refuses what {count} leases are of, as that of {first}, until they have ended"
+        )));
+    }
+    let lacking: Vec<&Held> =
+        held.iter().filter(rests).filter(|lease| lease.shadow(&plans, "").is_some()).collect();
+    Ok(lacking.first().map(|first| {
+        let (count, first) = (lacking.len(), &first.request.resource);
+        format!("{count} of its leases rest on sessions and lack the new keys, as that of {first}")
+    }))
 }
 
 async fn swap(
@@ -362,7 +378,7 @@ async fn swap(
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
         plans = replan(shared, candidate.clone(), plans, asked).await?;
-        let stored = held.iter().filter_map(|lease| lease.shadow(&plans)).collect();
+        let stored = held.iter().filter_map(|lease| lease.shadow(&plans, candidate.name())).collect();
         let (reply, step) = oneshot::channel();
         let swap = Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, reply };
         shared.tell(Msg::Swap(swap));
@@ -389,9 +405,13 @@ async fn replan(
     let work = move || {
         for request in asked {
             if let Entry::Vacant(place) = plans.entry(request) {
-                let plan = generation.plan_again(place.key()).ok();
-                let plan = plan.and_then(|plan| shared.within_reach("", plan).ok());
-                place.insert(plan.as_ref().map(Named::of));
+                let named = generation.plan_again(place.key()).map(|Again { plan, is_refused }| match shared
+                    .within_reach("", plan.clone())
+                {
+                    Ok(plan) => Named::of(&plan, is_refused),
+                    Err(_) => Named::of(&plan, true),
+                });
+                place.insert(named);
             }
         }
         plans
@@ -409,12 +429,12 @@ struct Held {
 }
 
 impl Held {
-    fn shadow(&self, plans: &Plans) -> Option<Shadow> {
+    fn shadow(&self, plans: &Plans, policy: &str) -> Option<Shadow> {
         let plan = plans.get(&self.request)?.as_ref();
         let is_held =
             |new: &Named| new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned());
         let old = union(&[], self.keys.iter());
-        (!plan.is_some_and(is_held)).then(|| Shadow::new(self.nonce, old, plan, &self.request.resource))
+        (!plan.is_some_and(is_held)).then(|| Shadow::new(self.nonce, old, plan, policy))
     }
 }
 
@@ -494,7 +514,7 @@ mod tests {
     }
 
     fn shadow(nonce: u64, old: &str, new: &str) -> Shadow {
-        Shadow { nonce, old: keys(&[old]), new: keys(&[new]), resource: None }
+        Shadow { nonce, old: keys(&[old]), new: keys(&[new]), policy: None }
     }
 
     #[test]
@@ -502,9 +522,9 @@ mod tests {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
         shadows.extend([shadow(1, "older", "newer")]);
-        assert_eq!(shadows.widen(&keys(&["new"]), "another"), Some(keys(&["new", "old", "older", "other"])));
-        assert_eq!(shadows.widen(&keys(&["newer"]), "another"), Some(keys(&["newer", "old", "older"])));
-        assert_eq!(shadows.widen(&keys(&["old"]), "another"), None, "the old key needs nothing more");
+        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old", "older", "other"])));
+        assert_eq!(shadows.widen(&keys(&["newer"])), Some(keys(&["newer", "old", "older"])));
+        assert_eq!(shadows.widen(&keys(&["old"])), None, "the old key needs nothing more");
         shadows.remove(1);
         assert_eq!(shadows.on_key.keys().collect::<Vec<_>>(), [&keys(&["new"])[0]]);
     }
@@ -514,23 +534,25 @@ mod tests {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
         shadows.remove(1);
-        assert_eq!(shadows.widen(&keys(&["new"]), "another"), Some(keys(&["new", "other"])));
+        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "other"])));
         shadows.remove(2);
-        assert_eq!(shadows.widen(&keys(&["new"]), "another"), None);
+        assert_eq!(shadows.widen(&keys(&["new"])), None);
         assert!(shadows.on_key.is_empty());
     }
 
     #[test]
-    fn a_lease_whose_new_keys_are_not_known_casts_a_shadow_on_its_resource() {
+    fn a_lease_whose_new_keys_are_not_known_blocks_its_policy() {
         let mut shadows = Shadows::default();
-        let unknown = Shadow { new: Arc::default(), resource: Some("r".into()), ..shadow(1, "old", "new") };
-        shadows.extend([unknown]);
-        assert_eq!(shadows.widen(&keys(&["new"]), "r"), Some(keys(&["new", "old"])));
-        assert_eq!(shadows.widen(&keys(&["new"]), "another"), None);
+        let unknown =
+            |nonce| Shadow { new: Arc::default(), policy: Some("p".into()), ..shadow(nonce, "old", "new") };
+        shadows.extend([unknown(1), unknown(2)]);
+        assert!(shadows.block("p") && !shadows.block("another"));
+        assert_eq!(shadows.widen(&keys(&["new"])), None);
         shadows.extend([shadow(1, "old", "new")]);
-        assert_eq!(shadows.widen(&keys(&["new"]), "another"), Some(keys(&["new", "old"])));
-        assert_eq!(shadows.widen(&keys(&["newer"]), "r"), Some(keys(&["newer", "old"])));
+        assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old"])));
         shadows.remove(1);
-        assert!(shadows.on_key.is_empty() && shadows.on_resource.is_empty());
+        assert!(shadows.block("p") && shadows.on_key.is_empty());
+        shadows.remove(2);
+        assert!(shadows.on_policy.is_empty());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::faults::SEPARATOR;
 use super::server::Ended;
 use crate::clock;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
@@ -86,7 +87,7 @@ struct Waiting {
 /// All that clients were told.
 #[derive(Default)]
 pub struct Checks {
-    /// By resource and nonce: those that may still be certain.
+    /// By resource and nonce: those that may still be certain. A lease of several resources is in each of them.
     held: BTreeMap<String, BTreeMap<u64, Held>>,
     /// Of all leases that were granted.
     nonces: BTreeSet<u64>,
@@ -184,13 +185,13 @@ impl Checks {
                 lease.keys
             ),
         );
-        let held = self.held.entry(resource.to_owned()).or_default();
         if let Some(id) = request_id {
             let (_, nonce) =
                 self.requests.entry(id.to_owned()).or_insert((resource.to_owned(), lease.nonce)).clone();
             // A lease on a session is known to the proxy that granted it, alone.
-            let first = held.get(&nonce).filter(|first| nonce != lease.nonce && first.session.is_none());
-            if let Some(first) = first.filter(|first| first.until > now) {
+            let is_other =
+                |first: &&Held| first.session.is_none() && nonce != lease.nonce && first.until > now;
+            if let Some(first) = self.known(resource, nonce).filter(is_other) {
                 return Err(Violation(format!(
                     "one request, two leases: {owner} is granted {resource} with token {} by a request whose lease with token \
                      {} lasts for another {} ms",
@@ -200,9 +201,10 @@ impl Checks {
                 )));
             }
         }
-        if let Some(known) = held.get_mut(&lease.nonce) {
+        if let Some(known) = self.known(resource, lease.nonce) {
             // The same request, asked again.
-            known.until = known.until.max(valid_until);
+            let until = known.until.max(valid_until);
+            self.of_lease(resource, lease.nonce).for_each(|held| held.until = until);
             return Ok(());
         }
         let is_new = self.nonces.insert(lease.nonce);
@@ -213,27 +215,42 @@ impl Checks {
         let has_ended = session.as_ref().is_some_and(|session| {
             self.ended.iter().any(|ended| ended.at >= asked_at && session.ended_with(ended))
         });
-        if valid_until > now && !has_ended {
-            let new = Held { owner: owner.to_owned(), mode, token, from: now, until: valid_until, session };
-            if let Some(other) = held.values().find(|other| !are_compatible(&new, held.values(), other)) {
-                return Err(Violation(format!(
-                    "two holders: {owner} is granted {resource} with token {} while {} is certain of it for another {} ms \
-                     (token {})",
-                    token.0,
-                    other.owner,
-                    other.until.ms_since(now),
-                    other.token.0
-                )));
+        let new = Held { owner: owner.to_owned(), mode, token, from: now, until: valid_until, session };
+        for part in parts(resource) {
+            if valid_until > now && !has_ended {
+                let held = self.held.entry(part.to_owned()).or_default();
+                if let Some(other) = held.values().find(|other| !are_compatible(&new, held.values(), other)) {
+                    return Err(Violation(format!(
+                        "two holders: {owner} is granted {part} with token {} while {} is certain of it for another {} ms \
+                         (token {})",
+                        token.0,
+                        other.owner,
+                        other.until.ms_since(now),
+                        other.token.0
+                    )));
+                }
+                held.insert(lease.nonce, new.clone());
             }
-            held.insert(lease.nonce, new);
+            let tokens = self.tokens.entry(part.to_owned()).or_default();
+            rises(tokens, token, asked_at, now).map_err(|last| {
+                Violation(format!(
+                    "tokens do not rise: {owner} is granted {part} with token {}, and {} was told before it asked",
+                    token.0, last.0
+                ))
+            })?;
         }
-        let tokens = self.tokens.entry(resource.to_owned()).or_default();
-        rises(tokens, token, asked_at, now).map_err(|last| {
-            Violation(format!(
-                "tokens do not rise: {owner} is granted {resource} with token {}, and {} was told before it asked",
-                token.0, last.0
-            ))
-        })
+        Ok(())
+    }
+
+    /// What is known of a lease of the resource: it is the same in all of its parts.
+    fn known(&self, resource: &str, nonce: u64) -> Option<&Held> {
+        parts(resource).find_map(|part| self.held.get(part)?.get(&nonce))
+    }
+
+    fn of_lease(&mut self, resource: &str, nonce: u64) -> impl Iterator<Item = &mut Held> {
+        let is_part = |part: &str| parts(resource).any(|other| other == part);
+        let held = self.held.iter_mut().filter(move |(part, _)| is_part(part));
+        held.filter_map(move |(_, held)| held.get_mut(&nonce))
     }
 
     /// A client waits for an exclusive lock, until `until` at the latest. Returns the number of the wait.
@@ -274,28 +291,33 @@ impl Checks {
         lease: &LeaseRef,
         (now, valid_until): (Instant, Instant),
     ) -> Result<(), Violation> {
-        let Some(held) = self.held.get_mut(resource) else { return Ok(()) };
-        // Its session has ended, and its proxy does not know yet.
-        let Some(mut renewed) = held.remove(&lease.nonce) else { return Ok(()) };
-        renewed.until = renewed.until.max(valid_until);
-        let as_new = Held { from: now, ..renewed.clone() };
-        // An answer that comes too late promises nothing.
-        if renewed.until > now
-            && let Some(other) = held.values().find(|other| !are_compatible(&as_new, held.values(), other))
-        {
-            return Err(Violation(format!(
-                "two holders: {} renews {resource} while {} is certain of it",
-                renewed.owner, other.owner
-            )));
+        // Its session has ended, and its proxy does not know yet, where the lease is not known.
+        for part in parts(resource) {
+            let Some(held) = self.held.get_mut(part) else { continue };
+            let Some(mut renewed) = held.remove(&lease.nonce) else { continue };
+            renewed.until = renewed.until.max(valid_until);
+            let as_new = Held { from: now, ..renewed.clone() };
+            // An answer that comes too late promises nothing.
+            if renewed.until > now
+                && let Some(other) =
+                    held.values().find(|other| !are_compatible(&as_new, held.values(), other))
+            {
+                return Err(Violation(format!(
+                    "two holders: {} renews {part} while {} is certain of it",
+                    renewed.owner, other.owner
+                )));
+            }
+            held.insert(lease.nonce, renewed);
         }
-        held.insert(lease.nonce, renewed);
         Ok(())
     }
 
     /// The client does not count on the lease any more: it lets go, or was told that it is lost.
     pub fn let_go(&mut self, resource: &str, lease: &LeaseRef) {
-        if let Some(held) = self.held.get_mut(resource) {
-            held.remove(&lease.nonce);
+        for part in parts(resource) {
+            if let Some(held) = self.held.get_mut(part) {
+                held.remove(&lease.nonce);
+            }
         }
     }
 
@@ -415,7 +437,7 @@ impl Checks {
 
     /// Until when the client may be certain of the lease; `None` where it has let go.
     pub fn certain_until(&self, resource: &str, lease: &LeaseRef) -> Option<Instant> {
-        Some(self.held.get(resource)?.get(&lease.nonce)?.until)
+        Some(self.known(resource, lease.nonce)?.until)
     }
 
     /// What happened, as lines of text.
@@ -426,6 +448,11 @@ impl Checks {
             |(at, what): &(Instant, String)| format!("{:>12.6} s  {what}\n", at.us_since(began) as f64 / 1e6);
         self.history[from..].iter().map(line).collect()
     }
+}
+
+/// The resources of a name.
+fn parts(resource: &str) -> impl Iterator<Item = &str> {
+    resource.split(SEPARATOR)
 }
 
 fn is_of(resource: &str, policy: &str) -> bool {

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
+use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot};
 
 use super::check::{Granted, Violation};
-use super::faults::KEEP_MS;
+use super::faults::{KEEP_MS, SEPARATOR};
 use super::options::Options;
 use super::world::{LONGEST_TTL_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
@@ -51,6 +52,7 @@ pub struct Client {
     proxies: usize,
     policies: Vec<&'static str>,
     resources: usize,
+    asks_for_several: bool,
     shared: Arc<Shared>,
 }
 
@@ -69,6 +71,7 @@ impl Client {
             proxies: options.proxies,
             policies: options.policies.clone(),
             resources: options.resources,
+            asks_for_several: options.asks_for_several,
             shared,
         }
     }
@@ -105,7 +108,7 @@ impl Client {
 
     async fn round(&mut self) {
         let policy = self.policies[self.random.random_range(0..self.policies.len())];
-        let resource = format!("{policy}/{}", self.random.random_range(0..self.resources));
+        let resource = self.resource(policy);
         let wait_ms = *[0, 20, 500, 3_000].choose(&mut self.random).unwrap_or(&0);
         // A mode that the primitive lacks is asked for now and then: policies are replaced.
         let mode = match (policy, self.random.random_range(0..40_u32)) {
@@ -131,6 +134,18 @@ impl Client {
             _ if self.random.random_bool(0.15) => self.hold(&request).await,
             _ => self.lock(&request).await,
         }
+    }
+
+    /// A resource of the policy, or the name of several.
+    fn resource(&mut self, policy: &str) -> String {
+        let takes_several = !["once", "version"].contains(&policy);
+        let wanted = match self.asks_for_several && takes_several && self.random.random_bool(0.3) {
+            true => self.random.random_range(2..=3),
+            false => 1,
+        };
+        let chosen = sample(&mut self.random, self.resources, wanted.min(self.resources));
+        let names: Vec<String> = chosen.iter().map(|n| format!("{policy}/{n}")).collect();
+        names.join(SEPARATOR)
     }
 
     async fn lock(&mut self, request: &Request) {
@@ -200,6 +215,9 @@ impl Client {
     }
 
     fn granted(&self, proxy: &Proxy, request: &Request, lease: &Lease, asked_at: Instant) {
+        if request.resource.contains(SEPARATOR) {
+            self.shared.tally.count("a grant of several resources");
+        }
         self.shared.tally.count(match lease.primitive {
             "lease" => "a grant of a lease",
             "advisory" => "a grant of an advisory lock",

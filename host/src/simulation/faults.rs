@@ -86,11 +86,12 @@ pub struct Settings {
     pub second_primitive: Option<&'static str>,
     pub stripes: u32,
     pub global_order: bool,
+    pub permits: u32,
 }
 
 impl Settings {
     pub fn of(primitive: &'static str) -> Settings {
-        Settings { primitive, second_primitive: None, stripes: 0, global_order: false }
+        Settings { primitive, second_primitive: None, stripes: 0, global_order: false, permits: 2 }
     }
 
     /// Those that the policy may get.
@@ -105,6 +106,7 @@ impl Settings {
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
             stripes: *[0, 0, 1, 2].choose(random).unwrap_or(&0),
             global_order: random.random_bool(0.3),
+            permits: *[1, 2, 2].choose(random).unwrap_or(&2),
         }
     }
 
@@ -116,12 +118,15 @@ impl Settings {
         }
         table.insert("stripes".to_owned(), self.stripes.into());
         table.insert("global_order".to_owned(), self.global_order.into());
-        table.insert("permits".to_owned(), 2.into());
+        table.insert("separator".to_owned(), SEPARATOR.into());
+        table.insert("permits".to_owned(), self.permits.into());
         table.insert("keep_ms".to_owned(), KEEP_MS.into());
         table
     }
 }
 
+/// What divides the resources of one name.
+pub const SEPARATOR: &str = "+";
 /// How long the outcome of a `once` is kept.
 pub const KEEP_MS: u32 = 5_000;
 

@@ -20,6 +20,8 @@ pub struct Options {
     pub clients: usize,
     /// Resources of each policy.
     pub resources: usize,
+    /// Whether clients ask for several resources at once.
+    pub asks_for_several: bool,
     /// The policies that clients use, of [`POLICIES`].
     pub policies: Vec<&'static str>,
     /// For how long clients ask, in virtual time.
@@ -53,6 +55,7 @@ impl Options {
         let replica = *[None, None, Some(0), Some(50), Some(1_000)].choose(&mut random).unwrap_or(&None);
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
         let keep_names = random.random_bool(0.3);
+        let asks_for_several = random.random_bool(0.4);
         let failing = Failing {
             proxies,
             servers: servers(&policies, members),
@@ -65,6 +68,7 @@ impl Options {
             proxies,
             clients: random.random_range(2..=24),
             resources: random.random_range(1..=4),
+            asks_for_several,
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
             faults: plan(&mut random, lasts, &failing),
             members,
@@ -117,6 +121,7 @@ impl Options {
                 options.policies.remove(n);
             });
         }
+        add(&|options| options.asks_for_several = false);
         add(&|options| options.resources -= 1);
         add(&|options| options.clients /= 2);
         add(&|options| options.clients -= 1);
@@ -144,6 +149,9 @@ impl fmt::Display for Options {
             policies.join(", "),
             lasts.as_secs_f64()
         )?;
+        if self.asks_for_several {
+            writeln!(f, "clients ask for several resources at once")?;
+        }
         if policies.contains(&"quorum") {
             writeln!(f, "{} servers of the quorum", self.members)?;
         }

@@ -38,6 +38,7 @@ pub struct Settings {
     pub keep_ms: u32,
     pub stripes: u32,
     pub pool: u32,
+    pub separator: String,
     pub ttl_ms: u32,
     pub wait_ms: u32,
     pub max_waiters: u32,
@@ -59,6 +60,7 @@ impl core::default::Default for Settings {
             keep_ms: 86_400_000,
             stripes: 0,
             pool: 0,
+            separator: String::new(),
             ttl_ms: Plan::TTL,
             wait_ms: 0,
             max_waiters: Plan::MAX_WAITERS,
@@ -83,6 +85,13 @@ impl Policy for Default {
         within("pool", settings.pool, 0..=1_024)?;
         if settings.pool > 0 && settings.stripes > 0 {
             return Err("`pool` and `stripes` do not go together".to_owned());
+        }
+        if settings.pool > 0 && !settings.separator.is_empty() {
+            return Err("`pool` and `separator` do not go together".to_owned());
+        }
+        if settings.separator.len() > 16 {
+            let length = settings.separator.len();
+            return Err(format!("`separator` must have at most 16 bytes, and has {length}"));
         }
         within("ttl_ms", settings.ttl_ms, 100..=3_600_000)?;
         within("wait_ms", settings.wait_ms, 0..=3_600_000)?;
@@ -110,12 +119,8 @@ impl Policy for Default {
             max_hold: settings.max_hold_ms,
             ..Plan::of(request)
         };
-        let plan = match settings.stripes {
-            0 => plan,
-            stripes => plan.with_key(stripe(&request.name, stripes)),
-        };
         let plan = match settings.pool {
-            0 => plan,
+            0 => plan.with_keys(keys(settings, &request.name)?),
             pool => plan.with_keys((1..=pool).map(|n| format!("{}#{n}", request.name))).any_of_keys(),
         };
         let plan = match settings.second_primitive {
@@ -145,6 +150,23 @@ impl From<Guard> for Primitive {
             Guard::Once => Primitive::Once,
         }
     }
+}
+
+/// The keys of a resource, which may be several resources in one name.
+fn keys(settings: &Settings, resource: &str) -> Result<Vec<String>, Refusal> {
+    let parts: Vec<&str> = match settings.separator.as_str() {
+        "" => vec![resource],
+        separator => resource.split(separator).collect(),
+    };
+    if parts.iter().any(|part| part.is_empty()) && parts.len() > 1 {
+        let separator = &settings.separator;
+        return Err(Refusal::new(format!("`{resource}` has nothing on one side of `{separator}`")));
+    }
+    let key = |part: &str| match settings.stripes {
+        0 => part.to_owned(),
+        stripes => stripe(part, stripes),
+    };
+    Ok(parts.into_iter().map(key).collect())
 }
 
 /// One key for all resources whose check sums leave the same rest.
@@ -225,6 +247,23 @@ mod tests {
         assert_eq!(keys.len(), 100);
         let central = Settings { stripes: 1, ..Settings::default() };
         assert_eq!(plan(&central, &Request::new("a")).unwrap().keys, ["stripe-0-of-1"]);
+    }
+
+    #[test]
+    fn a_name_may_be_several_resources() {
+        let settings = Settings { separator: "+".into(), ..Settings::default() };
+        let keys =
+            |settings: &Settings, name: &str| plan(settings, &Request::new(name)).map(|plan| plan.keys);
+        assert_eq!(keys(&settings, "a+b").unwrap(), ["a", "b"]);
+        assert_eq!(keys(&settings, "a").unwrap(), ["a"]);
+        assert_eq!(keys(&Settings::default(), "a+b").unwrap(), ["a+b"]);
+        for empty in ["a++b", "+a", "a+"] {
+            assert!(keys(&settings, empty).unwrap_err().reason.contains(empty));
+        }
+        let striped = Settings { stripes: 1, ..settings };
+        assert_eq!(keys(&striped, "a+b").unwrap(), ["stripe-0-of-1"; 2]);
+        let pool = Settings { pool: 2, ..striped };
+        assert!(Default::check(&Settings { stripes: 0, ..pool }).unwrap_err().contains("separator"));
     }
 
     #[test]
