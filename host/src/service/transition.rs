@@ -347,7 +347,8 @@ pub(super) async fn holds_up(
     shared: &Arc<Shared>,
     candidate: Arc<Generation>,
 ) -> Result<Option<String>, StoreError> {
-    let held = complete(held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?)?;
+    // Sessions are always heard. A lease of a store that is not is waited for when the candidate goes live.
+    let (held, _) = held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?;
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
     let plans = replan(shared, candidate, HashMap::default(), asked).await?;
     let has_no_keys = |lease: &&Held| plans.get(&lease.request).is_none_or(Option::is_none);

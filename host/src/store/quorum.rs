@@ -263,8 +263,10 @@ impl Round {
                     outcome = None;
                 }
             }
-            if let Op::Acquire(claim) = op
-                && !matches!(outcome, Some(Outcome::Granted(_)))
+            // One that is not decided is asked again with the same attempt, or abandoned: what takes it back now could
+            // arrive after the grant.
+            if let (Op::Acquire(claim), Some(said)) = (op, &outcome)
+                && !matches!(said, Outcome::Granted(_))
             {
                 undo(members, ballot, claim, deadline);
             }
@@ -439,8 +441,9 @@ async fn raise_floors(members: &[Member], least: Option<Token>) -> Result<Token,
     }
 }
 
-/// Takes a claim back wherever it may have been granted, also from those who have not answered yet: they
-/// run what they are asked in order. It is tried for as long as the lease may last, and nobody waits for it.
+/// Takes a refused claim back wherever it may have been granted, also from those who have not answered yet. It is tried for
+/// as long as the lease may last, and nobody waits for it: when it arrives the waiter may have been granted the same keys
+/// by another attempt.
 fn undo(members: &[Member], ballot: &Ballot, claim: &Claim, deadline: Instant) {
     for member in ballot.unsure() {
         let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };

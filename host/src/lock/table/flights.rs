@@ -48,6 +48,9 @@ impl Part {
     }
 }
 
+/// Attempts begin at random numbers; by adding an odd number a waiter comes to each of the others once.
+const ATTEMPTS_APART: u64 = 0x9E37_79B9_7F4A_7C15;
+
 impl Table {
     pub(super) fn completed(
         &mut self,
@@ -298,6 +301,8 @@ impl Table {
             if let Some(own) = &mut entry.waiter.claim.line {
                 own.joined = denial.joined.or(own.joined);
             }
+            // Stores that ask several servers may be taking back what some of them have granted.
+            entry.waiter.claim.attempt = entry.waiter.claim.attempt.wrapping_add(ATTEMPTS_APART).max(1);
             entry.denial = Some(denial);
             entry.store_error = None;
             entry.unsure_until = None;

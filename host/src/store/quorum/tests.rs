@@ -113,9 +113,12 @@ async fn a_minority_may_be_gone_and_a_majority_may_not() {
         Outcome::Released { levels_left: 0 }
     );
     world.stop(0..3);
-    let error = submit(&proxy, Op::Acquire(quorum_claim("k", "me"))).await.expect_err("there is no majority");
+    let claim = quorum_claim("k", "me");
+    let error = submit(&proxy, Op::Acquire(claim.clone())).await.expect_err("there is no majority");
     assert!(error.to_string().contains("stores.0"), "{error}");
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(world.holders().await, 2);
+    let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
+    submit(&proxy, abandon).await.expect_err("a majority has not heard of it");
     assert_eq!(world.holders().await, 0, "nothing is left behind");
 }
 
@@ -286,22 +289,39 @@ async fn what_one_member_has_left_over_holds_nobody_up() {
 }
 
 /// Members of which the last one does not say what it did.
-#[tokio::test]
-async fn a_claim_is_undone_for_as_long_as_it_may_last() {
-    let world = World::new(3);
+fn with_a_deaf_member(world: &World) -> (Quorum, Arc<Deaf>) {
     let deaf = Arc::new(Deaf::default());
     let member = |(n, memory): (usize, &Memory)| {
         let store: Arc<dyn Store> = if n < 2 { Arc::new(memory.store()) } else { deaf.clone() };
         Member { name: n.to_string(), store }
     };
     let members = world.memories.iter().enumerate().map(member).collect();
-    let proxy = Quorum::new(members, Duration::from_millis(200), always());
-    world.stop(0..2);
+    (Quorum::new(members, Duration::from_millis(200), always()), deaf)
+}
+
+#[tokio::test]
+async fn a_claim_that_is_refused_is_undone_for_as_long_as_it_may_last() {
+    let world = World::new(3);
+    token(&world.proxy(), &quorum_claim("k", "you")).await;
+    world.memories.iter().for_each(|memory| memory.advance_ms(5_000));
+    let (proxy, deaf) = with_a_deaf_member(&world);
     let claim = Claim { ttl_ms: 600_000, ..quorum_claim("k", "me") };
-    submit(&proxy, Op::Acquire(claim)).await.expect_err("there is no majority");
+    let held = submit(&proxy, Op::Acquire(claim)).await.expect("it is refused");
+    assert!(matches!(held, Outcome::Held(_)), "{held:?}");
     let asked = deaf.0.lock().expect("it is not poisoned");
     let [(Op::Acquire(_), deadline), (Op::Abandon { .. }, until)] = &asked[..] else { panic!("{asked:?}") };
     assert!(until.ms_since(*deadline) >= 600_000, "it is undone as soon as the member is back");
+}
+
+/// It is asked for again with the same attempt: what takes it back could arrive after the grant.
+#[tokio::test]
+async fn a_claim_without_a_majority_is_not_undone_by_the_quorum() {
+    let world = World::new(3);
+    let (proxy, deaf) = with_a_deaf_member(&world);
+    world.stop(0..2);
+    submit(&proxy, Op::Acquire(quorum_claim("k", "me"))).await.expect_err("there is no majority");
+    let asked = deaf.0.lock().expect("it is not poisoned");
+    assert!(matches!(asked[..], [(Op::Acquire(_), _)]), "{asked:?}");
 }
 
 /// Notes what it is asked, and fails.

@@ -231,3 +231,23 @@ fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
     let told = desk.finished.iter().find(|(waiter, _)| *waiter == WaiterId(2));
     assert!(matches!(told, Some((_, Verdict::Unavailable { .. }))), "{:?}", desk.finished);
 }
+
+/// A quorum takes back what some of its members have granted of a claim that is refused: that may arrive later than the next
+/// claim. One whose outcome is not known may have been granted, and is found again by its attempt.
+#[test]
+fn a_refused_claim_is_asked_again_as_another_attempt() {
+    let mut desk = Desk::new();
+    let asked = |desk: &Desk| match desk.submitted[0].1[..] {
+        [Op::Acquire(ref claim)] => claim.attempt,
+        ref ops => panic!("{ops:?}"),
+    };
+    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 60_000))));
+    let first = asked(&desk);
+    desk.fail_all(true);
+    desk.pass_ms(1_000);
+    assert_eq!(asked(&desk), first);
+    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, turn: None, joined: None };
+    desk.answer(Outcome::Held(denial));
+    desk.handle(Event::Wake(key(0)));
+    assert_ne!(asked(&desk), first);
+}
