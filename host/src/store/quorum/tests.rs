@@ -118,7 +118,7 @@ async fn a_minority_may_be_gone_and_a_majority_may_not() {
     assert!(error.to_string().contains("stores.0"), "{error}");
     assert_eq!(world.holders().await, 2);
     let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
-    submit(&proxy, abandon).await.expect_err("a majority has not heard of it");
+    assert!(matches!(submit(&proxy, abandon).await, Ok(Outcome::Abandoned)));
     assert_eq!(world.holders().await, 0, "nothing is left behind");
 }
 
