@@ -128,6 +128,9 @@ async fn leases_whose_next_keys_are_not_known_are_waited_for() {
     let several = default_with(&service, &[("separator", "+".into())]);
     let why = service.holds_up(several.generation().clone()).await.unwrap().expect("it is held up");
     assert!(why.contains("a+"), "{why}");
+    service.name_with(several.clone()).await.unwrap();
+    let meanwhile = service.acquire(request("b")).await.unwrap();
+    service.release(meanwhile.lease).await.unwrap();
     service.go_live(several.clone()).await.unwrap();
     let early = service.acquire(request("c")).await.unwrap_err();
     assert!(matches!(early, AcquireError::NotYet { .. }), "{early}");

@@ -248,15 +248,17 @@ impl Swap {
             let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
             waits_for_any || (holds && !claim.any)
         });
+        // Without new keys it is in nobody's way while the live generation names keys, too.
+        let lacks_keys = !has_keys && !(self.beside && plan.is_none());
         let mut shadow = |nonce| {
             let policy = self.prepared.generation().name();
             shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
         };
         match standing {
-            Standing::Lease { nonce } if !has_keys => shadow(nonce),
+            Standing::Lease { nonce } if lacks_keys => shadow(nonce),
             Standing::Lease { .. } => {}
             Standing::Waiter { id, asked } => {
-                if asked && !has_keys {
+                if asked && lacks_keys {
                     shadow(claim.attempt);
                 }
                 // One that is refused is so as all that come now: granted later, its lease would keep out nobody who goes

@@ -149,10 +149,11 @@ impl Client {
     }
 
     async fn lock(&mut self, request: &Request) {
-        let mut asked = self.acquire(request).await;
+        let asked_at = clock::now();
+        let mut asked = self.acquire(request, asked_at).await;
         let may_repeat = request.request_id.is_some();
         if may_repeat && matches!(asked, Some((_, Err(AcquireError::Store(_))))) {
-            asked = self.acquire(request).await;
+            asked = self.acquire(request, asked_at).await;
         }
         let (proxy, lease) = match asked {
             Some((proxy, Ok(lease))) => (proxy, lease),
@@ -160,16 +161,21 @@ impl Client {
             None => return,
         };
         if may_repeat && self.random.random_bool(0.2) {
-            self.acquire(request).await;
+            self.acquire(request, asked_at).await;
         }
         self.work(&proxy, request, &lease).await;
         self.release(&proxy, request, &lease).await;
     }
 
-    /// Asks any proxy. `None` where there was no answer: the client or the proxy is gone.
-    async fn acquire(&mut self, request: &Request) -> Option<(Proxy, Result<Lease, AcquireError>)> {
+    /// Asks any proxy; `asked_at` is when the request was sent first. `None` where there was no answer: the client or the
+    /// proxy is gone.
+    async fn acquire(
+        &mut self,
+        request: &Request,
+        asked_at: Instant,
+    ) -> Option<(Proxy, Result<Lease, AcquireError>)> {
         let proxy = self.proxy();
-        let (service, wanted, asked_at) = (proxy.service.clone(), request.clone(), clock::now());
+        let (service, wanted) = (proxy.service.clone(), request.clone());
         let asked = self.call(&proxy, request, async move { service.acquire(wanted).await }).await?;
         if let Ok(lease) = &asked {
             self.granted(&proxy, request, lease, asked_at);

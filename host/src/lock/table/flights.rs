@@ -68,8 +68,7 @@ impl Table {
         let flight_keys = flight.keys.clone();
         let mut touched = flight.keys.clone();
         for part in &flight.parts {
-            if let Some(entry) = part.waiter().and_then(|id| self.waiters.get_mut(&id)) {
-                entry.flight = None;
+            if let Some(entry) = part.waiter().and_then(|id| self.waiters.get(&id)) {
                 touched.extend(entry.waiter.claim.keys.iter().cloned());
             }
         }
@@ -78,6 +77,7 @@ impl Table {
             Ok(answer) => self.answered(flight, answer, &mut touched, now, out),
             Err(unheard) => {
                 for part in flight.parts {
+                    self.lands(&part);
                     self.unanswered(part, &unheard, now, out);
                 }
             }
@@ -104,6 +104,14 @@ impl Table {
         }
     }
 
+    /// The answer to this part is taken in now. A waiter whose part comes later in the flight is not asked for again: its
+    /// answer is here already.
+    fn lands(&mut self, part: &Part) {
+        if let Some(entry) = part.waiter().and_then(|id| self.waiters.get_mut(&id)) {
+            entry.flight = None;
+        }
+    }
+
     fn answered(
         &mut self,
         flight: Flight,
@@ -117,6 +125,7 @@ impl Table {
         let mut from_release = false;
         self.looking = flight.parts.iter().any(|part| matches!(part, Part::Line { .. }));
         for (part, outcome) in flight.parts.into_iter().zip(answer.outcomes) {
+            self.lands(&part);
             match part {
                 Part::Release { id, release: Release { lease, .. } } => {
                     touched.extend(lease.keys.iter().cloned());

@@ -251,3 +251,36 @@ fn a_refused_claim_is_asked_again_as_another_attempt() {
     desk.handle(Event::Wake(key(0)));
     assert_ne!(asked(&desk), first);
 }
+
+/// The first grant tells that an earlier lease is over, so that its key may be asked for.
+#[test]
+fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
+    let mut desk = Desk::new();
+    desk.granted();
+    desk.pass_ms(5_000);
+    for id in [2, 3] {
+        desk.handle(Event::Enqueue(Box::new(waiter(id, Mode::Shared, 60_000))));
+    }
+    desk.fail_all(false);
+    desk.pass_ms(1_000);
+    let both =
+        desk.submitted.iter().position(|(_, ops)| ops.len() == 2).expect("they are asked for together");
+    let (ticket, _) = desk.submitted.remove(both);
+    desk.submitted.clear();
+    let granted = |nonce| {
+        let tokens = vec![Token(6 + nonce)];
+        Outcome::Granted(Grant {
+            nonce,
+            chosen: None,
+            tokens,
+            left_us: 5_000_000,
+            levels: 1,
+            repeated: false,
+        })
+    };
+    let now = ServerTime(desk.now.0 + SERVER_AHEAD_US);
+    let answered = Answered { outcomes: vec![granted(2), granted(3)], asked_at: desk.now, now };
+    desk.handle(Event::Completed { ticket, result: Ok(answered) });
+    assert_eq!(desk.finished.len(), 3);
+    assert!(desk.submitted.is_empty(), "{:?}", desk.submitted);
+}
