@@ -249,7 +249,7 @@ impl Swap {
             waits_for_any || (holds && !claim.any)
         });
         // Without new keys it is in nobody's way while the live generation names keys, too.
-        let lacks_keys = !has_keys && !(self.beside && plan.is_none());
+        let lacks_keys = if plan.is_none() { !self.beside } else { !has_keys };
         let mut shadow = |nonce| {
             let policy = self.prepared.generation().name();
             shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
