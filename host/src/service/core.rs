@@ -283,9 +283,7 @@ impl Core {
             let _ = pending.reply.send(Answer::Verdict(verdict));
             return;
         }
-        let policy = pending.generation.name();
-        if self.shadows.block(policy) {
-            let why = format!("leases of resources that the policy `{policy}` refuses now are waited for");
+        if let Some(why) = self.shadows.block(pending.generation.name()) {
             let _ = pending.reply.send(Answer::NotYet { why });
             return;
         }
@@ -514,7 +512,7 @@ impl Core {
         let (shadows, shared) = (&self.shadows, &self.shared);
         let widened = self.table.claims().filter_map(|(standing, claim)| match standing {
             Standing::Waiter { id, .. } if moved.contains(&id) => None,
-            Standing::Waiter { id, .. } if shadows.block(shared.policy_of_tag(&claim.tag)) => {
+            Standing::Waiter { id, .. } if shadows.block(shared.policy_of_tag(&claim.tag)).is_some() => {
                 Some((id, None))
             }
             Standing::Waiter { id, .. } => shadows.widened(id, claim),

@@ -96,9 +96,10 @@ impl Shadows {
         shadow.policy.iter().for_each(|policy| take_away(&mut self.on_policy, policy, nonce));
     }
 
-    /// Whether there is a lease of which it is not known what the policy calls its keys.
-    pub fn block(&self, policy: &str) -> bool {
-        self.on_policy.contains_key(policy)
+    /// Why nothing is granted by the policy, where there is a lease of which it is not known what it calls its keys.
+    pub fn block(&self, policy: &str) -> Option<String> {
+        let leases = self.on_policy.get(policy)?.len();
+        Some(format!("the policy `{policy}` refuses the resources of {leases} leases, which are waited for"))
     }
 
     /// The keys of a claim, together with the old keys of every lease that casts a shadow on them.
@@ -549,12 +550,12 @@ mod tests {
         let unknown =
             |nonce| Shadow { new: Arc::default(), policy: Some("p".into()), ..shadow(nonce, "old", "new") };
         shadows.extend([unknown(1), unknown(2)]);
-        assert!(shadows.block("p") && !shadows.block("another"));
+        assert!(shadows.block("p").is_some() && shadows.block("another").is_none());
         assert_eq!(shadows.widen(&keys(&["new"])), None);
         shadows.extend([shadow(1, "old", "new")]);
         assert_eq!(shadows.widen(&keys(&["new"])), Some(keys(&["new", "old"])));
         shadows.remove(1);
-        assert!(shadows.block("p") && shadows.on_key.is_empty());
+        assert!(shadows.block("p").is_some() && shadows.on_key.is_empty());
         shadows.remove(2);
         assert!(shadows.on_policy.is_empty());
     }
