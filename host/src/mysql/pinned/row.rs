@@ -39,6 +39,14 @@ pub struct Guard {
     strength: Strength,
 }
 
+impl Guard {
+    /// Whether the lock on the row is strong enough for what is asked.
+    fn is_fit(&self, op: &Op) -> bool {
+        let reads = matches!(op, Op::Acquire(claim) if claim.mode == Mode::Shared);
+        reads || self.strength == Strength::Exclusive
+    }
+}
+
 /// Row locks on the server of a [`MysqlStore`].
 pub type Row = Pinned<Guard>;
 
@@ -191,8 +199,7 @@ impl Desk {
         {
             let mut held = self.common.held();
             for op in &job.ops[decided.len()..] {
-                let reads = matches!(op, Op::Acquire(claim) if claim.mode == Mode::Shared);
-                let fit = |guard: &Guard| reads || guard.strength == Strength::Exclusive;
+                let fit = |guard: &Guard| guard.is_fit(op);
                 let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
                 match held.try_apply(op, &terms, fit) {
                     Some(outcome) => decided.push(outcome),
@@ -403,7 +410,12 @@ impl Desk {
             let mut held = self.common.held();
             for op in &ops[decided.len()..] {
                 let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
-                decided.push(held.apply(op, &terms));
+                // What came before it in the group may have made room under a lock that is too weak for it.
+                let refused = match op {
+                    Op::Acquire(claim) if !claim.any => held.try_apply(op, &terms, |guard| guard.is_fit(op)),
+                    _ => None,
+                };
+                decided.push(refused.unwrap_or_else(|| held.apply(op, &terms)));
             }
         }
         // Some of it was decided before the server was asked: times count from there.
