@@ -159,8 +159,8 @@ impl ClockSteps {
         Some((at(bounds.low - 1), at(bounds.high + 1)))
     }
 
-    /// Another server is used from now on. Where its clock is ahead of the last one's, the leases that it has look
-    /// expired as they do after a step.
+    /// Another server is used from now on. If its clock is ahead of the previous server's clock, leases look expired too
+    /// early, as after a step.
     pub fn change_server(&mut self) {
         self.earlier = self.bounds.take().or(self.earlier);
         self.wait = None;

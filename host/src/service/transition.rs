@@ -341,11 +341,11 @@ pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Resu
     swap(shared, candidate, Vec::new(), true).await.map(drop)
 }
 
-/// The leases for whose end the candidate has to wait before any proxy goes by its keys alone, in a sentence:
+/// Why the candidate cannot name keys alone yet, in a sentence: it waits for the end of two kinds of leases.
 ///
 /// - those that rest on a session of this proxy and lack the candidate's keys. Other proxies do not see them, and cannot take
 ///   their old keys for as long as the leases last;
-/// - those whose keys the candidate does not tell, as it refuses the resource.
+/// - those whose resource the candidate refuses, so that their new keys are not known.
 pub(super) async fn holds_up(
     shared: &Arc<Shared>,
     candidate: Arc<Generation>,

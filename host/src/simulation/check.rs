@@ -291,7 +291,7 @@ impl Checks {
         lease: &LeaseRef,
         (now, valid_until): (Instant, Instant),
     ) -> Result<(), Violation> {
-        // Its session has ended, and its proxy does not know yet, where the lease is not known.
+        // A lease whose session has ended is not known here any more; its proxy may renew it until it hears of that.
         for part in parts(resource) {
             let Some(held) = self.held.get_mut(part) else { continue };
             let Some(mut renewed) = held.remove(&lease.nonce) else { continue };

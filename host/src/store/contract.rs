@@ -100,7 +100,9 @@ pub async fn run_any(store: Arc<dyn Store>, space: Space) {
 /// Where a property does not hold.
 pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     let moved = |store| Moved { store, inside: space, outside: Space::Table };
-    races::readers_of_two_stores_keep_writers_out(&moved(one), &moved(other)).await;
+    let (one, other) = (moved(one), moved(other));
+    races::readers_of_two_stores_keep_writers_out(&one, &other).await;
+    grants::a_release_in_a_group_makes_no_shared_key_exclusive(&one, &other).await;
 }
 
 /// What holds where every store knows the leases of all.

@@ -104,8 +104,8 @@ impl Table {
         }
     }
 
-    /// The answer to this part is taken in now. A waiter whose part comes later in the flight is not asked for again: its
-    /// answer is here already.
+    /// The answer to this part is processed now. Until then its waiter counts as under way: what an earlier part of the
+    /// same flight sets off must not ask for it again.
     fn lands(&mut self, part: &Part) {
         if let Some(entry) = part.waiter().and_then(|id| self.waiters.get_mut(&id)) {
             entry.flight = None;

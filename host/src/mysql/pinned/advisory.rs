@@ -380,7 +380,7 @@ impl Session {
         for ((group, ticket), decided) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
             let outcomes = match (decided, &terms) {
                 (Some(outcomes), _) => outcomes,
-                (None, Some(terms)) => group.iter().map(|op| held.apply(op, terms)).collect(),
+                (None, Some(terms)) => group.iter().map(|op| held.apply(op, terms, |_| true)).collect(),
                 (None, None) => {
                     left.groups.push(group);
                     left.tried.push(None);

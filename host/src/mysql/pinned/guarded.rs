@@ -87,11 +87,11 @@ impl<G: Clone> Guarded<G> {
     ///
     /// A free key whose guard is not `fit` for the operation, or has ended, is held until that is given back.
     pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
-        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms)) };
+        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms, fit)) };
         let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
         // Of what is not guarded only the end of a request by its id can be known.
         if !guarded.is_empty() || claim.request.is_some() {
-            let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms);
+            let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms, &fit);
             if rejoined != Outcome::Absent {
                 return Some(rejoined);
             }
@@ -132,12 +132,13 @@ impl<G: Clone> Guarded<G> {
         self.entries.get(key).is_some_and(|entry| entry.ended)
     }
 
-    /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted.
-    pub fn apply(&mut self, op: &Op, terms: &Terms) -> Outcome {
+    /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted; nor are keys
+    /// whose guard is not `fit` for the operation.
+    pub fn apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Outcome {
         if let Op::Acquire(claim) = op
             && claim.any
         {
-            return self.apply_any(claim, terms);
+            return self.apply_any(claim, terms, fit);
         }
         match op {
             Op::Acquire(claim) => {
@@ -161,6 +162,11 @@ impl<G: Clone> Guarded<G> {
             _ => {}
         }
         let (outcome, records) = self.decide(op, terms);
+        if let (Op::Acquire(claim), Outcome::Granted(_)) = (op, &outcome)
+            && let Some(key) = claim.keys.iter().find(|key| self.guard(key).is_some_and(|guard| !fit(guard)))
+        {
+            return elsewhere(key, self.frees_in_us(key, terms.now));
+        }
         self.keep(&outcome, &records);
         terms.capped(outcome)
     }
@@ -203,9 +209,9 @@ impl<G: Clone> Guarded<G> {
         taken
     }
 
-    /// Any of the keys that are guarded; of the others nothing is known.
-    fn apply_any(&mut self, claim: &Claim, terms: &Terms) -> Outcome {
-        let usable = |key: &&Key| self.has(key) && !self.has_ended(key);
+    /// Any of the keys that are guarded well enough; of the others nothing is known.
+    fn apply_any(&mut self, claim: &Claim, terms: &Terms, fit: impl Fn(&G) -> bool) -> Outcome {
+        let usable = |key: &&Key| self.guard(key).is_some_and(&fit) && !self.has_ended(key);
         let guarded: Vec<Key> = claim.keys.iter().filter(usable).cloned().collect();
         if guarded.is_empty() {
             return elsewhere(&claim.keys[0], ELSEWHERE_US);
@@ -318,7 +324,7 @@ mod tests {
     }
 
     fn granted(held: &mut Guarded<u8>, claim: &Claim) -> LeaseRef {
-        let outcome = held.apply(&Op::Acquire(claim.clone()), &terms(0));
+        let outcome = held.apply(&Op::Acquire(claim.clone()), &terms(0), |_| true);
         let Outcome::Granted(Grant { nonce, tokens, .. }) = outcome else { panic!("{outcome:?}") };
         LeaseRef { keys: claim.keys.clone(), nonce, token: tokens[0] }
     }
@@ -339,8 +345,8 @@ mod tests {
         assert_eq!(held.end(ServerTime(1_000_000), ServerTime(9_000_000), |guard| *guard == 1), [0_u64; 0]);
 
         let renew = |lease: &LeaseRef| Op::Renew { lease: lease.clone(), ttl_ms: None };
-        assert_eq!(held.apply(&renew(&lease), &terms(1_000)), Outcome::Lost);
-        assert!(matches!(held.apply(&renew(&untouched), &terms(1_000)), Outcome::Renewed { .. }));
+        assert_eq!(held.apply(&renew(&lease), &terms(1_000), |_| true), Outcome::Lost);
+        assert!(matches!(held.apply(&renew(&untouched), &terms(1_000), |_| true), Outcome::Renewed { .. }));
         // Nor is it entered again, repeated, or granted to somebody else.
         for claim in [
             mine.clone(),
@@ -352,14 +358,17 @@ mod tests {
                 let refused =
                     matches!(outcome, Some(Outcome::Held(_) | Outcome::RequestReused { ended: true }));
                 assert!(refused, "{ms}: {outcome:?}");
-                assert!(matches!(held.apply(&Op::Acquire(claim.clone()), &terms(ms)), Outcome::Held(_)));
+                assert!(matches!(
+                    held.apply(&Op::Acquire(claim.clone()), &terms(ms), |_| true),
+                    Outcome::Held(_)
+                ));
             }
         }
         assert!(held.is_held(ServerTime(3_999_000), |guard| *guard == 1));
         assert!(!held.is_held(ServerTime(4_000_000), |guard| *guard == 1));
         assert_eq!(held.take_idle(ServerTime(5_000_000), |guard| *guard == 1).len(), 1);
         assert_eq!(
-            held.apply(&renew(&lease), &terms(5_000)),
+            held.apply(&renew(&lease), &terms(5_000), |_| true),
             Outcome::Lost,
             "it is not remembered as running"
         );
@@ -395,7 +404,7 @@ mod tests {
         let lease = granted(&mut held, &mine);
         held.end(ServerTime(0), ServerTime(4_000_000), |_| true);
         let release = Op::Release(Release { lease, attempt: 1, outcome: None });
-        assert_eq!(held.apply(&release, &terms(1_000)), Outcome::Released { levels_left: 0 });
+        assert_eq!(held.apply(&release, &terms(1_000), |_| true), Outcome::Released { levels_left: 0 });
         assert!(held.is_idle(&mine.keys[0], ServerTime(1_000_000)));
         assert_eq!(held.lose(ServerTime(1_000_000), |_| true), [0_u64; 0]);
     }

@@ -410,12 +410,7 @@ impl Desk {
             let mut held = self.common.held();
             for op in &ops[decided.len()..] {
                 let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
-                // What came before it in the group may have made room under a lock that is too weak for it.
-                let refused = match op {
-                    Op::Acquire(claim) if !claim.any => held.try_apply(op, &terms, |guard| guard.is_fit(op)),
-                    _ => None,
-                };
-                decided.push(refused.unwrap_or_else(|| held.apply(op, &terms)));
+                decided.push(held.apply(op, &terms, |guard| guard.is_fit(op)));
             }
         }
         // Some of it was decided before the server was asked: times count from there.

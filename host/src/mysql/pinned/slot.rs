@@ -138,8 +138,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// See [`number`]. The rows of `keys` are locked. All keys that get a token belong to it: another proxy may have given one of
-    /// them a higher one together with a lease of the table, where both hold it shared.
+    /// See [`number`]. The rows of `keys` are locked. `keys` names all keys of the claims, also those that this
+    /// proxy had locked before: another proxy that shares one of them may have given it a higher token since.
     pub async fn next(&self, shared: &Shared, tokens: u64, keys: &[Key]) -> Result<(Token, Instant), Fault> {
         let mut place = self.link.lock().await;
         let mut link = match place.take() {

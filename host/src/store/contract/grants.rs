@@ -95,6 +95,21 @@ pub async fn shared_holders_exclude_exclusive_ones(store: &dyn Store) {
     held(store, &reader("a")).await;
 }
 
+/// One group releases a shared lease and claims its key exclusively, behind a claim that needs another key. The key is
+/// shared with a reader of another store.
+pub async fn a_release_in_a_group_makes_no_shared_key_exclusive(one: &dyn Store, other: &dyn Store) {
+    let names = Names::new("stronger");
+    let (shared, free) = (names.key("shared"), names.key("free"));
+    let reader = |owner| Claim { mode: Mode::Shared, ..claim(&[&shared], owner) };
+    let own = reader("a");
+    let grant = granted(one, &own).await;
+    granted(other, &reader("b")).await;
+    let writer = |key: &str| Op::Acquire(claim(&[key], "writer"));
+    let group = vec![release_op(&lease(&own, &grant)), writer(&free), writer(&shared)];
+    let outcomes = run(one, group).await;
+    assert!(matches!(outcomes[..], [RELEASED, Outcome::Granted(_), Outcome::Held(_)]), "{outcomes:?}");
+}
+
 pub async fn permits_are_counted(store: &dyn Store) {
     let names = Names::new("permits");
     let key = names.key("k");

@@ -104,8 +104,8 @@ on_both! {
         assert!(faults(&deployment.proxy, "default", "plan", "suspended").await >= 1.0);
     }
 
-    /// A generation that fails when it is asked about some of the held locks, until it is suspended, waits for the end of
-    /// these. It is asked about the others all the same: their new keys have no second holder.
+    /// A generation that fails to name the keys of some held locks goes live only when these have ended. It is still
+    /// asked about the other locks, whose new keys get no second holder.
     async fn a_swap_looks_past_failures(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), &sections(1)).await;
         let client = deployment.proxy.client();

@@ -49,9 +49,13 @@ impl Desk {
 
     /// Answers the oldest group that is open.
     fn answer(&mut self, outcome: Outcome) {
+        self.answer_group(vec![outcome]);
+    }
+
+    fn answer_group(&mut self, outcomes: Vec<Outcome>) {
         let (ticket, _) = self.submitted.remove(0);
         let now = ServerTime(self.now.0 + SERVER_AHEAD_US);
-        let answered = Answered { outcomes: vec![outcome], asked_at: self.now, now };
+        let answered = Answered { outcomes, asked_at: self.now, now };
         self.handle(Event::Completed { ticket, result: Ok(answered) });
     }
 
@@ -71,10 +75,13 @@ impl Desk {
 
     fn granted_to(&mut self, nonce: u64) {
         self.handle(Event::Enqueue(Box::new(waiter(nonce, Mode::Exclusive, 0))));
-        let (tokens, left_us) = (vec![Token(6 + nonce)], 5_000_000);
-        let grant = Grant { nonce, chosen: None, tokens, left_us, levels: 1, repeated: false };
-        self.answer(Outcome::Granted(grant));
+        self.answer(grant(nonce));
     }
+}
+
+fn grant(nonce: u64) -> Outcome {
+    let (tokens, left_us) = (vec![Token(6 + nonce)], 5_000_000);
+    Outcome::Granted(Grant { nonce, chosen: None, tokens, left_us, levels: 1, repeated: false })
 }
 
 #[test]
@@ -265,22 +272,9 @@ fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
     desk.pass_ms(1_000);
     let both =
         desk.submitted.iter().position(|(_, ops)| ops.len() == 2).expect("they are asked for together");
-    let (ticket, _) = desk.submitted.remove(both);
-    desk.submitted.clear();
-    let granted = |nonce| {
-        let tokens = vec![Token(6 + nonce)];
-        Outcome::Granted(Grant {
-            nonce,
-            chosen: None,
-            tokens,
-            left_us: 5_000_000,
-            levels: 1,
-            repeated: false,
-        })
-    };
-    let now = ServerTime(desk.now.0 + SERVER_AHEAD_US);
-    let answered = Answered { outcomes: vec![granted(2), granted(3)], asked_at: desk.now, now };
-    desk.handle(Event::Completed { ticket, result: Ok(answered) });
+    desk.submitted.swap(0, both);
+    desk.submitted.truncate(1);
+    desk.answer_group(vec![grant(2), grant(3)]);
     assert_eq!(desk.finished.len(), 3);
     assert!(desk.submitted.is_empty(), "{:?}", desk.submitted);
 }
