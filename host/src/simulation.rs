@@ -23,7 +23,7 @@ mod tests;
 /// # Panics
 /// Where another simulation runs on this thread.
 pub fn simulate<T>(seed: u64, work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.unwrap_or_else(|error| panic!("no runtime can be made: {error}"));
     let done = runtime.block_on(async {
         crate::clock::simulated::begin();

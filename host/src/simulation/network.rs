@@ -132,7 +132,7 @@ impl Client {
         match answer {
             Ok(sets) => {
                 self.is_broken = false;
-                Ok(sets.into_iter().map(|set| set.into_iter().map(row).collect()).collect())
+                Ok(sets.into_iter().map(rows).collect())
             }
             Err(Failure { code, message }) => {
                 self.is_broken = code == 1927;
@@ -181,10 +181,10 @@ fn read(value: &mysql_async::Value) -> Value {
     }
 }
 
-/// A row as a real server sends it: all values are text.
-fn row(values: Vec<Value>) -> Row {
+/// Rows as a real server sends them: all values are text.
+fn rows(set: Set) -> Vec<Row> {
+    let width = set.first().map_or(0, Vec::len);
+    let columns: Arc<[Column]> = vec![Column::new(ColumnType::MYSQL_TYPE_VAR_STRING); width].into();
     let text = |value: Value| value.text().map_or(mysql_async::Value::NULL, mysql_async::Value::Bytes);
-    let columns: Vec<Column> =
-        values.iter().map(|_| Column::new(ColumnType::MYSQL_TYPE_VAR_STRING)).collect();
-    new_row(values.into_iter().map(text).collect(), columns.into())
+    set.into_iter().map(|values| new_row(values.into_iter().map(text).collect(), columns.clone())).collect()
 }

@@ -154,6 +154,12 @@ impl Server {
         std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Where the same revision of a lease's row had two contents, in a sentence: proxies that remember the one would write
+    /// over the other.
+    pub fn two_contents(&self) -> Option<String> {
+        self.state().two_contents.take()
+    }
+
     /// How long a session may say nothing.
     pub fn idle_limit(&self, session: SessionId) -> Option<std::time::Duration> {
         self.state()
@@ -182,10 +188,10 @@ impl Server {
         sql: &[u8],
         parameters: &[Value],
     ) -> Result<Vec<Set>, Failure> {
-        let statements = parse::statements(sql, parameters)?;
+        let parse::Packet { statements, values } = parse::packet(sql, parameters)?;
         let mut sets = Vec::new();
-        for statement in &statements {
-            sets.extend(self.execute(session, statement).await?);
+        for statement in &*statements {
+            sets.extend(self.execute(session, statement, &values).await?);
         }
         Ok(sets)
     }

@@ -129,7 +129,11 @@ impl Shared {
                 }
             }
         }
-        let checked = check(&mut checks).and_then(|()| checks.time_passes());
+        let one_content = || match self.servers.iter().find_map(|server| server.two_contents()) {
+            Some(why) => Err(Violation(format!("two contents: {why}"))),
+            None => Ok(()),
+        };
+        let checked = check(&mut checks).and_then(|()| checks.time_passes()).and_then(|()| one_content());
         drop(checks);
         if let Err(violation) = checked {
             self.broken(violation);
@@ -162,7 +166,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub const LONGEST_TTL_MS: u32 = 3_000;
 pub const TIMEOUT_MS: u32 = 5_000;
 /// The longest lease that policies may plan: for so long, and some seconds, nothing is granted after a fail-over.
-const LONGEST_PLANNED_MS: u32 = 10_000;
+const LONGEST_PLANNED_MS: u32 = 4_000;
 
 /// How long an undecided group waits for members of the quorum.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);

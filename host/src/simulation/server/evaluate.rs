@@ -11,7 +11,7 @@ use super::value::{PrimaryKey, Value};
 /// One row, as the columns of an expression name it.
 #[derive(Clone)]
 pub struct Named {
-    pub alias: String,
+    pub alias: Arc<str>,
     pub definition: Arc<Definition>,
     /// `None` where a LEFT JOIN has found none.
     pub row: Option<Row>,
@@ -26,6 +26,8 @@ pub struct Scope {
     /// And now.
     pub now: u64,
     pub rows: Vec<Named>,
+    /// What the parameters of the statement stand for.
+    pub values: Arc<[Value]>,
     /// The row that an INSERT has for a place that is taken.
     pub inserted: Option<Named>,
 }
@@ -48,7 +50,7 @@ impl Scope {
     }
 
     fn column(&self, table: Option<&str>, name: &str) -> Result<Value, Failure> {
-        let mut rows = self.rows.iter().filter(|row| table.is_none_or(|table| row.alias == table));
+        let mut rows = self.rows.iter().filter(|row| table.is_none_or(|table| &*row.alias == table));
         let unknown = || Failure::new(1054, &format!("Unknown column '{name}'"));
         rows.find_map(|row| row.column(name)).ok_or_else(unknown)
     }
@@ -58,6 +60,10 @@ pub fn evaluate(state: &mut State, scope: &Scope, expression: &Expression) -> Re
     let mut worth = |expression: &Expression| evaluate(state, scope, expression);
     Ok(match expression {
         Expression::Literal(value) => value.clone(),
+        Expression::Parameter(n) => {
+            let value = scope.values.get(*n).cloned();
+            value.ok_or_else(|| Failure::new(1210, "too few parameters"))?
+        }
         Expression::Column { table, name } => scope.column(table.as_deref(), name)?,
         Expression::Variable(name) => {
             state.session(scope.session)?.variables.get(name).cloned().unwrap_or(Value::Null)
@@ -267,7 +273,7 @@ pub fn project(
         });
         return Ok(vec![items.collect::<Result<_, _>>()?]);
     }
-    rows.truncate(select.limit.unwrap_or(usize::MAX));
+    rows.truncate(limit(state, scope, select)?);
     let mut results = Vec::new();
     for row in rows {
         let scope = scope.with(row);
@@ -275,6 +281,13 @@ pub fn project(
             .push(select.items.iter().map(|item| evaluate(state, &scope, item)).collect::<Result<_, _>>()?);
     }
     Ok(results)
+}
+
+/// How many rows a SELECT asks for at most.
+pub fn limit(state: &mut State, scope: &Scope, select: &Select) -> Result<usize, Failure> {
+    let Some(limit) = &select.limit else { return Ok(usize::MAX) };
+    let limit = evaluate(state, scope, limit)?.number().and_then(|limit| usize::try_from(limit).ok());
+    limit.ok_or_else(|| Failure::syntax("a limit that is no number"))
 }
 
 fn is_aggregate(expression: &Expression) -> bool {
@@ -340,10 +353,10 @@ fn tables(state: &State) -> Vec<Vec<Named>> {
     let column =
         |name: &str| super::parse::ColumnType { name: name.to_owned(), is_number: false, nullable: false };
     let columns = vec![column("table_schema"), column("table_name")];
-    let definition = Arc::new(Definition { name: "tables".to_owned(), columns });
+    let definition = Arc::new(Definition { name: "tables".into(), columns });
     let row = |name: &str| {
         let row = Arc::new(vec![Value::Text(b"lockkeeper".to_vec()), Value::Text(name.as_bytes().to_vec())]);
-        vec![Named { alias: "tables".to_owned(), definition: definition.clone(), row: Some(row) }]
+        vec![Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(row) }]
     };
     state.tables.iter().map(|table| row(&table.definition.name)).collect()
 }
@@ -423,5 +436,5 @@ pub fn candidates(
 }
 
 fn is_constant(expression: &Expression) -> bool {
-    matches!(expression, Expression::Literal(_))
+    matches!(expression, Expression::Literal(_) | Expression::Parameter(_))
 }

@@ -1,9 +1,10 @@
 //! Runs statements. What has to wait for a lock waits here.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::evaluate::{Named, Scope, candidates, evaluate, holds, project, run};
+use super::evaluate::{Named, Scope, candidates, evaluate, holds, limit, project, run};
 use super::parse::{Expression, Insert, Rows, Select, Statement, Strength, Wait};
 use super::state::{Change, Definition, Place, Row, SessionId, State, Table};
 use super::value::Value;
@@ -14,9 +15,14 @@ pub type Results = Option<Vec<Vec<Value>>>;
 
 impl Server {
     /// Runs one statement of a session.
-    pub async fn execute(&self, session: SessionId, statement: &Statement) -> Result<Results, Failure> {
+    pub async fn execute(
+        &self,
+        session: SessionId,
+        statement: &Statement,
+        values: &Arc<[Value]>,
+    ) -> Result<Results, Failure> {
         let savepoint = self.state().savepoint(session);
-        let done = self.run(session, statement).await;
+        let done = self.run(self.scope(session, values), statement).await;
         let in_transaction = self.state().session(session)?.in_transaction;
         match &done {
             // InnoDB undoes the transaction of one that would wait for ever, and else the statement alone.
@@ -34,8 +40,8 @@ impl Server {
         done
     }
 
-    async fn run(&self, session: SessionId, statement: &Statement) -> Result<Results, Failure> {
-        let scope = self.scope(session);
+    async fn run(&self, mut scope: Scope, statement: &Statement) -> Result<Results, Failure> {
+        let session = scope.session;
         let is_write = matches!(
             statement,
             Statement::Insert(_)
@@ -57,7 +63,6 @@ impl Server {
             }
             Statement::Rollback => self.state().rollback(session),
             Statement::Select(select) => {
-                let mut scope = scope;
                 if select
                     .items
                     .iter()
@@ -76,7 +81,8 @@ impl Server {
             Statement::CreateTable { name, columns } => {
                 let mut state = self.state();
                 if state.table(name).is_err() {
-                    let definition = Arc::new(Definition { name: name.clone(), columns: columns.clone() });
+                    let definition =
+                        Arc::new(Definition { name: name.as_str().into(), columns: columns.clone() });
                     state.note(Change::Table(definition.clone()));
                     state.tables.push(Table { definition, rows: Default::default() });
                 }
@@ -106,14 +112,14 @@ impl Server {
                     evaluate(&mut state, &scope, expression)?;
                 }
             }
-            Statement::Show { names } => return Ok(Some(show(&self.state(), names))),
+            Statement::Show { names } => return show(&mut self.state(), &scope, names).map(Some),
         }
         Ok(None)
     }
 
-    fn scope(&self, session: SessionId) -> Scope {
+    fn scope(&self, session: SessionId, values: &Arc<[Value]>) -> Scope {
         let now = self.now_us();
-        Scope { session, time: now, now, rows: Vec::new(), inserted: None }
+        Scope { session, time: now, now, rows: Vec::new(), values: values.clone(), inserted: None }
     }
 
     /// Locks a place, and waits for it as long as the session waits. Whether it was not locked by it before; `None`
@@ -174,7 +180,7 @@ impl Server {
     async fn select(&self, scope: &Scope, select: &Select) -> Result<Vec<Vec<Value>>, Failure> {
         let Some(lock) = select.lock else { return run(&mut self.state(), scope, select) };
         let Some(table) = &select.from else { return Err(Failure::syntax("a lock without a table")) };
-        let limit = select.limit.unwrap_or(usize::MAX);
+        let limit = limit(&mut self.state(), scope, select)?;
         let (definition, found) =
             self.lock_rows(scope, &table.name, select.condition.as_ref(), lock, limit).await?;
         let named = |(_, row)| vec![Named { alias: table.alias.clone(), ..Named::of(&definition, row) }];
@@ -233,7 +239,18 @@ impl Server {
     }
 
     /// The expression with each SELECT that locks rows in it replaced by what it found.
-    fn resolved<'a>(
+    async fn resolved<'a>(
+        &self,
+        scope: &Scope,
+        expression: &'a Expression,
+    ) -> Result<Cow<'a, Expression>, Failure> {
+        Ok(match locks_rows(expression) {
+            true => Cow::Owned(self.replaced(scope, expression).await?),
+            false => Cow::Borrowed(expression),
+        })
+    }
+
+    fn replaced<'a>(
         &'a self,
         scope: &'a Scope,
         expression: &'a Expression,
@@ -246,14 +263,14 @@ impl Server {
                     Expression::Literal(value.unwrap_or(Value::Null))
                 }
                 Expression::Binary(sign, one, other) => {
-                    let one = self.resolved(scope, one).await?;
-                    Expression::Binary(sign, Box::new(one), Box::new(self.resolved(scope, other).await?))
+                    let one = self.replaced(scope, one).await?;
+                    Expression::Binary(sign, Box::new(one), Box::new(self.replaced(scope, other).await?))
                 }
-                Expression::Not(inner) => Expression::Not(Box::new(self.resolved(scope, inner).await?)),
+                Expression::Not(inner) => Expression::Not(Box::new(self.replaced(scope, inner).await?)),
                 Expression::Call(name, arguments) => {
                     let mut resolved = Vec::new();
                     for argument in arguments {
-                        resolved.push(self.resolved(scope, argument).await?);
+                        resolved.push(self.replaced(scope, argument).await?);
                     }
                     Expression::Call(name.clone(), resolved)
                 }
@@ -375,6 +392,17 @@ impl Server {
     }
 }
 
+/// Whether a SELECT in it locks rows.
+fn locks_rows(expression: &Expression) -> bool {
+    match expression {
+        Expression::Select(select) => select.lock.is_some(),
+        Expression::Binary(_, one, other) => locks_rows(one) || locks_rows(other),
+        Expression::Not(inner) => locks_rows(inner),
+        Expression::Call(_, arguments) => arguments.iter().any(locks_rows),
+        _ => false,
+    }
+}
+
 /// Assigns from left to right: each sees what those before it have assigned. Whether the row is another one then.
 fn assign(
     state: &mut State,
@@ -422,8 +450,13 @@ fn stored(definition: &Definition, row: Vec<Value>) -> Result<Vec<Value>, Failur
     taken.collect()
 }
 
-fn show(state: &State, names: &[String]) -> Vec<Vec<Value>> {
-    let text = |text: &str| Value::Text(text.as_bytes().to_vec());
-    let known = names.iter().filter_map(|name| Some((name, state.settings.get(name)?)));
-    known.map(|(name, value)| vec![text(name), text(value)]).collect()
+fn show(state: &mut State, scope: &Scope, names: &[Expression]) -> Result<Vec<Vec<Value>>, Failure> {
+    let mut found = Vec::new();
+    for name in names {
+        let name = evaluate(state, scope, name)?.text().unwrap_or_default();
+        if let Some(value) = state.settings.get(&*String::from_utf8_lossy(&name)) {
+            found.push(vec![Value::Text(name), Value::Text(value.as_bytes().to_vec())]);
+        }
+    }
+    Ok(found)
 }

@@ -1,12 +1,18 @@
 //! From words to statements: as much of MySQL's language as this program uses, and an error for the rest.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::Failure;
-use super::text::{self, Word};
+use super::text::{self, Shape, Word};
 use super::value::Value;
 
 #[derive(Clone, Debug)]
 pub enum Expression {
     Literal(Value),
+    /// A value of the statement, by its position.
+    Parameter(usize),
     Column {
         table: Option<String>,
         name: String,
@@ -45,7 +51,7 @@ pub enum Wait {
 #[derive(Clone, Debug)]
 pub struct TableName {
     pub name: String,
-    pub alias: String,
+    pub alias: Arc<str>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +68,7 @@ pub struct Select {
     pub from: Option<TableName>,
     pub join: Option<Join>,
     pub condition: Option<Expression>,
-    pub limit: Option<usize>,
+    pub limit: Option<Expression>,
     pub lock: Option<(Strength, Wait)>,
     /// `UNION ALL`.
     pub more: Option<Box<Select>>,
@@ -97,7 +103,7 @@ pub enum Statement {
     Begin,
     Commit,
     Rollback,
-    Select(Select),
+    Select(Box<Select>),
     Insert(Insert),
     Update {
         table: String,
@@ -119,13 +125,47 @@ pub enum Statement {
     Do(Vec<Expression>),
     /// `SHOW GLOBAL VARIABLES`, or `STATUS`, of these names.
     Show {
-        names: Vec<String>,
+        names: Vec<Expression>,
     },
 }
 
-/// The statements of one packet; `parameters` stand for its question marks.
-pub fn statements(sql: &[u8], parameters: &[Value]) -> Result<Vec<Statement>, Failure> {
-    let mut parser = Parser { words: text::words(sql)?, at: 0, parameters };
+/// So many different texts are remembered.
+const REMEMBERED: usize = 10_000;
+
+thread_local! {
+    /// By their texts without values: most packets differ from earlier ones in nothing but values.
+    static KNOWN: RefCell<HashMap<Vec<u8>, Arc<[Statement]>>> = RefCell::default();
+}
+
+/// The statements of one packet.
+pub struct Packet {
+    pub statements: Arc<[Statement]>,
+    /// What their parameters stand for.
+    pub values: Arc<[Value]>,
+}
+
+/// Reads a packet; `parameters` stand for its question marks.
+///
+/// # Errors
+/// Where the text is none that this program sends.
+pub fn packet(sql: &[u8], parameters: &[Value]) -> Result<Packet, Failure> {
+    let Shape { text, values } = text::shape(sql, parameters)?;
+    let values = values.into();
+    if let Some(known) = KNOWN.with_borrow(|known| known.get(&text).cloned()) {
+        return Ok(Packet { statements: known, values });
+    }
+    let parsed: Arc<[Statement]> = parse(&text)?.into();
+    KNOWN.with_borrow_mut(|known| {
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(text, parsed.clone());
+    });
+    Ok(Packet { statements: parsed, values })
+}
+
+fn parse(text: &[u8]) -> Result<Vec<Statement>, Failure> {
+    let mut parser = Parser { words: text::words(text)?, at: 0 };
     let mut statements = Vec::new();
     loop {
         while parser.takes(";") {}
@@ -139,15 +179,14 @@ pub fn statements(sql: &[u8], parameters: &[Value]) -> Result<Vec<Statement>, Fa
     }
 }
 
-struct Parser<'a> {
+struct Parser {
     words: Vec<Word>,
     at: usize,
-    parameters: &'a [Value],
 }
 
 type Parsed<T> = Result<T, Failure>;
 
-impl Parser<'_> {
+impl Parser {
     fn unexpected(&self) -> Failure {
         let from = self.at.saturating_sub(6);
         let to = (self.at + 6).min(self.words.len());
@@ -222,7 +261,7 @@ impl Parser<'_> {
             return Ok(Statement::Rollback);
         }
         if self.is_next("SELECT") {
-            return Ok(Statement::Select(self.select()?));
+            return Ok(Statement::Select(Box::new(self.select()?)));
         }
         if self.takes("INSERT") {
             let ignore = self.takes("IGNORE");
@@ -264,11 +303,7 @@ impl Parser<'_> {
         if self.takes("SHOW GLOBAL VARIABLES WHERE Variable_name IN")
             || self.takes("SHOW GLOBAL STATUS WHERE Variable_name IN")
         {
-            let names = self.in_brackets(|parser| match parser.next()? {
-                Word::Text(name) => Ok(String::from_utf8_lossy(&name).into_owned()),
-                _ => Err(parser.unexpected()),
-            })?;
-            return Ok(Statement::Show { names });
+            return Ok(Statement::Show { names: self.in_brackets(Self::term)? });
         }
         Err(self.unexpected())
     }
@@ -298,7 +333,7 @@ impl Parser<'_> {
         };
         let Word::Name(alias) = alias else { return Err(self.unexpected()) };
         self.takes("FORCE INDEX ( PRIMARY )");
-        Ok(TableName { name, alias })
+        Ok(TableName { name, alias: alias.into() })
     }
 
     fn select(&mut self) -> Parsed<Select> {
@@ -335,10 +370,7 @@ impl Parser<'_> {
             }
         }
         let limit = match self.takes("LIMIT") {
-            true => match self.next()? {
-                Word::Number(limit) => Some(limit as usize),
-                _ => return Err(self.unexpected()),
-            },
+            true => Some(self.term()?),
             false => None,
         };
         let strength = if self.takes("FOR UPDATE") {
@@ -492,18 +524,9 @@ impl Parser<'_> {
             return Ok(Expression::Star);
         }
         match self.next()? {
-            Word::Number(value) => {
-                let unsigned = i64::try_from(value).is_err();
-                Ok(Expression::Literal(Value::Number { value, unsigned }))
-            }
-            Word::Millionths(value) => Ok(Expression::Literal(Value::signed(value))),
-            Word::Text(text) => Ok(Expression::Literal(Value::Text(text))),
             Word::Variable(name) => Ok(Expression::Variable(name)),
             Word::System(name) => Ok(Expression::System(name)),
-            Word::Parameter(n) => {
-                let value = self.parameters.get(n).cloned();
-                value.map(Expression::Literal).ok_or_else(|| Failure::new(1210, "too few parameters"))
-            }
+            Word::Parameter(n) => Ok(Expression::Parameter(n)),
             Word::Name(name) if self.takes("(") => {
                 let arguments = match self.takes(")") {
                     true => return Ok(Expression::Call(name.to_ascii_uppercase(), Vec::new())),

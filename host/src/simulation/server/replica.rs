@@ -37,6 +37,7 @@ impl Server {
         self.set_read_only(true);
         let mut state = self.state();
         state.log = None;
+        state.forget_contents();
         state.tables = tables;
         drop(state);
         self.is_down.store(false, Relaxed);

@@ -16,7 +16,7 @@ pub type Row = Arc<Vec<Value>>;
 pub type Place = (usize, PrimaryKey);
 
 pub struct Definition {
-    pub name: String,
+    pub name: Arc<str>,
     pub columns: Vec<ColumnType>,
 }
 
@@ -79,13 +79,16 @@ pub struct State {
     pub last_session: SessionId,
     /// The next `UUID_SHORT`.
     pub next_number: u64,
+    /// By key and revision, the content that a lease's row had.
+    contents: BTreeMap<(PrimaryKey, i128), Row>,
+    pub two_contents: Option<String>,
     /// What was committed and no replica has yet; `None` where there is no replica.
     pub log: Option<VecDeque<(Instant, Change)>>,
 }
 
 impl State {
     pub fn table(&self, name: &str) -> Result<usize, Failure> {
-        let found = self.tables.iter().position(|table| table.definition.name == name);
+        let found = self.tables.iter().position(|table| &*table.definition.name == name);
         found.ok_or_else(|| Failure::new(1146, &format!("Table '{name}' doesn't exist")))
     }
 
@@ -218,6 +221,7 @@ impl State {
 
     /// Makes the transaction's changes visible, and frees its locks.
     pub fn commit(&mut self, id: SessionId) {
+        self.note_contents(id);
         if self.log.is_some() {
             let changed = self.sessions.get(&id).into_iter().flat_map(|session| &session.undo);
             let places: BTreeSet<Place> = changed.map(|(place, _)| place.clone()).collect();
@@ -227,6 +231,28 @@ impl State {
             }
         }
         self.end_transaction(id);
+    }
+
+    fn note_contents(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(&id).filter(|session| !session.undo.is_empty()) else { return };
+        let Ok(leases) = self.table("lockkeeper_lease") else { return };
+        let columns = &self.tables[leases].definition.columns;
+        let Some(revision) = columns.iter().position(|column| column.name == "revision") else { return };
+        for ((_, key), _) in session.undo.iter().filter(|((table, _), _)| *table == leases) {
+            let Some(row) = self.tables[leases].rows.get(key) else { continue };
+            let Some(number) = row[revision].number() else { continue };
+            let known = self.contents.entry((key.clone(), number)).or_insert_with(|| row.clone());
+            if known != row {
+                let why =
+                    format!("revision {number} of the row of {key:?} is {row:?}, and was {known:?} before");
+                self.two_contents.get_or_insert(why);
+            }
+        }
+    }
+
+    /// Forgets what rows had been: they are another server's now.
+    pub fn forget_contents(&mut self) {
+        self.contents.clear();
     }
 
     /// Writes down what the replica is to be told.

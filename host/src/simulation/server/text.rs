@@ -1,6 +1,7 @@
-//! The words of a statement.
+//! The text of statements: the values in it, and its words.
 
 use super::Failure;
+use super::value::Value;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
@@ -10,11 +11,7 @@ pub enum Word {
     Variable(String),
     /// `@@GLOBAL.name`.
     System(String),
-    Number(i128),
-    /// A number with a fraction, in millionths.
-    Millionths(i128),
-    Text(Vec<u8>),
-    /// `?`, with its position among them.
+    /// A question mark, with its position among them.
     Parameter(usize),
     Sign(&'static str),
 }
@@ -22,33 +19,73 @@ pub enum Word {
 /// Longer ones first.
 const SIGNS: [&str; 15] = ["<>", "<=", ">=", "(", ")", ",", ";", "=", "<", ">", "+", "-", "*", ".", "/"];
 
-/// Splits the text of one or more statements into words.
-pub fn words(sql: &[u8]) -> Result<Vec<Word>, Failure> {
+/// A text without its values.
+pub struct Shape {
+    /// The text, with a question mark in the place of each value.
+    pub text: Vec<u8>,
+    /// The values of all question marks, also of those that were there before.
+    pub values: Vec<Value>,
+}
+
+/// Takes the values out of the text of one or more statements. The same statements with other values have the same text then.
+///
+/// # Errors
+/// Where a value is not written as MySQL has it, or the text has another number of question marks than of `parameters`.
+pub fn shape(sql: &[u8], parameters: &[Value]) -> Result<Shape, Failure> {
+    let mut shape = Shape { text: Vec::with_capacity(sql.len()), values: Vec::new() };
+    let mut parameters = parameters.iter();
+    let mut rest = sql;
+    while let Some(&byte) = rest.first() {
+        let (value, len) = match byte {
+            b'\'' => quoted(rest)?,
+            b'_' if rest.starts_with(b"_binary'") => {
+                let (value, len) = quoted(&rest[7..])?;
+                (value, len + 7)
+            }
+            b'x' if rest.starts_with(b"x'") => hexadecimal(rest)?,
+            b'0'..=b'9' => number(rest),
+            b'?' => {
+                let next = parameters.next().cloned();
+                (next.ok_or_else(|| Failure::new(1210, "too few parameters"))?, 1)
+            }
+            _ => {
+                let len = match byte {
+                    b'`' => 2 + rest[1..].iter().take_while(|byte| **byte != b'`').count(),
+                    _ => rest.iter().take_while(|byte| is_of_name(**byte)).count().max(1),
+                };
+                let len = len.min(rest.len());
+                shape.text.extend_from_slice(&rest[..len]);
+                rest = &rest[len..];
+                continue;
+            }
+        };
+        shape.text.push(b'?');
+        shape.values.push(value);
+        rest = &rest[len..];
+    }
+    if parameters.next().is_some() {
+        return Err(Failure::new(1210, "too many parameters"));
+    }
+    Ok(shape)
+}
+
+/// Splits the text of a [`Shape`] into words.
+///
+/// # Errors
+/// Where it has a sign that no statement has.
+pub fn words(text: &[u8]) -> Result<Vec<Word>, Failure> {
     let mut words = Vec::new();
     let mut parameters = 0;
     let mut at = 0;
-    while at < sql.len() {
-        let byte = sql[at];
-        let rest = &sql[at..];
-        let is_binary = rest.starts_with(b"_binary'");
+    while at < text.len() {
+        let byte = text[at];
+        let rest = &text[at..];
         if byte.is_ascii_whitespace() {
             at += 1;
-        } else if byte == b'\'' || is_binary {
-            let (text, len) = quoted(&rest[if is_binary { 7 } else { 0 }..])?;
-            words.push(Word::Text(text));
-            at += len + if is_binary { 7 } else { 0 };
-        } else if rest.starts_with(b"x'") {
-            let len = rest[2..].iter().take_while(|byte| **byte != b'\'').count();
-            words.push(Word::Text(hexadecimal(&rest[2..2 + len])?));
-            at += len + 3;
         } else if byte == b'`' {
             let len = rest[1..].iter().take_while(|byte| **byte != b'`').count();
             words.push(Word::Name(String::from_utf8_lossy(&rest[1..1 + len]).into_owned()));
             at += len + 2;
-        } else if byte.is_ascii_digit() {
-            let (word, len) = number(rest);
-            words.push(word);
-            at += len;
         } else if is_of_name(byte) || byte == b'@' {
             let ats = rest.iter().take_while(|byte| **byte == b'@').count();
             let is_part = |byte: &u8| is_of_name(*byte) || (ats == 2 && *byte == b'.');
@@ -78,24 +115,34 @@ fn is_of_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$'
 }
 
-fn number(text: &[u8]) -> (Word, usize) {
+/// The number that the text begins with, and its length. One with a fraction counts in millionths.
+fn number(text: &[u8]) -> (Value, usize) {
     let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let read = |digits: &[u8]| {
+        let digits = digits.iter().map(|digit| i128::from(digit - b'0'));
+        digits.fold(0_i128, |value, digit| value.saturating_mul(10).saturating_add(digit))
+    };
     let whole = digits(text);
-    let value = |text: &[u8]| String::from_utf8_lossy(text).parse::<i128>().unwrap_or(i128::MAX);
     if text.get(whole) != Some(&b'.') {
-        return (Word::Number(value(&text[..whole])), whole);
+        let value = read(&text[..whole]);
+        return (Value::Number { value, unsigned: i64::try_from(value).is_err() }, whole);
     }
     let fraction = digits(&text[whole + 1..]);
-    let millionths = format!("{:0<6}", String::from_utf8_lossy(&text[whole + 1..whole + 1 + fraction]));
-    let millionths = value(&text[..whole]) * 1_000_000 + value(&millionths.as_bytes()[..6]);
-    (Word::Millionths(millionths), whole + 1 + fraction)
+    let mut millionths = [b'0'; 6];
+    let kept = fraction.min(6);
+    millionths[..kept].copy_from_slice(&text[whole + 1..whole + 1 + kept]);
+    let value = read(&text[..whole]).saturating_mul(1_000_000).saturating_add(read(&millionths));
+    (Value::signed(value), whole + 1 + fraction)
 }
 
 /// The text between quotes, and the length with them.
-fn quoted(text: &[u8]) -> Result<(Vec<u8>, usize), Failure> {
+fn quoted(text: &[u8]) -> Result<(Value, usize), Failure> {
     let mut found = Vec::new();
     let mut at = 1;
     loop {
+        let plain = text[at..].iter().take_while(|byte| !matches!(**byte, b'\'' | b'\\')).count();
+        found.extend_from_slice(&text[at..at + plain]);
+        at += plain;
         match (text.get(at), text.get(at + 1)) {
             (Some(b'\\'), Some(escaped)) => {
                 found.push(if *escaped == b'0' { 0 } else { *escaped });
@@ -105,18 +152,20 @@ fn quoted(text: &[u8]) -> Result<(Vec<u8>, usize), Failure> {
                 found.push(b'\'');
                 at += 2;
             }
-            (Some(b'\''), _) => return Ok((found, at + 1)),
-            (Some(byte), _) => {
-                found.push(*byte);
-                at += 1;
-            }
-            (None, _) => return Err(Failure::syntax("a text without an end")),
+            (Some(b'\''), _) => return Ok((Value::Text(found), at + 1)),
+            _ => return Err(Failure::syntax("a text without an end")),
         }
     }
 }
 
-fn hexadecimal(digits: &[u8]) -> Result<Vec<u8>, Failure> {
+/// `x'00ff'`, and the length with its quotes.
+fn hexadecimal(text: &[u8]) -> Result<(Value, usize), Failure> {
+    let len = text[2..].iter().take_while(|byte| **byte != b'\'').count();
     let value = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
     let byte = |pair: &[u8]| Some(value(pair[0])? << 4 | value(*pair.get(1)?)?);
-    digits.chunks(2).map(byte).collect::<Option<_>>().ok_or_else(|| Failure::syntax("a hexadecimal text"))
+    let bytes: Option<Vec<u8>> = text[2..2 + len].chunks(2).map(byte).collect();
+    bytes
+        .filter(|_| text.len() > 2 + len)
+        .map(|bytes| (Value::Text(bytes), len + 3))
+        .ok_or_else(|| Failure::syntax("a hexadecimal text"))
 }

@@ -3,7 +3,7 @@
 use super::Failure;
 
 /// A value of a column or an expression.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     Null,
     /// `unsigned` as MySQL has it: what is made of an unsigned value is unsigned, and cannot be negative.
