@@ -186,12 +186,12 @@ impl Checks {
             ),
         );
         if let Some(id) = request_id {
-            let (_, nonce) =
+            let (first_resource, nonce) =
                 self.requests.entry(id.to_owned()).or_insert((resource.to_owned(), lease.nonce)).clone();
             // A lease on a session is known to the proxy that granted it, alone.
             let is_other =
                 |first: &&Held| first.session.is_none() && nonce != lease.nonce && first.until > now;
-            if let Some(first) = self.known(resource, nonce).filter(is_other) {
+            if let Some(first) = self.known(&first_resource, nonce).filter(is_other) {
                 return Err(Violation(format!(
                     "one request, two leases: {owner} is granted {resource} with token {} by a request whose lease with token \
                      {} lasts for another {} ms",

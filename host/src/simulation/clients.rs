@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot};
 
 use super::check::{Granted, Violation};
-use super::faults::{KEEP_MS, SEPARATOR};
+use super::faults::{KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
 use super::world::{LONGEST_TTL_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
@@ -45,6 +45,14 @@ fn rests_on_session(lease: &LeaseRef) -> bool {
     lease.keys.iter().any(|key| key.space().rests_on_session())
 }
 
+/// What a lease is a lease of: of several keys, the one that was chosen.
+fn resource_of<'a>(request: &'a Request, lease: &'a Lease) -> &'a str {
+    match lease.lease.keys.first() {
+        Some(chosen) if request.resource.starts_with(POOL) => chosen.as_str(),
+        _ => &request.resource,
+    }
+}
+
 /// One client.
 pub struct Client {
     name: String,
@@ -53,6 +61,7 @@ pub struct Client {
     policies: Vec<&'static str>,
     resources: usize,
     asks_for_several: bool,
+    work_ms: u32,
     shared: Arc<Shared>,
 }
 
@@ -72,6 +81,7 @@ impl Client {
             policies: options.policies.clone(),
             resources: options.resources,
             asks_for_several: options.asks_for_several,
+            work_ms: options.work_ms,
             shared,
         }
     }
@@ -113,10 +123,10 @@ impl Client {
         // A mode that the primitive lacks is asked for now and then: policies are replaced.
         let mode = match (policy, self.random.random_range(0..40_u32)) {
             ("once", _) => Mode::Exclusive,
-            ("lease" | "quorum", 0..8) | (_, 0) => {
+            ("lease" | "quorum" | POOL, 0..8) | (_, 0) => {
                 Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }
             }
-            ("lease" | "quorum" | "row", 8..16) | (_, 8) => Mode::Shared,
+            ("lease" | "quorum" | "row" | POOL, 8..16) | (_, 8) => Mode::Shared,
             _ => Mode::Exclusive,
         };
         let id = self.random.random::<u64>();
@@ -138,7 +148,7 @@ impl Client {
 
     /// A resource of the policy, or the name of several.
     fn resource(&mut self, policy: &str) -> String {
-        let takes_several = !["once", "version"].contains(&policy);
+        let takes_several = !["once", "version", POOL].contains(&policy);
         let wanted = match self.asks_for_several && takes_several && self.random.random_bool(0.3) {
             true => self.random.random_range(2..=3),
             false => 1,
@@ -150,10 +160,12 @@ impl Client {
 
     async fn lock(&mut self, request: &Request) {
         let asked_at = clock::now();
-        let mut asked = self.acquire(request, asked_at).await;
+        let proxy = self.proxy();
+        let mut asked = self.acquire(proxy, request, asked_at).await;
         let may_repeat = request.request_id.is_some();
         if may_repeat && matches!(asked, Some((_, Err(AcquireError::Store(_))))) {
-            asked = self.acquire(request, asked_at).await;
+            let other = self.proxy();
+            asked = self.acquire(other, request, asked_at).await;
         }
         let (proxy, lease) = match asked {
             Some((proxy, Ok(lease))) => (proxy, lease),
@@ -161,20 +173,21 @@ impl Client {
             None => return,
         };
         if may_repeat && self.random.random_bool(0.2) {
-            self.acquire(request, asked_at).await;
+            let other = self.proxy_for(&proxy, &lease.lease);
+            self.acquire(other, request, asked_at).await;
         }
         self.work(&proxy, request, &lease).await;
         self.release(&proxy, request, &lease).await;
     }
 
-    /// Asks any proxy; `asked_at` is when the request was sent first. `None` where there was no answer: the client or the
+    /// Asks a proxy; `asked_at` is when the request was sent first. `None` where there was no answer: the client or the
     /// proxy is gone.
     async fn acquire(
         &mut self,
+        proxy: Proxy,
         request: &Request,
         asked_at: Instant,
     ) -> Option<(Proxy, Result<Lease, AcquireError>)> {
-        let proxy = self.proxy();
         let (service, wanted) = (proxy.service.clone(), request.clone());
         let asked = self.call(&proxy, request, async move { service.acquire(wanted).await }).await?;
         if let Ok(lease) = &asked {
@@ -224,6 +237,9 @@ impl Client {
         if request.resource.contains(SEPARATOR) {
             self.shared.tally.count("a grant of several resources");
         }
+        if request.resource.starts_with(POOL) {
+            self.shared.tally.count("a grant of any one of several keys");
+        }
         self.shared.tally.count(match lease.primitive {
             "lease" => "a grant of a lease",
             "advisory" => "a grant of an advisory lock",
@@ -233,7 +249,7 @@ impl Client {
             _ => "another grant",
         });
         let granted = Granted {
-            resource: &request.resource,
+            resource: resource_of(request, lease),
             owner: &self.name,
             lease: &lease.lease,
             mode: lease.mode,
@@ -252,14 +268,14 @@ impl Client {
     async fn work(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         let renewals = if self.random.random_bool(0.2) { self.random.random_range(1..4_u32) } else { 0 };
         for _ in 0..renewals {
-            self.pause(800).await;
+            self.pause(self.work_ms.into()).await;
             if clock::now() >= self.certain_until(request, lease)
                 || !self.renew(granted_by, request, lease).await
             {
                 return;
             }
         }
-        self.pause(30).await;
+        self.pause(self.work_ms.min(30).into()).await;
     }
 
     /// Whether the lease may live on.
@@ -281,7 +297,7 @@ impl Client {
     }
 
     fn renewed(&self, request: &Request, lease: &Lease, valid_until: Instant) {
-        let (now, resource) = (clock::now(), &request.resource);
+        let (now, resource) = (clock::now(), resource_of(request, lease));
         self.shared.tally.count("a renewal");
         self.note(&format!("has renewed {resource}, for {} ms", valid_until.ms_since(now)));
         self.shared.check(|checks| checks.renewed(resource, &lease.lease, (now, valid_until)));
@@ -289,7 +305,7 @@ impl Client {
 
     async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         // One that forgets to let go.
-        if self.random.random_bool(0.05) {
+        if self.random.random_ratio(10 + self.work_ms / 20, 1_000) {
             return;
         }
         let other = self.proxy_for(granted_by, &lease.lease);
@@ -300,17 +316,18 @@ impl Client {
 
     fn let_go(&self, request: &Request, lease: &Lease) {
         self.shared.tally.count("a release");
-        self.note(&format!("lets go of {}", request.resource));
-        lock(&self.shared.checks).let_go(&request.resource, &lease.lease);
+        let resource = resource_of(request, lease);
+        self.note(&format!("lets go of {resource}"));
+        lock(&self.shared.checks).let_go(resource, &lease.lease);
     }
 
     fn certain_until(&self, request: &Request, lease: &Lease) -> Instant {
-        lock(&self.shared.checks).certain_until(&request.resource, &lease.lease).unwrap_or_default()
+        lock(&self.shared.checks).certain_until(resource_of(request, lease), &lease.lease).unwrap_or_default()
     }
 
     /// The client is told that the lease is over at `end`. One that only time ends is not lost before its time.
     fn lost(&self, request: &Request, lease: &Lease, end: Instant) {
-        let resource = &request.resource;
+        let resource = resource_of(request, lease);
         let left_ms = self.certain_until(request, lease).ms_since(end.max(clock::now()));
         self.shared.tally.count("a lease that its client is told is lost");
         self.note(&format!("has lost {resource}"));
@@ -345,7 +362,7 @@ impl Client {
             _ => return,
         };
         self.granted(&proxy, request, &lease, asked_at);
-        let until = clock::now().plus_ms(self.random.random_range(0..4_000));
+        let until = clock::now().plus_ms(self.random.random_range(0..5 * self.work_ms));
         let goes_on = loop {
             let event = tokio::select! {
                 biased;

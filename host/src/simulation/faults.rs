@@ -76,8 +76,9 @@ pub enum Fault {
     },
 }
 
-/// The policies that are replaced in a run, and the primitives that they get.
-pub const CHANGEABLE: [&str; 3] = ["lease", "advisory", "row"];
+/// The policies that are replaced in a run, and below the primitives that they get.
+pub const CHANGEABLE: [&str; 4] = ["lease", "advisory", "row", "pool"];
+const PRIMITIVES: [&str; 3] = ["lease", "advisory", "row"];
 
 /// Settings of the policy `default`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,13 +86,17 @@ pub struct Settings {
     pub primitive: &'static str,
     pub second_primitive: Option<&'static str>,
     pub stripes: u32,
+    /// How many keys a resource is any one of; 0 where it has one key.
+    pub pool: u32,
     pub global_order: bool,
     pub permits: u32,
 }
 
 impl Settings {
-    pub fn of(primitive: &'static str) -> Settings {
-        Settings { primitive, second_primitive: None, stripes: 0, global_order: false, permits: 2 }
+    /// Those that the policy starts out with.
+    pub fn of(policy: &'static str) -> Settings {
+        let (primitive, pool) = if policy == POOL { ("lease", 2) } else { (policy, 0) };
+        Settings { primitive, second_primitive: None, stripes: 0, pool, global_order: false, permits: 2 }
     }
 
     /// Those that the policy may get.
@@ -99,12 +104,14 @@ impl Settings {
         if keep_names {
             return Settings { global_order: random.random_bool(0.5), ..Settings::of(policy) };
         }
-        let mut one = || CHANGEABLE.choose(random).copied().unwrap_or("lease");
+        let mut one = || PRIMITIVES.choose(random).copied().unwrap_or("lease");
         let (primitive, second) = (one(), one());
+        let pool = Settings::of(policy).pool;
         Settings {
             primitive,
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
-            stripes: *[0, 0, 1, 2].choose(random).unwrap_or(&0),
+            stripes: if pool > 0 { 0 } else { *[0, 0, 1, 2].choose(random).unwrap_or(&0) },
+            pool,
             global_order: random.random_bool(0.3),
             permits: *[1, 2, 2].choose(random).unwrap_or(&2),
         }
@@ -118,13 +125,18 @@ impl Settings {
         }
         table.insert("stripes".to_owned(), self.stripes.into());
         table.insert("global_order".to_owned(), self.global_order.into());
-        table.insert("separator".to_owned(), SEPARATOR.into());
+        match self.pool {
+            0 => table.insert("separator".to_owned(), SEPARATOR.into()),
+            pool => table.insert("pool".to_owned(), pool.into()),
+        };
         table.insert("permits".to_owned(), self.permits.into());
         table.insert("keep_ms".to_owned(), KEEP_MS.into());
         table
     }
 }
 
+/// The policy whose resources are any one of several keys.
+pub const POOL: &str = "pool";
 /// What divides the resources of one name.
 pub const SEPARATOR: &str = "+";
 /// How long the outcome of a `once` is kept.
@@ -152,7 +164,7 @@ impl Fault {
         let Failing { proxies, servers, has_replica, policies, keep_names } = *what;
         let proxy = random.random_range(0..proxies);
         let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
-        if has_replica && random.random_bool(0.15) {
+        if has_replica && random.random_bool(0.06) {
             return Fault::FailOver {
                 is_planned: random.random_bool(0.3),
                 gap_ms: *[0, 500, 3_000, 8_000].choose(random).unwrap_or(&0),
@@ -170,8 +182,9 @@ impl Fault {
             5 => Fault::Crash { server },
             6 => Fault::StallCommits { server, ms: short },
             7 => {
-                let by_ms = *[-60_000, -2_000, -300, 300, 2_000, 60_000_i64].choose(random).unwrap_or(&300);
-                Fault::SetClock { server, by_ms }
+                // What was granted before a step back lasts for so much longer, and little is granted meanwhile.
+                let by_ms = *[300, 300, 2_000, 2_000, 5_000, 60_000].choose(random).unwrap_or(&300);
+                Fault::SetClock { server, by_ms: if random.random_bool(0.5) { by_ms } else { -by_ms } }
             }
             n => match policies.choose(random) {
                 Some(policy) if n == 11 => Fault::RollBack { proxy, policy },

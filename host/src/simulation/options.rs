@@ -9,8 +9,9 @@ use rand::{Rng, SeedableRng};
 
 use super::faults::{CHANGEABLE, Failing, Fault, Planned, plan};
 
-/// The policies of a run. Each starts out with the primitive of the same name.
-pub const POLICIES: [&str; 6] = ["lease", "advisory", "row", "once", "version", "quorum"];
+/// The policies of a run. Each starts out with the primitive of the same name; a resource of `pool` is any one of
+/// several leases.
+pub const POLICIES: [&str; 7] = ["lease", "advisory", "row", "once", "version", "quorum", "pool"];
 
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Options {
     pub resources: usize,
     /// Whether clients ask for several resources at once.
     pub asks_for_several: bool,
+    /// For how long clients work between two renewals, at most.
+    pub work_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
     pub policies: Vec<&'static str>,
     /// For how long clients ask, in virtual time.
@@ -56,6 +59,8 @@ impl Options {
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
         let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
+        // Where each client works for long, few locks are granted.
+        let work_ms = *[20, 80, 80, 800].choose(&mut random).unwrap_or(&80);
         let failing = Failing {
             proxies,
             servers: servers(&policies, members),
@@ -66,9 +71,10 @@ impl Options {
         Options {
             seed,
             proxies,
-            clients: random.random_range(2..=24),
-            resources: random.random_range(1..=4),
+            clients: random.random_range(2..=40),
+            resources: *[1, 2, 3, 4, 8, 16].choose(&mut random).unwrap_or(&4),
             asks_for_several,
+            work_ms,
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
             faults: plan(&mut random, lasts, &failing),
             members,
@@ -149,6 +155,7 @@ impl fmt::Display for Options {
             policies.join(", "),
             lasts.as_secs_f64()
         )?;
+        writeln!(f, "clients work for up to {} ms between two renewals", self.work_ms)?;
         if self.asks_for_several {
             writeln!(f, "clients ask for several resources at once")?;
         }
