@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock;
 use crate::config::Route;
+use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::lock::maps::HashMap;
 use crate::policy::{Generation, Policies, Prepared};
@@ -281,6 +282,7 @@ impl Inner {
 
     /// Grants nothing from now on, until it has joined once more.
     fn step_out(&self, state: &mut State, why: &str) {
+        reached(Branch::CountedAsGone);
         self.registry.allow(None);
         self.service.close();
         (state.stage, state.since) = (Stage::Out, clock::now());

@@ -17,6 +17,7 @@
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
 //! | [`random`] | the only source of random numbers |
 //! | `vital` | tasks without which the process ends |
+//! | [`coverage`] | branches that the search has to take |
 //! | `simulation` | proxies, servers and clients in one thread and in virtual time; not part of the program |
 
 pub mod admin;
@@ -26,6 +27,7 @@ pub mod bell;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod coverage;
 pub mod fleet;
 mod fronts;
 pub mod guard;

@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::machine::{self, Joining, Naming, Newcomer, Step};
 use super::{Fleet, Records, Stage, host, version_of, versions};
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::ServerTime;
 use crate::lock::maps::HashMap;
 use crate::policy::Prepared;
@@ -110,6 +111,7 @@ impl Fleet {
         let state = self.0.state();
         // Unless it was counted as gone just now, and has to join again.
         if state.stage == Stage::Member {
+            reached(if fresh { Branch::Follows } else { Branch::JoinsAgain });
             tracing::info!(id = machine::shown(state.id), "joined the fleet");
             if !fresh {
                 self.0.service.open();
@@ -160,7 +162,10 @@ impl Fleet {
             };
             let established = match joining {
                 Joining::Wait(why) => Err(Trouble::Refused(why)),
-                Joining::Found | Joining::Rename => self.found(id, &view, names, records).await,
+                Joining::Found | Joining::Rename => {
+                    reached(Branch::Founds);
+                    self.found(id, &view, names, records).await
+                }
                 Joining::Follow => self.catch_up(id, &view, (&own, records), fresh).await.map(Some),
             };
             drop(naming);
@@ -342,6 +347,7 @@ impl Fleet {
     async fn evict_one(&self, view: &View, id: u64, beat: ServerTime) -> bool {
         let evicted = self.0.registry.evict(id, beat).await.unwrap_or(false);
         if evicted {
+            reached(Branch::CountsAsGone);
             let silent_ms = view.now.ms_since(beat);
             tracing::warn!(id = machine::shown(id), silent_ms, "a proxy is gone");
         }
@@ -357,6 +363,7 @@ impl Fleet {
         }
         let settled = self.0.registry.settle(name.to_owned(), seq, self.0.pulse()).await.unwrap_or(false);
         if settled {
+            reached(Branch::Settled);
             self.0.view.send_modify(|view| machine::settled(view, name, seq));
         }
         settled
@@ -367,6 +374,7 @@ impl Fleet {
         let name = &record.name;
         match self.follows(record).await {
             Ok(None) => {
+                reached(Branch::Acknowledged);
                 let (id, acks) = {
                     let mut state = self.0.state();
                     state.held_up.remove(name);
@@ -379,6 +387,7 @@ impl Fleet {
                 true
             }
             Ok(Some(why)) => {
+                reached(Branch::HeldUp);
                 if self.0.state().held_up.insert(name.clone(), why.clone()).is_none() {
                     tracing::info!(policy = name, "the change of the policy waits: {why}");
                 }
@@ -431,6 +440,7 @@ impl Fleet {
             self.0.metrics.fleet_change("live");
         } else if record.candidate.is_none() && naming.candidate.is_some() {
             service.name_alone(&record.name);
+            reached(Branch::CalledOff);
             self.0.metrics.fleet_change("called_off");
             if let Some(why) = &record.note {
                 policies.note(&record.name, format!("a change of all proxies was called off: {why}"));

@@ -10,6 +10,7 @@ use super::link::{Fault, Link};
 use super::sql::{self, RowWrite};
 use super::store::Shared;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{self, Env, Holder, Mark, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime, Token};
@@ -91,6 +92,9 @@ pub fn environment<'a>(
     let is_in_doubt = |holder: &Holder| holder.free_at() <= now && !doubt.has_ended(holder, earliest);
     let records = keys.into_iter().filter_map(|key| records.get(key));
     let takeover = doubt.by_us == 0 || !records.flat_map(|record| &record.holders).any(is_in_doubt);
+    if !takeover {
+        reached(Branch::ClockDoubt);
+    }
     Env {
         now,
         floor: Token::floor_of_epoch(sample.epoch).max(Token(sample.floor)),

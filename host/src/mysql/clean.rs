@@ -15,6 +15,7 @@ use super::link::{Fault, Link};
 use super::sql::{self, LEASES, ROWS};
 use super::store::Shared;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
 use crate::lock::{Instant, ServerTime};
 
@@ -159,6 +160,7 @@ async fn delete(link: &mut Link, idle: &[Idle]) -> Result<usize, Fault> {
         return Ok(0);
     }
     link.exchange(format!("DELETE FROM {LEASES} WHERE k IN ({});COMMIT", list(&gone))).await?;
+    reached(Branch::RowsDeleted);
     Ok(gone.len())
 }
 

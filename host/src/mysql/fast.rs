@@ -17,6 +17,7 @@ use super::sql::{self, RowWrite};
 use super::steps;
 use super::store::Shared;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::record::{self, Mark, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
 use crate::store::Reply;
@@ -64,6 +65,7 @@ pub async fn try_run(
     let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
         && link.sample.before.0 > shared.sampled_after.load(Ordering::SeqCst);
     if deadline <= asked_at || !fresh || !link.sysdate_moves || !link.luck.try_now() {
+        reached(Branch::FastStale);
         return Ok(false);
     }
     let mark = link.next_mark();
@@ -86,6 +88,8 @@ struct Plan {
     /// Of all rows that were looked at, once the plan is applied.
     revisions: Vec<(Key, u64)>,
     replies: Vec<Reply>,
+    /// A row is taken for missing.
+    is_unseen: bool,
     earliest: ServerTime,
     latest: ServerTime,
 }
@@ -107,17 +111,20 @@ impl Plan {
         for &key in &keys {
             let Some(row) = shared.cache.take(key, link.era()) else {
                 if !ops().filter(|op| op.keys().contains(key)).all(is_likely_new) {
+                    reached(Branch::FastUnknown);
                     return None;
                 }
                 records.insert(key.clone(), None);
                 continue;
             };
             if changes_between(&row.record, earliest, latest) {
+                reached(Branch::FastMoves);
                 return None;
             }
             known.insert(key, row.revision);
             records.insert(key.clone(), Some(row.record));
         }
+        let remembered = known.len();
         let env = environment(shared, link, &records, &keys, (earliest, latest));
         let outcomes = record::run(&mut records, groups, &mut [], &env, mark);
         let reply = |outcomes| Reply { outcomes, asked_at, now: latest };
@@ -142,13 +149,15 @@ impl Plan {
             return None;
         }
         revisions.extend(known.into_iter().map(|(key, revision)| (key.clone(), revision)));
-        Some(Plan { records, writes, revisions, replies, earliest, latest })
+        let is_unseen = revisions.len() > remembered;
+        Some(Plan { records, writes, revisions, replies, is_unseen, earliest, latest })
     }
 
     /// False where nothing was applied because the server has other rows, or another time.
     async fn apply(&mut self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
         let writes = std::mem::take(&mut self.writes);
         if writes.is_empty() {
+            reached(Branch::FastTold);
             return Ok(true);
         }
         // Past the margin the server's clock was set forward, and a lease would be short.
@@ -162,8 +171,14 @@ impl Plan {
             link.exchange(sql::fill_in(&sql, &params)).await.map(drop)
         };
         match written {
-            Ok(()) => Ok(true),
-            Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => Ok(false),
+            Ok(()) => {
+                reached(if self.is_unseen { Branch::FastUnseen } else { Branch::FastWritten });
+                Ok(true)
+            }
+            Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => {
+                reached(Branch::FastMissed);
+                Ok(false)
+            }
             Err(fault) => Err(fault),
         }
     }

@@ -11,6 +11,7 @@ use super::link::{Fault, IDLE_S, Link};
 use super::queue::{Batch, Queue, Ticket, first_deadline};
 use super::store::Shared;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::lock::record::{Op, Tried};
 use crate::random;
@@ -123,6 +124,7 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
 async fn may_write(shared: &Shared, queue: &mut Queue) {
     while !shared.membership.may_write() {
         if shared.membership.is_lost() {
+            reached(Branch::BatchGivenUp);
             queue.give_up_claims(NO_MEMBER);
         }
         tokio::select! {
@@ -151,6 +153,7 @@ async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Resul
     let alone = batch.groups.len() == 1;
     match fault {
         Fault::Broken { .. } => {
+            reached(Branch::BatchBroken);
             queue.put_back(batch);
             return Err(fault);
         }
@@ -162,6 +165,7 @@ async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Resul
         }
         _ => {
             shared.metrics.store_error(fault.slug());
+            reached(Branch::BatchApart);
             run_apart(shared, link, queue, batch).await?;
         }
     }

@@ -19,6 +19,7 @@ use super::store::Shared;
 use super::watch;
 use super::wire::Wire;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
 use crate::lock::record::Mark;
 use crate::lock::{Instant, ServerTime};
@@ -262,6 +263,7 @@ impl Shared {
         match step {
             Step::None => {}
             Step::Forward { at_least_us, .. } => {
+                reached(Branch::ClockForward);
                 self.metrics.store_error("clock_forward");
                 tracing::warn!(
                     by_ms = at_least_us / 1_000,
@@ -269,6 +271,7 @@ impl Shared {
                 );
             }
             Step::Back(by) => {
+                reached(Branch::ClockBack);
                 self.metrics.store_error("clock_back");
                 tracing::warn!(
                     by_ms = by / 1_000,

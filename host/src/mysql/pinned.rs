@@ -23,6 +23,7 @@ use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
 use super::store::{MysqlStore, Shared};
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Env, Op, Outcome};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
@@ -101,6 +102,7 @@ impl<G: Clone> Common<G> {
     fn terms(&self, shared: &Shared, above: Token, grants_from: Instant, heard: Instant) -> Terms {
         let standing = shared.membership.standing();
         if self.life.swap(standing.life, Ordering::Relaxed) != standing.life {
+            reached(Branch::NotAMember);
             let lost = self.end(standing.latest, |_| true);
             tracing::warn!(leases = lost, "leases that rest on a session are over: this proxy was no member");
         }

@@ -15,6 +15,7 @@ use super::sql::{self, CLOCK, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
 use super::store::Shared;
 use super::wire::Wire;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::Token;
 use crate::random;
 
@@ -299,6 +300,7 @@ async fn raise_epoch(
     );
     link::exchange(wire, update).await?;
     if doubt == Doubt::Leases {
+        reached(Branch::EpochRaised);
         shared.metrics.store_error("identity_changed");
         tracing::warn!(
             from = (recorded.server != server.identity).then_some(&*recorded.server),
@@ -309,6 +311,7 @@ async fn raise_epoch(
              have ended"
         );
     } else {
+        reached(Branch::TokensRaised);
         tracing::info!("tokens go on at {floor}: {why}");
     }
     Ok(Identity { server: server.identity.clone(), epoch, floor })

@@ -21,6 +21,7 @@ use super::scout::Scout;
 use super::store::Shared;
 use super::wire::Target;
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 
 /// Between two looks at all servers.
@@ -206,6 +207,7 @@ impl Servers {
         state.current = Some(index);
         if state.last != index {
             let (from, to) = (&self.sites[state.last].address, &self.sites[index].address);
+            reached(Branch::OtherServer);
             tracing::warn!(from, to, "another MySQL server is used");
             state.last = index;
             self.fresh_until.store(0, Ordering::Relaxed);
@@ -246,6 +248,7 @@ impl Place {
         }
         if clock::now().0 > self.servers.fresh_until.load(Ordering::Relaxed) {
             let why = format!("the MySQL server at {} was out of sight; looking again", self.site().address);
+            reached(Branch::OutOfSight);
             return Err(Fault::Broken { why, slug: "out_of_sight" });
         }
         Ok(())

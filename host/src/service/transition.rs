@@ -25,6 +25,7 @@ use tokio::sync::oneshot;
 
 use super::core::Msg;
 use super::{Shared, via};
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Claim, Holder, InLine, Tag};
 use crate::lock::table::{Standing, WaiterId};
@@ -99,6 +100,7 @@ impl Shadows {
     /// Why nothing is granted by the policy, where there is a lease of which it is not known what it calls its keys.
     pub fn block(&self, policy: &str) -> Option<String> {
         let leases = self.on_policy.get(policy)?.len();
+        reached(Branch::PolicyBlocks);
         Some(format!("the policy `{policy}` refuses the resources of {leases} leases, which are waited for"))
     }
 
@@ -116,6 +118,7 @@ impl Shadows {
     /// What a waiter that has not been widened asks for from now on.
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
         let keys = self.widen(&claim.keys)?;
+        reached(Branch::ShadowBlocks);
         Some((waiter, (!claim.any).then(|| asks_again(claim, keys, claim.line.clone()))))
     }
 }
@@ -269,6 +272,7 @@ impl Swap {
                 };
                 let line = self.comes_into_line(claim, new);
                 if !has_keys {
+                    reached(Branch::WaiterMoves);
                     let line = line.or_else(|| claim.line.clone());
                     let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), line);
                     replans.push((id, (!claim.any && !new.any).then(wider)));
@@ -494,6 +498,7 @@ fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
             left = still;
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
+        reached(Branch::ShadowOver);
         tracing::info!("the last lease of old keys is over");
     });
 }

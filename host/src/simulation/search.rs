@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::options::Options;
 use super::world::{Failed, run};
 use crate::clock;
+use crate::coverage;
 use crate::lock::Instant;
 
 /// Which runs are made, and what is printed of them.
@@ -131,6 +132,10 @@ impl Total {
         );
         for (kind, count) in &self.counts {
             println!("{count:>10}  {kind}");
+        }
+        println!("branches of the program:");
+        for (branch, times) in coverage::times() {
+            println!("{times:>10}  {}", branch.name());
         }
     }
 }

@@ -18,6 +18,7 @@ use super::moved::Moved;
 use super::registry::NO_MEMBER;
 use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
 use crate::random;
@@ -108,11 +109,15 @@ impl Quorum {
         let young_us = 2 * self.patience.min(LONGEST_CLAIM).as_micros() as u64 + YOUNG_US;
         let done = Box::new(move |result: Result<Reply, StoreError>| {
             let is_refused = result.as_ref().is_ok_and(|reply| is_refused(reply, young_us));
+            let refuses = result.as_ref().is_ok_and(|reply| reply.outcomes.iter().all(is_held));
             if is_refused && rest.leave() {
+                reached(Branch::FirstRefuses);
                 rest.refused.store(true, Ordering::SeqCst);
             }
             let _ = tell.send((first, result));
-            rest.ask();
+            if rest.ask() && refuses {
+                reached(Branch::OthersAsked);
+            }
         });
         self.members[first].store.submit(group, deadline, done);
         round
@@ -164,6 +169,10 @@ fn is_refused(reply: &Reply, young_us: u64) -> bool {
     reply.outcomes.iter().all(|outcome| age_us(outcome, reply.now).is_some_and(|age_us| age_us < young_us))
 }
 
+fn is_held(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Held(_))
+}
+
 /// For how long the holder that is in the way has been there.
 fn age_us(outcome: &Outcome, now: ServerTime) -> Option<u64> {
     match outcome {
@@ -213,11 +222,13 @@ fn vote(
 }
 
 impl Rest {
-    fn ask(&self) {
-        let Some((group, tell)) = self.take() else { return };
+    /// Whether they had not been asked before.
+    fn ask(&self) -> bool {
+        let Some((group, tell)) = self.take() else { return false };
         for (n, member) in self.members.iter().enumerate().filter(|(n, _)| *n != self.first) {
             vote(member, n, group.clone(), self.deadline, false, &tell);
         }
+        true
     }
 
     /// Whether they had not been asked; they are not from now on.
@@ -268,6 +279,7 @@ impl Round {
             if let (Op::Acquire(claim), Some(said)) = (op, &outcome)
                 && !matches!(said, Outcome::Granted(_))
             {
+                reached(Branch::Undone);
                 undo(members, ballot, claim, deadline);
             }
             outcomes.push(outcome.ok_or_else(|| self.why.clone()));
@@ -300,6 +312,7 @@ impl Round {
                     {
                         let op =
                             Op::Raise { lease: any_token(keys, grant.nonce), tokens: grant.tokens.clone() };
+                        reached(Branch::LiftedLate);
                         members[n].store.submit(vec![op], deadline, Box::new(|_| {}));
                     }
                 }
@@ -325,7 +338,9 @@ impl Round {
                 () = &mut limit, if !waits_for_first => break,
                 () = &mut hurry, if waits_for_first => {
                     waits_for_first = false;
-                    self.rest.iter().for_each(|rest| rest.ask());
+                    if self.rest.as_ref().is_some_and(|rest| rest.ask()) {
+                        reached(Branch::FirstIsSlow);
+                    }
                     limit.set(tokio::time::sleep(patience));
                     continue;
                 }
@@ -381,6 +396,7 @@ async fn raise(
     if ballot.is_majority(there) {
         return true;
     }
+    reached(Branch::Lifted);
     let (tell, mut votes) = unbounded_channel();
     for n in behind {
         let op = Op::Raise { lease: lease.clone(), tokens: tokens.to_vec() };

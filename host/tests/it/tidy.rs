@@ -5,22 +5,40 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` and `simulation` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 20] = [
+const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("bell", &["lock", "service", "random", "vital"]),
     ("lock", &[]),
     ("clock", &["lock"]),
     ("random", &[]),
     // The simulation has several processes in one.
+    ("coverage", &[]),
     ("vital", &["clock", "simulation"]),
     ("config", &["lock"]),
     ("telemetry", &["clock", "config", "policy"]),
     ("watch", &["clock", "vital"]),
-    ("store", &["lock", "clock", "random", "vital"]),
+    ("store", &["lock", "clock", "random", "vital", "coverage"]),
     // The simulation has servers of its own.
-    ("mysql", &["store", "lock", "clock", "config", "telemetry", "random", "vital", "simulation"]),
+    (
+        "mysql",
+        &["store", "lock", "clock", "config", "telemetry", "random", "vital", "coverage", "simulation"],
+    ),
     ("policy", &["lock", "clock", "config", "telemetry", "watch", "vital"]),
-    ("service", &["lock", "store", "policy", "clock", "config", "telemetry", "random", "vital"]),
-    ("fleet", &["service", "lock", "store", "policy", "clock", "config", "telemetry", "random", "vital"]),
+    ("service", &["lock", "store", "policy", "clock", "config", "telemetry", "random", "vital", "coverage"]),
+    (
+        "fleet",
+        &[
+            "service",
+            "lock",
+            "store",
+            "policy",
+            "clock",
+            "config",
+            "telemetry",
+            "random",
+            "vital",
+            "coverage",
+        ],
+    ),
     ("http", &["lock", "clock", "config", "telemetry", "random"]),
     ("route", &["config", "http", "policy"]),
     ("fronts", &["service", "lock", "store", "http"]),

@@ -23,6 +23,7 @@ use super::{
     tokens_for,
 };
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Space, Token};
@@ -137,8 +138,10 @@ impl Session {
         let session = self.serial;
         let rests_on_it = move |guard: &Guard| guard.session == session;
         if fault.ended_session() {
+            reached(Branch::NamesLost);
             return self.common.lose(rests_on_it);
         }
+        reached(Branch::ParkedNames);
         let certain = certain_until(&self.shared, self.heard);
         let lost = self.common.end(certain, rests_on_it);
         let common = self.common.clone();

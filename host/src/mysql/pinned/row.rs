@@ -17,6 +17,7 @@ use super::guarded::Guarded;
 use super::slot::{Counter, Freed, Locked, Slot, Strength, Wish};
 use super::{Common, Pinned, SILENCE_US, SWEEP, Terms, certain_until, moment, tokens_for};
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Mode, Space, Token};
@@ -247,6 +248,7 @@ impl Desk {
         if guards.iter().any(|id| self.slots.get(id).is_some_and(|slot| slot.link.is_none())) {
             return None;
         }
+        reached(Branch::GuardsAsked);
         Some(guards.into_iter().filter_map(|id| self.beat(id)).collect())
     }
 
@@ -473,9 +475,11 @@ impl Desk {
         slot.tell_released(None);
         let rests_on_it = |guard: &Guard| guard.slot == id;
         let lost = if fault.ended_session() {
+            reached(Branch::RowsLost);
             self.slots.remove(&id);
             self.common.lose(rests_on_it)
         } else {
+            reached(Branch::ParkedRows);
             let certain = certain_until(&self.shared, slot.heard);
             slot.parked_until = Some(certain);
             self.common.end(certain, rests_on_it)
