@@ -15,13 +15,14 @@ use super::faults::{KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
 use super::world::{LONGEST_TTL_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
-use crate::lock::{Instant, LeaseRef, Mode};
+use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::service::{AcquireError, Begun, HoldEvent, Lease, LeaseError, Request};
 use crate::store::StoreError;
 
 /// What a call may take beyond its wait and the store's time-out, which counts twice: a claim may stand behind another one,
 /// whose client has gone and which the store takes its time to answer.
 const SLACK_MS: u32 = 2_000;
+const LONG_WORK_MS: u32 = 800;
 
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
@@ -62,6 +63,8 @@ pub struct Client {
     resources: usize,
     asks_for_several: bool,
     work_ms: u32,
+    /// How often it has begun to ask.
+    rounds: u32,
     shared: Arc<Shared>,
 }
 
@@ -82,6 +85,7 @@ impl Client {
             resources: options.resources,
             asks_for_several: options.asks_for_several,
             work_ms: options.work_ms,
+            rounds: 0,
             shared,
         }
     }
@@ -129,6 +133,7 @@ impl Client {
             ("lease" | "quorum" | "row" | POOL, 8..16) | (_, 8) => Mode::Shared,
             _ => Mode::Exclusive,
         };
+        self.rounds += 1;
         let id = self.random.random::<u64>();
         let request_id = self.random.random_bool(0.3).then(|| format!("{}-{id}", self.name));
         let request = Request {
@@ -136,7 +141,8 @@ impl Client {
             ttl_ms: Some(self.random.random_range(200..LONGEST_TTL_MS)),
             wait_ms: (wait_ms > 0).then_some(wait_ms),
             request_id,
-            ..request(&resource, &self.name)
+            // So that what is left of an earlier request is not taken for this one's.
+            ..request(&resource, &format!("{}.{}", self.name, self.rounds))
         };
         match policy {
             "once" => self.do_once(&request).await,
@@ -144,6 +150,12 @@ impl Client {
             _ if self.random.random_bool(0.15) => self.hold(&request).await,
             _ => self.lock(&request).await,
         }
+    }
+
+    /// For how long it works between two renewals, at most. Leases of a policy's first resource outlive much of what goes
+    /// wrong, and many wait for it.
+    fn work_ms(&self, request: &Request) -> u32 {
+        if request.resource.ends_with("/0") { LONG_WORK_MS.max(self.work_ms) } else { self.work_ms }
     }
 
     /// A resource of the policy, or the name of several.
@@ -227,6 +239,13 @@ impl Client {
             self.note(&format!("leaves while it waits for {resource}"));
             return None;
         };
+        if let Some(Err(AcquireError::Contended { key, holder: Some(holder), .. })) = &asked
+            && *holder.owner == *request.owner
+            && key.space() == Space::Table
+        {
+            let why = format!("{} is refused {resource} for a lease of its own", request.owner);
+            self.shared.broken(Violation(why));
+        }
         if let Some(Err(error)) = &asked {
             self.note(&format!("is refused {resource}: {error}"));
         }
@@ -250,7 +269,7 @@ impl Client {
         });
         let granted = Granted {
             resource: resource_of(request, lease),
-            owner: &self.name,
+            owner: &request.owner,
             lease: &lease.lease,
             mode: lease.mode,
             token: lease.tokens[0],
@@ -268,14 +287,14 @@ impl Client {
     async fn work(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         let renewals = if self.random.random_bool(0.2) { self.random.random_range(1..4_u32) } else { 0 };
         for _ in 0..renewals {
-            self.pause(self.work_ms.into()).await;
+            self.pause(self.work_ms(request).into()).await;
             if clock::now() >= self.certain_until(request, lease)
                 || !self.renew(granted_by, request, lease).await
             {
                 return;
             }
         }
-        self.pause(self.work_ms.min(30).into()).await;
+        self.pause(30).await;
     }
 
     /// Whether the lease may live on.
@@ -305,7 +324,7 @@ impl Client {
 
     async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         // One that forgets to let go.
-        if self.random.random_ratio(10 + self.work_ms / 20, 1_000) {
+        if self.random.random_ratio(10 + self.work_ms(request) / 20, 1_000) {
             return;
         }
         let other = self.proxy_for(granted_by, &lease.lease);
@@ -362,7 +381,7 @@ impl Client {
             _ => return,
         };
         self.granted(&proxy, request, &lease, asked_at);
-        let until = clock::now().plus_ms(self.random.random_range(0..5 * self.work_ms));
+        let until = clock::now().plus_ms(self.random.random_range(0..5 * self.work_ms(request)));
         let goes_on = loop {
             let event = tokio::select! {
                 biased;

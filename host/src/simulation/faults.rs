@@ -44,6 +44,11 @@ pub enum Fault {
         proxy: usize,
         ms: u32,
     },
+    /// The proxy does not say that it lives, and does all else.
+    Silence {
+        proxy: usize,
+        ms: u32,
+    },
     Crash {
         server: usize,
     },
@@ -55,11 +60,9 @@ pub enum Fault {
         server: usize,
         by_ms: i64,
     },
-    /// The store's replica takes its primary's place. Where that was not planned, the primary stops first, and what the
-    /// replica had not heard of is lost.
+    /// The store's replica takes its primary's place.
     FailOver {
-        is_planned: bool,
-        /// From the end of the one to the beginning of the other.
+        how: Succession,
         gap_ms: u32,
         /// Then the old primary becomes a replica of the new one.
         back_ms: u32,
@@ -74,6 +77,17 @@ pub enum Fault {
         proxy: usize,
         policy: &'static str,
     },
+}
+
+/// How a replica takes its primary's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Succession {
+    /// The primary takes no writes any more, and the gap later the replica has all of them.
+    Planned,
+    /// The primary stops, and the gap later the replica goes on without the writes that it had not heard of.
+    Sudden,
+    /// As [`Succession::Sudden`], but at once; and the gap later the old primary is there again and takes writes, too.
+    Split,
 }
 
 /// The policies that are replaced in a run, and below the primitives that they get.
@@ -150,11 +164,15 @@ impl Fault {
             Fault::Pause { .. } => "a proxy is paused",
             Fault::Restart { .. } => "a proxy is restarted in order",
             Fault::CutOff { .. } => "a proxy is cut off from the servers",
+            Fault::Silence { .. } => "the beats of a proxy are lost",
             Fault::Crash { .. } => "a server crashes and is started again",
             Fault::StallCommits { .. } => "the commits of a server stall",
             Fault::SetClock { .. } => "the clock of a server is set",
-            Fault::FailOver { is_planned: true, .. } => "a fail-over that was planned",
-            Fault::FailOver { is_planned: false, .. } => "a fail-over that loses writes",
+            Fault::FailOver { how: Succession::Planned, .. } => "a fail-over that was planned",
+            Fault::FailOver { how: Succession::Sudden, .. } => "a fail-over that loses writes",
+            Fault::FailOver { how: Succession::Split, .. } => {
+                "a fail-over after which both servers take writes"
+            }
             Fault::Replace { .. } => "a policy is replaced",
             Fault::RollBack { .. } => "a policy is rolled back",
         }
@@ -166,7 +184,9 @@ impl Fault {
         let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
         if has_replica && random.random_bool(0.06) {
             return Fault::FailOver {
-                is_planned: random.random_bool(0.3),
+                how: *[Succession::Planned, Succession::Sudden, Succession::Split]
+                    .choose(random)
+                    .unwrap_or(&Succession::Sudden),
                 gap_ms: *[0, 500, 3_000, 8_000].choose(random).unwrap_or(&0),
                 back_ms: *[0, 2_000, 15_000].choose(random).unwrap_or(&0),
             };
@@ -174,7 +194,7 @@ impl Fault {
         let mut one_of = |of: &[u32]| of.choose(random).copied().unwrap_or(1_000);
         let (short, long) =
             (one_of(&[200, 2_000, 4_000, 9_000]), one_of(&[100, 1_000, 4_000, 12_000, 40_000]));
-        match random.random_range(0..12_u32) {
+        match random.random_range(0..13_u32) {
             0 => Fault::Kill { proxy, down_ms: random.random_range(0..3_000) },
             1 | 2 => Fault::Pause { proxy, ms: long },
             3 => Fault::Restart { proxy, down_ms: random.random_range(0..3_000) },
@@ -183,11 +203,12 @@ impl Fault {
             6 => Fault::StallCommits { server, ms: short },
             7 => {
                 // What was granted before a step back lasts for so much longer, and little is granted meanwhile.
-                let by_ms = *[300, 300, 2_000, 2_000, 5_000, 60_000].choose(random).unwrap_or(&300);
+                let by_ms = *[80, 80, 300, 300, 2_000, 2_000, 5_000, 60_000].choose(random).unwrap_or(&300);
                 Fault::SetClock { server, by_ms: if random.random_bool(0.5) { by_ms } else { -by_ms } }
             }
+            8 => Fault::Silence { proxy, ms: long },
             n => match policies.choose(random) {
-                Some(policy) if n == 11 => Fault::RollBack { proxy, policy },
+                Some(policy) if n == 12 => Fault::RollBack { proxy, policy },
                 Some(policy) => {
                     Fault::Replace { proxy, policy, settings: Settings::any(random, policy, keep_names) }
                 }
@@ -204,7 +225,7 @@ impl fmt::Display for Fault {
             Fault::Kill { proxy, down_ms } | Fault::Restart { proxy, down_ms } => {
                 write!(f, ": proxy {proxy}, gone for {down_ms} ms")
             }
-            Fault::Pause { proxy, ms } | Fault::CutOff { proxy, ms } => {
+            Fault::Pause { proxy, ms } | Fault::CutOff { proxy, ms } | Fault::Silence { proxy, ms } => {
                 write!(f, ": proxy {proxy}, for {ms} ms")
             }
             Fault::Crash { server } => write!(f, ": server {server}"),
@@ -269,6 +290,8 @@ pub struct FaultyNetwork {
     packet_faults_per_mille: AtomicU32,
     /// The proxy is cut off until then.
     cut_until: AtomicU64,
+    /// Its beats are lost until then.
+    silent_until: AtomicU64,
     tally: Arc<Tally>,
 }
 
@@ -278,6 +301,7 @@ impl FaultyNetwork {
             random: Mutex::new(StdRng::seed_from_u64(seed)),
             packet_faults_per_mille: AtomicU32::new(0),
             cut_until: AtomicU64::new(0),
+            silent_until: AtomicU64::new(0),
             tally,
         }
     }
@@ -291,34 +315,51 @@ impl FaultyNetwork {
     pub fn cut(&self, ms: u32) {
         self.cut_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
     }
+
+    /// In the next `ms`, the store does not hear that the proxy lives.
+    pub fn silence(&self, ms: u32) {
+        self.silent_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
+    }
+
+    fn is_silenced(&self, sql: &[u8]) -> bool {
+        clock::now().0 < self.silent_until.load(Relaxed) && sql.windows(BEAT.len()).any(|part| part == BEAT)
+    }
 }
 
+/// What the statements have in common by which a proxy says that it lives.
+const BEAT: &[u8] = b"UPDATE lockkeeper_proxy SET beat_us";
+
 impl Network for FaultyNetwork {
-    fn trip(&self) -> Trip {
+    fn trip(&self, sql: &[u8]) -> Trip {
         let mut random = lock(&self.random);
         let mut way = || Duration::from_micros(random.random_range(100..1_000));
-        let (there, back) = (way(), way());
+        let (there, back, hesitation) = (way(), way(), Duration::ZERO);
+        let trip = |fate| Trip { hesitation, there, back, fate };
+        if self.is_silenced(sql) {
+            return trip(Fate::Lost);
+        }
         let cut_us = self.cut_until.load(Relaxed).saturating_sub(clock::now().0);
         if cut_us > 0 {
             self.tally.count("a packet is sent while its proxy is cut off");
             let again = Duration::from_micros(cut_us) + Duration::from_millis(random.random_range(0..3_000));
             // Some packets are sent again by then.
             return match random.random_bool(0.5) {
-                true => Trip { there: again, back, fate: Fate::Delivered },
-                false => Trip { there, back, fate: Fate::Lost },
+                true => Trip { there: again, ..trip(Fate::Delivered) },
+                false => trip(Fate::Lost),
             };
         }
         if random.random_range(0..1_000_u32) >= self.packet_faults_per_mille.load(Relaxed) {
-            return Trip { there, back, fate: Fate::Delivered };
+            return trip(Fate::Delivered);
         }
         let slow = Duration::from_millis(random.random_range(1..6_000));
-        let (kind, trip) = match random.random_range(0..6_u32) {
-            0 => ("a connection breaks before its packet", Trip { there, back, fate: Fate::Refused }),
-            1 => ("a packet is lost", Trip { there, back, fate: Fate::Lost }),
-            2 => ("a connection breaks before its answer", Trip { there, back, fate: Fate::Unanswered }),
-            3 => ("an answer is lost", Trip { there, back, fate: Fate::AnswerLost }),
-            4 => ("a packet is slow", Trip { there: slow, back, fate: Fate::Delivered }),
-            _ => ("an answer is slow", Trip { there, back: slow, fate: Fate::Delivered }),
+        let (kind, trip) = match random.random_range(0..7_u32) {
+            0 => ("a connection breaks before its packet", trip(Fate::Refused)),
+            1 => ("a packet is lost", trip(Fate::Lost)),
+            2 => ("a connection breaks before its answer", trip(Fate::Unanswered)),
+            3 => ("an answer is lost", trip(Fate::AnswerLost)),
+            4 => ("a packet is slow", Trip { there: slow, ..trip(Fate::Delivered) }),
+            5 => ("an answer is slow", Trip { back: slow, ..trip(Fate::Delivered) }),
+            _ => ("a packet is sent late", Trip { hesitation: slow / 2, ..trip(Fate::Delivered) }),
         };
         self.tally.count(kind);
         trip

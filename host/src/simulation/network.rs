@@ -29,6 +29,8 @@ pub enum Fate {
 /// One packet on its way.
 #[derive(Clone, Copy, Debug)]
 pub struct Trip {
+    /// How long the proxy takes to send what it has decided to send. It may be paused meanwhile.
+    pub hesitation: Duration,
     pub there: Duration,
     pub back: Duration,
     pub fate: Fate,
@@ -36,7 +38,8 @@ pub struct Trip {
 
 /// What the network does with each packet.
 pub trait Network: Send + Sync {
-    fn trip(&self) -> Trip;
+    /// `sql` is empty where a connection is opened.
+    fn trip(&self, sql: &[u8]) -> Trip;
 }
 
 /// The way from one proxy to one server.
@@ -70,7 +73,7 @@ impl Client {
     /// # Errors
     /// Where the network cuts it at once.
     pub async fn connect(route: &Route) -> Result<Client, Error> {
-        let trip = route.network.trip();
+        let trip = route.network.trip(b"");
         tokio::time::sleep(trip.there + trip.back).await;
         match trip.fate {
             Fate::Delivered => {}
@@ -95,12 +98,15 @@ impl Client {
         sql: Vec<u8>,
         parameters: &[mysql_async::Value],
     ) -> Result<Vec<Vec<Row>>, Error> {
-        let trip = self.network.trip();
+        let trip = self.network.trip(&sql);
         if self.is_broken {
             return Err(closed());
         }
         // A client that gives up half-way cannot use the connection any more.
         self.is_broken = true;
+        if trip.hesitation > Duration::ZERO {
+            tokio::time::sleep(trip.hesitation).await;
+        }
         match trip.fate {
             Fate::Refused => {
                 tokio::time::sleep(trip.there).await;

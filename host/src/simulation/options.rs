@@ -23,7 +23,7 @@ pub struct Options {
     pub resources: usize,
     /// Whether clients ask for several resources at once.
     pub asks_for_several: bool,
-    /// For how long clients work between two renewals, at most.
+    /// For how long clients work between two renewals, at most, but for the first resource of each policy.
     pub work_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
     pub policies: Vec<&'static str>,
@@ -60,7 +60,7 @@ impl Options {
         let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
         // Where each client works for long, few locks are granted.
-        let work_ms = *[20, 80, 80, 800].choose(&mut random).unwrap_or(&80);
+        let work_ms = *[20, 80, 800].choose(&mut random).unwrap_or(&80);
         let failing = Failing {
             proxies,
             servers: servers(&policies, members),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
+use super::faults::Succession;
 use super::server::Server;
 use crate::clock;
 use crate::lock::Instant;
@@ -33,26 +34,40 @@ impl Pair {
         self.servers[1].clone()
     }
 
-    /// The replica becomes the primary `gap_ms` later, and the primary the replica, `back_ms` after that. Where that was
-    /// not planned, the primary stops first, what the replica had not heard of is lost, and the primary is made anew.
-    pub async fn fail_over(&self, is_planned: bool, (gap_ms, back_ms): (u32, u32)) {
+    /// The replica becomes the primary, and the old primary a replica, `back_ms` after the gap. It is made anew of a copy
+    /// where it may have writes that the new one lacks.
+    pub async fn fail_over(&self, how: Succession, (gap_ms, back_ms): (u32, u32)) {
         let mut primary = self.primary.lock().await;
         let (old, new) = (&self.servers[*primary], &self.servers[1 - *primary]);
-        if is_planned {
-            old.set_read_only(true);
-        } else {
-            old.stop();
-        }
-        tokio::time::sleep(Duration::from_millis(gap_ms.into())).await;
-        if is_planned {
-            new.follow(old, clock::now());
-        }
+        let gap = tokio::time::sleep(Duration::from_millis(gap_ms.into()));
         *primary = 1 - *primary;
-        new.set_read_only(false);
+        match how {
+            Succession::Planned => {
+                old.set_read_only(true);
+                gap.await;
+                new.follow(old, clock::now());
+                new.set_read_only(false);
+            }
+            Succession::Sudden => {
+                old.stop();
+                gap.await;
+                new.set_read_only(false);
+            }
+            Succession::Split => {
+                old.stop();
+                new.set_read_only(false);
+                gap.await;
+                old.start();
+            }
+        }
         tokio::time::sleep(Duration::from_millis(back_ms.into())).await;
-        match is_planned {
-            true => old.replicate(new),
-            false => old.rebuild(new),
+        match how {
+            Succession::Planned => old.replicate(new),
+            Succession::Sudden => old.rebuild(new),
+            Succession::Split => {
+                old.stop();
+                old.rebuild(new);
+            }
         }
     }
 

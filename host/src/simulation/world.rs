@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
-use super::faults::{Fault, FaultyNetwork, Planned, Settings, Tally};
+use super::faults::{Fault, FaultyNetwork, Planned, Settings, Succession, Tally};
 use super::host::Host;
 use super::network::Route;
 use super::options::{Options, POLICIES};
@@ -387,6 +387,7 @@ impl World {
                 host.resume();
             }
             Fault::CutOff { proxy, ms } => self.networks[proxy % self.options.proxies].cut(*ms),
+            Fault::Silence { proxy, ms } => self.networks[proxy % self.options.proxies].silence(*ms),
             Fault::Crash { server } => self.server(*server).crash(),
             Fault::StallCommits { server, ms } => {
                 self.server(*server).stall_commits_until(clock::now().plus_ms(*ms).0);
@@ -395,12 +396,12 @@ impl World {
                 lock(&self.shared.checks).is_clock_set = true;
                 self.server(*server).set_clock(by_ms * 1_000);
             }
-            Fault::FailOver { is_planned, gap_ms, back_ms } => {
+            Fault::FailOver { how, gap_ms, back_ms } => {
                 let Some(pair) = &self.pair else { return };
-                if !is_planned {
+                if *how != Succession::Planned {
                     lock(&self.shared.checks).has_lost_writes = true;
                 }
-                pair.fail_over(*is_planned, (*gap_ms, *back_ms)).await;
+                pair.fail_over(*how, (*gap_ms, *back_ms)).await;
                 self.shared.note("the old primary is a replica now".to_owned());
             }
             Fault::Replace { proxy, policy, settings } => {

@@ -329,12 +329,14 @@ impl Table {
         out: &mut Vec<Action>,
     ) {
         match outcome {
-            Outcome::Absent if over => {
-                let verdict = self.waiters.get(&id).map(|entry| self.turned_away(&entry.waiter, now));
-                if let Some(verdict) = verdict {
+            Outcome::Absent if over => match self.waiters.get(&id) {
+                Some(entry) if entry.deadline <= now && !entry.cancelled => self.give_up(id, None, now, out),
+                Some(entry) => {
+                    let verdict = self.turned_away(&entry.waiter, now);
                     self.finish(id, verdict, out);
                 }
-            }
+                None => {}
+            },
             Outcome::Absent => self.stay_or_go(id, now, out),
             outcome => self.attempted(id, outcome, at, false, now, out),
         }

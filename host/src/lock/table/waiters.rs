@@ -20,8 +20,8 @@ impl Table {
             |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
         // In an order over all proxies the store hears of everybody at once.
         let asks_at_once = waiter.claim.line.is_some();
-        let may_rejoin = waiter.claim.reentrant || waiter.claim.request.is_some() || asks_at_once;
-        let may_find_its_own = waiter.claim.reentrant || waiter.claim.request.is_some();
+        let may_find_its_own = may_find_its_own(&waiter.claim);
+        let may_rejoin = may_find_its_own || asks_at_once;
         if waiter.claim.keys.iter().any(full) && !may_find_its_own {
             let verdict = self.turned_away(&waiter, now);
             out.push(Action::Finish { waiter: id, verdict });
@@ -153,6 +153,11 @@ impl Table {
         let Some(entry) = self.waiters.get(&id) else { return };
         if entry.flight.is_some() {
             return;
+        }
+        let has_asked = entry.in_line || entry.attempts > 0 || entry.waiter.claim.line.is_none();
+        if !has_asked && may_find_its_own(&entry.waiter.claim) {
+            // It was to come into line behind others, and has asked for nothing so far.
+            return self.probe(id, true, out);
         }
         if self.is_next_after_flight(entry) {
             self.late.push(id);
@@ -294,4 +299,9 @@ impl Table {
 }
 fn ms_of(us: u64) -> u32 {
     u32::try_from(us / 1_000).unwrap_or(u32::MAX)
+}
+
+/// Whether the claim may have its lease already: it is made again, or is one level more.
+fn may_find_its_own(claim: &Claim) -> bool {
+    claim.reentrant || claim.request.is_some()
 }

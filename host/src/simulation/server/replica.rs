@@ -23,6 +23,11 @@ impl Server {
         self.crash();
     }
 
+    /// After [`Server::stop`]: it is as it was.
+    pub fn start(&self) {
+        self.is_down.store(false, Relaxed);
+    }
+
     pub fn is_down(&self) -> bool {
         self.is_down.load(Relaxed)
     }
@@ -40,7 +45,7 @@ impl Server {
         state.forget_contents();
         state.tables = tables;
         drop(state);
-        self.is_down.store(false, Relaxed);
+        self.start();
     }
 
     /// Becomes a replica that was made anew of a copy of `primary`: to proxies it is another server than before.

@@ -278,3 +278,32 @@ fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
     assert_eq!(desk.finished.len(), 3);
     assert!(desk.submitted.is_empty(), "{:?}", desk.submitted);
 }
+
+/// In an order over all proxies it would come into line behind a waiter that has not done so yet.
+#[test]
+fn a_request_that_is_made_again_hears_of_its_lease_before_it_is_told_that_the_key_is_held() {
+    let mut desk = Desk::new();
+    let in_line = |id, request: Option<&str>, wait_ms| {
+        let mut waiter = waiter(id, Mode::Exclusive, wait_ms);
+        waiter.claim.request = request.map(Into::into);
+        waiter.claim.line = Some(InLine { ticket: id, rank: 0, joined: None, returns: request.is_some() });
+        Event::Enqueue(Box::new(waiter))
+    };
+    desk.handle(in_line(1, Some("mine"), 0));
+    desk.answer(grant(1));
+    desk.handle(in_line(2, None, 60_000));
+    let denial = Denial { key: key(0), holder: None, free_in_us: 5_000_000, turn: None, joined: None };
+    desk.answer(Outcome::Held(denial));
+    desk.handle(in_line(3, None, 60_000));
+    desk.handle(in_line(4, Some("mine"), 0));
+    desk.pass_ms(0);
+    assert!(
+        matches!(desk.submitted[..], [(_, ref ops)] if matches!(ops[..], [Op::Rejoin(_)])),
+        "{:?}",
+        desk.submitted
+    );
+    desk.answer(Outcome::Absent);
+    let told: Vec<u64> = desk.finished.iter().map(|(id, _)| id.0).collect();
+    assert_eq!(told, [1, 4]);
+    assert!(matches!(desk.finished[1].1, Verdict::Contended { .. }), "{:?}", desk.finished);
+}
