@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use lockkeeper::mysql::managed::ManagedServer;
+use mysql_async::Conn;
+use mysql_async::prelude::Queryable;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
@@ -24,6 +26,7 @@ mod way;
 
 use way::{Direction, Way};
 
+/// There is one more now and then.
 const PROXIES: usize = 3;
 /// Faults between two looks at all that the clients were told, when everything must go on again.
 const ROUND: usize = 25;
@@ -102,6 +105,15 @@ struct Place {
     is_paused: bool,
 }
 
+impl Place {
+    /// No two have the same number `n`.
+    async fn new(url: &str, dir: &Path, n: usize, settings: &Settings) -> Place {
+        let way = Way::new(url, &dir.join(format!("way-{n}")));
+        let proxy = Proxy::with(Settings { url: way.url.clone(), ..settings.clone() }).await;
+        Place { way, proxy, is_paused: false }
+    }
+}
+
 /// How a fault ends that lasts for a time.
 #[derive(Clone, Copy, Debug)]
 enum Mend {
@@ -113,6 +125,11 @@ enum Mend {
 
 struct Torture {
     server: ManagedServer,
+    /// It is kept: where the server has too many connections, no other can be opened.
+    admin: Option<Conn>,
+    /// With a password, for proxies.
+    url: String,
+    dir: PathBuf,
     settings: Settings,
     places: Vec<Place>,
     world: World,
@@ -122,6 +139,8 @@ struct Torture {
     /// How often each fault was made.
     faults: BTreeMap<&'static str, u64>,
     pushes: u8,
+    /// How many proxies have joined since the start.
+    joined: usize,
 }
 
 impl Torture {
@@ -134,10 +153,9 @@ impl Torture {
         let settings = Settings { sections, ..Settings::default() };
         let mut places = Vec::new();
         for n in 0..PROXIES {
-            let way = Way::new(&url, &dir.join(format!("way-{n}")));
-            let proxy = Proxy::with(Settings { url: way.url.clone(), ..settings.clone() }).await;
-            proxy.until_ready().await;
-            places.push(Place { way, proxy, is_paused: false });
+            let place = Place::new(&url, dir, n, &settings).await;
+            place.proxy.until_ready().await;
+            places.push(place);
         }
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
         let of_each = |n: usize| ["lease", "advisory", "row"].map(|primitive| format!("{primitive}/{n}"));
@@ -145,6 +163,9 @@ impl Torture {
             Habits { clients: 64, resources: (0..10).flat_map(of_each).collect(), ..Habits::default() };
         Torture {
             server,
+            admin: None,
+            url,
+            dir: dir.to_owned(),
             settings,
             places,
             world: World::with(&addresses, habits),
@@ -152,6 +173,7 @@ impl Torture {
             broken: Vec::new(),
             faults: BTreeMap::new(),
             pushes: 0,
+            joined: 0,
         }
     }
 
@@ -168,7 +190,8 @@ impl Torture {
             64..70 => self.few_connections().await,
             70..80 => self.cut(),
             80..88 => self.lose_answers(),
-            88..94 => self.stall(),
+            88..92 => self.stall(),
+            92..95 => self.join_or_leave().await,
             _ => self.push_policy(),
         };
         if let Some(fault) = made {
@@ -207,6 +230,12 @@ impl Torture {
 
     async fn stop_proxy(&mut self) -> Option<&'static str> {
         let n = self.any();
+        self.stop_in_order(n).await;
+        self.start_proxy(n).await;
+        Some("a proxy stops in order")
+    }
+
+    async fn stop_in_order(&mut self, n: usize) {
         self.world.killed(self.places[n].proxy.api_address());
         self.places[n].proxy.signal(Signal::TERM);
         self.places[n].proxy.signal(Signal::CONT);
@@ -216,8 +245,25 @@ impl Torture {
             assert!(began.elapsed() < STOPS_WITHIN, "a proxy does not stop: {}", self.places[n].proxy.log());
             self.mend_due().await;
         }
-        self.start_proxy(n).await;
-        Some("a proxy stops in order")
+    }
+
+    /// A proxy more, or the one that came last less.
+    async fn join_or_leave(&mut self) -> Option<&'static str> {
+        let last = self.places.len() - 1;
+        if last < PROXIES {
+            self.joined += 1;
+            let place = Place::new(&self.url, &self.dir, PROXIES + self.joined, &self.settings).await;
+            self.world.joins(place.proxy.api_address());
+            self.places.push(place);
+            return Some("a proxy joins");
+        }
+        let in_order = self.random.random_bool(0.5);
+        if in_order {
+            self.stop_in_order(last).await;
+        }
+        self.world.leaves();
+        self.places.truncate(last);
+        Some(if in_order { "a proxy leaves for good" } else { "kill -9 of a proxy that does not come back" })
     }
 
     fn pause_proxy(&mut self) -> Option<&'static str> {
@@ -318,12 +364,21 @@ impl Torture {
     }
 
     /// `None` where the server does not answer.
-    async fn ask(&self, statement: &str) -> Option<Vec<mysql_async::Row>> {
+    async fn ask(&mut self, statement: &str) -> Option<Vec<mysql_async::Row>> {
+        let (url, kept) = (self.server.url(), self.admin.take());
         let asked = async {
-            let mut conn = mysql_async::Conn::from_url(self.server.url()).await?;
-            mysql_async::prelude::Queryable::query(&mut conn, statement).await
+            if let Some(mut conn) = kept
+                && let Ok(rows) = conn.query(statement).await
+            {
+                return Ok((conn, rows));
+            }
+            let mut conn = Conn::from_url(url).await?;
+            let rows = conn.query(statement).await?;
+            Ok::<_, mysql_async::Error>((conn, rows))
         };
-        tokio::time::timeout(STATEMENT, asked).await.ok()?.ok()
+        let (conn, rows) = tokio::time::timeout(STATEMENT, asked).await.ok()?.ok()?;
+        self.admin = Some(conn);
+        Some(rows)
     }
 
     async fn mend_due(&mut self) {
@@ -344,11 +399,11 @@ impl Torture {
 
     async fn mend(&mut self, mend: Mend) {
         match mend {
-            Mend::ProxyGoesOn(n) if self.places[n].is_paused => {
+            Mend::ProxyGoesOn(n) if self.places.get(n).is_some_and(|place| place.is_paused) => {
                 self.places[n].proxy.signal(Signal::CONT);
                 self.places[n].is_paused = false;
             }
-            // It was killed and started again since.
+            // It was killed since.
             Mend::ProxyGoesOn(_) => {}
             Mend::ServerGoesOn(pid) if self.server.pid() == Some(pid) => signal(pid, Signal::CONT),
             Mend::ServerGoesOn(_) => {}

@@ -98,6 +98,17 @@ impl World {
         self.shared.proxies.lock().unwrap()[n] = address;
     }
 
+    /// There is another proxy, the last one.
+    pub fn joins(&self, address: SocketAddr) {
+        self.shared.proxies.lock().unwrap().push(address);
+    }
+
+    /// The last proxy is about to go.
+    pub fn leaves(&self) {
+        let gone = self.shared.proxies.lock().unwrap().pop();
+        gone.into_iter().for_each(|address| self.killed(address));
+    }
+
     /// Whether a client has found that a promise was broken, and has ended.
     pub fn is_broken(&self) -> bool {
         self.clients.iter().any(JoinHandle::is_finished)
