@@ -95,7 +95,7 @@ pub struct Checks {
     waiting: BTreeMap<String, Vec<Waiting>>,
     /// The last waiter's.
     last_id: u64,
-    /// Policies whose keys got other names, or may have. The order of their waiters is not checked.
+    /// Policies whose keys got other names, or may have.
     renamed: BTreeSet<&'static str>,
     /// By resource: the highest token of all answers that had arrived by then, in the order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
@@ -208,7 +208,7 @@ impl Checks {
             return Ok(());
         }
         let is_new = self.nonces.insert(lease.nonce);
-        if is_new && !self.renamed.iter().any(|policy| is_of(resource, policy)) {
+        if is_new && self.keeps_names(resource) {
             pass(&mut self.waiting, granted);
         }
         let session = Session::of(&lease.keys, proxy);
@@ -267,6 +267,11 @@ impl Checks {
     pub fn is_renamed(&mut self, policy: &'static str) {
         self.renamed.insert(policy);
         self.waiting.retain(|resource, _| !is_of(resource, policy));
+    }
+
+    /// Whether the keys of the resource have had the same names so far.
+    pub fn keeps_names(&self, resource: &str) -> bool {
+        !self.renamed.iter().any(|policy| is_of(resource, policy))
     }
 
     /// The wait has ended, with an answer or without.

@@ -242,6 +242,7 @@ impl Client {
         if let Some(Err(AcquireError::Contended { key, holder: Some(holder), .. })) = &asked
             && *holder.owner == *request.owner
             && key.space() == Space::Table
+            && lock(&self.shared.checks).keeps_names(resource)
         {
             let why = format!("{} is refused {resource} for a lease of its own", request.owner);
             self.shared.broken(Violation(why));
