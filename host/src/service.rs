@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, UNKNOWN, Version};
+use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::random;
@@ -411,6 +411,7 @@ impl Service {
                 let ttl_ms = u32::try_from(left_us / 1_000).unwrap_or(u32::MAX);
                 Ok(Renewed { valid_until: self.shared.less_drift(reply.asked_at, *left_us), ttl_ms })
             }
+            Some(Outcome::Unknown) => Err(LeaseError::Store(StoreError::unknown())),
             _ => {
                 self.shared.tell(Msg::Lost(vec![lease.nonce]));
                 Err(LeaseError::Lost)
@@ -542,7 +543,7 @@ impl Shared {
         self.store.submit(vec![op], self.store_deadline(), tell);
         let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
         match reply.outcomes.into_iter().next() {
-            Some(Outcome::Unknown) => Err(StoreError::Unavailable { why: UNKNOWN.to_owned() }),
+            Some(Outcome::Unknown) => Err(StoreError::unknown()),
             outcome => outcome.ok_or_else(StoreError::stopped),
         }
     }

@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use crate::lock::record::{Doubt, Holder, Op, Outcome, Record};
+use crate::lock::record::{Doubt, Holder, Op, Outcome, Record, UNKNOWN};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 pub mod contract;
@@ -160,6 +160,11 @@ impl StoreError {
             StoreError::Unavailable { why } | StoreError::Unsent { why } => why,
             other => other.to_string(),
         }
+    }
+
+    /// What [`Outcome::Unknown`] stands for.
+    pub fn unknown() -> StoreError {
+        StoreError::Unavailable { why: UNKNOWN.to_owned() }
     }
 
     /// The store's task is gone: the proxy is going down.

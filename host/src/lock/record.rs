@@ -30,7 +30,8 @@ pub const MAX_HOLDERS: usize = 1024;
 /// the grant stays until it is released or ends.
 pub const MAX_REPEATS: usize = 8;
 /// What a caller hears where an operation came to [`Outcome::Unknown`].
-pub const UNKNOWN: &str = "the answer was lost, and nothing tells whether it was carried out";
+pub const UNKNOWN: &str =
+    "nothing tells what became of it: an answer was lost, or writes that a server had not passed on";
 /// The longest line of a key over all proxies.
 pub const MAX_LINE: usize = 1_000;
 /// How far the store's clock may be set forward without anybody noticing: a lease that has ended by it is
@@ -399,7 +400,8 @@ pub enum Outcome {
     },
     /// The version is not the one that was read.
     Conflict(Version),
-    /// The answer was lost, and nothing tells whether the operation was carried out.
+    /// The answer was lost, and nothing tells whether the operation was carried out. Or nothing tells whether the
+    /// lease is over: see [`Env::may_be_taken`].
     Unknown,
 }
 
@@ -506,6 +508,12 @@ impl Env {
     /// granted its keys. While the store's clock is in doubt that is so whatever the clock says.
     fn lasts(&self, holder: &Holder) -> bool {
         holder.over_at() > self.now || !self.takeover
+    }
+
+    /// Whether the server that was here before may have granted the keys of a lease that lasts to others, after its end
+    /// and in writes that are lost. They are certain of the keys until grants begin, at most.
+    fn may_be_taken(&self, holder: &Holder) -> bool {
+        holder.over_at() <= self.now && self.grants_from > self.now
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
 use crate::clock;
-use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, UNKNOWN};
+use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
 use crate::vital;
 
@@ -305,7 +305,7 @@ impl Stores {
         store.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
         let reply = told.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
         match reply.outcomes.into_iter().next() {
-            Some(Outcome::Unknown) => Err(StoreError::Unavailable { why: UNKNOWN.to_owned() }),
+            Some(Outcome::Unknown) => Err(StoreError::unknown()),
             outcome => Ok((outcome.ok_or_else(StoreError::stopped)?, reply.now)),
         }
     }

@@ -347,16 +347,24 @@ fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
 }
 
 /// Whether the lease is whole and running: in every key, and in the first one with the token it was given.
-fn is_live(records: &Records, lease: &LeaseRef, env: &Env) -> bool {
-    lease.keys.iter().enumerate().all(|(n, key)| {
+///
+/// # Errors
+/// [`Outcome::Lost`], or [`Outcome::Unknown`] where nothing tells.
+fn live(records: &Records, lease: &LeaseRef, env: &Env) -> Result<(), Outcome> {
+    let mut found = Ok(());
+    for (n, key) in lease.keys.iter().enumerate() {
         let mut holders = records.read(key).holders.iter().filter(|holder| holder.nonce == lease.nonce);
-        holders.any(|holder| env.lasts(holder) && (n > 0 || holder.goes_by(lease.token)))
-    })
+        let own = holders.find(|holder| env.lasts(holder) && (n > 0 || holder.goes_by(lease.token)));
+        if env.may_be_taken(own.ok_or(Outcome::Lost)?) {
+            found = Err(Outcome::Unknown);
+        }
+    }
+    found
 }
 
 fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env) -> Outcome {
-    if !is_live(records, lease, env) {
-        return Outcome::Lost;
+    if let Err(outcome) = live(records, lease, env) {
+        return outcome;
     }
     let mut left_us = u64::MAX;
     for key in &*lease.keys {
@@ -370,8 +378,8 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
 }
 
 fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -> Outcome {
-    if !is_live(records, lease, env) {
-        return Outcome::Lost;
+    if let Err(outcome) = live(records, lease, env) {
+        return outcome;
     }
     let mut left_us = u64::MAX;
     for (key, token) in lease.keys.iter().zip(tokens) {
@@ -402,7 +410,11 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     if outcome.is_some() && lease.keys.iter().all(|key| is_kept_of(records.read(key), lease)) {
         return Outcome::Released { levels_left: 0 };
     }
-    let whole = is_live(records, lease, env);
+    let live = live(records, lease, env);
+    if live == Err(Outcome::Unknown) {
+        return Outcome::Unknown;
+    }
+    let whole = live.is_ok();
     if whole && outcome.is_some() && !keeps_outcomes(records, lease) {
         return Outcome::Lost;
     }

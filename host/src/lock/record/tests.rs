@@ -244,6 +244,23 @@ fn a_holder_whose_end_is_in_doubt_renews_and_releases() {
     world.granted(&claim(&["a"], "y", 2));
 }
 
+/// The server that was here before may have granted the keys to others after the lease had ended.
+#[test]
+fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
+    let mut world = World::new();
+    let (lease, _) = world.granted(&claim(&["a"], "x", 1));
+    let (running, _) = world.granted(&Claim { ttl_ms: 30 * SECOND, ..claim(&["b"], "x", 2) });
+    world.pass_ms(20 * SECOND);
+    world.env.takeover = false;
+    world.env.grants_from = world.env.now.plus_ms(SECOND);
+    let renew = |lease: &LeaseRef| Op::Renew { lease: lease.clone(), ttl_ms: None };
+    assert_eq!(world.apply(&renew(&lease)), Outcome::Unknown);
+    assert_eq!(world.release(&lease, 9), Outcome::Unknown);
+    assert_eq!(world.apply(&renew(&running)), Outcome::Renewed { left_us: 30_000_000 });
+    world.env.takeover = true;
+    assert_eq!(world.apply(&renew(&lease)), Outcome::Lost);
+}
+
 #[test]
 fn a_holder_whose_end_is_in_doubt_can_be_put_out() {
     let mut world = World::new();
