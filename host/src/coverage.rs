@@ -3,7 +3,7 @@
 macro_rules! branches {
     ($($branch:ident $name:literal)*) => {
         /// A branch of the program that the search must not miss.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(Clone, Copy)]
         pub enum Branch { $($branch),* }
 
         impl Branch {
@@ -18,13 +18,13 @@ macro_rules! branches {
 }
 
 branches! {
-    FastWritten "fast path: a remembered row is written at once"
-    FastUnseen "fast path: a row that is not remembered is inserted at once"
+    FastWritten "fast path: rows are written at once"
+    FastUnseen "fast path: a row that is not remembered is taken for a new one"
     FastTold "fast path: what was done is told from memory"
     FastMissed "fast path: the row is another one than the remembered one"
-    FastUnknown "fast path: left, as a row is not remembered"
-    FastMoves "fast path: left, as a row may change by itself"
-    FastStale "fast path: left, as the clock was not looked at of late, or it failed before"
+    FastUnknown "fast path: not taken: a row is not remembered"
+    FastMoves "fast path: not taken: a row may change by itself"
+    FastStale "fast path: not taken: the clock was last read too long ago, or the last try failed"
     BatchBroken "lanes: a batch whose answer was lost is asked again"
     BatchApart "lanes: a batch that fails is run again in parts"
     BatchGivenUp "lanes: claims are given up while the proxy is no member"
@@ -33,11 +33,11 @@ branches! {
     ClockBack "clock: a step back is noticed"
     ClockDoubt "clock: a lease is not taken over while its end is in doubt"
     OtherServer "fail-over: another server is used"
-    EpochRaised "fail-over: the epoch is raised, and leases of the other server are waited for"
+    EpochRaised "fail-over: the epoch is raised, and grants wait for the leases of the other server"
     TokensRaised "fail-over: tokens go on above what another server may have given"
     OutOfSight "fail-over: a server is not used while it was out of sight"
     Founds "fleet: a proxy records its own policies"
-    Follows "fleet: a proxy goes by the recorded policies"
+    Joins "fleet: a proxy that has just started joins"
     JoinsAgain "fleet: a proxy joins again"
     CountedAsGone "fleet: a proxy hears that it was counted as gone"
     CountsAsGone "fleet: a proxy counts another one as gone"
@@ -45,14 +45,14 @@ branches! {
     HeldUp "fleet: a change waits for leases"
     Settled "fleet: a change that all have acknowledged goes live"
     CalledOff "fleet: a change is called off"
-    ParkedNames "sessions: one with named locks is parked"
-    ParkedRows "sessions: one with row locks is parked"
-    NamesLost "sessions: one with named locks is lost"
-    RowsLost "sessions: one with row locks is lost"
+    ParkedNames "sessions: a session with named locks is parked"
+    ParkedRows "sessions: a session with row locks is parked"
+    NamesLost "sessions: a session with named locks is lost"
+    RowsLost "sessions: a session with row locks is lost"
     NotAMember "sessions: leases end with a membership"
     GuardsAsked "sessions: the guards of a claim are asked whether they live"
     FirstRefuses "quorum: the first member's refusal is the answer"
-    OthersAsked "quorum: the other members are asked though the first one refuses"
+    OthersAsked "quorum: the other members are asked"
     FirstIsSlow "quorum: the first member is not waited for any longer"
     Undone "quorum: a refused claim is taken back where it may have been granted"
     Lifted "quorum: members are lifted to the highest token"

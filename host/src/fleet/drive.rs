@@ -111,7 +111,7 @@ impl Fleet {
         let state = self.0.state();
         // Unless it was counted as gone just now, and has to join again.
         if state.stage == Stage::Member {
-            reached(if fresh { Branch::Follows } else { Branch::JoinsAgain });
+            reached(if fresh { Branch::Joins } else { Branch::JoinsAgain });
             tracing::info!(id = machine::shown(state.id), "joined the fleet");
             if !fresh {
                 self.0.service.open();

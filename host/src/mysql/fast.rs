@@ -88,8 +88,6 @@ struct Plan {
     /// Of all rows that were looked at, once the plan is applied.
     revisions: Vec<(Key, u64)>,
     replies: Vec<Reply>,
-    /// A row is taken for missing.
-    is_unseen: bool,
     earliest: ServerTime,
     latest: ServerTime,
 }
@@ -114,6 +112,7 @@ impl Plan {
                     reached(Branch::FastUnknown);
                     return None;
                 }
+                reached(Branch::FastUnseen);
                 records.insert(key.clone(), None);
                 continue;
             };
@@ -124,7 +123,6 @@ impl Plan {
             known.insert(key, row.revision);
             records.insert(key.clone(), Some(row.record));
         }
-        let remembered = known.len();
         let env = environment(shared, link, &records, &keys, (earliest, latest));
         let outcomes = record::run(&mut records, groups, &mut [], &env, mark);
         let reply = |outcomes| Reply { outcomes, asked_at, now: latest };
@@ -149,8 +147,7 @@ impl Plan {
             return None;
         }
         revisions.extend(known.into_iter().map(|(key, revision)| (key.clone(), revision)));
-        let is_unseen = revisions.len() > remembered;
-        Some(Plan { records, writes, revisions, replies, is_unseen, earliest, latest })
+        Some(Plan { records, writes, revisions, replies, earliest, latest })
     }
 
     /// False where nothing was applied because the server has other rows, or another time.
@@ -172,7 +169,7 @@ impl Plan {
         };
         match written {
             Ok(()) => {
-                reached(if self.is_unseen { Branch::FastUnseen } else { Branch::FastWritten });
+                reached(Branch::FastWritten);
                 Ok(true)
             }
             Err(Fault::Conflict { .. } | Fault::Rejected { .. }) => {

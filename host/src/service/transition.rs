@@ -345,7 +345,7 @@ pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Resu
     swap(shared, candidate, Vec::new(), true).await.map(drop)
 }
 
-/// Why the candidate cannot name keys alone yet, in a sentence: it waits for the end of two kinds of leases.
+/// Why the candidate cannot be the only one that names keys yet, as a sentence. It waits for two kinds of leases to end:
 ///
 /// - those that rest on a session of this proxy and lack the candidate's keys. Other proxies do not see them, and cannot take
 ///   their old keys for as long as the leases last;

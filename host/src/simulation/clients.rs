@@ -141,7 +141,7 @@ impl Client {
             ttl_ms: Some(self.random.random_range(200..LONGEST_TTL_MS)),
             wait_ms: (wait_ms > 0).then_some(wait_ms),
             request_id,
-            // So that what is left of an earlier request is not taken for this one's.
+            // A name for each request: a lease that an earlier request left behind has another owner.
             ..request(&resource, &format!("{}.{}", self.name, self.rounds))
         };
         match policy {

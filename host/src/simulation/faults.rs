@@ -326,7 +326,7 @@ impl FaultyNetwork {
     }
 }
 
-/// What the statements have in common by which a proxy says that it lives.
+/// Text that every heartbeat of a proxy contains.
 const BEAT: &[u8] = b"UPDATE lockkeeper_proxy SET beat_us";
 
 impl Network for FaultyNetwork {

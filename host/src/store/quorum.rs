@@ -109,15 +109,12 @@ impl Quorum {
         let young_us = 2 * self.patience.min(LONGEST_CLAIM).as_micros() as u64 + YOUNG_US;
         let done = Box::new(move |result: Result<Reply, StoreError>| {
             let is_refused = result.as_ref().is_ok_and(|reply| is_refused(reply, young_us));
-            let refuses = result.as_ref().is_ok_and(|reply| reply.outcomes.iter().all(is_held));
             if is_refused && rest.leave() {
                 reached(Branch::FirstRefuses);
                 rest.refused.store(true, Ordering::SeqCst);
             }
             let _ = tell.send((first, result));
-            if rest.ask() && refuses {
-                reached(Branch::OthersAsked);
-            }
+            rest.ask();
         });
         self.members[first].store.submit(group, deadline, done);
         round
@@ -169,10 +166,6 @@ fn is_refused(reply: &Reply, young_us: u64) -> bool {
     reply.outcomes.iter().all(|outcome| age_us(outcome, reply.now).is_some_and(|age_us| age_us < young_us))
 }
 
-fn is_held(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Held(_))
-}
-
 /// For how long the holder that is in the way has been there.
 fn age_us(outcome: &Outcome, now: ServerTime) -> Option<u64> {
     match outcome {
@@ -222,13 +215,13 @@ fn vote(
 }
 
 impl Rest {
-    /// Whether they had not been asked before.
-    fn ask(&self) -> bool {
-        let Some((group, tell)) = self.take() else { return false };
+    /// Unless they have been asked, or are not to be.
+    fn ask(&self) {
+        let Some((group, tell)) = self.take() else { return };
+        reached(Branch::OthersAsked);
         for (n, member) in self.members.iter().enumerate().filter(|(n, _)| *n != self.first) {
             vote(member, n, group.clone(), self.deadline, false, &tell);
         }
-        true
     }
 
     /// Whether they had not been asked; they are not from now on.
@@ -338,8 +331,9 @@ impl Round {
                 () = &mut limit, if !waits_for_first => break,
                 () = &mut hurry, if waits_for_first => {
                     waits_for_first = false;
-                    if self.rest.as_ref().is_some_and(|rest| rest.ask()) {
+                    if let Some(rest) = &self.rest {
                         reached(Branch::FirstIsSlow);
+                        rest.ask();
                     }
                     limit.set(tokio::time::sleep(patience));
                     continue;

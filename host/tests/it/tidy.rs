@@ -10,8 +10,8 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("lock", &[]),
     ("clock", &["lock"]),
     ("random", &[]),
-    // The simulation has several processes in one.
     ("coverage", &[]),
+    // The simulation has several processes in one.
     ("vital", &["clock", "simulation"]),
     ("config", &["lock"]),
     ("telemetry", &["clock", "config", "policy"]),

@@ -260,6 +260,8 @@ impl Torture {
         let in_order = self.random.random_bool(0.5);
         if in_order {
             self.stop_in_order(last).await;
+        } else {
+            self.world.killed(self.places[last].proxy.api_address());
         }
         self.world.leaves();
         self.places.truncate(last);

@@ -23,7 +23,7 @@ impl Server {
         self.crash();
     }
 
-    /// After [`Server::stop`]: it is as it was.
+    /// Starts the server again after [`Server::stop`], with the same data.
     pub fn start(&self) {
         self.is_down.store(false, Relaxed);
     }

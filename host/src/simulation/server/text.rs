@@ -21,7 +21,7 @@ const SIGNS: [&str; 15] = ["<>", "<=", ">=", "(", ")", ",", ";", "=", "<", ">", 
 
 /// A text without its values.
 pub struct Shape {
-    /// The text, with a question mark in the place of each value.
+    /// The text with a question mark in place of each value.
     pub text: Vec<u8>,
     /// The values of all question marks, also of those that were there before.
     pub values: Vec<Value>,
@@ -115,7 +115,7 @@ fn is_of_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$'
 }
 
-/// The number that the text begins with, and its length. One with a fraction counts in millionths.
+/// The number that the text begins with, and its length. A number with a fraction is given in millionths.
 fn number(text: &[u8]) -> (Value, usize) {
     let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let read = |digits: &[u8]| {

@@ -95,8 +95,8 @@ pub async fn shared_holders_exclude_exclusive_ones(store: &dyn Store) {
     held(store, &reader("a")).await;
 }
 
-/// One group releases a shared lease and claims its key exclusively, behind a claim that needs another key. The key is
-/// shared with a reader of another store.
+/// One group releases a shared lease and claims its key exclusively, behind a claim that needs another key. A
+/// reader of another store holds the key, too.
 pub async fn a_release_in_a_group_makes_no_shared_key_exclusive(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("stronger");
     let (shared, free) = (names.key("shared"), names.key("free"));

@@ -103,10 +103,9 @@ impl World {
         self.shared.proxies.lock().unwrap().push(address);
     }
 
-    /// The last proxy is about to go.
+    /// The last proxy is asked nothing any more.
     pub fn leaves(&self) {
-        let gone = self.shared.proxies.lock().unwrap().pop();
-        gone.into_iter().for_each(|address| self.killed(address));
+        self.shared.proxies.lock().unwrap().pop();
     }
 
     /// Whether a client has found that a promise was broken, and has ended.
