@@ -284,8 +284,10 @@ pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
 
 /// Tokens that one number of the server stands for: as many grants of a key as one group makes.
 const PER_NUMBER: u64 = 64;
-/// How many tokens are laid by at a time.
+/// How many tokens are laid by at a time, at most. Leases are granted above the block, and no token is far ahead of the
+/// clock: so a block ends at the time, where that leaves the least number of tokens.
 const BLOCK: u64 = PER_NUMBER * 1_000_000;
+const LEAST_BLOCK: u64 = PER_NUMBER * 16;
 
 /// Asks for a number that is higher than all that the server gave before, to whomever: `UUID_SHORT` counts
 /// in the server's memory, so that nothing has to be written. One row. To be asked when the keys are
@@ -309,7 +311,8 @@ pub fn lay_by<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) 
     // block, by proxies that may have looked at it a second ago, and that see to it that the floor is the same still.
     format!(
         "UPDATE {COUNTER} SET base=LAST_INSERT_ID(GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),\
-         {rows})+{tokens}+1),run=UUID_SHORT(),token=base+{BLOCK} WHERE id=1;{}",
+         {rows})+{tokens}+1),run=UUID_SHORT(),\
+         token=IF(base+{LEAST_BLOCK}<{NOW_US},LEAST(base+{BLOCK},{NOW_US}),base+{LEAST_BLOCK}) WHERE id=1;{}",
         sql::raise_floor(0)
     )
 }

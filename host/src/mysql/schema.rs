@@ -30,6 +30,9 @@ const FAILOVER_MARGIN_US: u64 = 6_000_000;
 
 /// What lies between the tokens of two epochs where the clock does not tell them apart.
 const EPOCH_TOKENS: u64 = 1 << 40;
+/// No token is further ahead of the server's clock, in microseconds, once the tokens begin at a time. So a server that takes
+/// another one's place begins above all that was given out, also where it lacks the last writes.
+const AHEAD_US: u64 = 5_000_000;
 /// No floor is taken from a clock that says more than that: tokens end at 2^53.
 pub const LATEST_FLOOR: u64 = 1 << 52;
 
@@ -317,11 +320,12 @@ async fn raise_epoch(
     Ok(Identity { server: server.identity.clone(), epoch, floor })
 }
 
-/// A floor above every token that was given out over `highest`. The time is: a key has less than a grant
-/// a microsecond. So it is above the tokens of servers, too, that nobody can be asked about. Where the
+/// A floor above every token that was given out over `highest`. The time is, with [`AHEAD_US`]: a key has less than a
+/// grant a microsecond. So it is above the tokens of servers, too, that nobody can be asked about. Where the
 /// clock may have been set back, an epoch's worth of tokens is left out.
 fn next_floor(highest: u64, now_us: u64) -> u64 {
-    if highest + 1_000_000 < now_us && now_us < LATEST_FLOOR { now_us } else { highest + EPOCH_TOKENS }
+    let next = now_us.saturating_add(AHEAD_US);
+    if highest + 1_000_000 < next && now_us < LATEST_FLOOR { next } else { highest + EPOCH_TOKENS }
 }
 
 fn margin_us(shared: &Shared) -> u64 {
@@ -383,9 +387,10 @@ mod tests {
     fn a_floor_is_above_what_can_have_been_given_out() {
         let day_us = 86_400_000_000;
         let now = 20_000 * day_us;
-        assert_eq!(next_floor(0, now), now);
-        assert_eq!(next_floor(now - day_us, now), now);
-        assert_eq!(next_floor(now, now), now + EPOCH_TOKENS, "at the same time as before");
+        let next = now + AHEAD_US;
+        assert_eq!(next_floor(0, now), next);
+        assert_eq!(next_floor(next - day_us, now), next);
+        assert_eq!(next_floor(next, now), next + EPOCH_TOKENS, "at the same time as before");
         assert_eq!(next_floor(now + day_us, now), now + day_us + EPOCH_TOKENS, "the clock was set back");
         assert_eq!(next_floor(7, u64::MAX), 7 + EPOCH_TOKENS, "the clock is out of its mind");
     }

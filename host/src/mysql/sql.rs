@@ -128,13 +128,14 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
 ///
 /// The time will do, for a key has far less than one grant a microsecond since the floor was last set. Where
 /// the clock says less than the floor, or hardly more, some tokens are left out: more than a key is given while
-/// the clock catches up.
+/// the clock catches up. They are few where the clock was not set back: tokens stay close to the clock (see `schema`).
 ///
 /// The floor that was reached is kept in a row of its own, for [`Env::renamed`](crate::lock::record::Env::renamed).
 pub fn raise_above_all() -> String {
     let last = format!("GREATEST(floor,(SELECT token FROM {COUNTER} WHERE id=1))");
     let raise = raise_floor(format_args!(
-        "IF({last}+{CLOCK_US}<{NOW_US} AND {NOW_US}<{LATEST_FLOOR},{NOW_US},{last}+{LEFT_OUT})"
+        "IF({last}+{CLOCK_US}<{NOW_US} AND {NOW_US}<{LATEST_FLOOR},{NOW_US},\
+         {last}+IF({last}<{NOW_US}+{SET_BACK_US},{LEFT_OUT},{LEFT_OUT_OF_LONG}))"
     ));
     format!(
         "{raise};INSERT INTO {META} (id,version,identity,epoch,floor,grants_from) \
@@ -143,9 +144,13 @@ pub fn raise_above_all() -> String {
 }
 
 /// The clock is ahead of the floor by more than that, in microseconds, where it tells what was given out.
-const CLOCK_US: u64 = 1_000_000;
-/// Tokens that are left out where the clock does not tell what was given out.
-const LEFT_OUT: u64 = 1 << 28;
+const CLOCK_US: u64 = 10_000;
+/// Where the clock is behind the floor by more than that, in microseconds, it was set back.
+const SET_BACK_US: u64 = 10_000_000;
+/// Tokens that are left out where the clock does not tell what was given out: more than a key is given in the time by which
+/// the clock is behind, and in an hour of a clock that was set back.
+const LEFT_OUT: u64 = 1 << 18;
+const LEFT_OUT_OF_LONG: u64 = 1 << 28;
 
 /// Fails, and so keeps the statements behind it from being run, where the condition holds: with error
 /// 1690, as no number is as large as the exponential. Both servers have it, and need less than half

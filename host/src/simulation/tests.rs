@@ -82,9 +82,9 @@ fn leases_of_two_spaces_keep_what_applies_to_them() {
         let both = |space, beside: Arc<dyn Store>| Arc::new(Router::new(one.clone(), vec![(space, beside)]));
         let advisory = |store| Arc::new(Advisory::new(store, 512, 10_000));
         let of_both = both(Space::Advisory, advisory(&one));
-        contract::run_both(of_both, advisory(&other), Space::Advisory).await;
+        contract::run_both(of_both, advisory(&other), Space::Advisory, one.clone()).await;
         let row = |store| Arc::new(Row::new(store, 200, 10_000));
-        contract::run_both(both(Space::Row, row(&one)), row(&other), Space::Row).await;
+        contract::run_both(both(Space::Row, row(&one)), row(&other), Space::Row, one.clone()).await;
     });
 }
 

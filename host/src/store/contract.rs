@@ -74,12 +74,14 @@ pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
     races::exclusion(&one, &other).await;
 }
 
-/// What holds where leases have keys of the table and of a space beside it: `one` has both, and `other` the space alone.
+/// What holds where leases have keys of the table and of a space beside it: `one` has both, `other` the space alone, and
+/// `table` the table.
 ///
 /// # Panics
 /// Where a property does not hold.
-pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space, table: Arc<dyn Store>) {
     grants::tokens_rise_after_a_lease_of_two_spaces(&*one, &*other, space).await;
+    grants::tokens_stay_close_to_the_clock(&*one, &*other, space, &*table).await;
     if space == Space::Row {
         grants::tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(&*one, &*other, space).await;
     }

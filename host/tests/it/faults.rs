@@ -182,11 +182,11 @@ on_both! {
         let beside = Advisory::new(&one, 512, 10_000);
         let both = Router::new(one.clone(), vec![(Space::Advisory, std::sync::Arc::new(beside))]);
         let advisory = std::sync::Arc::new(Advisory::new(&other, 512, 10_000));
-        contract::run_both(std::sync::Arc::new(both), advisory, Space::Advisory).await;
+        contract::run_both(std::sync::Arc::new(both), advisory, Space::Advisory, one.clone()).await;
         let beside = Row::new(&one, 200, 10_000);
         let both = Router::new(one.clone(), vec![(Space::Row, std::sync::Arc::new(beside))]);
         let row = std::sync::Arc::new(Row::new(&other, 200, 10_000));
-        contract::run_both(std::sync::Arc::new(both), row, Space::Row).await;
+        contract::run_both(std::sync::Arc::new(both), row, Space::Row, one).await;
     }
 
     /// What of it holds for a majority of servers.

@@ -58,6 +58,30 @@ pub async fn tokens_rise_after_a_lease_of_two_spaces(one: &dyn Store, other: &dy
     }
 }
 
+/// Once they begin at a time: a server that takes another one's place goes by the time alone where it lacks the last writes.
+pub async fn tokens_stay_close_to_the_clock(
+    one: &dyn Store,
+    other: &dyn Store,
+    space: Space,
+    table: &dyn Store,
+) {
+    let names = Names::new("close");
+    let beside = Key::new(&names.key("k")).expect("it is a key").within(space);
+    let both = [beside.clone().within(Space::Table), beside.clone()];
+    for _ in 0..3 {
+        let raised = table.raise_tokens(None).await;
+        assert!(raised.is_ok(), "{raised:?}");
+        for (store, keys) in [(one, &both[..]), (other, &both[1..]), (one, &both[..])] {
+            let asked = Claim { keys: keys.into(), ..claim(&[&names.key("k")], "me") };
+            let grant = granted(store, &asked).await;
+            let stored = table.read(both[0].clone()).await.expect("it reads").expect("it is there");
+            let ahead_us = grant.tokens[0].0.saturating_sub(stored.now.0);
+            assert!(ahead_us < 2_000_000, "{} is ahead of the clock by {ahead_us} us", grant.tokens[0].0);
+            assert_eq!(release(store, &lease(&asked, &grant)).await, RELEASED);
+        }
+    }
+}
+
 /// The session that gives the next token has the key already, and another store has given a higher one since.
 pub async fn tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(
     one: &dyn Store,
