@@ -84,6 +84,15 @@ struct Waiting {
     passed_by: Option<(String, Instant)>,
 }
 
+/// A request, and what its client knows of its lease.
+#[derive(Default)]
+struct Asked {
+    /// The proxies that were asked, and which of their lives.
+    proxies: Vec<(usize, u64)>,
+    /// The client was granted a lease, and nobody has told it that the lease is over.
+    has_lease: bool,
+}
+
 /// All that clients were told.
 #[derive(Default)]
 pub struct Checks {
@@ -103,6 +112,8 @@ pub struct Checks {
     requests: BTreeMap<String, (String, u64)>,
     once: BTreeMap<String, Once>,
     versions: BTreeMap<String, Versions>,
+    /// By owner, which is another one for each request.
+    asked: BTreeMap<String, Asked>,
     /// Sessions that have ended in the last minute.
     ended: Vec<Ended>,
     /// A server's clock was set, so that what is kept for a time may end before it.
@@ -174,7 +185,7 @@ impl Checks {
             now,
             valid_until,
             proxy,
-            ..
+            life,
         } = *granted;
         self.note(
             now,
@@ -185,6 +196,10 @@ impl Checks {
                 lease.keys
             ),
         );
+        let asked = self.asked.entry(owner.to_owned()).or_default();
+        asked.has_lease = true;
+        // What another proxy was asked for first may have been granted there.
+        let is_of_this_proxy = asked.proxies.iter().all(|asked| *asked == (proxy, life));
         if let Some(id) = request_id {
             let (first_resource, nonce) =
                 self.requests.entry(id.to_owned()).or_insert((resource.to_owned(), lease.nonce)).clone();
@@ -208,7 +223,7 @@ impl Checks {
             return Ok(());
         }
         let is_new = self.nonces.insert(lease.nonce);
-        if is_new && self.keeps_names(resource) {
+        if is_new && is_of_this_proxy && self.keeps_names(resource) {
             pass(&mut self.waiting, granted);
         }
         let session = Session::of(&lease.keys, proxy);
@@ -324,6 +339,28 @@ impl Checks {
                 held.remove(&lease.nonce);
             }
         }
+    }
+
+    /// A client asks a proxy.
+    pub fn asks(&mut self, owner: &str, proxy: (usize, u64)) {
+        self.asked.entry(owner.to_owned()).or_default().proxies.push(proxy);
+    }
+
+    /// The owner is told that its lease is released.
+    pub fn released(&mut self, owner: &str) {
+        self.asked.entry(owner.to_owned()).or_default().has_lease = false;
+    }
+
+    /// A lease is there though its client was granted none, or has released it, and though all proxies that were asked for
+    /// it live: one of them should have taken it back.
+    pub fn is_left(&self, key: &str, owner: &str, lives: &[(usize, u64)]) -> Result<(), Violation> {
+        let Some(asked) = self.asked.get(owner) else { return Ok(()) };
+        if asked.has_lease || self.has_lost_writes || !asked.proxies.iter().all(|life| lives.contains(life)) {
+            return Ok(());
+        }
+        Err(Violation(format!(
+            "left behind: {owner} has {key}, and its client was granted no lease, or has released it"
+        )))
     }
 
     /// Whether a `once` that is granted was done before.

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::check::{Granted, Violation};
 use super::faults::{KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
-use super::world::{LONGEST_TTL_MS, Proxy, Shared, TIMEOUT_MS, lock};
+use super::world::{Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
 use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::service::{AcquireError, Begun, HoldEvent, Lease, LeaseError, Request};
@@ -63,6 +63,9 @@ pub struct Client {
     resources: usize,
     asks_for_several: bool,
     work_ms: u32,
+    longest_ttl_ms: u32,
+    /// Whether it forgets to let go, now and then.
+    forgets: bool,
     /// How often it has begun to ask.
     rounds: u32,
     shared: Arc<Shared>,
@@ -85,6 +88,8 @@ impl Client {
             resources: options.resources,
             asks_for_several: options.asks_for_several,
             work_ms: options.work_ms,
+            longest_ttl_ms: options.longest_ttl_ms,
+            forgets: !options.has_long_leases(),
             rounds: 0,
             shared,
         }
@@ -138,7 +143,7 @@ impl Client {
         let request_id = self.random.random_bool(0.3).then(|| format!("{}-{id}", self.name));
         let request = Request {
             mode,
-            ttl_ms: Some(self.random.random_range(200..LONGEST_TTL_MS)),
+            ttl_ms: Some(self.random.random_range(200..self.longest_ttl_ms)),
             wait_ms: (wait_ms > 0).then_some(wait_ms),
             request_id,
             // A name for each request: a lease that an earlier request left behind has another owner.
@@ -187,6 +192,8 @@ impl Client {
         if may_repeat && self.random.random_bool(0.2) {
             let other = self.proxy_for(&proxy, &lease.lease);
             self.acquire(other, request, asked_at).await;
+            // The second answer may have a higher token; the lease goes by the first one's as well.
+            self.renew(&proxy, request, &lease).await;
         }
         self.work(&proxy, request, &lease).await;
         self.release(&proxy, request, &lease).await;
@@ -222,6 +229,7 @@ impl Client {
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
         let pauses = (!proxy.host.is_paused()).then(|| proxy.host.pauses());
         let limit = Duration::from_millis(patience.into());
+        lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
         let waits = (request.mode == Mode::Exclusive && wait_ms > 0).then(|| {
             let until = clock::now().plus_ms(wait_ms);
             lock(&self.shared.checks).waits(resource, &self.name, (proxy.index, proxy.life), until)
@@ -325,13 +333,16 @@ impl Client {
 
     async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         // One that forgets to let go.
-        if self.random.random_ratio(10 + self.work_ms(request) / 20, 1_000) {
+        if self.forgets && self.random.random_ratio(10 + self.work_ms(request) / 20, 1_000) {
             return;
         }
         let other = self.proxy_for(granted_by, &lease.lease);
         self.let_go(request, lease);
         let (service, wanted) = (other.service.clone(), lease.lease.clone());
-        let _ = other.host.run(async move { service.release(wanted).await }).await;
+        let released = other.host.run(async move { service.release(wanted).await }).await;
+        if let Some(Ok(())) = released {
+            lock(&self.shared.checks).released(&request.owner);
+        }
     }
 
     fn let_go(&self, request: &Request, lease: &Lease) {
@@ -371,6 +382,7 @@ impl Client {
         let (tell, mut told) = mpsc::unbounded_channel();
         let (close, closed) = oneshot::channel();
         let asked_at = clock::now();
+        lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
         let (host, connection) =
             (proxy.host.clone(), connection(proxy.clone(), request.clone(), tell, closed));
         let connection = tokio::spawn(async move { host.run(connection).await });
@@ -447,7 +459,9 @@ impl Client {
         if let Some(Ok(())) = finished {
             self.shared.tally.count("an outcome is kept");
             self.note(&format!("is told that {outcome} is kept"));
-            lock(&self.shared.checks).finished(&request.resource, clock::now(), kept_until);
+            let mut checks = lock(&self.shared.checks);
+            checks.finished(&request.resource, clock::now(), kept_until);
+            checks.released(&request.owner);
         }
     }
 

@@ -118,6 +118,11 @@ impl Settings {
         if keep_names {
             return Settings { global_order: random.random_bool(0.5), ..Settings::of(policy) };
         }
+        if policy == "version" {
+            // Other names, which no two resources share: they have contents.
+            let stripes = *[0, 999_983, 1_000_000].choose(random).unwrap_or(&0);
+            return Settings { stripes, ..Settings::of(policy) };
+        }
         let mut one = || PRIMITIVES.choose(random).copied().unwrap_or("lease");
         let (primitive, second) = (one(), one());
         let pool = Settings::of(policy).pool;
@@ -178,42 +183,39 @@ impl Fault {
         }
     }
 
-    fn any(random: &mut StdRng, what: &Failing<'_>) -> Fault {
-        let Failing { proxies, servers, has_replica, policies, keep_names } = *what;
+    fn any(random: &mut StdRng, kind: Kind, what: &Failing<'_>) -> Fault {
+        let Failing { proxies, servers, keep_names, .. } = *what;
         let proxy = random.random_range(0..proxies);
+        let policy = what.policies.choose(random).copied().unwrap_or_default();
         let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
-        if has_replica && random.random_bool(0.06) {
-            return Fault::FailOver {
+        let down_ms = random.random_range(0..3_000);
+        let mut one_of = |of: &[u32]| of.choose(random).copied().unwrap_or(1_000);
+        let ms = one_of(&[100, 1_000, 4_000, 12_000, 40_000]);
+        match kind {
+            Kind::Kill => Fault::Kill { proxy, down_ms },
+            Kind::Pause => Fault::Pause { proxy, ms },
+            Kind::Restart => Fault::Restart { proxy, down_ms },
+            Kind::CutOff => Fault::CutOff { proxy, ms },
+            // Most are for longer than a membership.
+            Kind::Silence => Fault::Silence { proxy, ms: one_of(&[4_000, 25_000, 40_000]) },
+            Kind::Crash => Fault::Crash { server },
+            Kind::StallCommits => Fault::StallCommits { server, ms: one_of(&[200, 2_000, 4_000, 9_000]) },
+            Kind::SetClock => {
+                // What was granted before a step back lasts for so much longer, and little is granted meanwhile.
+                let by_ms = i64::from(one_of(&[80, 80, 300, 300, 2_000, 2_000, 5_000, 60_000]));
+                Fault::SetClock { server, by_ms: if random.random_bool(0.5) { by_ms } else { -by_ms } }
+            }
+            Kind::FailOver => Fault::FailOver {
                 how: *[Succession::Planned, Succession::Sudden, Succession::Split]
                     .choose(random)
                     .unwrap_or(&Succession::Sudden),
                 gap_ms: *[0, 500, 3_000, 8_000].choose(random).unwrap_or(&0),
                 back_ms: *[0, 2_000, 15_000].choose(random).unwrap_or(&0),
-            };
-        }
-        let mut one_of = |of: &[u32]| of.choose(random).copied().unwrap_or(1_000);
-        let (short, long) =
-            (one_of(&[200, 2_000, 4_000, 9_000]), one_of(&[100, 1_000, 4_000, 12_000, 40_000]));
-        match random.random_range(0..13_u32) {
-            0 => Fault::Kill { proxy, down_ms: random.random_range(0..3_000) },
-            1 | 2 => Fault::Pause { proxy, ms: long },
-            3 => Fault::Restart { proxy, down_ms: random.random_range(0..3_000) },
-            4 => Fault::CutOff { proxy, ms: long },
-            5 => Fault::Crash { server },
-            6 => Fault::StallCommits { server, ms: short },
-            7 => {
-                // What was granted before a step back lasts for so much longer, and little is granted meanwhile.
-                let by_ms = *[80, 80, 300, 300, 2_000, 2_000, 5_000, 60_000].choose(random).unwrap_or(&300);
-                Fault::SetClock { server, by_ms: if random.random_bool(0.5) { by_ms } else { -by_ms } }
-            }
-            8 => Fault::Silence { proxy, ms: long },
-            n => match policies.choose(random) {
-                Some(policy) if n == 12 => Fault::RollBack { proxy, policy },
-                Some(policy) => {
-                    Fault::Replace { proxy, policy, settings: Settings::any(random, policy, keep_names) }
-                }
-                None => Fault::Pause { proxy, ms: long },
             },
+            Kind::Replace => {
+                Fault::Replace { proxy, policy, settings: Settings::any(random, policy, keep_names) }
+            }
+            Kind::RollBack => Fault::RollBack { proxy, policy },
         }
     }
 }
@@ -243,6 +245,62 @@ impl fmt::Display for Fault {
     }
 }
 
+/// What a run has faults of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Kill,
+    Pause,
+    Restart,
+    CutOff,
+    Silence,
+    Crash,
+    StallCommits,
+    SetClock,
+    FailOver,
+    Replace,
+    RollBack,
+}
+
+impl Kind {
+    /// As often as each is there, so much more often it is chosen.
+    const ALL: [Kind; 14] = [
+        Kind::Kill,
+        Kind::Pause,
+        Kind::Pause,
+        Kind::Restart,
+        Kind::CutOff,
+        Kind::Silence,
+        Kind::Crash,
+        Kind::StallCommits,
+        Kind::SetClock,
+        Kind::FailOver,
+        Kind::Replace,
+        Kind::Replace,
+        Kind::Replace,
+        Kind::RollBack,
+    ];
+
+    fn is_possible(self, what: &Failing<'_>) -> bool {
+        match self {
+            Kind::FailOver => what.has_replica,
+            Kind::Replace | Kind::RollBack => !what.policies.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// Those of one run: all of them, or a few. Where everything fails, little is granted, and one kind hides what another
+    /// one would break.
+    fn of_a_run(random: &mut StdRng, what: &Failing<'_>) -> Vec<Kind> {
+        let possible: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_possible(what)).collect();
+        match random.random_bool(0.5) {
+            true => possible,
+            false => {
+                (0..random.random_range(1..=3)).filter_map(|_| possible.choose(random).copied()).collect()
+            }
+        }
+    }
+}
+
 /// What may fail in a run.
 #[derive(Clone, Copy)]
 pub struct Failing<'a> {
@@ -260,14 +318,27 @@ pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Pla
     let Some(longest_pause_ms) = *[None, Some(10_000), Some(3_000)].choose(random).unwrap_or(&None) else {
         return Vec::new();
     };
+    let kinds = Kind::of_a_run(random, what);
     let (mut planned, mut at_ms) = (Vec::new(), 0);
     loop {
         at_ms += random.random_range(100..longest_pause_ms);
         if u128::from(at_ms) >= lasts.as_millis() {
-            return planned;
+            break;
         }
-        planned.push(Planned { at_ms, fault: Fault::any(random, what) });
+        let kind = kinds.choose(random).copied().unwrap_or(Kind::Pause);
+        let fault = Fault::any(random, kind, what);
+        // A change that waits for a member which is about to be counted as gone.
+        if matches!(fault, Fault::Silence { .. } | Fault::CutOff { .. } | Fault::Pause { .. })
+            && Kind::Replace.is_possible(what)
+            && random.random_bool(0.3)
+        {
+            let at_ms = at_ms + random.random_range(0..16_000);
+            planned.push(Planned { at_ms, fault: Fault::any(random, Kind::Replace, what) });
+        }
+        planned.push(Planned { at_ms, fault });
     }
+    planned.sort_by_key(|planned| planned.at_ms);
+    planned
 }
 
 /// How often what happened, by kind.
@@ -292,16 +363,27 @@ pub struct FaultyNetwork {
     cut_until: AtomicU64,
     /// Its beats are lost until then.
     silent_until: AtomicU64,
+    /// What may become of a packet that has a fault, as in [`PACKET_FAULTS`].
+    kinds: Vec<u32>,
     tally: Arc<Tally>,
 }
 
+/// How many things can become of a packet that has a fault.
+const PACKET_FAULTS: u32 = 7;
+
 impl FaultyNetwork {
     pub fn new(seed: u64, tally: Arc<Tally>) -> FaultyNetwork {
+        let mut random = StdRng::seed_from_u64(seed);
+        let kinds = match random.random_bool(0.5) {
+            true => (0..PACKET_FAULTS).collect(),
+            false => vec![random.random_range(0..PACKET_FAULTS)],
+        };
         FaultyNetwork {
-            random: Mutex::new(StdRng::seed_from_u64(seed)),
+            random: Mutex::new(random),
             packet_faults_per_mille: AtomicU32::new(0),
             cut_until: AtomicU64::new(0),
             silent_until: AtomicU64::new(0),
+            kinds,
             tally,
         }
     }
@@ -309,6 +391,13 @@ impl FaultyNetwork {
     /// From now on, of 1,000 packets so many have a fault.
     pub fn fail(&self, per_mille: u32) {
         self.packet_faults_per_mille.store(per_mille, Relaxed);
+    }
+
+    /// From now on everything arrives.
+    pub fn heal(&self) {
+        self.fail(0);
+        self.cut_until.store(0, Relaxed);
+        self.silent_until.store(0, Relaxed);
     }
 
     /// Nothing arrives in the next `ms`.
@@ -352,7 +441,7 @@ impl Network for FaultyNetwork {
             return trip(Fate::Delivered);
         }
         let slow = Duration::from_millis(random.random_range(1..6_000));
-        let (kind, trip) = match random.random_range(0..7_u32) {
+        let (kind, trip) = match self.kinds.choose(&mut *random).copied().unwrap_or(0) {
             0 => ("a connection breaks before its packet", trip(Fate::Refused)),
             1 => ("a packet is lost", trip(Fate::Lost)),
             2 => ("a connection breaks before its answer", trip(Fate::Unanswered)),

@@ -25,6 +25,8 @@ pub struct Options {
     pub asks_for_several: bool,
     /// For how long clients work between two renewals, at most, but for the first resource of each policy.
     pub work_ms: u32,
+    /// The longest lease that clients ask for, in milliseconds.
+    pub longest_ttl_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
     pub policies: Vec<&'static str>,
     /// For how long clients ask, in virtual time.
@@ -42,6 +44,11 @@ pub struct Options {
     pub tells_all: bool,
 }
 
+/// Most leases are this short, so that many end by their time in a run.
+const SHORT_MS: u32 = 3_000;
+/// Leases that nobody knows of are noticed where they would last for long.
+const LONG_MS: u32 = 120_000;
+
 impl Options {
     /// What a seed decides of itself.
     pub fn of(seed: u64) -> Options {
@@ -55,7 +62,10 @@ impl Options {
         let proxies = random.random_range(1..=3);
         let changeable: Vec<&str> =
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
+        let longest_ttl_ms = if random.random_bool(0.1) { LONG_MS } else { SHORT_MS };
+        // After a fail-over nothing is granted for as long as the longest lease.
         let replica = *[None, None, Some(0), Some(50), Some(1_000)].choose(&mut random).unwrap_or(&None);
+        let replica = replica.filter(|_| longest_ttl_ms == SHORT_MS);
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
         let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
@@ -75,6 +85,7 @@ impl Options {
             resources: *[1, 2, 3, 4, 8, 16].choose(&mut random).unwrap_or(&4),
             asks_for_several,
             work_ms,
+            longest_ttl_ms,
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
             faults: plan(&mut random, lasts, &failing),
             members,
@@ -84,6 +95,11 @@ impl Options {
             lasts,
             tells_all: false,
         }
+    }
+
+    /// Whether leases outlast the run where nobody lets go of them.
+    pub fn has_long_leases(&self) -> bool {
+        self.longest_ttl_ms > SHORT_MS
     }
 
     /// How many servers there are: the store's, and those of the quorum where clients use it; the store's replica is none
@@ -155,7 +171,11 @@ impl fmt::Display for Options {
             policies.join(", "),
             lasts.as_secs_f64()
         )?;
-        writeln!(f, "clients work for up to {} ms between two renewals", self.work_ms)?;
+        writeln!(
+            f,
+            "clients work for up to {} ms between two renewals, with leases of up to {} ms",
+            self.work_ms, self.longest_ttl_ms
+        )?;
         if self.asks_for_several {
             writeln!(f, "clients ask for several resources at once")?;
         }

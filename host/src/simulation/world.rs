@@ -27,7 +27,7 @@ use crate::lock::{Instant, Space};
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
 use crate::service::{Notice, NoticeKind, Parts, Request, Service};
-use crate::store::{Member, Quorum, Router, Store};
+use crate::store::{Member, Quorum, Router, Store, Stored};
 use crate::telemetry::Metrics;
 
 /// What a run has come to.
@@ -162,11 +162,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The longest lease that clients ask for.
-pub const LONGEST_TTL_MS: u32 = 3_000;
 pub const TIMEOUT_MS: u32 = 5_000;
-/// The longest lease that policies may plan: for so long, and some seconds, nothing is granted after a fail-over.
-const LONGEST_PLANNED_MS: u32 = 4_000;
+/// By how much policies may plan longer leases than clients ask for.
+const LONGER_MS: u32 = 1_000;
+/// How long proxies take at most, once nothing goes wrong, to take back what was granted to clients that had gone.
+const TAKEN_BACK: Duration = Duration::from_secs(30);
 
 /// How long an undecided group waits for members of the quorum.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
@@ -177,36 +177,33 @@ const ALL_ENDED_MS: u32 = 600_000;
 /// How long operators wait for a change of a policy.
 const CHANGE: Duration = Duration::from_secs(60);
 
-fn policies() -> Policies {
+fn policies(limits: &Limits) -> Policies {
     // One engine for all runs: what it has compiled stays.
     static ENGINE: OnceLock<(Engine, Policies)> = OnceLock::new();
     let (engine, _) = ENGINE.get_or_init(|| {
-        let limits = EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
-        let engine = Engine::new(&limits).unwrap_or_else(|error| panic!("no engine: {error}"));
-        let loaded = load(&engine);
+        let of_engine =
+            EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
+        let engine = Engine::new(&of_engine).unwrap_or_else(|error| panic!("no engine: {error}"));
+        let loaded = load(&engine, limits);
         (engine, loaded)
     });
-    load(engine)
+    load(engine, limits)
 }
 
-fn load(engine: &Engine) -> Policies {
+fn load(engine: &Engine, limits: &Limits) -> Policies {
     let policy = |name: &&'static str| PolicyConfig {
         name: (*name).to_owned(),
         source: PolicySource::Builtin("default".to_owned()),
         settings: Settings::of(name).table(),
     };
     let configs: Vec<PolicyConfig> = POLICIES.iter().map(policy).collect();
-    let loaded = Policies::load(engine, &configs, &limits(), &Metrics::default());
+    let loaded = Policies::load(engine, &configs, limits, &Metrics::default());
     loaded.unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 fn routes() -> Vec<PolicyRoute> {
     let route = |name: &&str| PolicyRoute { resource: format!("{name}/*"), policy: (*name).to_owned() };
     POLICIES.iter().map(route).collect()
-}
-
-fn limits() -> Limits {
-    Limits { max_ttl_ms: LONGEST_PLANNED_MS, ..Limits::default() }
 }
 
 fn store_config() -> StoreConfig {
@@ -263,12 +260,13 @@ impl World {
 
     fn parts(&self, index: usize, host: Arc<Host>) -> Proxy {
         let config = store_config();
+        let limits = Limits { max_ttl_ms: self.options.longest_ttl_ms + LONGER_MS, ..Limits::default() };
         let metrics = Metrics::default();
         let route = |server| Route { from: index, server, network: self.networks[index].clone() };
         let open = |(n, server): (usize, &Arc<Server>)| {
             let replica = self.pair.iter().filter(|_| n == 0).map(|pair| pair.second());
             let routes = std::iter::once(server.clone()).chain(replica).map(route).collect();
-            Arc::new(MysqlStore::simulated(&config, routes, limits().max_ttl_ms, metrics.clone()))
+            Arc::new(MysqlStore::simulated(&config, routes, limits.max_ttl_ms, metrics.clone()))
         };
         let stores: Vec<Arc<MysqlStore>> = self.servers.iter().enumerate().map(open).collect();
         let store = stores[0].clone();
@@ -287,7 +285,7 @@ impl World {
             let allowed = Arc::new(move || fleet.may_write_until());
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
-        let policies = policies();
+        let policies = policies(&limits);
         let bells = Bells::new(self.bells.clone(), index, self.options.seed);
         let address = bells.address().to_owned();
         let service = Service::start_closed(Parts {
@@ -295,7 +293,7 @@ impl World {
             bell: Arc::new(bells),
             policies: policies.clone(),
             routes: routes(),
-            limits: limits(),
+            limits,
             store_timeout_ms: TIMEOUT_MS,
             metrics: metrics.clone(),
         });
@@ -354,7 +352,10 @@ impl World {
                 }
             }
         }
-        world.networks.iter().for_each(|network| network.fail(0));
+        world.networks.iter().for_each(|network| network.heal());
+        if lock(&world.shared.violation).is_none() && world.options.has_long_leases() {
+            world.no_lease_is_left_behind().await;
+        }
         if lock(&world.shared.violation).is_none() {
             world.nothing_is_left().await;
         }
@@ -481,6 +482,30 @@ impl World {
                 assert!(tries < 600, "a proxy does not grant: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
+        }
+    }
+
+    /// Leases whose clients have no answer, or have let go, are taken back, however long they would last. The others are
+    /// put out, so that the end comes sooner.
+    async fn no_lease_is_left_behind(&self) {
+        tokio::time::sleep(TAKEN_BACK).await;
+        let proxies = self.shared.all();
+        let lives: Vec<(usize, u64)> = proxies.iter().map(|proxy| (proxy.index, proxy.life)).collect();
+        let Some(proxy) = proxies.first() else { return };
+        let page = match proxy.stores[0].list(String::new(), None, usize::MAX).await {
+            Ok(page) => page,
+            Err(error) => {
+                return self.shared.broken(Violation(format!("the leases cannot be listed: {error}")));
+            }
+        };
+        for Stored { key, record, now, .. } in page.items {
+            for holder in record.holders.iter().filter(|holder| holder.until > now) {
+                let checked = lock(&self.shared.checks).is_left(key.as_str(), &holder.owner, &lives);
+                if let Err(violation) = checked {
+                    return self.shared.broken(violation);
+                }
+            }
+            let _ = proxy.service.force_release(key).await;
         }
     }
 
