@@ -63,6 +63,14 @@ pub(super) struct Planned {
     pub stamp: (u64, Option<u64>),
 }
 
+impl Planned {
+    /// Whether the same generations name keys still.
+    pub fn is_current(&self, shared: &Shared) -> bool {
+        let naming = shared.policies.naming(self.generation.name());
+        naming.is_none_or(|naming| naming.stamp() == self.stamp)
+    }
+}
+
 pub(super) async fn acquire(
     shared: &Arc<Shared>,
     request: &Request,
@@ -128,7 +136,7 @@ fn no_policy(policy: &str) -> AcquireError {
 }
 
 /// Leases that were in the store at the start have been looked at; until then nothing is granted.
-async fn opened(shared: &Shared) -> Result<(), AcquireError> {
+pub(super) async fn opened(shared: &Shared) -> Result<(), AcquireError> {
     if shared.gate.is_open() {
         return Ok(());
     }

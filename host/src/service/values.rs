@@ -94,10 +94,20 @@ impl Service {
 
     /// The version that a commit must name.
     pub async fn read_version(&self, request: &Request) -> Result<Versioned, AcquireError> {
-        let (key, policy) = self.versioned(request)?;
-        match self.shared.ask(Op::Read { key: key.clone() }).await? {
-            Outcome::Version(version) => Ok(Versioned { key, version, policy }),
-            other => unreachable!("a read is answered with {other:?}"),
+        loop {
+            let planned = self.versioned(request).await?;
+            let key = planned.plan.keys[0].clone();
+            let outcome = self.shared.ask(Op::Read { key: key.clone() }).await?;
+            // Meanwhile the key may have got another name, whose version is as high.
+            if !planned.is_current(&self.shared) {
+                continue;
+            }
+            return match outcome {
+                Outcome::Version(version) => {
+                    Ok(Versioned { key, version, policy: planned.generation.id().clone() })
+                }
+                other => unreachable!("a read is answered with {other:?}"),
+            };
         }
     }
 
@@ -108,7 +118,8 @@ impl Service {
         read: Token,
         value: Option<Box<str>>,
     ) -> Result<Committed, AcquireError> {
-        let (key, policy) = self.versioned(request)?;
+        let planned = self.versioned(request).await?;
+        let (key, policy) = (planned.plan.keys[0].clone(), planned.generation.id().clone());
         let commit_key = key.clone();
         let commit = record::Commit {
             key: key.clone(),
@@ -140,10 +151,10 @@ impl Service {
         result
     }
 
-    fn versioned(&self, request: &Request) -> Result<(Key, Arc<str>), AcquireError> {
-        let policy = self.shared.policy_for(request);
-        let Planned { generation, plan, .. } =
-            acquire::planned(&self.shared, policy, request, Call::Version)?;
-        Ok((plan.keys[0].clone(), generation.id().clone()))
+    /// The plan names one key.
+    async fn versioned(&self, request: &Request) -> Result<Planned, AcquireError> {
+        // Before it goes by the policies of its fleet, a proxy may name other keys.
+        acquire::opened(&self.shared).await?;
+        acquire::planned(&self.shared, self.shared.policy_for(request), request, Call::Version)
     }
 }

@@ -91,7 +91,7 @@ pub enum Succession {
 }
 
 /// The policies that are replaced in a run, and below the primitives that they get.
-pub const CHANGEABLE: [&str; 4] = ["lease", "advisory", "row", "pool"];
+pub const CHANGEABLE: [&str; 5] = ["lease", "advisory", "row", "pool", "version"];
 const PRIMITIVES: [&str; 3] = ["lease", "advisory", "row"];
 
 /// Settings of the policy `default`.
