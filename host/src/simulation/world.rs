@@ -13,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
+use super::end;
 use super::faults::{Fault, FaultyNetwork, Planned, Settings, Succession, Tally};
 use super::host::Host;
 use super::network::Route;
@@ -26,8 +27,8 @@ use crate::fleet::{self, Fleet};
 use crate::lock::{Instant, Space};
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
-use crate::service::{Notice, NoticeKind, Parts, Request, Service};
-use crate::store::{Member, Quorum, Router, Store, Stored};
+use crate::service::{Notice, NoticeKind, Parts, Service};
+use crate::store::{Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 
 /// What a run has come to.
@@ -76,9 +77,9 @@ pub struct Proxy {
     /// It is stopped in order: held connections are told.
     pub draining: CancellationToken,
     fleet: Fleet,
-    policies: Policies,
+    pub policies: Policies,
     /// The store, and the members of the quorum.
-    stores: Vec<Arc<MysqlStore>>,
+    pub stores: Vec<Arc<MysqlStore>>,
     notices: Arc<Mutex<broadcast::Receiver<Notice>>>,
 }
 
@@ -145,11 +146,15 @@ impl Shared {
         self.over.store(true, Relaxed);
     }
 
+    pub fn is_broken(&self) -> bool {
+        lock(&self.violation).is_some()
+    }
+
     pub fn proxy(&self, index: usize) -> Proxy {
         lock(&self.proxies)[index].clone()
     }
 
-    fn all(&self) -> Vec<Proxy> {
+    pub fn all(&self) -> Vec<Proxy> {
         lock(&self.proxies).clone()
     }
 
@@ -165,15 +170,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub const TIMEOUT_MS: u32 = 5_000;
 /// By how much policies may plan longer leases than clients ask for.
 const LONGER_MS: u32 = 1_000;
-/// How long proxies take at most, once nothing goes wrong, to take back what was granted to clients that had gone.
-const TAKEN_BACK: Duration = Duration::from_secs(30);
 
 /// How long an undecided group waits for members of the quorum.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a proxy that is stopped waits for locks that would end with it.
 const DRAIN: Duration = Duration::from_secs(2);
-/// When all leases have ended, also on servers whose clocks were set back several times.
-const ALL_ENDED_MS: u32 = 600_000;
 /// How long operators wait for a change of a policy.
 const CHANGE: Duration = Duration::from_secs(60);
 
@@ -353,11 +354,8 @@ impl World {
             }
         }
         world.networks.iter().for_each(|network| network.heal());
-        if lock(&world.shared.violation).is_none() && world.options.has_long_leases() {
-            world.no_lease_is_left_behind().await;
-        }
-        if lock(&world.shared.violation).is_none() {
-            world.nothing_is_left().await;
+        if !world.shared.is_broken() {
+            end::check(&world.shared, &world.options).await;
         }
         world.report().await
     }
@@ -483,72 +481,6 @@ impl World {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
-    }
-
-    /// Leases whose clients have no answer, or have let go, are taken back, however long they would last. The others are
-    /// put out, so that the end comes sooner.
-    async fn no_lease_is_left_behind(&self) {
-        tokio::time::sleep(TAKEN_BACK).await;
-        let proxies = self.shared.all();
-        let lives: Vec<(usize, u64)> = proxies.iter().map(|proxy| (proxy.index, proxy.life)).collect();
-        let Some(proxy) = proxies.first() else { return };
-        let page = match proxy.stores[0].list(String::new(), None, usize::MAX).await {
-            Ok(page) => page,
-            Err(error) => {
-                return self.shared.broken(Violation(format!("the leases cannot be listed: {error}")));
-            }
-        };
-        for Stored { key, record, now, .. } in page.items {
-            for holder in record.holders.iter().filter(|holder| holder.until > now) {
-                let checked = lock(&self.shared.checks).is_left(key.as_str(), &holder.owner, &lives);
-                if let Err(violation) = checked {
-                    return self.shared.broken(violation);
-                }
-            }
-            let _ = proxy.service.force_release(key).await;
-        }
-    }
-
-    /// In the end nobody holds anything, everybody is granted everything, and all proxies go by the same policies.
-    async fn nothing_is_left(&self) {
-        let latest = clock::now().plus_ms(ALL_ENDED_MS);
-        while let Err(why) = self.all_has_ended().await {
-            if clock::now() >= latest {
-                return self.shared.broken(Violation(why));
-            }
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-    }
-
-    async fn all_has_ended(&self) -> Result<(), String> {
-        let proxies = self.shared.all();
-        for policy in POLICIES {
-            let settings = |proxy: &Proxy| proxy.policies.get(policy).map(|live| live.settings().clone());
-            let all: Vec<_> = proxies.iter().map(settings).collect();
-            if all.iter().any(|settings| *settings != all[0]) {
-                return Err(format!(
-                    "the proxies go by different settings of `{policy}` at the end: {all:?}"
-                ));
-            }
-        }
-        let locks = self.options.policies.iter().filter(|policy| !["once", "version"].contains(policy));
-        for policy in locks {
-            for (resource, proxy) in
-                (0..self.options.resources).flat_map(|n| proxies.iter().map(move |p| (n, p)))
-            {
-                let name = format!("{policy}/{resource}");
-                // Clean-up locks the rows that it looks at, for a moment.
-                let patient = Request { wait_ms: Some(2_000), ..request(&name, "the end") };
-                match proxy.service.acquire(patient).await {
-                    Ok(lease) => drop(proxy.service.release(lease.lease).await),
-                    Err(error) => {
-                        let n = proxy.index;
-                        return Err(format!("{name} is not free at the end, through proxy {n}: {error}"));
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     async fn report(&self) -> Result<Report, Box<Failed>> {

@@ -243,8 +243,8 @@ impl State {
             let Some(number) = row[revision].number() else { continue };
             let known = self.contents.entry((key.clone(), number)).or_insert_with(|| row.clone());
             if known != row {
-                let why =
-                    format!("revision {number} of the row of {key:?} is {row:?}, and was {known:?} before");
+                let (now, before) = (shown(row), shown(known));
+                let why = format!("revision {number} of a row is ({now}), and was ({before}) before");
                 self.two_contents.get_or_insert(why);
             }
         }
@@ -395,4 +395,10 @@ impl State {
             is_new && self.waits_for(other, wanted, seen)
         })
     }
+}
+
+/// A row for people.
+fn shown(row: &[Value]) -> String {
+    let text = |value: &Value| String::from_utf8_lossy(&value.text().unwrap_or_default()).into_owned();
+    row.iter().map(text).collect::<Vec<_>>().join(", ")
 }

@@ -1,0 +1,87 @@
+//! What must hold at the end of a run, when nothing goes wrong any more and no client asks.
+
+use std::time::Duration;
+
+use super::check::Violation;
+use super::clients::request;
+use super::options::{Options, POLICIES};
+use super::world::{Proxy, Shared, lock};
+use crate::clock;
+use crate::service::Request;
+use crate::store::{Store, Stored};
+
+/// How long proxies take at most to take back what was granted to clients that had gone.
+const TAKEN_BACK: Duration = Duration::from_secs(30);
+/// When all leases have ended, also on servers whose clocks were set back several times.
+const ALL_ENDED_MS: u32 = 600_000;
+
+pub async fn check(shared: &Shared, options: &Options) {
+    if options.has_long_leases() {
+        no_lease_is_left_behind(shared).await;
+    }
+    if !shared.is_broken() {
+        nothing_is_left(shared, options).await;
+    }
+}
+
+/// Leases whose clients have no answer, or have let go, are taken back, however long they would last. The others are
+/// put out, so that the end comes sooner.
+async fn no_lease_is_left_behind(shared: &Shared) {
+    tokio::time::sleep(TAKEN_BACK).await;
+    let proxies = shared.all();
+    let lives: Vec<(usize, u64)> = proxies.iter().map(|proxy| (proxy.index, proxy.life)).collect();
+    let Some(proxy) = proxies.first() else { return };
+    let page = match proxy.stores[0].list(String::new(), None, usize::MAX).await {
+        Ok(page) => page,
+        Err(error) => {
+            return shared.broken(Violation(format!("the leases cannot be listed: {error}")));
+        }
+    };
+    for Stored { key, record, now, .. } in page.items {
+        for holder in record.holders.iter().filter(|holder| holder.until > now) {
+            let checked = lock(&shared.checks).is_left(key.as_str(), &holder.owner, &lives);
+            if let Err(violation) = checked {
+                return shared.broken(violation);
+            }
+        }
+        let _ = proxy.service.force_release(key).await;
+    }
+}
+
+/// In the end nobody holds anything, everybody is granted everything, and all proxies go by the same policies.
+async fn nothing_is_left(shared: &Shared, options: &Options) {
+    let latest = clock::now().plus_ms(ALL_ENDED_MS);
+    while let Err(why) = all_has_ended(shared, options).await {
+        if clock::now() >= latest {
+            return shared.broken(Violation(why));
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+async fn all_has_ended(shared: &Shared, options: &Options) -> Result<(), String> {
+    let proxies = shared.all();
+    for policy in POLICIES {
+        let settings = |proxy: &Proxy| proxy.policies.get(policy).map(|live| live.settings().clone());
+        let all: Vec<_> = proxies.iter().map(settings).collect();
+        if all.iter().any(|settings| *settings != all[0]) {
+            return Err(format!("the proxies go by different settings of `{policy}` at the end: {all:?}"));
+        }
+    }
+    let locks = options.policies.iter().filter(|policy| !["once", "version"].contains(policy));
+    for policy in locks {
+        for (resource, proxy) in (0..options.resources).flat_map(|n| proxies.iter().map(move |p| (n, p))) {
+            let name = format!("{policy}/{resource}");
+            // Clean-up locks the rows that it looks at, for a moment.
+            let patient = Request { wait_ms: Some(2_000), ..request(&name, "the end") };
+            match proxy.service.acquire(patient).await {
+                Ok(lease) => drop(proxy.service.release(lease.lease).await),
+                Err(error) => {
+                    let n = proxy.index;
+                    return Err(format!("{name} is not free at the end, through proxy {n}: {error}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
