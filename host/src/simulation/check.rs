@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::faults::{ORDERED, SEPARATOR};
+use super::faults::SEPARATOR;
 use super::server::Ended;
 use crate::clock;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
@@ -121,8 +121,6 @@ pub struct Checks {
     /// A fail-over has lost writes: leases, outcomes and versions may be gone. No lock has two holders for that, and tokens
     /// rise.
     pub has_lost_writes: bool,
-    /// The waiters of all proxies are checked to have one order, for [`ORDERED`].
-    orders_all: bool,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
@@ -149,16 +147,10 @@ pub struct Granted<'a> {
 
 /// So much happens at one moment only where something never ends.
 const AT_ONCE: usize = 5_000;
-/// How long a waiter takes at most to come into line in the store, where nothing goes wrong.
-const JOINS_MS: u32 = 100;
 /// How long the end of a session is remembered: longer than an answer is under way.
 const REMEMBERED_US: u64 = 60_000_000;
 
 impl Checks {
-    pub fn new(orders_all: bool) -> Checks {
-        Checks { orders_all, ..Checks::default() }
-    }
-
     /// Notes what happened, to be read where a check fails.
     pub fn note(&mut self, now: Instant, what: String) {
         let is_same_moment = self.history.last().is_some_and(|(at, _)| *at == now);
@@ -232,7 +224,7 @@ impl Checks {
         }
         let is_new = self.nonces.insert(lease.nonce);
         if is_new && is_of_this_proxy && self.keeps_names(resource) {
-            pass(&mut self.waiting, granted, self.orders_all);
+            pass(&mut self.waiting, granted);
         }
         let session = Session::of(&lease.keys, proxy);
         let has_ended = session.as_ref().is_some_and(|session| {
@@ -510,15 +502,10 @@ fn is_of(resource: &str, policy: &str) -> bool {
 }
 
 /// Notes those who asked the same proxy before this one, and wait still.
-/// With `all`, also those who asked another proxy, where the policy has one order for all.
-fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>, all: bool) {
+fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>) {
     let Granted { resource, owner, mode, asked_at, now, proxy, life, .. } = *granted;
     let is_passed = |waiting: &&mut Waiting| {
-        let came_before = match waiting.proxy == (proxy, life) {
-            true => waiting.asked_at < asked_at,
-            false => all && is_of(resource, ORDERED) && waiting.asked_at.plus_ms(JOINS_MS) < asked_at,
-        };
-        came_before && now < waiting.until
+        waiting.proxy == (proxy, life) && waiting.asked_at < asked_at && now < waiting.until
     };
     if mode == Mode::Exclusive {
         for waiting in waiting.get_mut(resource).into_iter().flatten().filter(is_passed) {

@@ -156,8 +156,6 @@ impl Settings {
 
 /// The policy whose resources are any one of several keys.
 pub const POOL: &str = "pool";
-/// The policy that has one order of waiters for all proxies in some runs.
-pub const ORDERED: &str = "lease";
 /// What divides the resources of one name.
 pub const SEPARATOR: &str = "+";
 /// How long the outcome of a `once` is kept.

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, plan};
+use super::faults::{CHANGEABLE, Failing, Fault, Planned, plan};
 
 /// The policies of a run. Each starts out with the primitive of the same name; a resource of `pool` is any one of
 /// several leases.
@@ -25,8 +25,6 @@ pub struct Options {
     pub asks_for_several: bool,
     /// For how long clients work between two renewals, at most, but for the first resource of each policy.
     pub work_ms: u32,
-    /// Whether the policy [`ORDERED`] begins with one order of waiters for all proxies.
-    pub in_order: bool,
     /// The longest lease that clients ask for, in milliseconds.
     pub longest_ttl_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
@@ -64,7 +62,6 @@ impl Options {
         let proxies = random.random_range(1..=3);
         let changeable: Vec<&str> =
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
-        let in_order = random.random_bool(0.5);
         let longest_ttl_ms = if random.random_bool(0.1) { LONG_MS } else { SHORT_MS };
         // After a fail-over nothing is granted for as long as the longest lease.
         let replica = *[None, None, Some(0), Some(50), Some(1_000)].choose(&mut random).unwrap_or(&None);
@@ -88,7 +85,6 @@ impl Options {
             resources: *[1, 2, 3, 4, 8, 16].choose(&mut random).unwrap_or(&4),
             asks_for_several,
             work_ms,
-            in_order,
             longest_ttl_ms,
             packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
             faults: plan(&mut random, lasts, &failing),
@@ -99,11 +95,6 @@ impl Options {
             lasts,
             tells_all: false,
         }
-    }
-
-    /// Whether waiters come into line as fast as they ask.
-    pub fn is_calm(&self) -> bool {
-        self.packet_faults_per_mille == 0 && self.faults.is_empty()
     }
 
     /// Whether leases outlast the run where nobody lets go of them.
@@ -153,7 +144,6 @@ impl Options {
             });
         }
         add(&|options| options.asks_for_several = false);
-        add(&|options| options.in_order = false);
         add(&|options| options.resources -= 1);
         add(&|options| options.clients /= 2);
         add(&|options| options.clients -= 1);
@@ -186,9 +176,6 @@ impl fmt::Display for Options {
             "clients work for up to {} ms between two renewals, with leases of up to {} ms",
             self.work_ms, self.longest_ttl_ms
         )?;
-        if self.in_order {
-            writeln!(f, "`{ORDERED}` begins with one order of waiters for all proxies")?;
-        }
         if self.asks_for_several {
             writeln!(f, "clients ask for several resources at once")?;
         }

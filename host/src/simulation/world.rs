@@ -14,7 +14,7 @@ use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
 use super::end;
-use super::faults::{Fault, FaultyNetwork, ORDERED, Planned, Settings, Succession, Tally};
+use super::faults::{Fault, FaultyNetwork, Planned, Settings, Succession, Tally};
 use super::host::Host;
 use super::network::Route;
 use super::options::{Options, POLICIES};
@@ -178,24 +178,24 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How long operators wait for a change of a policy.
 const CHANGE: Duration = Duration::from_secs(60);
 
-fn policies(limits: &Limits, in_order: bool) -> Policies {
+fn policies(limits: &Limits) -> Policies {
     // One engine for all runs: what it has compiled stays.
     static ENGINE: OnceLock<(Engine, Policies)> = OnceLock::new();
     let (engine, _) = ENGINE.get_or_init(|| {
         let of_engine =
             EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
         let engine = Engine::new(&of_engine).unwrap_or_else(|error| panic!("no engine: {error}"));
-        let loaded = load(&engine, limits, in_order);
+        let loaded = load(&engine, limits);
         (engine, loaded)
     });
-    load(engine, limits, in_order)
+    load(engine, limits)
 }
 
-fn load(engine: &Engine, limits: &Limits, in_order: bool) -> Policies {
+fn load(engine: &Engine, limits: &Limits) -> Policies {
     let policy = |name: &&'static str| PolicyConfig {
         name: (*name).to_owned(),
         source: PolicySource::Builtin("default".to_owned()),
-        settings: Settings { global_order: in_order && *name == ORDERED, ..Settings::of(name) }.table(),
+        settings: Settings::of(name).table(),
     };
     let configs: Vec<PolicyConfig> = POLICIES.iter().map(policy).collect();
     let loaded = Policies::load(engine, &configs, limits, &Metrics::default());
@@ -228,7 +228,7 @@ impl World {
         let networks = (0..options.proxies).map(network).collect();
         let shared = Arc::new(Shared {
             servers: servers.iter().cloned().chain(replica).collect(),
-            checks: Mutex::new(Checks::new(options.in_order && options.is_calm())),
+            checks: Mutex::default(),
             violation: Mutex::default(),
             began: OnceLock::new(),
             proxies: Mutex::default(),
@@ -286,7 +286,7 @@ impl World {
             let allowed = Arc::new(move || fleet.may_write_until());
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
-        let policies = policies(&limits, self.options.in_order);
+        let policies = policies(&limits);
         let bells = Bells::new(self.bells.clone(), index, self.options.seed);
         let address = bells.address().to_owned();
         let service = Service::start_closed(Parts {
