@@ -21,7 +21,7 @@ mod wrapper;
 /// Gets the real servers, MySQL and MariaDB, into target/servers, without root.
 ///
 /// Needs Debian or a kin of it (apt-get and dpkg-deb). MariaDB comes from the machine's own suite,
-/// MySQL from Debian's sid. The second run does nothing; an interrupted one goes on where it was.
+/// MySQL from Debian's sid. `cargo xtask torture` gets what it needs beside them. The second run does nothing; an interrupted one goes on where it was.
 #[derive(clap::Args)]
 pub struct Args {
     /// Get only this one.
@@ -36,6 +36,16 @@ pub struct Args {
 pub enum Kind {
     Mysql,
     Mariadb,
+    // What `cargo xtask torture` needs, and nothing else.
+    /// MariaDB of Debian's sid, which the next release of Debian will have.
+    #[value(skip)]
+    MariadbNext,
+    /// The machine's own MariaDB with the library of Galera clusters.
+    #[value(skip)]
+    Galera,
+    /// A library that sets the clock of one program.
+    #[value(skip)]
+    Faketime,
     /// What the bench compares guarded routes with; nothing else needs it.
     #[value(skip)]
     Nginx,
@@ -46,15 +56,19 @@ impl Kind {
         match self {
             Kind::Mysql => "mysql",
             Kind::Mariadb => "mariadb",
+            Kind::MariadbNext => "mariadb-next",
+            Kind::Galera => "galera",
+            Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
         }
     }
 
-    /// The server's program.
+    /// The program.
     pub fn daemon(self) -> &'static str {
         match self {
             Kind::Mysql => "mysqld",
-            Kind::Mariadb => "mariadbd",
+            Kind::Mariadb | Kind::MariadbNext | Kind::Galera => "mariadbd",
+            Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
         }
     }
@@ -67,7 +81,9 @@ impl Kind {
     fn packages(self) -> &'static [&'static str] {
         match self {
             Kind::Mysql => &["mysql-server-core", "mysql-client-core"],
-            Kind::Mariadb => &["mariadb-server-core", "mariadb-client-core"],
+            Kind::Mariadb | Kind::MariadbNext => &["mariadb-server-core", "mariadb-client-core"],
+            Kind::Galera => &["mariadb-server-core", "mariadb-client-core", "galera-4"],
+            Kind::Faketime => &["faketime"],
             Kind::Nginx => &["nginx"],
         }
     }
@@ -75,8 +91,8 @@ impl Kind {
     /// What makes the program say its version.
     fn version_option(self) -> &'static str {
         match self {
-            Kind::Mysql | Kind::Mariadb => "--version",
             Kind::Nginx => "-v",
+            _ => "--version",
         }
     }
 }
@@ -108,6 +124,17 @@ pub fn ensure(kind: Kind, refresh: bool) -> Result<PathBuf> {
     let version = install(kind, &servers, &home).with_context(|| advice(kind))?;
     println!("{}: {version} is ready after {:.0} s", kind.dir(), started.elapsed().as_secs_f32());
     Ok(program)
+}
+
+/// The library that sets a program's clock, once [`Kind::Faketime`] is there.
+pub fn faketime() -> Result<PathBuf> {
+    let libraries = paths::servers().join(Kind::Faketime.dir()).join("root/usr/lib");
+    let library = format!("{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+    let path = libraries.join(library);
+    if !path.is_file() {
+        bail!("the package faketime has no {}", path.display());
+    }
+    Ok(path)
 }
 
 /// The version that a finished installation recorded, if it was made as this program makes it.
@@ -160,7 +187,7 @@ fn version_of(program: &Path, option: &str) -> Result<String> {
     }
     // nginx says it where other programs complain.
     let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
-    let after = ["Ver ", "nginx/"].into_iter().find_map(|name| text.split(name).nth(1));
+    let after = ["Ver ", "nginx/", "Version "].into_iter().find_map(|name| text.split(name).nth(1));
     let version = after.and_then(|rest| rest.split_whitespace().next());
     Ok(version.unwrap_or("unknown version").to_owned())
 }
@@ -178,14 +205,16 @@ fn advice(kind: Kind) -> String {
     let name = kind.daemon();
     let package = match kind {
         Kind::Mysql => "`mysql-server` or `community-mysql-server`",
-        Kind::Mariadb => "`mariadb-server`",
+        Kind::Mariadb | Kind::MariadbNext => "`mariadb-server`",
+        Kind::Galera => "`mariadb-server` and `galera-4`",
+        Kind::Faketime => "`faketime`",
         Kind::Nginx => "`nginx`",
     };
     let or = match kind {
-        Kind::Mysql | Kind::Mariadb => {
+        Kind::Mysql | Kind::Mariadb | Kind::MariadbNext => {
             ", or set `url` in [store] of config.toml to a server that runs already"
         }
-        Kind::Nginx => "",
+        Kind::Galera | Kind::Faketime | Kind::Nginx => "",
     };
     format!("cannot get {name}. Instead, install it with this machine's package manager ({package}){or}")
 }

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use crate::{paths, steps};
+use crate::{paths, steps, wasm};
 
 /// Searches for a run of simulated servers, proxies and clients in which a promise is broken.
 ///
@@ -18,6 +18,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    wasm::ensure()?;
     let built = steps::status(&mut steps::cargo(&BUILD))?;
     if !built.success() {
         return Ok(ExitCode::from(steps::code(built)));

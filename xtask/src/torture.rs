@@ -1,44 +1,117 @@
 //! `cargo xtask torture`: real proxies, servers and clients, with faults at random.
 
-use std::process::ExitCode;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::steps::{self, Progress};
-use crate::{servers, wasm};
+use crate::{paths, servers, wasm};
 
-/// Breaks a real server, real proxies and the connections between them at random, under load, and checks each grant.
+/// Of the file system for the data of a single server.
+const DISK: &str = "2g";
+
+/// Breaks real servers, real proxies and the connections between them at random, under load, and checks each grant.
 ///
-/// Proxies and the server are killed, paused and stopped in order; connections are cut, stalled, killed, or lose an answer;
-/// the server is read-only or has too few connections; a policy is replaced. Ends with exit code 0 if no lock had two
-/// holders, each token was above the ones before, no lease was lost before its end, locks were granted again after each
-/// round of faults, and nothing was held in the end.
+/// Proxies and servers are killed, paused and stopped in order; connections are cut, stalled, killed, or lose an answer;
+/// a server is read-only, has too few connections, its clock is set, or its disk is full; a policy is replaced. Ends with exit code 0 if no
+/// lock had two holders, each token was above the ones before, no lease was lost before its end, locks were granted again
+/// after each round of faults, and nothing was held in the end.
 #[derive(clap::Args)]
 pub struct Args {
     /// For how long.
     #[arg(long, value_name = "M", default_value_t = 10.0, value_parser = minutes)]
     minutes: f64,
-    /// The database server.
+    /// The database: one server, or a cluster of three.
     #[arg(long, value_enum, default_value = "mysql")]
-    server: servers::Kind,
+    server: Server,
     /// Which faults, in which order; what they meet differs from run to run. Without it, another seed each time.
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Server {
+    Mysql,
+    Mariadb,
+    /// MariaDB of Debian's sid.
+    MariadbNext,
+    /// Three nodes of MariaDB.
+    Galera,
+    /// Three members of MySQL, one of which is the primary.
+    GroupReplication,
+}
+
+impl Server {
+    fn program(self) -> servers::Kind {
+        match self {
+            Server::Mysql | Server::GroupReplication => servers::Kind::Mysql,
+            Server::Mariadb => servers::Kind::Mariadb,
+            Server::MariadbNext => servers::Kind::MariadbNext,
+            Server::Galera => servers::Kind::Galera,
+        }
+    }
+
+    /// As the test knows it.
+    fn name(self) -> &'static str {
+        match self {
+            Server::Mysql => "mysql",
+            Server::Mariadb | Server::MariadbNext => "mariadb",
+            Server::Galera => "galera",
+            Server::GroupReplication => "group-replication",
+        }
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut progress = Progress::new(2);
     progress.next("getting the database server");
     wasm::ensure()?;
-    servers::ensure(args.server, false)?;
+    let program = servers::ensure(args.server.program(), false)?;
+    servers::ensure(servers::Kind::Faketime, false)?;
     let seed = args.seed.unwrap_or_else(|| std::process::id().into());
     progress.next(&format!("{} minutes of faults, with the seed {seed}", args.minutes));
     let mut test = steps::cargo(&["test", "--workspace", "--test", "it", "--"]);
-    test.args(["--ignored", "--nocapture", "torture::"]);
-    test.env("LOCKKEEPER_TORTURE_SERVER", args.server.dir());
+    test.args(["--ignored", "--nocapture", "--exact", "torture::no_promise_is_broken_by_what_goes_wrong"]);
+    let disk = paths::target().join("torture-disk");
+    fs::create_dir_all(&disk).with_context(|| format!("cannot make {}", disk.display()))?;
+    let mut test = match on_own_disk(&disk, &Command::new("true")).stderr(Stdio::null()).status() {
+        Ok(status) if status.success() => {
+            let mut test = on_own_disk(&disk, &test);
+            test.env("LOCKKEEPER_TORTURE_DISK", &disk);
+            test
+        }
+        _ => {
+            println!("no disk will be full: `unshare` cannot mount one here");
+            test
+        }
+    };
+    test.env("LOCKKEEPER_TORTURE_SERVER", args.server.name());
+    test.env("LOCKKEEPER_TORTURE_PROGRAM", program);
+    test.env("LOCKKEEPER_TORTURE_FAKETIME", servers::faketime()?);
     test.env("LOCKKEEPER_TORTURE_MINUTES", args.minutes.to_string());
     test.env("LOCKKEEPER_TORTURE_SEED", seed.to_string());
     Ok(ExitCode::from(steps::code(steps::status(&mut test)?)))
+}
+
+/// The command with a file system of its own in this folder, which nothing else sees.
+fn on_own_disk(disk: &Path, command: &Command) -> Command {
+    let mut own = Command::new("unshare");
+    own.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+    own.arg(format!("mount -t tmpfs -o size={DISK} torture \"$0\" && exec \"$@\""));
+    own.arg(disk).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => own.env(name, value),
+            None => own.env_remove(name),
+        };
+    }
+    if let Some(dir) = command.get_current_dir() {
+        own.current_dir(dir);
+    }
+    own.stdin(Stdio::null());
+    own
 }
 
 fn minutes(text: &str) -> Result<f64, String> {

@@ -32,6 +32,10 @@ pub const LOCK_WAIT_S: u32 = 1;
 /// another proxy waits, unless `store.timeout_ms` is set lower. Idle lanes say something more often than that.
 pub const SESSION_TIMEOUT_S: u32 = 3;
 pub const IDLE_S: u64 = 1;
+/// Makes a Galera node wait, before it is read, until it has all that the others had committed: it may be taken into use.
+const READ_ALL: &str = "SET SESSION wsrep_sync_wait=1;";
+/// The reads after that are of what was written here.
+const READ_OWN: &str = "SET SESSION wsrep_sync_wait=0";
 
 /// The longest that opening and checking a connection may take.
 const OPEN_LIMIT: Duration = Duration::from_secs(3);
@@ -156,8 +160,9 @@ impl Link {
         let variables = variables(&mut wire).await?;
         let mut server = preflight::check(&variables, shared.require_durable)
             .map_err(|why| Fault::Broken { why, slug: "preflight" })?;
+        let read_all = if server.galera { READ_ALL } else { "" };
         let setup = format!(
-            "SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',time_zone='+00:00',\
+            "{read_all}SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',time_zone='+00:00',\
              innodb_lock_wait_timeout={LOCK_WAIT_S},wait_timeout={SESSION_TIMEOUT_S},autocommit=1;\
              SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;{}",
             sql::SYSDATE_MOVES
@@ -173,6 +178,9 @@ impl Link {
             );
         }
         let identity = schema::prepare(&mut wire, &server, shared, &place).await?;
+        if server.galera {
+            exchange(&mut wire, READ_OWN).await?;
+        }
         place.check()?;
         shared.meet(&identity);
         if !shared.servers.is_single() {
@@ -184,7 +192,7 @@ impl Link {
         }
         let before = clock::now();
         let mut sets = exchange(&mut wire, sql::sample()).await?;
-        let sample = read_sample(sets.pop(), before, clock::now())?;
+        let sample = read_sample(sets.pop(), &server, before, clock::now())?;
         shared.note_clock(&sample);
         let membership = shared.membership.clone();
         let mark = Mark { writer: random::number(), at: sample.now };
@@ -232,9 +240,15 @@ impl Link {
         self.exchange("ROLLBACK").await.map(drop)
     }
 
+    /// See [`check_use`]. The last of the sets is the answer to [`sql::used_on`].
+    pub fn check_used(&self, sets: &mut Vec<Vec<Row>>) -> Result<(), Fault> {
+        let used_on: Option<Vec<u8>> = sets.pop().and_then(|mut rows| rows.pop()?.take(0));
+        check_use(&self.server, &used_on.unwrap_or_default())
+    }
+
     /// Takes the sample that an exchange ended with.
     pub fn learn(&mut self, shared: &Shared, set: Option<Vec<Row>>, before: Instant) -> Result<(), Fault> {
-        self.sample = read_sample(set, before, clock::now())?;
+        self.sample = read_sample(set, &self.server, before, clock::now())?;
         // What another server's clock says is none of this one's.
         self.place.check()?;
         shared.note_clock(&self.sample);
@@ -306,17 +320,37 @@ pub async fn variables(wire: &mut Wire) -> Result<HashMap<String, String>, Fault
     Ok(pairs.map(|(name, value): (String, String)| (name.to_ascii_lowercase(), value)).collect())
 }
 
-fn read_sample(set: Option<Vec<Row>>, before: Instant, after: Instant) -> Result<Sample, Fault> {
+fn read_sample(
+    set: Option<Vec<Row>>,
+    server: &Server,
+    before: Instant,
+    after: Instant,
+) -> Result<Sample, Fault> {
+    type Columns = (u64, u64, u64, u64, u64, u64, String, Vec<u8>);
     let row = set.and_then(|mut rows| rows.pop());
-    let read =
-        row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, String)>(row).ok());
-    let Some((now, epoch, floor, renamed, counter, grants_from, read_only)) = read else {
+    let read = row.and_then(|row| mysql_async::from_row_opt::<Columns>(row).ok());
+    let Some((now, epoch, floor, renamed, counter, grants_from, read_only, used_on)) = read else {
         let why = format!("the row in {} is missing: were its tables dropped?", sql::META);
         return Err(Fault::Broken { why, slug: "schema" });
     };
     if preflight::is_read_only(&read_only) {
         return Err(Fault::Broken { why: preflight::READ_ONLY.to_owned(), slug: "read_only" });
     }
+    check_use(server, &used_on)?;
     let grants_from = ServerTime(grants_from);
     Ok(Sample { now: ServerTime(now), before, after, epoch, floor, renamed, counter, grants_from })
+}
+
+/// Whether the tables are `used_on` this server, by their record. Where another proxy has taken another node of a Galera
+/// cluster into use, they are not.
+pub fn check_use(server: &Server, used_on: &[u8]) -> Result<(), Fault> {
+    if used_on == server.identity.as_bytes() {
+        return Ok(());
+    }
+    let why = format!(
+        "the tables are used on another server, {}: give all proxies the same store.url, and let no load balancer spread \
+         their connections",
+        String::from_utf8_lossy(used_on)
+    );
+    Err(Fault::Broken { why, slug: "moved" })
 }

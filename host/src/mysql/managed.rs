@@ -39,6 +39,8 @@ const DATABASE: &str = "lockkeeper";
 /// How long a server may take until it answers: it may have to recover from a crash first.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
+/// A Galera node that does not serve yet.
+const NOT_JOINED: u16 = 1047;
 
 /// A running private server. Dropped without [`ManagedServer::stop`], it is told to stop too, but
 /// nobody waits for it.
@@ -124,7 +126,7 @@ impl ManagedServer {
             }
             match tokio::time::timeout(Duration::from_secs(5), self.create_database()).await {
                 Ok(Ok(())) => break,
-                Ok(Err(mysql_async::Error::Server(error))) => {
+                Ok(Err(mysql_async::Error::Server(error))) if error.code != NOT_JOINED => {
                     return Err(ManagedError::Start { why: error.to_string() });
                 }
                 // Not up yet.

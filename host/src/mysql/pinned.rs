@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::link::Fault;
+use super::link::{self, Fault};
+use super::preflight::Server;
 use super::queue::{Job, Places};
 use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
@@ -297,7 +298,7 @@ const LEAST_BLOCK: u64 = PER_NUMBER * 16;
 pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     let rows = highest_of_rows(keys);
     format!(
-        "SELECT UUID_SHORT() AS n,LAST_INSERT_ID() AS own,run,base,token,GREATEST({rows},floor) AS r,grants_from,{NOW_US} AS now \
+        "SELECT UUID_SHORT() AS n,LAST_INSERT_ID() AS own,run,base,token,GREATEST({rows},floor) AS r,grants_from,{NOW_US} AS now,identity \
          FROM {COUNTER} JOIN {META} USING (id) WHERE id=1"
     )
 }
@@ -337,18 +338,20 @@ fn highest_of_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
 /// moment on our own clock: the records' is another than that of a server which took their first one's place. `None`
 /// where tokens have to be laid by first; `laid_by`: by this session, in the same request.
 pub fn counted(
+    server: &Server,
     set: Option<Vec<mysql_async::Row>>,
     tokens: u64,
     until: ServerTime,
     laid_by: bool,
 ) -> Result<Option<(Token, Instant)>, Fault> {
     let row = set.and_then(|mut rows| rows.pop());
-    let read =
-        row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64, u64, u64, u64)>(row).ok());
-    let Some((number, own, run, base, last, above, from, now)) = read else {
+    type Columns = (u64, u64, u64, u64, u64, u64, u64, u64, Vec<u8>);
+    let read = row.and_then(|row| mysql_async::from_row_opt::<Columns>(row).ok());
+    let Some((number, own, run, base, last, above, from, now, used_on)) = read else {
         let why = format!("the row in {COUNTER} is missing: were its tables dropped?");
         return Err(Fault::Broken { why, slug: "schema" });
     };
+    link::check_use(server, &used_on)?;
     if now > until.0 {
         let why = "this proxy's place in the fleet is not confirmed".to_owned();
         return Err(Fault::Conflict { why });

@@ -8,8 +8,9 @@ use crate::lock::maps::HashMap;
 /// what a server does not have, where `SELECT @@name` would fail.
 pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','version_comment',\
     'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','binlog_format','read_only','super_read_only','server_uuid',\
-    'server_uid','server_id','port','datadir','hostname','wsrep_on');\
-    SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_cluster_state_uuid','wsrep_ready')";
+    'server_uid','server_id','port','datadir','hostname','wsrep_on','group_replication_group_name',\
+    'group_replication_single_primary_mode','group_replication_consistency');\
+    SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_ready')";
 
 pub const READ_ONLY: &str = "the MySQL server is read-only: it is a replica or was demoted; point \
     store.url at the primary, or wait until it is writable again";
@@ -22,7 +23,8 @@ const OLDEST_MARIADB: (u32, u32) = (10, 6);
 pub struct Server {
     /// Name and version, e.g. `MySQL 9.7.4`.
     pub name: String,
-    /// Which server, or cluster, this is: changes at a fail-over.
+    /// Which server this is: changes at a fail-over. Each node of a Galera cluster is a server of its own: two nodes that
+    /// take writes at the same time may both confirm a write of one row, of which one is lost.
     pub identity: String,
     /// Settings that weaken what a lock promises, one sentence each.
     pub warnings: Vec<String>,
@@ -54,15 +56,29 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
              READ COMMITTED (error 1665); set it to ROW or MIXED"
             .to_owned());
     }
+    let grouped = !value("group_replication_group_name").is_empty();
+    if grouped && !is_on(value("group_replication_single_primary_mode")) {
+        return Err("the servers of this replication group all take writes, and a lock of a row on one of them keeps no \
+             other from it; set group_replication_single_primary_mode to ON"
+            .to_owned());
+    }
     let mut warnings = weak_durability(value);
     if require_durable && !warnings.is_empty() {
         return Err(format!("{} (store.require_durable is set)", warnings.join("; ")));
     }
+    let consistency = value("group_replication_consistency");
+    if grouped && consistency.eq_ignore_ascii_case("eventual") {
+        warnings.push(
+            "group_replication_consistency is EVENTUAL: a new primary answers before it has all that the last one has \
+             granted; set it to BEFORE_ON_PRIMARY_FAILOVER"
+                .to_owned(),
+        );
+    }
     let galera = is_on(value("wsrep_on"));
     if galera {
         warnings.push(
-            "the server is a Galera node: a lock is decided by the node that this proxy is connected to and \
-             certified by the others, so send all proxies to one node"
+            "the server is a Galera node: one node is used at a time, so name the nodes in store.url, and no load \
+             balancer that spreads connections over them"
                 .to_owned(),
         );
     }
@@ -133,14 +149,9 @@ fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     warnings
 }
 
-/// MySQL has a UUID in its data folder, a Galera cluster has one for all its nodes. MariaDB has
-/// neither: `server_uid` (where it exists) is made of the machine and the port, so the data folder and
-/// the server's number are added.
+/// MySQL has a UUID in its data folder. MariaDB has none: `server_uid` (where it exists) is made of the machine and the
+/// port, so the data folder and the server's number are added.
 fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
-    let cluster = value("wsrep_cluster_state_uuid");
-    if is_on(value("wsrep_on")) && !cluster.is_empty() {
-        return format!("galera:{cluster}");
-    }
     let uuid = value("server_uuid");
     if !uuid.is_empty() {
         return uuid.to_owned();
@@ -230,7 +241,6 @@ mod tests {
             ("server_uid", "u-2"),
             ("wsrep_on", "ON"),
             ("wsrep_ready", "ON"),
-            ("wsrep_cluster_state_uuid", "c-1"),
         ];
         variables(&[&node, pairs].concat())
     }
@@ -239,14 +249,40 @@ mod tests {
     fn a_galera_node_is_known_for_one() {
         let node = check(&galera(&[]), true).expect("it is sound");
         assert!(node.galera);
-        assert_eq!(node.identity, "galera:c-1", "one for all nodes");
         assert!(
-            matches!(&node.warnings[..], [why] if why.contains("send all proxies to one node")),
+            node.identity.starts_with("mariadb:u-2:"),
+            "each node is a server of its own: {}",
+            node.identity
+        );
+        assert!(
+            matches!(&node.warnings[..], [why] if why.contains("one node is used at a time")),
             "{node:?}"
         );
         assert!(check(&galera(&[("wsrep_on", "1")]), true).expect("it is sound").galera);
         let weak = [("innodb_flush_log_at_trx_commit", "2")];
         assert!(check(&galera(&weak), true).expect_err("it refuses").contains("require_durable"));
+    }
+
+    #[test]
+    fn a_replication_group_has_one_primary_that_has_all_writes() {
+        let member = |single: &str, consistency: &str| {
+            variables(&[
+                ("group_replication_group_name", "7d1c1f4e-0b5e-4a52-9d6b-3c1b6e6f0a11"),
+                ("group_replication_single_primary_mode", single),
+                ("group_replication_consistency", consistency),
+            ])
+        };
+        let sound = check(&member("ON", "BEFORE_ON_PRIMARY_FAILOVER"), true).expect("it is sound");
+        assert_eq!(sound.warnings, [""; 0]);
+        let eventual = check(&member("ON", "EVENTUAL"), false).expect("it only warns");
+        assert!(matches!(&eventual.warnings[..], [why] if why.contains("EVENTUAL")), "{eventual:?}");
+        let several = check(&member("OFF", "BEFORE_ON_PRIMARY_FAILOVER"), false);
+        assert!(several.is_err_and(|why| why.contains("group_replication_single_primary_mode")));
+        let alone = variables(&[
+            ("group_replication_group_name", ""),
+            ("group_replication_single_primary_mode", "OFF"),
+        ]);
+        assert!(check(&alone, true).is_ok(), "the plugin is there, and no group");
     }
 
     #[test]
@@ -257,9 +293,8 @@ mod tests {
 
     #[test]
     fn a_server_with_the_library_alone_is_no_galera_node() {
-        let off = [("wsrep_on", "OFF"), ("wsrep_ready", "OFF"), ("wsrep_cluster_state_uuid", "c-1")];
+        let off = [("wsrep_on", "OFF"), ("wsrep_ready", "OFF")];
         let server = check(&galera(&off), true).expect("it is sound");
         assert!(!server.galera && server.warnings.is_empty(), "{server:?}");
-        assert!(server.identity.starts_with("mariadb:u-2:"), "{}", server.identity);
     }
 }

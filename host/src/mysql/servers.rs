@@ -7,7 +7,8 @@
 //!   that was promoted has the record of the server that it replicated from.
 //! - A connection belongs to one choice. When another server is chosen, all of them are given up.
 //! - All servers are looked at every [`ROUND`] (see [`scout`](super::scout)). The one in use is marked as
-//!   in use by that, and left for one that was chosen later.
+//!   in use by that, and left for one that was chosen later. Nodes of a Galera cluster have one record, which names
+//!   the node that was chosen.
 //! - A server whose mark is older than [`FRESH`] may have been out of use while another one granted
 //!   leases: `schema` finds out before a connection to it may be used.
 
@@ -127,7 +128,8 @@ impl Servers {
         self.lock().looks = looks;
     }
 
-    /// Leaves the server in use for one that was chosen after it: elsewhere, while we did not see it.
+    /// Leaves the server in use for one that was chosen after it: elsewhere, while we did not see it. Where the record of
+    /// the later one has come to the server in use, both have the same.
     pub fn reconsider(&self) {
         let mut state = self.lock();
         let Some(current) = state.current else { return };
@@ -137,8 +139,8 @@ impl Servers {
             let theirs = record(&state.looks[*index]);
             let identity = state.looks[*index].as_ref().ok().and_then(|seen| seen.identity.as_ref().ok());
             theirs.is_some_and(|theirs| {
-                let is_own = identity == Some(&theirs.server);
-                is_own && theirs.server != ours.server && theirs.floor > ours.floor
+                let is_own = *index != current && identity == Some(&theirs.server);
+                is_own && (theirs == ours || (theirs.server != ours.server && theirs.floor > ours.floor))
             })
         };
         let found = (0..self.sites.len()).find(later);
@@ -304,6 +306,15 @@ mod tests {
         Err("refused".to_owned())
     }
 
+    fn two_servers() -> Servers {
+        let site = |address: &str| Site {
+            target: Target::Address(mysql_async::Opts::default()),
+            database: String::new(),
+            address: address.to_owned(),
+        };
+        Servers::new(vec![site("a:1"), site("b:1")])
+    }
+
     #[test]
     fn the_highest_record_is_chosen() {
         let zombie = seen("a", Some(record("a", 5)));
@@ -334,13 +345,26 @@ mod tests {
     }
 
     #[test]
+    fn a_server_whose_record_names_another_one_is_left_for_that() {
+        let usable = |server: &str, record: Identity| seen(server, Some(record));
+        for (looks, used) in [
+            ([usable("a", record("a", 5)), usable("b", record("a", 5))], 0),
+            ([usable("a", record("b", 5)), usable("b", record("b", 5))], 1),
+            ([usable("a", record("a", 5)), usable("b", record("b", 6))], 1),
+            ([usable("a", record("b", 5)), gone()], 0),
+            ([usable("a", record("b", 5)), replica(record("b", 5))], 0),
+        ] {
+            let servers = two_servers();
+            servers.lock().current = Some(0);
+            servers.note(looks.to_vec());
+            servers.reconsider();
+            assert_eq!(servers.lock().current, Some(used), "{looks:?}");
+        }
+    }
+
+    #[test]
     fn whoever_is_out_of_sight_may_have_been_in_use() {
-        let site = |address: &str| Site {
-            target: Target::Address(mysql_async::Opts::default()),
-            database: String::new(),
-            address: address.to_owned(),
-        };
-        let servers = Servers::new(vec![site("a:1"), site("b:1")]);
+        let servers = two_servers();
         let ours = record("a", 5);
         for (other, fine) in [
             (gone(), false),

@@ -38,15 +38,21 @@ pub struct RowWrite {
 }
 
 /// What is read at the start of every transaction, and to calibrate the clock. One row: time,
-/// epoch, floor, the floor of the last [`raise_above_all`], counter, grants_from, read_only.
+/// epoch, floor, the floor of the last [`raise_above_all`], counter, grants_from, read_only, the server that the tables are
+/// used on.
 ///
 /// `read_only` is looked at here because a privileged account may write in spite of it.
 pub fn sample() -> String {
     format!(
         "SELECT {NOW_US},epoch,floor,COALESCE((SELECT floor FROM {META} WHERE id=2),0),token,grants_from,\
-         @@GLOBAL.read_only FROM {META} \
+         @@GLOBAL.read_only,identity FROM {META} \
          JOIN {COUNTER} USING (id) WHERE id=1"
     )
+}
+
+/// One row: the server that the tables are used on.
+pub fn used_on() -> String {
+    format!("SELECT identity FROM {META} WHERE id=1")
 }
 
 /// Raises the floor above what it was, and at least to `least` (a number, or an expression). So every rise begins

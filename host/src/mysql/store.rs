@@ -125,7 +125,7 @@ impl MysqlStore {
         metrics: Metrics,
     ) -> MysqlStore {
         let site = |route: crate::simulation::network::Route| Site {
-            address: route.server.name.clone(),
+            address: route.servers[0].name.clone(),
             database: DEFAULT_DATABASE.to_owned(),
             target: Target::Simulated(route),
         };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::faults::SEPARATOR;
+use super::faults::{ORDERED, SEPARATOR};
 use super::server::Ended;
 use crate::clock;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
@@ -106,6 +106,8 @@ pub struct Checks {
     last_id: u64,
     /// Policies whose keys got other names, or may have.
     renamed: BTreeSet<&'static str>,
+    /// Policies that had an order over all proxies, or may have.
+    in_line: BTreeSet<&'static str>,
     /// By resource: the highest token of all answers that had arrived by then, in the order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
     /// By request id: the lease that it was given.
@@ -121,6 +123,10 @@ pub struct Checks {
     /// A fail-over has lost writes: leases, outcomes and versions may be gone. No lock has two holders for that, and tokens
     /// rise.
     pub has_lost_writes: bool,
+    /// The waiters of all proxies are checked to have one order, for [`ORDERED`].
+    orders_all: bool,
+    /// Waiters come into line over all proxies in the order in which they ask: none of their packets is late or lost.
+    joins_in_order: bool,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
@@ -147,10 +153,16 @@ pub struct Granted<'a> {
 
 /// So much happens at one moment only where something never ends.
 const AT_ONCE: usize = 5_000;
+/// How long a waiter takes at most to come into line in the store, where nothing goes wrong.
+const JOINS_MS: u32 = 100;
 /// How long the end of a session is remembered: longer than an answer is under way.
 const REMEMBERED_US: u64 = 60_000_000;
 
 impl Checks {
+    pub fn new(orders_all: bool, joins_in_order: bool) -> Checks {
+        Checks { orders_all, joins_in_order, ..Checks::default() }
+    }
+
     /// Notes what happened, to be read where a check fails.
     pub fn note(&mut self, now: Instant, what: String) {
         let is_same_moment = self.history.last().is_some_and(|(at, _)| *at == now);
@@ -223,8 +235,8 @@ impl Checks {
             return Ok(());
         }
         let is_new = self.nonces.insert(lease.nonce);
-        if is_new && is_of_this_proxy && self.keeps_names(resource) {
-            pass(&mut self.waiting, granted);
+        if is_new && is_of_this_proxy && self.keeps_order(resource) {
+            pass(&mut self.waiting, granted, self.orders_all);
         }
         let session = Session::of(&lease.keys, proxy);
         let has_ended = session.as_ref().is_some_and(|session| {
@@ -284,6 +296,18 @@ impl Checks {
         self.waiting.retain(|resource, _| !is_of(resource, policy));
     }
 
+    /// The policy may get an order over all proxies: that in which its waiters come into line, and where packets are lost
+    /// that is not the order in which they ask.
+    pub fn gets_in_line(&mut self, policy: &'static str) {
+        self.in_line.insert(policy);
+    }
+
+    /// Whether waiters for the resource at one proxy are granted it in the order in which they ask.
+    fn keeps_order(&self, resource: &str) -> bool {
+        let is_in_line = self.in_line.iter().any(|policy| is_of(resource, policy));
+        self.keeps_names(resource) && (self.joins_in_order || !is_in_line)
+    }
+
     /// Whether the keys of the resource have had the same names so far.
     pub fn keeps_names(&self, resource: &str) -> bool {
         !self.renamed.iter().any(|policy| is_of(resource, policy))
@@ -316,7 +340,8 @@ impl Checks {
             let Some(held) = self.held.get_mut(part) else { continue };
             let Some(mut renewed) = held.remove(&lease.nonce) else { continue };
             renewed.until = renewed.until.max(valid_until);
-            let as_new = Held { from: now, ..renewed.clone() };
+            let mode = with_limit_of_all(renewed.mode, held.values());
+            let as_new = Held { from: now, mode, ..renewed.clone() };
             // An answer that comes too late promises nothing.
             if renewed.until > now
                 && let Some(other) =
@@ -502,10 +527,15 @@ fn is_of(resource: &str, policy: &str) -> bool {
 }
 
 /// Notes those who asked the same proxy before this one, and wait still.
-fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>) {
+/// With `all`, also those who asked another proxy, where the policy has one order for all.
+fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>, all: bool) {
     let Granted { resource, owner, mode, asked_at, now, proxy, life, .. } = *granted;
     let is_passed = |waiting: &&mut Waiting| {
-        waiting.proxy == (proxy, life) && waiting.asked_at < asked_at && now < waiting.until
+        let came_before = match waiting.proxy == (proxy, life) {
+            true => waiting.asked_at < asked_at,
+            false => all && is_of(resource, ORDERED) && waiting.asked_at.plus_ms(JOINS_MS) < asked_at,
+        };
+        came_before && now < waiting.until
     };
     if mode == Mode::Exclusive {
         for waiting in waiting.get_mut(resource).into_iter().flatten().filter(is_passed) {
@@ -533,6 +563,16 @@ fn rises(
 fn note_highest(tokens: &mut Vec<(Instant, Token)>, token: Token, now: Instant) {
     let highest = tokens.last().map_or(token, |(_, last)| token.max(*last));
     tokens.push((now, highest));
+}
+
+/// The policy may have given its resources more permits since the lease was granted.
+fn with_limit_of_all<'a>(mode: Mode, all: impl Iterator<Item = &'a Held>) -> Mode {
+    let Mode::Permits { count, limit } = mode else { return mode };
+    let limits = all.filter_map(|held| match held.mode {
+        Mode::Permits { limit, .. } => Some(limit),
+        _ => None,
+    });
+    Mode::Permits { count, limit: limits.fold(limit, u32::max) }
 }
 
 /// Whether both may be held at a time, where `all` are held.

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot};
 
 use super::check::{Granted, Violation};
-use super::faults::{KEEP_MS, POOL, SEPARATOR};
+use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
 use super::world::{Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
@@ -23,6 +23,7 @@ use crate::store::StoreError;
 /// whose client has gone and which the store takes its time to answer.
 const SLACK_MS: u32 = 2_000;
 const LONG_WORK_MS: u32 = 800;
+const VERY_LONG_WORK_MS: u32 = 20_000;
 
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
@@ -132,10 +133,10 @@ impl Client {
         // A mode that the primitive lacks is asked for now and then: policies are replaced.
         let mode = match (policy, self.random.random_range(0..40_u32)) {
             ("once", _) => Mode::Exclusive,
-            ("lease" | "quorum" | POOL, 0..8) | (_, 0) => {
+            ("lease" | "quorum" | POOL | BACKOFF, 0..8) | (_, 0) => {
                 Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }
             }
-            ("lease" | "quorum" | "row" | POOL, 8..16) | (_, 8) => Mode::Shared,
+            ("lease" | "quorum" | "row" | POOL | BACKOFF, 8..16) | (_, 8) => Mode::Shared,
             _ => Mode::Exclusive,
         };
         self.rounds += 1;
@@ -165,7 +166,7 @@ impl Client {
 
     /// A resource of the policy, or the name of several.
     fn resource(&mut self, policy: &str) -> String {
-        let takes_several = !["once", "version", POOL].contains(&policy);
+        let takes_several = !["once", "version", POOL, BACKOFF].contains(&policy);
         let wanted = match self.asks_for_several && takes_several && self.random.random_bool(0.3) {
             true => self.random.random_range(2..=3),
             false => 1,
@@ -394,7 +395,10 @@ impl Client {
             _ => return,
         };
         self.granted(&proxy, request, &lease, asked_at);
-        let until = clock::now().plus_ms(self.random.random_range(0..5 * self.work_ms(request)));
+        // Some outlive the wait after a fail-over.
+        let longest_ms =
+            if self.random.random_bool(0.05) { VERY_LONG_WORK_MS } else { 5 * self.work_ms(request) };
+        let until = clock::now().plus_ms(self.random.random_range(0..longest_ms));
         let goes_on = loop {
             let event = tokio::select! {
                 biased;

@@ -60,16 +60,21 @@ pub enum Fault {
         server: usize,
         by_ms: i64,
     },
-    /// The store's replica takes its primary's place.
+    /// The store's second server takes the place of its first.
     FailOver {
         how: Succession,
         gap_ms: u32,
-        /// Then the old primary becomes a replica of the new one.
+        /// Then the old primary becomes a replica of the new one; of a cluster, a node again.
         back_ms: u32,
     },
     /// The policy gets other settings, by way of this proxy.
     Replace {
         proxy: usize,
+        policy: &'static str,
+        settings: Settings,
+    },
+    /// Proxies that are started from now on have other settings of the policy in their files.
+    Edit {
         policy: &'static str,
         settings: Settings,
     },
@@ -79,7 +84,8 @@ pub enum Fault {
     },
 }
 
-/// How a replica takes its primary's place.
+/// How a replica takes its primary's place. A node of a cluster has all writes: where the other node is not stopped, some
+/// proxies do not see it for the time of the gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Succession {
     /// The primary takes no writes any more, and the gap later the replica has all of them.
@@ -104,18 +110,28 @@ pub struct Settings {
     pub pool: u32,
     pub global_order: bool,
     pub permits: u32,
+    /// Whether requests for some resources are refused: a separator ends their names.
+    pub refuses: bool,
 }
 
 impl Settings {
     /// Those that the policy starts out with.
     pub fn of(policy: &'static str) -> Settings {
         let (primitive, pool) = if policy == POOL { ("lease", 2) } else { (policy, 0) };
-        Settings { primitive, second_primitive: None, stripes: 0, pool, global_order: false, permits: 2 }
+        Settings {
+            primitive,
+            second_primitive: None,
+            stripes: 0,
+            pool,
+            global_order: false,
+            permits: 2,
+            refuses: false,
+        }
     }
 
     /// Those that the policy may get.
-    fn any(random: &mut StdRng, policy: &'static str, keep_names: bool) -> Settings {
-        if keep_names {
+    fn any(random: &mut StdRng, policy: &'static str, what: &Failing<'_>) -> Settings {
+        if what.keep_names {
             return Settings { global_order: random.random_bool(0.5), ..Settings::of(policy) };
         }
         if policy == "version" {
@@ -126,13 +142,17 @@ impl Settings {
         let mut one = || PRIMITIVES.choose(random).copied().unwrap_or("lease");
         let (primitive, second) = (one(), one());
         let pool = Settings::of(policy).pool;
+        let global_order = random.random_bool(0.3);
+        // The same separator divides the resources of those who ask for several. A trial that is refused says nothing of an
+        // order that the primitive lacks.
         Settings {
             primitive,
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
             stripes: if pool > 0 { 0 } else { *[0, 0, 1, 2].choose(random).unwrap_or(&0) },
             pool,
-            global_order: random.random_bool(0.3),
+            global_order,
             permits: *[1, 2, 2].choose(random).unwrap_or(&2),
+            refuses: !global_order && pool == 0 && !what.asks_for_several && random.random_bool(0.2),
         }
     }
 
@@ -145,7 +165,7 @@ impl Settings {
         table.insert("stripes".to_owned(), self.stripes.into());
         table.insert("global_order".to_owned(), self.global_order.into());
         match self.pool {
-            0 => table.insert("separator".to_owned(), SEPARATOR.into()),
+            0 => table.insert("separator".to_owned(), if self.refuses { "1" } else { SEPARATOR }.into()),
             pool => table.insert("pool".to_owned(), pool.into()),
         };
         table.insert("permits".to_owned(), self.permits.into());
@@ -156,8 +176,22 @@ impl Settings {
 
 /// The policy whose resources are any one of several keys.
 pub const POOL: &str = "pool";
+/// The policy that has one order of waiters for all proxies in some runs.
+pub const ORDERED: &str = "lease";
+/// The policy whose waiters ask again and again.
+pub const BACKOFF: &str = "backoff";
 /// What divides the resources of one name.
 pub const SEPARATOR: &str = "+";
+/// Settings of the policy `backoff`.
+pub fn polling() -> Map<String, Value> {
+    let mut table = Map::new();
+    table.insert("sleep".to_owned(), "exponential".into());
+    for (name, value) in [("min_ms", 5), ("max_ms", 300), ("permits", 2), ("wait_ms", 0)] {
+        table.insert(name.to_owned(), value.into());
+    }
+    table
+}
+
 /// How long the outcome of a `once` is kept.
 pub const KEEP_MS: u32 = 5_000;
 
@@ -179,12 +213,13 @@ impl Fault {
                 "a fail-over after which both servers take writes"
             }
             Fault::Replace { .. } => "a policy is replaced",
+            Fault::Edit { .. } => "the file of a policy's settings is edited",
             Fault::RollBack { .. } => "a policy is rolled back",
         }
     }
 
     fn any(random: &mut StdRng, kind: Kind, what: &Failing<'_>) -> Fault {
-        let Failing { proxies, servers, keep_names, .. } = *what;
+        let Failing { proxies, servers, .. } = *what;
         let proxy = random.random_range(0..proxies);
         let policy = what.policies.choose(random).copied().unwrap_or_default();
         let server = if random.random_bool(0.5) { 0 } else { random.random_range(0..servers) };
@@ -212,9 +247,7 @@ impl Fault {
                 gap_ms: *[0, 500, 3_000, 8_000].choose(random).unwrap_or(&0),
                 back_ms: *[0, 2_000, 15_000].choose(random).unwrap_or(&0),
             },
-            Kind::Replace => {
-                Fault::Replace { proxy, policy, settings: Settings::any(random, policy, keep_names) }
-            }
+            Kind::Replace => Fault::Replace { proxy, policy, settings: Settings::any(random, policy, what) },
             Kind::RollBack => Fault::RollBack { proxy, policy },
         }
     }
@@ -240,6 +273,7 @@ impl fmt::Display for Fault {
                 let settings = Value::Object(settings.table());
                 write!(f, ": `{policy}`, at proxy {proxy}, with {settings}")
             }
+            Fault::Edit { policy, settings } => write!(f, ": `{policy}` gets {settings:?}"),
             Fault::RollBack { proxy, policy } => write!(f, ": `{policy}`, at proxy {proxy}"),
         }
     }
@@ -282,22 +316,28 @@ impl Kind {
 
     fn is_possible(self, what: &Failing<'_>) -> bool {
         match self {
-            Kind::FailOver => what.has_replica,
+            Kind::FailOver => what.has_second,
             Kind::Replace | Kind::RollBack => !what.policies.is_empty(),
             _ => true,
         }
     }
 
-    /// Those of one run: all of them, or a few. Where everything fails, little is granted, and one kind hides what another
-    /// one would break.
+    /// Those of one run: all of them, or a few, or changes of policies and at most one other kind. Where everything fails,
+    /// little is granted, and one kind hides what another one would break.
     fn of_a_run(random: &mut StdRng, what: &Failing<'_>) -> Vec<Kind> {
         let possible: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_possible(what)).collect();
-        match random.random_bool(0.5) {
-            true => possible,
-            false => {
-                (0..random.random_range(1..=3)).filter_map(|_| possible.choose(random).copied()).collect()
-            }
+        let shape = random.random_range(0..8_u32);
+        let some = match shape {
+            0..2 => return possible,
+            2..5 => random.random_range(1..=3),
+            5..7 => 1,
+            _ => 0,
+        };
+        let mut kinds: Vec<Kind> = (0..some).filter_map(|_| possible.choose(random).copied()).collect();
+        if shape >= 5 {
+            kinds.extend([Kind::Replace, Kind::Replace].into_iter().filter(|kind| kind.is_possible(what)));
         }
+        kinds
     }
 }
 
@@ -306,19 +346,25 @@ impl Kind {
 pub struct Failing<'a> {
     pub proxies: usize,
     pub servers: usize,
-    pub has_replica: bool,
+    pub has_second: bool,
     /// They may be replaced.
     pub policies: &'a [&'static str],
     /// Whether a policy that is replaced keeps its primitive and the names of its keys.
     pub keep_names: bool,
+    pub asks_for_several: bool,
 }
 
 /// The faults of a run, in the order of time.
 pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
-    let Some(longest_pause_ms) = *[None, Some(10_000), Some(3_000)].choose(random).unwrap_or(&None) else {
+    let Some(longest_pause_ms) =
+        *[None, Some(10_000), Some(3_000), Some(1_000)].choose(random).unwrap_or(&None)
+    else {
         return Vec::new();
     };
     let kinds = Kind::of_a_run(random, what);
+    // Policies may change each second; nothing else goes wrong as often.
+    let are_changes = kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
+    let longest_pause_ms = if are_changes { longest_pause_ms } else { longest_pause_ms.max(3_000) };
     let (mut planned, mut at_ms) = (Vec::new(), 0);
     loop {
         at_ms += random.random_range(100..longest_pause_ms);
@@ -334,6 +380,18 @@ pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Pla
         {
             let at_ms = at_ms + random.random_range(0..16_000);
             planned.push(Planned { at_ms, fault: Fault::any(random, Kind::Replace, what) });
+        }
+        // A proxy that finds no other one goes by its own file.
+        let starts = matches!(fault, Fault::Kill { .. } | Fault::Restart { .. });
+        if starts && Kind::Replace.is_possible(what) && random.random_bool(0.2) {
+            let policy = what.policies.choose(random).copied().unwrap_or_default();
+            // A proxy does not start with settings that are wrong.
+            let any = Settings::any(random, policy, what);
+            let primitive = if any.pool > 0 { "lease" } else { any.primitive };
+            let refuses = any.refuses || (!what.asks_for_several && any.pool == 0 && random.random_bool(0.5));
+            let settings =
+                Settings { primitive, second_primitive: None, global_order: false, refuses, ..any };
+            planned.push(Planned { at_ms, fault: Fault::Edit { policy, settings } });
         }
         planned.push(Planned { at_ms, fault });
     }

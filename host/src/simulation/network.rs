@@ -42,17 +42,20 @@ pub trait Network: Send + Sync {
     fn trip(&self, sql: &[u8]) -> Trip;
 }
 
-/// The way from one proxy to one server.
+/// The way from one proxy to one address.
 #[derive(Clone)]
 pub struct Route {
     /// The proxy.
     pub from: usize,
-    pub server: Arc<Server>,
+    /// A connection goes to the first of them that is there.
+    pub servers: Vec<Arc<Server>>,
     pub network: Arc<dyn Network>,
 }
 
 /// A connection.
 pub struct Client {
+    from: usize,
+    server: Arc<Server>,
     network: Arc<dyn Network>,
     packets: mpsc::UnboundedSender<Packet>,
     /// Nothing more can be sent.
@@ -80,13 +83,13 @@ impl Client {
             Fate::Refused | Fate::Unanswered => return Err(closed()),
             Fate::Lost | Fate::AnswerLost => return std::future::pending().await,
         }
-        if route.server.is_down() {
-            return Err(closed());
-        }
+        let is_there = |server: &&Arc<Server>| !server.is_down() && !server.is_hidden_from(route.from);
+        let server = route.servers.iter().find(is_there).ok_or_else(closed)?.clone();
         let (packets, incoming) = mpsc::unbounded_channel();
         let is_cut = Arc::new(AtomicBool::new(false));
-        tokio::spawn(serve(route.server.clone(), route.from, incoming, is_cut.clone()));
-        Ok(Client { network: route.network.clone(), packets, is_broken: false, is_cut })
+        tokio::spawn(serve(server.clone(), route.from, incoming, is_cut.clone()));
+        let (from, network) = (route.from, route.network.clone());
+        Ok(Client { from, server, network, packets, is_broken: false, is_cut })
     }
 
     /// Sends statements and waits for their rows.
@@ -107,7 +110,12 @@ impl Client {
         if trip.hesitation > Duration::ZERO {
             tokio::time::sleep(trip.hesitation).await;
         }
+        let is_hidden = self.server.is_hidden_from(self.from);
         match trip.fate {
+            _ if is_hidden => {
+                self.is_cut.store(true, Relaxed);
+                return Err(closed());
+            }
             Fate::Refused => {
                 tokio::time::sleep(trip.there).await;
                 self.is_cut.store(true, Relaxed);

@@ -7,11 +7,11 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::faults::{CHANGEABLE, Failing, Fault, Planned, plan};
+use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, plan};
 
 /// The policies of a run. Each starts out with the primitive of the same name; a resource of `pool` is any one of
-/// several leases.
-pub const POLICIES: [&str; 7] = ["lease", "advisory", "row", "once", "version", "quorum", "pool"];
+/// several leases, and `backoff` asks for leases again and again.
+pub const POLICIES: [&str; 8] = ["lease", "advisory", "row", "once", "version", "quorum", "pool", "backoff"];
 
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Options {
     pub asks_for_several: bool,
     /// For how long clients work between two renewals, at most, but for the first resource of each policy.
     pub work_ms: u32,
+    /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
+    pub in_order: bool,
     /// The longest lease that clients ask for, in milliseconds.
     pub longest_ttl_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
@@ -38,10 +40,21 @@ pub struct Options {
     pub members: usize,
     /// Whether policies that are replaced keep their primitives and the names of their keys.
     pub keep_names: bool,
-    /// How far behind the store's replica is, where there is one.
-    pub replica: Option<Duration>,
+    /// What there is beside the store's server.
+    pub second: Option<Second>,
     /// Whether the report has all that happened.
     pub tells_all: bool,
+}
+
+/// A server beside the store's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Second {
+    /// It is so far behind.
+    Replica(Duration),
+    /// A node of the same cluster, which takes writes, too. Proxies know both.
+    Node,
+    /// The same behind a load balancer: proxies know one address, and a connection goes to the first node that is there.
+    Balanced,
 }
 
 /// Most leases are this short, so that many end by their time in a run.
@@ -54,7 +67,9 @@ impl Options {
     pub fn of(seed: u64) -> Options {
         let mut random = StdRng::seed_from_u64(seed);
         let mut policies = POLICIES.to_vec();
-        let kinds = random.random_range(1..=POLICIES.len());
+        // Where clients use few policies, more of them meet.
+        let most = if random.random_bool(0.4) { 2 } else { POLICIES.len() };
+        let kinds = random.random_range(1..=most);
         while policies.len() > kinds {
             policies.remove(random.random_range(0..policies.len()));
         }
@@ -62,10 +77,21 @@ impl Options {
         let proxies = random.random_range(1..=3);
         let changeable: Vec<&str> =
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
-        let longest_ttl_ms = if random.random_bool(0.1) { LONG_MS } else { SHORT_MS };
+        let longest_ttl_ms = if random.random_bool(0.15) { LONG_MS } else { SHORT_MS };
         // After a fail-over nothing is granted for as long as the longest lease.
-        let replica = *[None, None, Some(0), Some(50), Some(1_000)].choose(&mut random).unwrap_or(&None);
-        let replica = replica.filter(|_| longest_ttl_ms == SHORT_MS);
+        let replica = |behind_ms| Some(Second::Replica(Duration::from_millis(behind_ms)));
+        let seconds = [
+            None,
+            None,
+            None,
+            replica(0),
+            replica(50),
+            replica(1_000),
+            Some(Second::Node),
+            Some(Second::Balanced),
+        ];
+        let second = seconds.choose(&mut random).copied().flatten();
+        let second = second.filter(|_| longest_ttl_ms == SHORT_MS);
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
         let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
@@ -74,10 +100,15 @@ impl Options {
         let failing = Failing {
             proxies,
             servers: servers(&policies, members),
-            has_replica: replica.is_some(),
+            has_second: second.is_some(),
             policies: &changeable,
             keep_names,
+            asks_for_several,
         };
+        let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
+        let faults = plan(&mut random, lasts, &failing);
+        // Waiters come into line as fast as they ask.
+        let is_calm = packet_faults_per_mille == 0 && faults.is_empty();
         Options {
             seed,
             proxies,
@@ -85,16 +116,25 @@ impl Options {
             resources: *[1, 2, 3, 4, 8, 16].choose(&mut random).unwrap_or(&4),
             asks_for_several,
             work_ms,
+            in_order: is_calm && random.random_bool(0.7),
             longest_ttl_ms,
-            packet_faults_per_mille: *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0),
-            faults: plan(&mut random, lasts, &failing),
+            packet_faults_per_mille,
+            faults,
             members,
             keep_names,
-            replica: replica.map(Duration::from_millis),
+            second,
             policies,
             lasts,
             tells_all: false,
         }
+    }
+
+    /// Whether no packet of a waiter that comes into line is late or lost.
+    pub fn joins_in_order(&self) -> bool {
+        let is_change = |planned: &Planned| {
+            matches!(planned.fault, Fault::Replace { .. } | Fault::Edit { .. } | Fault::RollBack { .. })
+        };
+        self.packet_faults_per_mille == 0 && self.faults.iter().all(is_change)
     }
 
     /// Whether leases outlast the run where nobody lets go of them.
@@ -102,8 +142,8 @@ impl Options {
         self.longest_ttl_ms > SHORT_MS
     }
 
-    /// How many servers there are: the store's, and those of the quorum where clients use it; the store's replica is none
-    /// of them.
+    /// How many servers there are: the store's, and those of the quorum where clients use it; what is beside the
+    /// store's is none of them.
     pub fn servers(&self) -> usize {
         servers(&self.policies, self.members)
     }
@@ -129,7 +169,7 @@ impl Options {
             options.faults.retain(|planned| u128::from(planned.at_ms) <= failed_at.as_millis());
         });
         add(&|options| {
-            options.replica = None;
+            options.second = None;
             options.faults.retain(|planned| !matches!(planned.fault, Fault::FailOver { .. }));
         });
         add(&|options| options.faults.clear());
@@ -144,6 +184,7 @@ impl Options {
             });
         }
         add(&|options| options.asks_for_several = false);
+        add(&|options| options.in_order = false);
         add(&|options| options.resources -= 1);
         add(&|options| options.clients /= 2);
         add(&|options| options.clients -= 1);
@@ -176,14 +217,24 @@ impl fmt::Display for Options {
             "clients work for up to {} ms between two renewals, with leases of up to {} ms",
             self.work_ms, self.longest_ttl_ms
         )?;
+        if self.in_order {
+            writeln!(f, "`{ORDERED}` has one order of waiters for all proxies")?;
+        }
         if self.asks_for_several {
             writeln!(f, "clients ask for several resources at once")?;
         }
         if policies.contains(&"quorum") {
             writeln!(f, "{} servers of the quorum", self.members)?;
         }
-        if let Some(behind) = self.replica {
-            writeln!(f, "the store has a replica, which is {} ms behind", behind.as_millis())?;
+        match self.second {
+            None => {}
+            Some(Second::Replica(behind)) => {
+                writeln!(f, "the store has a replica, which is {} ms behind", behind.as_millis())?;
+            }
+            Some(Second::Node) => writeln!(f, "the store is a cluster of two nodes")?,
+            Some(Second::Balanced) => {
+                writeln!(f, "the store is a cluster of two nodes behind a load balancer")?;
+            }
         }
         for Planned { at_ms, fault } in &self.faults {
             writeln!(f, "after {at_ms} ms: {fault}")?;

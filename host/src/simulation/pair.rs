@@ -1,4 +1,5 @@
-//! The two servers of one store: a primary, and a replica that applies what the primary has committed, with a delay.
+//! The two servers of one store: a primary, and a replica that applies what the primary has committed, with a delay; or two
+//! nodes of a cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use crate::lock::Instant;
 
 pub struct Pair {
     servers: [Arc<Server>; 2],
-    /// How far behind the replica is.
-    behind: Duration,
+    /// How far behind the replica is; `None` for nodes of a cluster.
+    behind: Option<Duration>,
     /// Which of the two is the primary. Locked during a fail-over.
     primary: Mutex<usize>,
 }
@@ -26,7 +27,20 @@ impl Pair {
     pub fn new(primary: Arc<Server>, behind: Duration) -> Pair {
         let replica = Server::new("replica");
         replica.replicate(&primary);
-        Pair { servers: [primary, replica], behind, primary: Mutex::new(0) }
+        Pair { servers: [primary, replica], behind: Some(behind), primary: Mutex::new(0) }
+    }
+
+    /// Each of the two has what the other one has committed.
+    pub fn cluster(first: Arc<Server>) -> Pair {
+        let second = Server::new("second");
+        first.join(&second);
+        second.join(&first);
+        Pair { servers: [first, second], behind: None, primary: Mutex::new(0) }
+    }
+
+    /// Whether a sudden fail-over may lose what was committed.
+    pub fn loses_writes(&self) -> bool {
+        self.behind.is_some()
     }
 
     /// The one that is the replica at first.
@@ -41,6 +55,16 @@ impl Pair {
         let (old, new) = (&self.servers[*primary], &self.servers[1 - *primary]);
         let gap = tokio::time::sleep(Duration::from_millis(gap_ms.into()));
         *primary = 1 - *primary;
+        if self.behind.is_none() {
+            match how {
+                Succession::Planned => old.hide(true),
+                Succession::Sudden | Succession::Split => old.stop(),
+            }
+            gap.await;
+            old.start();
+            old.hide(false);
+            return;
+        }
         match how {
             Succession::Planned => {
                 old.set_read_only(true);
@@ -73,17 +97,21 @@ impl Pair {
 
     /// The replica has all that the primary has: it was there before anybody used the store.
     pub async fn catch_up(&self) {
+        if self.behind.is_none() {
+            return;
+        }
         let primary = self.primary.lock().await;
         self.servers[1 - *primary].follow(&self.servers[*primary], clock::now());
     }
 
     /// Has the replica follow its primary, without end.
     pub async fn replicate(&self) {
+        let Some(behind) = self.behind else { return };
         loop {
             tokio::time::sleep(REPLICATION).await;
             // What was not told before a fail-over is not told during it.
             let Ok(primary) = self.primary.try_lock() else { continue };
-            let until = Instant(clock::now().0.saturating_sub(self.behind.as_micros() as u64));
+            let until = Instant(clock::now().0.saturating_sub(behind.as_micros() as u64));
             self.servers[1 - *primary].follow(&self.servers[*primary], until);
         }
     }

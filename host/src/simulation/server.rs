@@ -5,7 +5,7 @@
 //! otherwise than MySQL and MariaDB is a fault: the tests that every store passes are run against it as against them.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::sync::Notify;
 
@@ -14,6 +14,7 @@ use self::value::Value;
 use crate::clock;
 use crate::lock::Instant;
 
+mod cluster;
 mod evaluate;
 mod execute;
 mod parse;
@@ -54,6 +55,10 @@ pub struct Server {
     ended: Mutex<Vec<Ended>>,
     /// Nobody can connect.
     is_down: AtomicBool,
+    /// Every other proxy does not see it.
+    is_hidden: AtomicBool,
+    /// The other node of its cluster.
+    peer: OnceLock<Weak<Server>>,
 }
 
 /// A session that ended without its client's wish, while it had locks.
@@ -83,6 +88,8 @@ impl Server {
             stalled_until_us: AtomicU64::new(0),
             ended: Mutex::default(),
             is_down: AtomicBool::new(false),
+            is_hidden: AtomicBool::new(false),
+            peer: OnceLock::new(),
         };
         {
             let mut state = server.state();
@@ -189,6 +196,7 @@ impl Server {
         parameters: &[Value],
     ) -> Result<Vec<Set>, Failure> {
         let parse::Packet { statements, values } = parse::packet(sql, parameters)?;
+        self.is_undone(session)?;
         let mut sets = Vec::new();
         for statement in &*statements {
             sets.extend(self.execute(session, statement, &values).await?);

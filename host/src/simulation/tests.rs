@@ -28,7 +28,7 @@ impl Network for Calm {
 fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
     MysqlStore::simulated(
         config,
-        vec![Route { from: 0, server, network: Arc::new(Calm) }],
+        vec![Route { from: 0, servers: vec![server], network: Arc::new(Calm) }],
         3_600_000,
         Metrics::default(),
     )

@@ -14,10 +14,10 @@ use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
 use super::end;
-use super::faults::{Fault, FaultyNetwork, Planned, Settings, Succession, Tally};
+use super::faults::{BACKOFF, Fault, FaultyNetwork, ORDERED, Planned, Settings, Succession, Tally, polling};
 use super::host::Host;
 use super::network::Route;
-use super::options::{Options, POLICIES};
+use super::options::{Options, POLICIES, Second};
 use super::pair::Pair;
 use super::server::Server;
 use super::simulate;
@@ -87,13 +87,15 @@ struct World {
     options: Options,
     /// The first is the store; the others are the members of the quorum.
     servers: Vec<Arc<Server>>,
-    /// Where the store has a replica.
+    /// Where the store has a second server.
     pair: Option<Arc<Pair>>,
     /// One for each proxy.
     networks: Vec<Arc<FaultyNetwork>>,
     bells: Arc<Line>,
     /// The number of the next life of a proxy.
     next_life: AtomicU64,
+    /// What the files of proxies that are started say, where that was edited.
+    edited: Mutex<Edited>,
     /// To be locked by what stops or starts a proxy.
     lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
@@ -178,24 +180,30 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How long operators wait for a change of a policy.
 const CHANGE: Duration = Duration::from_secs(60);
 
-fn policies(limits: &Limits) -> Policies {
+type Edited = BTreeMap<&'static str, Settings>;
+
+fn policies(limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
     // One engine for all runs: what it has compiled stays.
     static ENGINE: OnceLock<(Engine, Policies)> = OnceLock::new();
     let (engine, _) = ENGINE.get_or_init(|| {
         let of_engine =
             EngineLimits { instances: 4, time: Duration::from_secs(60), ..EngineLimits::default() };
         let engine = Engine::new(&of_engine).unwrap_or_else(|error| panic!("no engine: {error}"));
-        let loaded = load(&engine, limits);
+        let loaded = load(&engine, limits, in_order, edited);
         (engine, loaded)
     });
-    load(engine, limits)
+    load(engine, limits, in_order, edited)
 }
 
-fn load(engine: &Engine, limits: &Limits) -> Policies {
+fn load(engine: &Engine, limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
     let policy = |name: &&'static str| PolicyConfig {
         name: (*name).to_owned(),
-        source: PolicySource::Builtin("default".to_owned()),
-        settings: Settings::of(name).table(),
+        source: PolicySource::Builtin(if *name == BACKOFF { BACKOFF } else { "default" }.to_owned()),
+        settings: match *name {
+            BACKOFF => polling(),
+            name if edited.contains_key(name) => edited[name].table(),
+            name => Settings { global_order: in_order && name == ORDERED, ..Settings::of(name) }.table(),
+        },
     };
     let configs: Vec<PolicyConfig> = POLICIES.iter().map(policy).collect();
     let loaded = Policies::load(engine, &configs, limits, &Metrics::default());
@@ -221,14 +229,18 @@ impl World {
     fn start(options: &Options) -> World {
         let server = |n| Server::new(&format!("server-{n}"));
         let servers: Vec<Arc<Server>> = (1..=options.servers()).map(server).collect();
-        let pair = options.replica.map(|behind| Arc::new(Pair::new(servers[0].clone(), behind)));
-        let replica = pair.as_ref().map(|pair| pair.second());
+        let first = servers[0].clone();
+        let pair = options.second.map(|second| match second {
+            Second::Replica(behind) => Arc::new(Pair::new(first, behind)),
+            Second::Node | Second::Balanced => Arc::new(Pair::cluster(first)),
+        });
+        let second = pair.as_ref().map(|pair| pair.second());
         let tally = Arc::new(Tally::default());
         let network = |n| Arc::new(FaultyNetwork::new(options.seed ^ (100 + n as u64), tally.clone()));
         let networks = (0..options.proxies).map(network).collect();
         let shared = Arc::new(Shared {
-            servers: servers.iter().cloned().chain(replica).collect(),
-            checks: Mutex::default(),
+            servers: servers.iter().cloned().chain(second).collect(),
+            checks: Mutex::new(Checks::new(options.in_order, options.joins_in_order())),
             violation: Mutex::default(),
             began: OnceLock::new(),
             proxies: Mutex::default(),
@@ -244,6 +256,7 @@ impl World {
             networks,
             bells,
             next_life: AtomicU64::new(0),
+            edited: Mutex::default(),
             lives,
             shared,
         };
@@ -263,10 +276,14 @@ impl World {
         let config = store_config();
         let limits = Limits { max_ttl_ms: self.options.longest_ttl_ms + LONGER_MS, ..Limits::default() };
         let metrics = Metrics::default();
-        let route = |server| Route { from: index, server, network: self.networks[index].clone() };
+        let route = |servers| Route { from: index, servers, network: self.networks[index].clone() };
         let open = |(n, server): (usize, &Arc<Server>)| {
-            let replica = self.pair.iter().filter(|_| n == 0).map(|pair| pair.second());
-            let routes = std::iter::once(server.clone()).chain(replica).map(route).collect();
+            let second = self.pair.iter().filter(|_| n == 0).map(|pair| pair.second());
+            let servers = std::iter::once(server.clone()).chain(second);
+            let routes = match self.options.second {
+                Some(Second::Balanced) => vec![route(servers.collect())],
+                _ => servers.map(|server| route(vec![server])).collect(),
+            };
             Arc::new(MysqlStore::simulated(&config, routes, limits.max_ttl_ms, metrics.clone()))
         };
         let stores: Vec<Arc<MysqlStore>> = self.servers.iter().enumerate().map(open).collect();
@@ -286,7 +303,7 @@ impl World {
             let allowed = Arc::new(move || fleet.may_write_until());
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
-        let policies = policies(&limits);
+        let policies = policies(&limits, self.options.in_order, &lock(&self.edited));
         let bells = Bells::new(self.bells.clone(), index, self.options.seed);
         let address = bells.address().to_owned();
         let service = Service::start_closed(Parts {
@@ -397,14 +414,17 @@ impl World {
             }
             Fault::FailOver { how, gap_ms, back_ms } => {
                 let Some(pair) = &self.pair else { return };
-                if *how != Succession::Planned {
+                if *how != Succession::Planned && pair.loses_writes() {
                     lock(&self.shared.checks).has_lost_writes = true;
                 }
                 pair.fail_over(*how, (*gap_ms, *back_ms)).await;
-                self.shared.note("the old primary is a replica now".to_owned());
+                self.shared.note("the fail-over is over".to_owned());
             }
             Fault::Replace { proxy, policy, settings } => {
                 self.is_replaced(policy);
+                if settings.global_order {
+                    lock(&self.shared.checks).gets_in_line(policy);
+                }
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (policies, fleet, table) =
                     (proxy.policies.clone(), proxy.fleet.clone(), settings.table());
@@ -417,6 +437,10 @@ impl World {
                     Ok(format!("{changed:?}"))
                 })
                 .await;
+            }
+            Fault::Edit { policy, settings } => {
+                self.is_replaced(policy);
+                lock(&self.edited).insert(*policy, settings.clone());
             }
             Fault::RollBack { proxy, policy } => {
                 self.is_replaced(policy);

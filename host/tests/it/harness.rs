@@ -1,7 +1,8 @@
 //! Servers, proxies and clients for the tests.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ mod upstream;
 mod world;
 
 pub use client::{Client, Lines, Response};
-pub use ledger::{Ledger, Noted};
+pub use ledger::{Ledger, Noted, Said};
 pub use proxy::{Proxy, Settings, lockkeeper, program};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;
@@ -126,6 +127,20 @@ fn lasting_folder(kind: Kind) -> PathBuf {
     let exe = std::env::current_exe().expect("this binary has a path");
     let name = format!("it-shared-{kind:?}").to_lowercase();
     exe.parent().expect("it is in a folder").join(name)
+}
+
+/// Ports that nothing listens on now, each of them given out once. They are below those that Linux takes for outgoing
+/// connections: a connection of another test could have one of those before the server is up.
+pub fn free_ports(count: usize) -> Vec<u16> {
+    const PORTS: u64 = 20_000;
+    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(rand::random_range(0..PORTS)));
+    let next = || 10_000 + (NEXT.fetch_add(1, Ordering::Relaxed) % PORTS) as u16;
+    let mut free = std::iter::repeat_with(next)
+        .take(PORTS as usize)
+        .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let ports: Vec<u16> = free.by_ref().take(count).collect();
+    assert_eq!(ports.len(), count, "no port is free");
+    ports
 }
 
 /// A server of the test's own, to be killed and stopped at will.

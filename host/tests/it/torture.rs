@@ -1,4 +1,4 @@
-//! Real proxies, a real server and real clients, with faults at random for as long as asked. `cargo xtask torture` says
+//! Real proxies, real servers and real clients, with faults at random for as long as asked. `cargo xtask torture` says
 //! for how long; alone the test fails.
 
 use std::collections::BTreeMap;
@@ -8,39 +8,42 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use lockkeeper::mysql::managed::ManagedServer;
-use mysql_async::Conn;
-use mysql_async::prelude::Queryable;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::faults::plain_account;
-use crate::harness::{
-    self, Habits, Kind, Proxy, Settings, World, crash, eventually, folder, own_server, signal,
-};
+use crate::harness::{self, Kind, Proxy, Settings, eventually, folder, signal};
 use crate::policies::{RENAMED, default_policy, variant};
 
+mod crowd;
+mod database;
 mod way;
 
+use crowd::Crowd;
+use database::{Database, Programs, Setup};
 use way::{Direction, Way};
 
 /// There is one more now and then.
 const PROXIES: usize = 3;
+/// Processes of clients, and clients of each.
+const CLIENTS: (usize, usize) = (4, 40);
 /// Faults between two looks at all that the clients were told, when everything must go on again.
 const ROUND: usize = 25;
 /// The longest pause between two faults.
 const PAUSE_MS: u64 = 6_000;
-/// How long a statement on the server may take that makes a fault.
-const STATEMENT: Duration = Duration::from_secs(3);
+/// How long a disk is full at most, in which a server may stop at any time.
+const DISK_IS_FULL: Duration = Duration::from_secs(6);
 /// How long a proxy may take to stop in order.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Three primitives, of which two rest on sessions, and a proxy that is silent for 4 s is gone.
+/// Three primitives, of which two rest on sessions. A proxy that is silent for 4 s is gone, and after a fail-over the wait for
+/// the leases of the lost server is short.
 const SECTIONS: &str = r#"
 [fleet]
 beat_ms = 250
+[limits]
+max_ttl_ms = 3_000
 [policies.advisory]
 path = "builtin:default"
 [policies.advisory.settings]
@@ -60,13 +63,17 @@ policy = "row"
 #[test]
 #[ignore = "goes on for as long as asked: cargo xtask torture"]
 fn no_promise_is_broken_by_what_goes_wrong() {
-    let kind = match asked::<String>("SERVER").as_str() {
-        "mysql" => Kind::Mysql,
-        "mariadb" => Kind::Mariadb,
+    let setup = match asked::<String>("SERVER").as_str() {
+        "mysql" => Setup::One(Kind::Mysql),
+        "mariadb" => Setup::One(Kind::Mariadb),
+        "galera" => Setup::Galera,
+        "group-replication" => Setup::Group,
         other => panic!("no server is called {other}"),
     };
     let length = Duration::from_secs_f64(asked::<f64>("MINUTES") * 60.0);
-    harness::run_without_limit(torture(kind, length, asked("SEED")));
+    let disk = env::var_os("LOCKKEEPER_TORTURE_DISK").map(PathBuf::from);
+    let programs = Programs { server: asked("PROGRAM"), faketime: asked("FAKETIME"), disk };
+    harness::run_without_limit(torture(setup, programs, length, asked("SEED")));
 }
 
 /// What `cargo xtask torture` asks for.
@@ -75,21 +82,21 @@ fn asked<T: FromStr>(name: &str) -> T {
     value.and_then(|value| value.parse().ok()).expect("`cargo xtask torture` says what to do")
 }
 
-async fn torture(kind: Kind, length: Duration, seed: u64) {
+async fn torture(setup: Setup, programs: Programs, length: Duration, seed: u64) {
     // It is built now, and not in the midst.
     LazyLock::force(&RENAMED);
     let dir = folder();
-    let mut torture = Torture::start(kind, dir.path(), seed).await;
+    let mut torture = Torture::start(setup, &programs, dir.path(), seed).await;
     let began = Instant::now();
     while began.elapsed() < length {
         for _ in 0..ROUND {
             torture.one_fault().await;
-            assert!(!torture.world.is_broken(), "a client was told what cannot be");
+            assert!(!torture.crowd.is_broken(), "a client was told what cannot be");
         }
         torture.mend_all().await;
-        torture.world.another_round().await;
-        torture.world.ledger().check();
-        let (grants, faults) = (torture.world.ledger().grants(), torture.faults.values().sum::<u64>());
+        torture.crowd.another_round().await;
+        torture.crowd.check().await;
+        let (grants, faults) = (torture.crowd.ledger().grants(), torture.faults.values().sum::<u64>());
         eprintln!(
             "{:>5.1} min: {grants} grants checked, {faults} faults",
             began.elapsed().as_secs_f64() / 60.0
@@ -98,19 +105,25 @@ async fn torture(kind: Kind, length: Duration, seed: u64) {
     torture.finish(began.elapsed()).await;
 }
 
-/// A proxy, and its way to the server.
+/// A proxy, and its ways to the servers.
 struct Place {
-    way: Way,
+    ways: Vec<Way>,
+    settings: Settings,
     proxy: Proxy,
     is_paused: bool,
 }
 
 impl Place {
-    /// No two have the same number `n`.
-    async fn new(url: &str, dir: &Path, n: usize, settings: &Settings) -> Place {
-        let way = Way::new(url, &dir.join(format!("way-{n}")));
-        let proxy = Proxy::with(Settings { url: way.url.clone(), ..settings.clone() }).await;
-        Place { way, proxy, is_paused: false }
+    /// No two have the same number `n`. They do not name the servers in the same order.
+    async fn new(urls: &[String], dir: &Path, n: usize, settings: &Settings) -> Place {
+        let way = |m: usize| Way::new(&urls[m], &dir.join(format!("way-{n}-{m}")));
+        let ways: Vec<Way> = (0..urls.len()).map(way).collect();
+        let first = n % ways.len();
+        let (before, from) = ways.split_at(first);
+        let url = from.iter().chain(before).map(|way| &*way.url).collect::<Vec<_>>().join(",");
+        let settings = Settings { url, ..settings.clone() };
+        let proxy = Proxy::with(settings.clone()).await;
+        Place { ways, settings, proxy, is_paused: false }
     }
 }
 
@@ -118,22 +131,21 @@ impl Place {
 #[derive(Clone, Copy, Debug)]
 enum Mend {
     ProxyGoesOn(usize),
-    ServerGoesOn(u32),
-    /// A statement, which is repeated until it succeeds.
-    Statement(&'static str),
+    /// The server of this number, as this process.
+    ServerGoesOn(usize, u32),
+    /// A statement on the server of this number, which is repeated until it succeeds.
+    Statement(usize, &'static str),
+    DiskHasRoom(usize),
 }
 
 struct Torture {
-    server: ManagedServer,
-    /// It is kept: where the server has too many connections, no other can be opened.
-    admin: Option<Conn>,
-    /// With a password, for proxies.
-    url: String,
+    database: Database,
     dir: PathBuf,
     settings: Settings,
     places: Vec<Place>,
-    world: World,
+    crowd: Crowd,
     random: StdRng,
+    began: Instant,
     /// What is to be mended, and when.
     broken: Vec<(Instant, Mend)>,
     /// How often each fault was made.
@@ -144,32 +156,35 @@ struct Torture {
 }
 
 impl Torture {
-    async fn start(kind: Kind, dir: &Path, seed: u64) -> Torture {
-        let server = own_server(kind, dir).await;
-        let url = plain_account(&server, "secret").await;
+    async fn start(setup: Setup, programs: &Programs, dir: &Path, seed: u64) -> Torture {
+        let database = Database::start(setup, programs, dir).await;
         let policy = dir.join("policy.wasm");
         std::fs::write(&policy, default_policy()).expect("a file");
+        // Galera has no GET_LOCK.
+        let primitives = match setup {
+            Setup::Galera => &["lease", "row"][..],
+            Setup::One(_) | Setup::Group => &["lease", "advisory", "row"][..],
+        };
         let sections = format!("[policies.default]\npath = \"{}\"\n{SECTIONS}", policy.display());
         let settings = Settings { sections, ..Settings::default() };
         let mut places = Vec::new();
         for n in 0..PROXIES {
-            let place = Place::new(&url, dir, n, &settings).await;
+            let place = Place::new(&database.urls(), dir, n, &settings).await;
             place.proxy.until_ready().await;
             places.push(place);
         }
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
-        let of_each = |n: usize| ["lease", "advisory", "row"].map(|primitive| format!("{primitive}/{n}"));
-        let habits =
-            Habits { clients: 64, resources: (0..10).flat_map(of_each).collect(), ..Habits::default() };
+        let of_each = |n: usize| primitives.iter().map(move |primitive| format!("{primitive}/{n}"));
+        let resources: Vec<String> = (0..60 / primitives.len()).flat_map(of_each).collect();
+        let crowd = Crowd::start(dir, CLIENTS, &resources, &addresses).await;
         Torture {
-            server,
-            admin: None,
-            url,
+            database,
             dir: dir.to_owned(),
             settings,
             places,
-            world: World::with(&addresses, habits),
+            crowd,
             random: StdRng::seed_from_u64(seed),
+            began: Instant::now(),
             broken: Vec::new(),
             faults: BTreeMap::new(),
             pushes: 0,
@@ -184,18 +199,21 @@ impl Torture {
             12..20 => self.stop_proxy().await,
             20..32 => self.pause_proxy(),
             32..36 => self.kill_server().await,
-            36..44 => self.pause_server(),
-            44..56 => self.kill_session().await,
-            56..64 => self.read_only().await,
-            64..70 => self.few_connections().await,
-            70..80 => self.cut(),
-            80..88 => self.lose_answers(),
-            88..92 => self.stall(),
-            92..95 => self.join_or_leave().await,
+            36..42 => self.pause_server().await,
+            42..54 => self.kill_session().await,
+            54..61 => self.read_only().await,
+            61..66 => self.few_connections().await,
+            66..76 => self.cut(),
+            76..84 => self.lose_answers(),
+            84..88 => self.stall(),
+            88..91 => self.join_or_leave().await,
+            91..94 => self.set_clock(),
+            94..96 => self.fill_disk(),
             _ => self.push_policy(),
         };
         if let Some(fault) = made {
             *self.faults.entry(fault).or_default() += 1;
+            eprintln!("{:>9.3} s: {fault}", self.began.elapsed().as_secs_f64());
         }
         let until = Instant::now() + self.ms(0, PAUSE_MS);
         while Instant::now() < until {
@@ -208,22 +226,40 @@ impl Torture {
         Duration::from_millis(self.random.random_range(from..=to))
     }
 
+    /// A proxy.
     fn any(&mut self) -> usize {
         self.random.random_range(0..self.places.len())
     }
 
+    fn any_server(&mut self) -> usize {
+        self.random.random_range(0..self.database.servers.len())
+    }
+
+    /// A cluster goes on while most of its servers do: one is broken at a time, once all have joined.
+    async fn spare_server(&mut self) -> Option<usize> {
+        let n = self.any_server();
+        let is_spare = !self.database.is_cluster()
+            || (!self.broken.iter().any(|(_, mend)| matches!(mend, Mend::ServerGoesOn(..)))
+                && self.database.is_whole().await);
+        is_spare.then_some(n)
+    }
+
+    fn way(&mut self, place: usize) -> &Way {
+        let n = self.any_server();
+        &self.places[place].ways[n]
+    }
+
     async fn kill_proxy(&mut self) -> Option<&'static str> {
         let n = self.any();
-        self.world.killed(self.places[n].proxy.api_address());
+        self.crowd.killed(self.places[n].proxy.api_address());
         self.places[n].proxy.kill();
         self.start_proxy(n).await;
         Some("kill -9 of a proxy")
     }
 
     async fn start_proxy(&mut self, n: usize) {
-        let url = self.places[n].way.url.clone();
-        let proxy = Proxy::with(Settings { url, ..self.settings.clone() }).await;
-        self.world.set_address(n, proxy.api_address());
+        let proxy = Proxy::with(self.places[n].settings.clone()).await;
+        self.crowd.set_address(n, proxy.api_address()).await;
         self.places[n].proxy = proxy;
         self.places[n].is_paused = false;
     }
@@ -236,7 +272,7 @@ impl Torture {
     }
 
     async fn stop_in_order(&mut self, n: usize) {
-        self.world.killed(self.places[n].proxy.api_address());
+        self.crowd.killed(self.places[n].proxy.api_address());
         self.places[n].proxy.signal(Signal::TERM);
         self.places[n].proxy.signal(Signal::CONT);
         self.places[n].is_paused = false;
@@ -252,8 +288,9 @@ impl Torture {
         let last = self.places.len() - 1;
         if last < PROXIES {
             self.joined += 1;
-            let place = Place::new(&self.url, &self.dir, PROXIES + self.joined, &self.settings).await;
-            self.world.joins(place.proxy.api_address());
+            let place =
+                Place::new(&self.database.urls(), &self.dir, PROXIES + self.joined, &self.settings).await;
+            self.crowd.joins(place.proxy.api_address()).await;
             self.places.push(place);
             return Some("a proxy joins");
         }
@@ -261,9 +298,9 @@ impl Torture {
         if in_order {
             self.stop_in_order(last).await;
         } else {
-            self.world.killed(self.places[last].proxy.api_address());
+            self.crowd.killed(self.places[last].proxy.api_address());
         }
-        self.world.leaves();
+        self.crowd.leaves().await;
         self.places.truncate(last);
         Some(if in_order { "a proxy leaves for good" } else { "kill -9 of a proxy that does not come back" })
     }
@@ -280,53 +317,76 @@ impl Torture {
     }
 
     async fn kill_server(&mut self) -> Option<&'static str> {
-        self.server.pid()?;
+        let n = self.spare_server().await?;
+        self.database.servers[n].managed.pid()?;
         let since = Instant::now();
-        crash(&self.server).await;
+        self.database.servers[n].kill().await;
         self.sessions_are_lost(since);
-        Some("kill -9 of the server")
+        Some("kill -9 of a server")
     }
 
-    fn pause_server(&mut self) -> Option<&'static str> {
-        let (pid, length) = (self.server.pid()?, self.ms(50, 6_000));
-        if self.broken.iter().any(|(_, mend)| matches!(mend, Mend::ServerGoesOn(_))) {
+    async fn pause_server(&mut self) -> Option<&'static str> {
+        let (n, length) = (self.spare_server().await?, self.ms(50, 6_000));
+        let pid = self.database.servers[n].managed.pid()?;
+        if self.broken.iter().any(|(_, mend)| matches!(mend, Mend::ServerGoesOn(..))) {
             return None;
         }
         signal(pid, Signal::STOP);
-        self.broken.push((Instant::now() + length, Mend::ServerGoesOn(pid)));
-        Some("SIGSTOP of the server")
+        self.broken.push((Instant::now() + length, Mend::ServerGoesOn(n, pid)));
+        Some("SIGSTOP of a server")
     }
 
     async fn kill_session(&mut self) -> Option<&'static str> {
-        let since = Instant::now();
+        let (n, since) = (self.any_server(), Instant::now());
         let any = "SELECT CAST(id AS CHAR) FROM information_schema.processlist WHERE user='lk' ORDER BY RAND() LIMIT 1";
-        let rows = self.ask(any).await?;
+        let rows = self.database.servers[n].ask(any).await?;
         let id: String = rows.into_iter().next().map(mysql_async::from_row)?;
-        self.ask(&format!("KILL CONNECTION {id}")).await?;
+        self.database.servers[n].ask(&format!("KILL CONNECTION {id}")).await?;
         self.sessions_are_lost(since);
         Some("KILL CONNECTION")
     }
 
+    /// A replication group sees to that itself.
     async fn read_only(&mut self) -> Option<&'static str> {
-        let length = self.ms(50, 3_000);
-        self.broken.push((Instant::now() + length, Mend::Statement("SET GLOBAL read_only=0")));
-        self.ask("SET GLOBAL read_only=1").await?;
-        Some("the server is read-only")
+        let (n, length) = (self.any_server(), self.ms(50, 3_000));
+        if self.database.setup == Setup::Group {
+            return None;
+        }
+        self.broken.push((Instant::now() + length, Mend::Statement(n, "SET GLOBAL read_only=0")));
+        self.database.servers[n].ask("SET GLOBAL read_only=1").await?;
+        Some("a server is read-only")
     }
 
     async fn few_connections(&mut self) -> Option<&'static str> {
-        let (n, length, since) = (self.any(), self.ms(500, 3_000), Instant::now());
-        self.broken.push((Instant::now() + length, Mend::Statement("SET GLOBAL max_connections=151")));
-        self.ask("SET GLOBAL max_connections=10").await?;
-        self.places[n].way.cut(Duration::ZERO);
+        let (n, m, length, since) = (self.any(), self.any_server(), self.ms(500, 3_000), Instant::now());
+        self.broken.push((since + length, Mend::Statement(m, "SET GLOBAL max_connections=151")));
+        self.database.servers[m].ask("SET GLOBAL max_connections=10").await?;
+        self.places[n].ways[m].cut(Duration::ZERO);
         self.sessions_are_lost(since);
         Some("too many connections")
+    }
+
+    /// Up to half a minute from the machine's, in either direction.
+    fn set_clock(&mut self) -> Option<&'static str> {
+        let ahead = f64::from(self.random.random_range(-30_000..=30_000)) / 1_000.0;
+        let n = self.any_server();
+        self.database.servers[n].set_clock(ahead)?;
+        Some("the clock of a server is set")
+    }
+
+    fn fill_disk(&mut self) -> Option<&'static str> {
+        let (n, length, since) = (self.any_server(), self.ms(50, 3_000), Instant::now());
+        self.database.servers[n].fill_disk()?;
+        // A server that cannot write its binary log stops by itself.
+        self.sessions_are_lost(since);
+        self.broken.push((since + length, Mend::DiskHasRoom(n)));
+        Some("the disk is full")
     }
 
     fn cut(&mut self) -> Option<&'static str> {
         let (n, lingers, since) = (self.any(), self.ms(0, 3_000), Instant::now());
         let at_once = self.random.random_bool(0.5);
-        self.places[n].way.cut(if at_once { Duration::ZERO } else { lingers });
+        self.way(n).cut(if at_once { Duration::ZERO } else { lingers });
         self.sessions_are_lost(since);
         Some(if at_once { "connections are cut" } else { "connections are cut, and the server keeps them" })
     }
@@ -334,14 +394,14 @@ impl Torture {
     fn lose_answers(&mut self) -> Option<&'static str> {
         let n = self.any();
         // Locks of sessions are not written, so their connections last.
-        self.places[n].way.lose_answers();
+        self.way(n).lose_answers();
         Some("answers to writes are lost")
     }
 
     fn stall(&mut self) -> Option<&'static str> {
         let (n, length) = (self.any(), self.ms(50, 6_000));
         let direction = if self.random.random_bool(0.5) { Direction::ToServer } else { Direction::ToProxy };
-        self.places[n].way.stall(direction, length);
+        self.way(n).stall(direction, length);
         Some(match direction {
             Direction::ToServer => "nothing reaches the server",
             Direction::ToProxy => "no answer reaches a proxy",
@@ -361,26 +421,8 @@ impl Torture {
     /// Of any proxy, at some time since that moment.
     fn sessions_are_lost(&self, since: Instant) {
         for place in &self.places {
-            self.world.ledger().lost_sessions(place.proxy.api_address(), since);
+            self.crowd.ledger().lost_sessions(place.proxy.api_address(), since);
         }
-    }
-
-    /// `None` where the server does not answer.
-    async fn ask(&mut self, statement: &str) -> Option<Vec<mysql_async::Row>> {
-        let (url, kept) = (self.server.url(), self.admin.take());
-        let asked = async {
-            if let Some(mut conn) = kept
-                && let Ok(rows) = conn.query(statement).await
-            {
-                return Ok((conn, rows));
-            }
-            let mut conn = Conn::from_url(url).await?;
-            let rows = conn.query(statement).await?;
-            Ok::<_, mysql_async::Error>((conn, rows))
-        };
-        let (conn, rows) = tokio::time::timeout(STATEMENT, asked).await.ok()?.ok()?;
-        self.admin = Some(conn);
-        Some(rows)
     }
 
     async fn mend_due(&mut self) {
@@ -407,10 +449,16 @@ impl Torture {
             }
             // It was killed since.
             Mend::ProxyGoesOn(_) => {}
-            Mend::ServerGoesOn(pid) if self.server.pid() == Some(pid) => signal(pid, Signal::CONT),
-            Mend::ServerGoesOn(_) => {}
-            Mend::Statement(statement) => {
-                if self.ask(statement).await.is_none() {
+            Mend::ServerGoesOn(n, pid) if self.database.servers[n].managed.pid() == Some(pid) => {
+                signal(pid, Signal::CONT);
+            }
+            Mend::ServerGoesOn(..) => {}
+            Mend::DiskHasRoom(n) => {
+                self.database.servers[n].empty_disk();
+                self.sessions_are_lost(Instant::now().checked_sub(DISK_IS_FULL).expect("the machine ran"));
+            }
+            Mend::Statement(n, statement) => {
+                if self.database.servers[n].ask(statement).await.is_none() {
                     self.broken.push((Instant::now() + Duration::from_millis(200), mend));
                 }
             }
@@ -418,9 +466,9 @@ impl Torture {
     }
 
     /// Everything is free in the end.
-    async fn finish(self, length: Duration) {
-        let grants = self.world.ledger().grants();
-        self.world.finish().await;
+    async fn finish(mut self, length: Duration) {
+        self.crowd.finish().await;
+        let grants = self.crowd.ledger().grants();
         let client = self.places[0].proxy.client();
         eventually("nothing is held", async || {
             let listed = client.try_send("GET", "/v1/locks", "").await;
@@ -434,6 +482,6 @@ impl Torture {
         for (fault, times) in &self.faults {
             eprintln!("{times:>7}  {fault}");
         }
-        self.server.stop().await;
+        self.database.stop().await;
     }
 }

@@ -16,8 +16,8 @@ const UNUSED: [&str; 4] = ["perl", "libperl", "libgdbm", "libc-gconv-modules"];
 /// run has downloaded is not downloaded again. apt checks signatures and digests.
 pub fn fetch(machine: &Machine, kind: Kind, work: &Path) -> Result<Vec<PathBuf>> {
     let sources = match kind {
-        Kind::Mysql => vec![machine.sid()?],
-        Kind::Mariadb | Kind::Nginx => machine.own()?,
+        Kind::Mysql | Kind::MariadbNext => vec![machine.sid()?],
+        Kind::Mariadb | Kind::Galera | Kind::Faketime | Kind::Nginx => machine.own()?,
     };
     let config = prepare(work, &sources)?;
     let suites: Vec<&str> = sources.iter().flat_map(|source| &source.suites).map(String::as_str).collect();

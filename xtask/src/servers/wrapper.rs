@@ -23,7 +23,8 @@ pub fn write(home: &Path, kind: Kind) -> Result<()> {
     };
     match kind {
         Kind::Mysql => plain("mysql", "usr/bin/mysql")?,
-        Kind::Mariadb => plain("mariadb", "usr/bin/mariadb")?,
+        Kind::Mariadb | Kind::MariadbNext | Kind::Galera => plain("mariadb", "usr/bin/mariadb")?,
+        Kind::Faketime => return plain("faketime", "usr/bin/faketime"),
         Kind::Nginx => return plain("nginx", "usr/sbin/nginx"),
     }
     executable(&bin.join(kind.daemon()), &database(&root, &launch, kind.daemon())?)

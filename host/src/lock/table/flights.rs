@@ -82,6 +82,9 @@ impl Table {
                 }
             }
         }
+        if let Some(why) = &unheard {
+            self.give_up_behind(&flight_keys, why, &mut touched, out);
+        }
         touched.sort_unstable();
         touched.dedup();
         for key in &flight_keys {
@@ -91,15 +94,25 @@ impl Table {
         }
         self.advance_all(&touched, now, out);
         for id in std::mem::take(&mut self.late) {
-            let entry = self.waiters.get_mut(&id);
-            let behind =
-                entry.filter(|entry| entry.waiter.claim.keys.iter().any(|key| flight_keys.contains(key)));
-            if let (Some(why), Some(entry)) = (&unheard, behind) {
-                // It has waited for as long as the store's time-out allows, and does not do so again.
-                entry.store_error = Some(why.clone());
-                self.give_up(id, None, now, out);
-            } else {
-                self.deadline(id, now, out);
+            self.deadline(id, now, out);
+        }
+    }
+
+    /// The waiters whose time is up and which stood behind a flight that failed: they have waited for as long as the
+    /// store's time-out allows, and do not do so again. Comes before the keys are asked for again, as a waiter that
+    /// is asked for may not leave before its answer.
+    fn give_up_behind(&mut self, keys: &[Key], why: &str, touched: &mut Vec<Key>, out: &mut Vec<Action>) {
+        let late = std::mem::take(&mut self.late);
+        let (behind, other) = late.into_iter().partition(|id| {
+            self.waiters.get(id).is_some_and(|entry| {
+                entry.flight.is_none() && entry.waiter.claim.keys.iter().any(|key| keys.contains(key))
+            })
+        });
+        self.late = other;
+        for id in behind {
+            if let Some(entry) = self.waiters.get(&id) {
+                touched.extend(entry.waiter.claim.keys.iter().cloned());
+                self.finish(id, Verdict::Unavailable { why: why.to_owned() }, out);
             }
         }
     }
@@ -349,6 +362,9 @@ impl Table {
             self.drop_out(id);
         } else if self.shutting_down {
             self.finish(id, Verdict::ShuttingDown, out);
+        } else if entry.replan.is_some() && entry.denial.is_some() && entry.deadline <= now {
+            // Its time is up and it was refused: it does not stand behind the flights of its new keys as well.
+            self.give_up(id, None, now, out);
         } else if let Some(claim) = entry.replan.take() {
             self.replan(id, claim, now, out);
         } else if entry.deadline <= now {

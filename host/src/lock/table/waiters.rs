@@ -119,6 +119,7 @@ impl Table {
     /// Takes a waiter without a grant out of its queues; what it may have been granted is undone.
     pub(super) fn drop_out(&mut self, id: WaiterId) -> Option<Entry> {
         let entry = self.remove(id)?;
+        debug_assert!(entry.flight.is_none(), "the answer decides on a waiter that is asked for");
         self.undo_unsure(&entry);
         self.leave_line(&entry);
         Some(entry)

@@ -30,6 +30,7 @@ use crate::lock::{Instant, Key, Space, Token};
 use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT, LATE};
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::{Batch, Queue, Ticket, first_deadline};
+use crate::mysql::sql;
 use crate::mysql::store::{MysqlStore, Shared};
 use crate::store::Reply;
 use crate::vital;
@@ -413,13 +414,16 @@ async fn exchange(shared: &Shared, link: &mut Link, errand: &Errand) -> Result<(
     if tokens > 0 {
         let until = shared.membership.until();
         let keys = || want.iter().map(|(key, _)| key);
-        let mut had = counted(sets.pop(), tokens, until, false)?;
+        let mut had = counted(&link.server, sets.pop(), tokens, until, false)?;
         if had.is_none() {
             let sql = format!("{};{}", lay_by(link.sample.epoch, tokens, keys()), number(keys()));
-            had = counted(link.exchange(sql).await?.pop(), tokens, until, true)?;
+            let set = link.exchange(sql).await?.pop();
+            had = counted(&link.server, set, tokens, until, true)?;
         }
         let used_up = || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
         (errands.above, errands.grants_from) = had.ok_or_else(used_up)?;
+    } else {
+        link.check_used(&mut sets)?;
     }
     let texts = sets.into_iter().flatten().filter_map(|mut row| row.take::<String, _>(0));
     let had = texts.flat_map(|text| text.into_bytes()).map(|digit| digit == b'1').collect();
@@ -430,7 +434,8 @@ fn names(keys: Vec<(Key, Guard)>) -> Vec<Name> {
     keys.into_iter().map(|(_, guard)| guard.name).collect()
 }
 
-/// Frees first: what is freed may be wanted by others. The number comes last, when the names are had.
+/// Frees first: what is freed may be wanted by others. The number comes last, when the names are had; without it, the
+/// server that the tables are used on.
 fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64) -> String {
     let mut sql = String::with_capacity(1_024 + 100 * (free.len() + 2 * want.len()));
     sql.push_str("DO 0");
@@ -449,9 +454,10 @@ fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64) -> String {
         }
         sql.push_str(") AS had");
     }
-    if tokens > 0 {
-        sql.push(';');
-        sql.push_str(&number(want.iter().map(|(key, _)| key)));
+    sql.push(';');
+    match tokens {
+        0 => sql.push_str(&sql::used_on()),
+        _ => sql.push_str(&number(want.iter().map(|(key, _)| key))),
     }
     sql
 }
@@ -499,6 +505,6 @@ mod tests {
         let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1);
         let at = |text: &str| sql.find(text).expect(text);
         assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("UUID_SHORT"));
-        assert_eq!(statements(&[], &[], 0), "DO 0");
+        assert_eq!(statements(&[], &[], 0), format!("DO 0;{}", sql::used_on()));
     }
 }

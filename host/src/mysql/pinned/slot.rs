@@ -125,8 +125,9 @@ impl Slot {
     /// When the session was last heard of: it is asked for a sign of life.
     pub async fn beat(link: &mut Link) -> Result<Instant, Fault> {
         let asked_at = clock::now();
-        let answered = tokio::time::timeout(PATIENCE, link.exchange("DO 0")).await;
-        answered.unwrap_or_else(|_| Err(Fault::timeout("the session of a row lock"))).map(|_| asked_at)
+        let answered = tokio::time::timeout(PATIENCE, link.exchange(sql::used_on())).await;
+        let mut sets = answered.unwrap_or_else(|_| Err(Fault::timeout("the session of a row lock")))?;
+        link.check_used(&mut sets).map(|()| asked_at)
     }
 }
 
@@ -156,10 +157,11 @@ impl Counter {
             }
             sets => sets?,
         };
-        let mut had = counted(sets.pop(), tokens, until, false)?;
+        let mut had = counted(&link.server, sets.pop(), tokens, until, false)?;
         if had.is_none() {
             let sql = format!("{};{ask}", lay_by(link.sample.epoch, tokens, keys.iter()));
-            had = counted(within(link.exchange(sql)).await?.pop(), tokens, until, true)?;
+            let set = within(link.exchange(sql)).await?.pop();
+            had = counted(&link.server, set, tokens, until, true)?;
         }
         *place = Some(link);
         had.ok_or_else(|| Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() })
@@ -193,11 +195,15 @@ impl Wish {
             Strength::Shared if mariadb => ") ORDER BY k LOCK IN SHARE MODE NOWAIT",
             Strength::Shared => ") ORDER BY k FOR SHARE NOWAIT",
         });
-        let sets = match link.exchange(sql).await {
+        // Once the rows are locked: by then another node may be in use.
+        sql.push(';');
+        sql.push_str(&sql::used_on());
+        let mut sets = match link.exchange(sql).await {
             // 3572 on MySQL, 1205 on MariaDB.
             Err(Fault::Conflict { .. }) => return Ok(Found::Taken),
             sets => sets?,
         };
+        link.check_used(&mut sets)?;
         let missing = self.missing(sets);
         match missing.len() {
             0 => Ok(Found::Locked(self.keys.clone())),

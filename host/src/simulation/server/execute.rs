@@ -36,6 +36,7 @@ impl Server {
         if done.is_ok() && !in_transaction {
             self.commit(session).await?;
         }
+        self.share();
         self.changed.notify_waiters();
         done
     }

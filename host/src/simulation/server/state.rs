@@ -64,6 +64,8 @@ pub struct Session {
     pub wait_timeout_s: u64,
     /// It was ended by somebody else.
     pub killed: bool,
+    /// The other node of the cluster has undone its transaction.
+    pub is_undone: bool,
 }
 
 #[derive(Default)]
@@ -114,6 +116,7 @@ impl State {
             lock_wait_s: 50,
             wait_timeout_s: 28_800,
             killed: false,
+            is_undone: false,
         };
         self.sessions.insert(self.last_session, session);
         self.last_session
@@ -274,6 +277,27 @@ impl State {
             Change::Row { place: (table, key), row: None } => {
                 self.tables[table].rows.remove(&key);
             }
+        }
+    }
+
+    /// Applies a change of the other node. Transactions that have locked the row are undone.
+    pub fn apply_over(&mut self, change: Change) {
+        if let Change::Row { place, .. } = &change {
+            let lock = self.locks.get(place);
+            let holders: Vec<SessionId> =
+                lock.into_iter().flat_map(|lock| &lock.holders).map(|(holder, _)| *holder).collect();
+            for holder in holders {
+                self.rollback(holder);
+                if let Some(session) = self.sessions.get_mut(&holder) {
+                    session.is_undone = true;
+                }
+            }
+        }
+        let is_there = |definition: &Definition| {
+            self.tables.iter().any(|table| table.definition.name == definition.name)
+        };
+        if !matches!(&change, Change::Table(definition) if is_there(definition)) {
+            self.apply(change);
         }
     }
 

@@ -11,8 +11,7 @@ fn of_both(first: &Fake, second: &Fake) -> String {
 
 /// Nobody listens there.
 fn nobody() -> String {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    format!("http://127.0.0.1:{port}")
+    format!("http://127.0.0.1:{}", crate::harness::free_ports(1)[0])
 }
 
 #[test]

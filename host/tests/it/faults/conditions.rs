@@ -289,6 +289,25 @@ on_both! {
         acquire(2_000).await.unwrap().expect("the places are free again");
     }
 
+    /// As on a node of a Galera cluster while a proxy uses another node: nothing is granted before the leases of that one
+    /// have ended.
+    async fn a_record_that_names_another_server_ends_the_use_of_this_one(kind: Kind) {
+        let url = database(kind).await;
+        let store = open(&url).await;
+        let before = warm(&store, &["k"]).await;
+        sql(&url, "UPDATE lockkeeper_meta SET identity='another',floor=floor+1 WHERE id=1").await;
+        eventually("this server is taken into use again", async || {
+            let asked = ask(&store, Op::Acquire(contract::claim(&["k"], "me")), 5_000).await.unwrap();
+            let outcome = asked.as_ref().map(|reply| &reply.outcomes[0]);
+            assert!(!matches!(outcome, Ok(Outcome::Granted(_))), "{asked:?}");
+            matches!(outcome, Ok(Outcome::Held(_)))
+        })
+        .await;
+        let record = sql(&url, "SELECT epoch,floor FROM lockkeeper_meta WHERE id=1 AND identity<>'another'").await;
+        let (epoch, floor): (u64, u64) = mysql_async::from_row(record.into_iter().next().expect("a record"));
+        assert!(epoch == 1 && floor > before.token.0, "{epoch} {floor}");
+    }
+
     async fn tables_of_a_later_version_are_left_alone(kind: Kind) {
         let url = database(kind).await;
         warm(&open(&url).await, &["a"]).await;

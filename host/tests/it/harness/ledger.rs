@@ -3,10 +3,12 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::Response;
 
@@ -15,6 +17,50 @@ use super::Response;
 pub struct Ledger {
     told: Mutex<HashMap<String, Vec<Told>>>,
     ends: Mutex<Vec<SessionsEnd>>,
+    /// Where the ledger of another process has it all, too.
+    says: Option<UnboundedSender<Said>>,
+}
+
+/// What happens to a ledger, for that of another process. Times are microseconds of the machine's clock, see [`Moment`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Said {
+    Granted {
+        at: usize,
+        resource: String,
+        by: String,
+        tokens: Vec<(String, u64)>,
+        times: [Moment; 3],
+        ends_with: Option<SocketAddr>,
+    },
+    /// The end of a grant is another one now.
+    Until { at: usize, resource: String, until: Moment },
+}
+
+/// A moment, for all processes of this machine.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Moment(i64);
+
+/// The same moment on both clocks.
+static SAME: LazyLock<(Instant, i64)> = LazyLock::new(|| {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (Instant::now(), now.tv_sec * 1_000_000 + now.tv_nsec / 1_000)
+});
+
+impl From<Instant> for Moment {
+    fn from(instant: Instant) -> Moment {
+        let (same, us) = *SAME;
+        let after = instant.saturating_duration_since(same).as_micros();
+        let before = same.saturating_duration_since(instant).as_micros();
+        Moment(us + i64::try_from(after).expect("it is near") - i64::try_from(before).expect("it is near"))
+    }
+}
+
+impl From<Moment> for Instant {
+    fn from(Moment(us): Moment) -> Instant {
+        let (same, same_us) = *SAME;
+        let apart = Duration::from_micros((us - same_us).unsigned_abs());
+        if us < same_us { same.checked_sub(apart).expect("the machine ran") } else { same + apart }
+    }
 }
 
 /// The end of all that rested on the sessions of a proxy.
@@ -64,11 +110,50 @@ impl Ledger {
         let tokens = tokens(&granted.json);
         assert!(!tokens.is_empty(), "a grant has tokens: {}", granted.text);
         let ends_with = (granted.json["ends_with"] == "session").then_some(proxy);
-        let told = Told { by: by.to_owned(), tokens, asked, from, until: asked + told, ends_with };
+        self.note(resource, Told { by: by.to_owned(), tokens, asked, from, until: asked + told, ends_with })
+    }
+
+    fn note(&self, resource: &str, told: Told) -> Noted {
         let mut all = self.lock();
         let of_resource = all.entry(resource.to_owned()).or_default();
+        let at = of_resource.len();
+        self.say(|| Said::Granted {
+            at,
+            resource: resource.to_owned(),
+            by: told.by.clone(),
+            tokens: told.tokens.clone(),
+            times: [told.asked, told.from, told.until].map(Moment::from),
+            ends_with: told.ends_with,
+        });
         of_resource.push(told);
-        Noted { resource: resource.to_owned(), at: of_resource.len() - 1 }
+        Noted { resource: resource.to_owned(), at }
+    }
+
+    /// A ledger whose notes another process has, too.
+    pub fn that_says(says: UnboundedSender<Said>) -> Ledger {
+        Ledger { says: Some(says), ..Ledger::default() }
+    }
+
+    fn say(&self, said: impl FnOnce() -> Said) {
+        if let Some(says) = &self.says {
+            // Nobody listens where the process ends.
+            let _ = says.send(said());
+        }
+    }
+
+    /// Notes what another process has noted. `places`: where this ledger has the notes of that process.
+    pub fn take_in(&self, said: Said, places: &mut HashMap<(String, usize), Noted>) {
+        match said {
+            Said::Granted { at, resource, by, tokens, times, ends_with } => {
+                let [asked, from, until] = times.map(Instant::from);
+                let noted = self.note(&resource, Told { by, tokens, asked, from, until, ends_with });
+                places.insert((resource, at), noted);
+            }
+            Said::Until { at, resource, until } => {
+                let noted = &places[&(resource, at)];
+                self.change(noted, |told| told.until = until.into());
+            }
+        }
     }
 
     /// It lasts for so much longer from when that was asked for.
@@ -136,7 +221,10 @@ impl Ledger {
     fn change(&self, noted: &Noted, change: impl FnOnce(&mut Told)) {
         let mut all = self.lock();
         let told = all.get_mut(&noted.resource).and_then(|told| told.get_mut(noted.at));
-        change(told.expect("what was noted stays"));
+        let told = told.expect("what was noted stays");
+        change(told);
+        let Noted { resource, at } = noted.clone();
+        self.say(|| Said::Until { at, resource, until: told.until.into() });
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Told>>> {
@@ -177,11 +265,12 @@ fn check_times(resource: &str, all: &[Certain<'_>]) {
             let over = last.until.saturating_duration_since(next.told.from);
             assert!(
                 over.is_zero(),
-                "{resource}: {} {:?} overlaps {} {:?} by {over:?}",
+                "{resource}: {} {:?} overlaps {} {:?} by {over:?}, {:?} ago",
                 last.told.by,
                 last.told.tokens,
                 next.told.by,
-                next.told.tokens
+                next.told.tokens,
+                next.told.from.elapsed()
             );
         }
         if last.is_none_or(|last| last.until < next.until) {

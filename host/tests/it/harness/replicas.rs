@@ -1,13 +1,12 @@
 //! Servers that replicate from one another, handled as an operator would.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::mysql::managed::ManagedServer;
 use rustix::process::Signal;
 
-use super::{Kind, signal, sql, start_with};
+use super::{Kind, free_ports, signal, sql, start_with};
 
 /// A server with a network port, which is read-only whenever it starts.
 pub struct Node {
@@ -21,9 +20,7 @@ pub struct Node {
 impl Node {
     /// `id` is the server's number among those of the test.
     pub async fn start(kind: Kind, dir: &Path, id: u32) -> Node {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        drop(listener);
+        let port = free_ports(1)[0];
         let mut node = Node { kind, dir: dir.join(format!("node-{id}")), port, id, server: None };
         node.make().await;
         node
@@ -84,21 +81,16 @@ impl Node {
         self.root(&format!("SET GLOBAL read_only={}", u8::from(on))).await;
     }
 
-    /// Waits until it has what the other one has, as far as the proxies' records tell.
+    /// Waits until it has all that the other one has committed by now.
     pub async fn catch_up(&self, source: &Node) {
-        let record = "SELECT CONCAT(identity,' ',epoch,' ',floor) FROM lockkeeper.lockkeeper_meta";
-        let there: String = source.root(record).await[0].get(0).expect("a record");
-        let tables = "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_NAME='lockkeeper_meta'";
-        let status = if self.kind == Kind::Mysql { "SHOW REPLICA STATUS" } else { "SHOW SLAVE STATUS" };
-        for _ in 0..1_000 {
-            if !self.root(tables).await.is_empty()
-                && self.root(record).await.first().and_then(|row| row.get(0)) == Some(there.clone())
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("the replica does not get {there}: {:?}", self.root(status).await);
+        let (position, wait, status) = match self.kind {
+            Kind::Mysql => ("@@GLOBAL.gtid_executed", "WAIT_FOR_EXECUTED_GTID_SET", "SHOW REPLICA STATUS"),
+            Kind::Mariadb => ("@@GLOBAL.gtid_binlog_pos", "MASTER_GTID_WAIT", "SHOW SLAVE STATUS"),
+        };
+        let there: String = source.root(&format!("SELECT {position}")).await[0].get(0).expect("a position");
+        let waited = self.root(&format!("SELECT {wait}('{there}',20)")).await;
+        let is_there = waited[0].get(0) == Some(0);
+        assert!(is_there, "the replica does not get {there}: {:?}", self.root(status).await);
     }
 
     /// As a crash does; it is started again by itself, and read-only.

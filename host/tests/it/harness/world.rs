@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::ledger::{Ledger, Noted};
+use super::ledger::{Ledger, Noted, Said};
 use super::{Client, Response, fresh, within};
 
 /// Grants between two faults.
@@ -20,6 +21,8 @@ const ROUND: usize = 60;
 
 /// What the clients do.
 pub struct Habits {
+    /// What the names of the clients begin with.
+    pub name: String,
     pub clients: usize,
     pub resources: Vec<String>,
     pub ttl_ms: RangeInclusive<u64>,
@@ -51,6 +54,7 @@ struct Shared {
 impl Default for Habits {
     fn default() -> Habits {
         Habits {
+            name: "client".to_owned(),
             clients: 16,
             resources: (0..3).map(|_| fresh("excluded")).collect(),
             ttl_ms: 150..=500,
@@ -69,16 +73,26 @@ impl World {
     }
 
     pub fn with(proxies: &[SocketAddr], habits: Habits) -> World {
+        World::of(proxies, habits, Ledger::default())
+    }
+
+    /// Another process has the notes of its ledger, too.
+    pub fn that_says(proxies: &[SocketAddr], habits: Habits, says: UnboundedSender<Said>) -> World {
+        World::of(proxies, habits, Ledger::that_says(says))
+    }
+
+    fn of(proxies: &[SocketAddr], habits: Habits, ledger: Ledger) -> World {
         let clients = habits.clients;
         let shared = Arc::new(Shared {
             habits,
             proxies: Mutex::new(proxies.to_owned()),
-            ledger: Ledger::default(),
+            ledger,
             forgets: AtomicBool::new(false),
             stop: CancellationToken::new(),
         });
         let client = |n| {
-            let client = Locking { world: shared.clone(), by: format!("client-{n}"), known: HashMap::new() };
+            let by = format!("{}-{n}", shared.habits.name);
+            let client = Locking { world: shared.clone(), by, known: HashMap::new() };
             tokio::spawn(client.run())
         };
         World { clients: (0..clients).map(client).collect(), shared }
@@ -129,11 +143,17 @@ impl World {
 
     /// Stops the clients, and checks what they were told. The keys that were granted.
     pub async fn finish(self) -> Vec<String> {
+        let shared = self.shared.clone();
+        self.stop().await;
+        shared.ledger.check()
+    }
+
+    /// Stops the clients.
+    pub async fn stop(self) {
         self.shared.stop.cancel();
         for client in self.clients {
             client.await.expect("a client of the test");
         }
-        self.shared.ledger.check()
     }
 }
 

@@ -239,6 +239,39 @@ fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
     assert!(matches!(told, Some((_, Verdict::Unavailable { .. }))), "{:?}", desk.finished);
 }
 
+/// Its lease would stay although nobody holds it.
+#[test]
+fn a_waiter_that_is_told_of_a_failure_is_not_asked_for() {
+    let mut desk = Desk::new();
+    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    desk.handle(Event::Cancel(WaiterId(1)));
+    desk.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
+    desk.handle(Event::Wake(key(0)));
+    desk.fail_all(true);
+    assert!(matches!(desk.finished[..], [(WaiterId(2), Verdict::Unavailable { .. })]), "{:?}", desk.finished);
+    desk.pass_ms(1_000);
+    let asked = desk.submitted.iter().flat_map(|(_, ops)| ops).any(|op| matches!(op, Op::Acquire(_)));
+    assert!(!asked, "{:?}", desk.submitted);
+}
+
+/// Its policy is replaced while the store takes its time. It would wait for the store's time-out again, behind the
+/// waiter of its new key, and once more for itself.
+#[test]
+fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys() {
+    let mut desk = Desk::new();
+    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    let other = waiter(2, Mode::Exclusive, 60_000);
+    let other = Waiter { claim: Claim { keys: [key(1)].into(), ..other.claim.clone() }, ..other };
+    desk.handle(Event::Enqueue(Box::new(other)));
+    desk.handle(Event::Cancel(WaiterId(2)));
+    let claim = Claim { keys: [key(0), key(1)].into(), ..waiter(1, Mode::Exclusive, 0).claim };
+    desk.handle(Event::Replan { waiter: WaiterId(1), claim: Box::new(claim) });
+    desk.pass_ms(4_000);
+    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, turn: None, joined: None };
+    desk.answer(Outcome::Held(denial));
+    assert!(matches!(desk.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", desk.finished);
+}
+
 /// A quorum takes back what some of its members have granted of a claim that is refused: that may arrive later than the next
 /// claim. One whose outcome is not known may have been granted, and is found again by its attempt.
 #[test]
