@@ -6,6 +6,9 @@ use std::time::Duration;
 use clap::Parser;
 use lockkeeper::simulation::search::{Search, search};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Runs proxies, servers and clients in one thread and in virtual time, and checks what clients are told.
 ///
 /// Each seed is one run, and the same seed gives the same run. Ends with exit code 1 at the first promise that is

@@ -250,13 +250,13 @@ pub fn hex(sql: &mut String, bytes: &[u8]) {
 /// has backslash escapes on, and UTF-8 as its character set.
 pub fn quote(sql: &mut Vec<u8>, text: &[u8]) {
     sql.extend_from_slice(b"_binary'");
-    for byte in text {
-        match byte {
-            b'\'' | b'\\' => sql.extend_from_slice(&[b'\\', *byte]),
-            0 => sql.extend_from_slice(b"\\0"),
-            _ => sql.push(*byte),
-        }
+    let mut rest = text;
+    while let Some(at) = memchr::memchr3(b'\'', b'\\', 0, rest) {
+        sql.extend_from_slice(&rest[..at]);
+        sql.extend_from_slice(&[b'\\', if rest[at] == 0 { b'0' } else { rest[at] }]);
+        rest = &rest[at + 1..];
     }
+    sql.extend_from_slice(rest);
     sql.push(b'\'');
 }
 

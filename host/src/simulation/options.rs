@@ -112,8 +112,8 @@ impl Options {
         Options {
             seed,
             proxies,
-            clients: random.random_range(2..=40),
-            resources: *[1, 2, 3, 4, 8, 16].choose(&mut random).unwrap_or(&4),
+            clients: random.random_range(2..=64),
+            resources: *[1, 2, 4, 8, 16, 32].choose(&mut random).unwrap_or(&4),
             asks_for_several,
             work_ms,
             in_order: is_calm && random.random_bool(0.7),

@@ -2,8 +2,8 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
 use lockkeeper::config::{ManagedConfig, ServerBinary};

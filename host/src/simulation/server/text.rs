@@ -140,7 +140,7 @@ fn quoted(text: &[u8]) -> Result<(Value, usize), Failure> {
     let mut found = Vec::new();
     let mut at = 1;
     loop {
-        let plain = text[at..].iter().take_while(|byte| !matches!(**byte, b'\'' | b'\\')).count();
+        let plain = memchr::memchr2(b'\'', b'\\', &text[at..]).unwrap_or(text.len() - at);
         found.extend_from_slice(&text[at..at + plain]);
         at += plain;
         match (text.get(at), text.get(at + 1)) {
