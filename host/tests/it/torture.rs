@@ -31,7 +31,7 @@ const CLIENTS: (usize, usize) = (4, 40);
 /// Faults between two looks at all that the clients were told, when everything must go on again.
 const ROUND: usize = 25;
 /// The longest pause between two faults.
-const PAUSE_MS: u64 = 6_000;
+const PAUSE_MS: u64 = 9_000;
 /// How long a disk is full at most, in which a server may stop at any time.
 const DISK_IS_FULL: Duration = Duration::from_secs(6);
 /// How long a proxy may take to stop in order.
