@@ -21,7 +21,9 @@
 //! | [`wire`] | what carries the statements: a connection to a real server, or to a simulated one |
 //! | [`pinned`] | the primitives that rest on a session: `advisory`, `row` |
 //! | [`managed`] | a private server |
+//! | [`conditions`] | what is applied when, as tests for real servers and the simulated one |
 
+pub mod conditions;
 pub mod managed;
 
 mod batch;

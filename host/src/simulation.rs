@@ -6,6 +6,7 @@
 pub mod bells;
 pub mod check;
 pub mod clients;
+pub mod conditions;
 pub mod end;
 pub mod faults;
 pub mod host;

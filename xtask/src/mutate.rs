@@ -54,6 +54,10 @@ enum Finding {
         took: Duration,
         what: String,
     },
+    /// Before the first run.
+    Unmet {
+        condition: String,
+    },
     /// A run did not come to its end.
     Endless,
     Missed {
@@ -64,7 +68,7 @@ enum Finding {
 
 impl Finding {
     fn is_found(&self) -> bool {
-        matches!(self, Finding::Found { .. } | Finding::Endless)
+        matches!(self, Finding::Found { .. } | Finding::Unmet { .. } | Finding::Endless)
     }
 }
 
@@ -226,8 +230,11 @@ impl Search {
 
 /// Reads the seed and the broken promise from what a search that failed has printed.
 fn found(log: &str, took: Duration) -> Option<Finding> {
-    let seed = log.lines().find_map(|line| line.strip_prefix("seed ")?.split_once(" fails"))?.0;
     let what = log.lines().find_map(|line| line.strip_prefix("BROKEN: "))?;
+    if let Some((condition, _)) = what.strip_prefix("the condition ").and_then(|rest| rest.split_once(' ')) {
+        return Some(Finding::Unmet { condition: condition.to_owned() });
+    }
+    let seed = log.lines().find_map(|line| line.strip_prefix("seed ")?.split_once(" fails"))?.0;
     Some(Finding::Found { seed: seed.parse().ok()?, took, what: what.to_owned() })
 }
 
@@ -237,6 +244,7 @@ impl fmt::Display for Finding {
             Finding::Found { seed, took, what } => {
                 write!(f, "found with seed {seed} after {:.0} s: {what}", took.as_secs_f32())
             }
+            Finding::Unmet { condition } => write!(f, "found: {condition}"),
             Finding::Endless => write!(f, "found: a run does not end"),
             Finding::Missed { took } => write!(f, "NOT FOUND in {:.0} s", took.as_secs_f32()),
             Finding::NotBuilt => write!(f, "cannot be built"),
@@ -255,6 +263,7 @@ impl fmt::Display for Columns<'_> {
                 let kind = what.split_once(':').map_or(what.as_str(), |(kind, _)| kind);
                 write!(f, "{kind} | {} | {:.0} s", seed - first + 1, took.as_secs_f32())
             }
+            Finding::Unmet { condition } => write!(f, "`{condition}` | 0 | |"),
             Finding::Endless => write!(f, "a run that does not end | |"),
             Finding::Missed { took } => write!(f, "**not found** | | {:.0} s", took.as_secs_f32()),
             Finding::NotBuilt => write!(f, "**not built** | |"),
@@ -309,5 +318,8 @@ mod tests {
         let Some(Finding::Found { seed: 13, what, .. }) = finding else { panic!("it is found") };
         assert_eq!(what, "two holders: a and b");
         assert!(found("the first seed is 1\n", Duration::ZERO).is_none());
+        let log = "the first seed is 1\n\nBROKEN: the condition nothing_is_late is not met: it panics\n";
+        let finding = found(log, Duration::ZERO);
+        assert!(matches!(finding, Some(Finding::Unmet { condition }) if condition == "nothing_is_late"));
     }
 }

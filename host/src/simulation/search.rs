@@ -5,6 +5,7 @@ use std::panic;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::conditions;
 use super::options::Options;
 use super::world::{Failed, run};
 use crate::clock;
@@ -35,6 +36,9 @@ const PROGRESS: Duration = Duration::from_secs(5);
 pub fn search(search: &Search) -> bool {
     println!("the first seed is {}", search.first);
     tell_panics();
+    if !meets_conditions() {
+        return false;
+    }
     let (began, mut told) = (clock::now(), clock::now());
     let mut total = Total::default();
     for seed in (search.first..).take(usize::try_from(search.seeds).unwrap_or(usize::MAX)) {
@@ -83,7 +87,16 @@ pub fn search(search: &Search) -> bool {
     true
 }
 
-/// The seed of the run that is under way.
+/// Whether the program on a simulated server does what it has to do on a real one.
+fn meets_conditions() -> bool {
+    let unmet = conditions::ALL.iter().find(|(_, meet)| panic::catch_unwind(meet).is_err());
+    if let Some((name, _)) = unmet {
+        println!("\nBROKEN: the condition {name} is not met: it panics as said above");
+    }
+    unmet.is_none()
+}
+
+/// The seed of the run that is under way; 0 before the first one.
 static SEED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether something has panicked in it.
@@ -95,9 +108,11 @@ fn tell_panics() {
     panic::set_hook(Box::new(move |info| {
         let seed = SEED.load(Ordering::Relaxed);
         HAS_PANICKED.store(true, Ordering::Relaxed);
-        println!(
-            "seed {seed} fails\n\nBROKEN: a panic: {info}\n\nseed {seed}: cargo xtask sim --seed {seed}"
-        );
+        if seed > 0 {
+            println!(
+                "seed {seed} fails\n\nBROKEN: a panic: {info}\n\nseed {seed}: cargo xtask sim --seed {seed}"
+            );
+        }
         hook(info);
     }));
 }

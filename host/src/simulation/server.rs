@@ -55,6 +55,10 @@ pub struct Server {
     ended: Mutex<Vec<Ended>>,
     /// Nobody can connect.
     is_down: AtomicBool,
+    /// It stands still.
+    is_paused: AtomicBool,
+    /// How long each insertion takes, as with a trigger that sleeps.
+    insertion_us: AtomicU64,
     /// Every other proxy does not see it.
     is_hidden: AtomicBool,
     /// The other node of its cluster.
@@ -88,6 +92,8 @@ impl Server {
             stalled_until_us: AtomicU64::new(0),
             ended: Mutex::default(),
             is_down: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
+            insertion_us: AtomicU64::new(0),
             is_hidden: AtomicBool::new(false),
             peer: OnceLock::new(),
         };
@@ -136,6 +142,33 @@ impl Server {
     /// Commits of now and of what follows come to nothing before then.
     pub fn stall_commits_until(&self, until_us: u64) {
         self.stalled_until_us.store(until_us, Relaxed);
+    }
+
+    /// What comes from now on is done when the server goes on.
+    pub fn pause(&self) {
+        self.is_paused.store(true, Relaxed);
+    }
+
+    pub fn go_on(&self) {
+        self.is_paused.store(false, Relaxed);
+        self.changed.notify_waiters();
+    }
+
+    async fn until_it_goes_on(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !self.is_paused.load(Relaxed) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// From now on each insertion takes so long.
+    pub fn slow_down(&self, each: std::time::Duration) {
+        self.insertion_us.store(each.as_micros() as u64, Relaxed);
     }
 
     /// A session of this proxy.
@@ -196,6 +229,7 @@ impl Server {
         parameters: &[Value],
     ) -> Result<Vec<Set>, Failure> {
         let parse::Packet { statements, values } = parse::packet(sql, parameters)?;
+        self.until_it_goes_on().await;
         self.is_undone(session)?;
         let mut sets = Vec::new();
         for statement in &*statements {

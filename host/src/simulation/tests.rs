@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::network::{Fate, Network, Route, Trip};
+use super::conditions::{ALL, open};
 use super::options::Options;
 use super::search::{Search, search};
 use super::server::Server;
@@ -11,27 +11,16 @@ use super::simulate;
 use super::world::run;
 use crate::config::StoreConfig;
 use crate::lock::Space;
-use crate::mysql::{Advisory, MysqlStore, Row};
+use crate::mysql::{Advisory, Row};
 use crate::store::{Health, Router, Store, contract};
-use crate::telemetry::Metrics;
 
-/// A network that loses nothing.
-struct Calm;
-
-impl Network for Calm {
-    fn trip(&self, _sql: &[u8]) -> Trip {
-        let way = Duration::from_micros(200);
-        Trip { hesitation: Duration::ZERO, there: way, back: way, fate: Fate::Delivered }
-    }
-}
-
-fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
-    MysqlStore::simulated(
-        config,
-        vec![Route { from: 0, servers: vec![server], network: Arc::new(Calm) }],
-        3_600_000,
-        Metrics::default(),
-    )
+/// As MySQL and MariaDB do.
+#[test]
+fn the_server_meets_all_conditions() {
+    ALL.iter().for_each(|(name, meet)| {
+        eprintln!("{name}");
+        meet();
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::evaluate::{Named, Scope, candidates, evaluate, holds, limit, project, run};
 use super::parse::{Expression, Insert, Rows, Select, Statement, Strength, Wait};
@@ -335,6 +336,10 @@ impl Server {
         }
         let row = stored(definition, row)?;
         let place = (index, row[0].primary_key());
+        let takes_us = self.insertion_us.load(Relaxed);
+        if takes_us > 0 {
+            tokio::time::sleep(std::time::Duration::from_micros(takes_us)).await;
+        }
         self.lock(scope.session, &place, (Strength::Exclusive, Wait::UntilFree)).await?;
         let mut state = self.state();
         let Some(last) = state.latest(&place) else {

@@ -6,7 +6,9 @@ use lockkeeper::lock::record::{Claim, Commit, Op, Outcome, Version};
 use lockkeeper::mysql::MysqlStore;
 use lockkeeper::store::{Health, Store, contract};
 
-use super::conditions::{ask, granted, open};
+use lockkeeper::mysql::conditions::{ask, granted};
+
+use super::conditions::open;
 use crate::harness::{database, eventually, sql};
 
 const HOUR_US: u64 = 3_600_000_000;

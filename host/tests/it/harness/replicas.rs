@@ -1,7 +1,6 @@
 //! Servers that replicate from one another, handled as an operator would.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use lockkeeper::mysql::managed::ManagedServer;
 use rustix::process::Signal;

@@ -1,0 +1,397 @@
+//! What is applied when, as conditions that every server has to meet, the simulated one, too. They look at the store itself: a
+//! proxy would undo what came too late, and has bounds of its own in front of the store's.
+
+use std::future::Future;
+use std::time::Duration;
+
+use mysql_async::Row;
+use tokio::sync::oneshot;
+
+use super::wire::{Target, Wire};
+use super::{MysqlStore, store};
+use crate::clock;
+use crate::config::StoreConfig;
+use crate::lock::record::{Claim, Op, Outcome, Release};
+use crate::lock::{Key, LeaseRef, ServerTime};
+use crate::store::registry::Registry;
+use crate::store::{Health, Reply, Store, StoreError, contract};
+
+/// A database of its own, and what happens to its server.
+pub trait Database {
+    /// A store that is not ready yet.
+    fn open(&self, config: &StoreConfig) -> MysqlStore;
+
+    /// A session of somebody who is no proxy.
+    fn stranger(&self) -> impl Future<Output = Stranger> + Send;
+
+    /// The server stands still: what is sent waits until it goes on.
+    fn pause(&self);
+
+    fn go_on(&self);
+
+    /// From now on each insertion of a lease's row takes so long, also where the row is there.
+    fn slow_down(&self, each: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// A session of somebody who is no proxy.
+pub struct Stranger(Wire);
+
+impl Stranger {
+    /// # Panics
+    /// Where the URL cannot be read, or the server does not answer.
+    pub async fn at(url: &str) -> Stranger {
+        let site = store::read_url(url).expect("the URL is good");
+        Stranger::to(&site.target).await
+    }
+
+    #[cfg(any(test, feature = "simulation"))]
+    pub async fn simulated(route: crate::simulation::network::Route) -> Stranger {
+        Stranger::to(&Target::Simulated(route)).await
+    }
+
+    async fn to(target: &Target) -> Stranger {
+        Stranger(Wire::connect(target).await.expect("the server answers"))
+    }
+
+    /// The rows of the last statement that returns rows.
+    pub async fn says(&mut self, statements: &str) -> Vec<Row> {
+        let sets = self.0.exchange(statements.to_owned()).await.expect(statements);
+        sets.into_iter().next_back().unwrap_or_default()
+    }
+}
+
+/// Calls the macro with the name of each condition, but for the one that needs a server of its own.
+#[macro_export]
+macro_rules! conditions {
+    ($of_each:ident) => {
+        $of_each! {
+            a_slow_transaction_applies_nothing_late
+            a_row_that_is_gone_is_looked_for
+            a_row_that_was_made_again_is_not_the_remembered_one
+            clean_up_cannot_come_between_the_floor_and_a_new_row
+            slow_inserts_apply_nothing_late
+            a_lock_that_is_waited_for_applies_nothing_late
+            wide_batches_are_written_as_a_whole
+            a_locked_row_is_its_own_trouble
+            what_waited_for_the_lane_was_not_sent
+            the_bound_on_waiting_work_holds
+            a_record_that_names_another_server_ends_the_use_of_this_one
+            nothing_is_written_past_the_membership_of_a_proxy
+            tables_of_a_later_version_are_left_alone
+        }
+    };
+}
+
+/// The server is stopped before it is asked, and finds the statement when it goes on.
+pub async fn a_paused_server_applies_nothing_late(database: &impl Database) {
+    let store = open(database).await;
+    for keys in [&["one"][..], &["two", "three"]] {
+        warm(&store, keys).await;
+        database.pause();
+        let claim = contract::claim(keys, "late");
+        let told = ask(&store, Op::Acquire(claim.clone()), 1_500).await.expect(ANSWERED);
+        database.go_on();
+        assert!(told.is_err(), "{told:?}");
+        store.ready(Duration::from_secs(30)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(holders(&store, &claim).await, 0, "{keys:?}");
+    }
+}
+
+/// Two callers share a transaction, and one gives up while it is under way: what that one was
+/// denied is not applied, and the other one is granted.
+pub async fn a_slow_transaction_applies_nothing_late(database: &impl Database) {
+    let store = open(database).await;
+    warm(&store, &["c"]).await;
+    warm(&store, &["a", "b"]).await;
+    database.slow_down(Duration::from_millis(800)).await;
+    // Rows that are remembered, and rows that are not.
+    for (keys, other) in [(["a", "b"], "c"), (["new-a", "new-b"], "new-c")] {
+        let hasty = contract::claim(&keys, "hasty");
+        // While the lane does this the other two meet in its queue.
+        let first = ask(&store, Op::Force { key: Key::new("nobody's").expect("a key") }, 10_000);
+        let late = ask(&store, Op::Acquire(hasty.clone()), 1_400);
+        let in_time = ask(&store, Op::Acquire(contract::claim(&[other], "patient")), 20_000);
+        first.await.expect(ANSWERED).expect("it is applied");
+        assert!(late.await.expect(ANSWERED).is_err());
+        let reply = in_time.await.expect(ANSWERED).expect("it is applied");
+        assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
+        assert_eq!(holders(&store, &hasty).await, 0, "{keys:?}");
+    }
+}
+
+/// Rows that the store remembers are deleted behind its back: it does not make them again from memory.
+pub async fn a_row_that_is_gone_is_looked_for(database: &impl Database) {
+    let store = open(database).await;
+    for keys in [&["one"][..], &["two", "three"]] {
+        let before = warm(&store, keys).await;
+        let floor = before.token.0 + 1_000;
+        says(database, &format!("UPDATE lockkeeper_meta SET floor={floor}; DELETE FROM lockkeeper_lease"))
+            .await;
+        let after = warm(&store, keys).await;
+        assert!(after.token.0 > floor, "{after:?}");
+    }
+}
+
+/// Two stores remember a row. Clean-up deletes it, and it is made again: what the second store remembers of the
+/// row that was is not taken for the row that is, though as many writes have been made to both.
+pub async fn a_row_that_was_made_again_is_not_the_remembered_one(database: &impl Database) {
+    let (one, other) = (open(database).await, open(database).await);
+    warm(&one, &["k"]).await;
+    let lease = granted(&other, contract::claim(&["k"], "other")).await;
+    let key = lease.keys[0].clone();
+    let renew = Op::Renew { lease: lease.clone(), ttl_ms: None };
+    ask(&other, renew, 10_000).await.expect(ANSWERED).expect("it is renewed");
+    release(&other, lease).await;
+    says(database, "UPDATE lockkeeper_lease SET until_us=1").await;
+    let config = StoreConfig { lanes: 1, clean_after: Duration::from_secs(3_600), ..StoreConfig::default() };
+    let cleaner = opened(database, &config).await;
+    until("the row is deleted", async || cleaner.read(key.clone()).await.expect("it reads").is_none()).await;
+    // Both have looked at the floor since.
+    warm(&one, &["another"]).await;
+    warm(&other, &["yet another"]).await;
+    warm(&one, &["k"]).await;
+    let held = granted(&one, contract::claim(&["k"], "one")).await;
+    let asked = ask(&other, Op::Acquire(contract::claim(&["k"], "other")), 10_000).await.expect(ANSWERED);
+    let reply = asked.expect("it is answered");
+    assert!(matches!(reply.outcomes[0], Outcome::Held(_)), "{reply:?}");
+    let renewed = ask(&one, Op::Renew { lease: held, ttl_ms: None }, 10_000).await.expect(ANSWERED);
+    let renewed = renewed.expect("it is answered");
+    assert!(matches!(renewed.outcomes[0], Outcome::Renewed { .. }), "{renewed:?}");
+}
+
+/// A row that the store has never seen may be deleted, and the floor raised, until the row is inserted: not after
+/// the store has looked at the floor.
+pub async fn clean_up_cannot_come_between_the_floor_and_a_new_row(database: &impl Database) {
+    let store = open(database).await;
+    warm(&store, &["warm"]).await;
+    let mut cleaner = database.stranger().await;
+    cleaner.says("BEGIN; SELECT floor FROM lockkeeper_meta WHERE id=1 FOR UPDATE").await;
+    let begun = ask(&store, Op::Acquire(once("never-seen")), 20_000);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cleaner.says("UPDATE lockkeeper_meta SET floor=1000; COMMIT").await;
+    let reply = begun.await.expect(ANSWERED).expect("it is applied");
+    let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
+    assert!(grant.tokens[0].0 > 1_000, "{grant:?}");
+}
+
+/// Rows that were never seen are all inserted in time, or none is.
+pub async fn slow_inserts_apply_nothing_late(database: &impl Database) {
+    let store = open(database).await;
+    warm(&store, &["warm"]).await;
+    database.slow_down(Duration::from_millis(800)).await;
+    // While the lane does this the others meet in its queue.
+    let first = ask(&store, Op::Acquire(contract::claim(&["first"], "patient")), 20_000);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let names = ["a", "b", "c"];
+    let begun = names.map(|name| ask(&store, Op::Acquire(once(name)), 2_600));
+    first.await.expect(ANSWERED).expect("it is applied");
+    for begun in begun {
+        assert!(begun.await.expect(ANSWERED).is_err());
+    }
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    for name in names {
+        assert_eq!(holders(&store, &once(name)).await, 0, "{name}");
+    }
+}
+
+/// A row's lock is had only after the caller has given up.
+pub async fn a_lock_that_is_waited_for_applies_nothing_late(database: &impl Database) {
+    let store = open(database).await;
+    let mut stranger = database.stranger().await;
+    for key in ["one", "two", "three"] {
+        warm(&store, &[key]).await;
+        let lock = format!("BEGIN; SELECT k FROM lockkeeper_lease WHERE k='{key}' FOR UPDATE");
+        stranger.says(&lock).await;
+        let claim = contract::claim(&[key], "late");
+        let told = ask(&store, Op::Acquire(claim.clone()), 500);
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        stranger.says("ROLLBACK").await;
+        assert!(told.await.expect(ANSWERED).is_err());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(holders(&store, &claim).await, 0, "{key}");
+    }
+}
+
+/// More rows than a prepared statement has, all remembered, in one batch.
+pub async fn wide_batches_are_written_as_a_whole(database: &impl Database) {
+    let store = open(database).await;
+    let names: Vec<String> = (0..200).map(|n| format!("it's\\{n}?")).collect();
+    let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+    for _ in 0..3 {
+        let lease = warm(&store, &keys).await;
+        let of_lease = format!("SELECT k FROM lockkeeper_lease WHERE token={}", lease.token.0);
+        assert_eq!(says(database, &of_lease).await.len(), keys.len(), "{lease:?}");
+    }
+}
+
+/// A row that somebody locks past the proxy holds up its own key, and no other of its lane.
+pub async fn a_locked_row_is_its_own_trouble(database: &impl Database) {
+    let store = open(database).await;
+    warm(&store, &["locked"]).await;
+    let mut stranger = database.stranger().await;
+    stranger.says("BEGIN; SELECT k FROM lockkeeper_lease WHERE k='locked' FOR UPDATE").await;
+    let acquire = |key: &str| ask(&store, Op::Acquire(contract::claim(&[key], "me")), 20_000);
+    let locked = acquire("locked");
+    let others: Vec<_> = (0..8).map(|n| acquire(&format!("other-{n}"))).collect();
+    for other in others {
+        let reply = other.await.expect(ANSWERED).expect("it is applied");
+        assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
+    }
+    stranger.says("ROLLBACK").await;
+    let reply = locked.await.expect(ANSWERED).expect("it is applied in the end");
+    assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
+}
+
+/// A caller that gave up while its group waited for the lane is told that nothing was sent, so that nothing has to
+/// be undone; one whose transaction was under way is not told so.
+pub async fn what_waited_for_the_lane_was_not_sent(database: &impl Database) {
+    let store = open(database).await;
+    database.slow_down(Duration::from_secs(1)).await;
+    let under_way = ask(&store, Op::Acquire(contract::claim(&["one"], "me")), 600);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waits = ask(&store, Op::Acquire(contract::claim(&["other"], "me")), 200);
+    let error = waits.await.expect(ANSWERED).expect_err("the lane is busy for longer");
+    assert!(!error.was_sent(), "{error:?}");
+    let error = under_way.await.expect(ANSWERED).expect_err("its transaction takes longer");
+    assert!(error.was_sent(), "{error:?}");
+}
+
+/// More than the bound is refused at once, and the rest is served.
+pub async fn the_bound_on_waiting_work_holds(database: &impl Database) {
+    let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };
+    let store = opened(database, &config).await;
+    let held = contract::claim(&["held"], "me");
+    let reply = ask(&store, Op::Acquire(held.clone()), 20_000).await.expect(ANSWERED).expect("it is applied");
+    let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
+    let lease = LeaseRef { keys: held.keys, nonce: grant.nonce, token: grant.tokens[0] };
+    let acquire = |n: usize| ask(&store, Op::Acquire(contract::claim(&[&format!("{n}")], "me")), 20_000);
+    let (mut served, mut refused) = (0, 0);
+    let flood = (0..2_000).map(acquire).collect::<Vec<_>>();
+    let (tell, renewed) = oneshot::channel();
+    let done = Box::new(|result| drop(tell.send(result)));
+    store.submit_renewal(Op::Renew { lease, ttl_ms: None }, clock::now().plus_ms(20_000), done);
+    renewed.await.expect(ANSWERED).expect("renewals have places of their own");
+    for told in flood {
+        match told.await.expect(ANSWERED) {
+            Ok(_) => served += 1,
+            Err(error @ StoreError::Overloaded { .. }) => {
+                assert!(!error.was_sent());
+                refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(served >= 100 && refused > 0, "{served} served, {refused} refused");
+    acquire(2_000).await.expect(ANSWERED).expect("the places are free again");
+}
+
+/// As on a node of a Galera cluster while a proxy uses another node: nothing is granted before the leases of that one
+/// have ended.
+pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(database: &impl Database) {
+    let store = open(database).await;
+    let before = warm(&store, &["k"]).await;
+    says(database, "UPDATE lockkeeper_meta SET identity='another',floor=floor+1 WHERE id=1").await;
+    until("this server is taken into use again", async || {
+        let asked = ask(&store, Op::Acquire(contract::claim(&["k"], "me")), 5_000).await.expect(ANSWERED);
+        let outcome = asked.as_ref().map(|reply| &reply.outcomes[0]);
+        assert!(!matches!(outcome, Ok(Outcome::Granted(_))), "{asked:?}");
+        matches!(outcome, Ok(Outcome::Held(_)))
+    })
+    .await;
+    let record =
+        says(database, "SELECT epoch,floor FROM lockkeeper_meta WHERE id=1 AND identity<>'another'").await;
+    let (epoch, floor): (u64, u64) = mysql_async::from_row(record.into_iter().next().expect("a record"));
+    assert!(epoch == 1 && floor > before.token.0, "{epoch} {floor}");
+}
+
+/// The lock of the first of two rows is had when this proxy is no member of its fleet any more. What is written of one row
+/// may be late by [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S), and the others do not count a proxy as gone before that.
+pub async fn nothing_is_written_past_the_membership_of_a_proxy(database: &impl Database) {
+    let store = open(database).await;
+    let mut stranger = database.stranger().await;
+    warm(&store, &["a", "b"]).await;
+    let registry = store.registry();
+    let lock = "BEGIN; SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE; \
+         SELECT TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
+    let now: u64 = stranger.says(lock).await.into_iter().next().map(mysql_async::from_row).expect("a row");
+    registry.allow(Some((ServerTime(now).plus_us(400_000), clock::now().plus_ms(60_000))));
+    let claim = contract::claim(&["a", "b"], "late");
+    let told = ask(&store, Op::Acquire(claim.clone()), 3_000);
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    stranger.says("ROLLBACK").await;
+    let told = told.await.expect(ANSWERED);
+    assert!(told.is_err(), "{told:?}");
+    assert_eq!(holders(&store, &claim).await, 0);
+}
+
+pub async fn tables_of_a_later_version_are_left_alone(database: &impl Database) {
+    warm(&open(database).await, &["a"]).await;
+    says(database, "UPDATE lockkeeper_meta SET version=99").await;
+    let later = database.open(&StoreConfig::default());
+    let health = later.ready(Duration::from_millis(800)).await;
+    assert!(matches!(&health, Health::Unavailable { why } if why.contains("upgrade")), "{health:?}");
+    says(database, "UPDATE lockkeeper_meta SET version=1").await;
+    later.ready(Duration::from_secs(30)).await;
+    warm(&later, &["a"]).await;
+}
+
+/// Each call is answered, also where its store is gone.
+const ANSWERED: &str = "it is answered";
+
+pub async fn open(database: &impl Database) -> MysqlStore {
+    opened(database, &StoreConfig { lanes: 1, ..StoreConfig::default() }).await
+}
+
+async fn opened(database: &impl Database, config: &StoreConfig) -> MysqlStore {
+    let store = database.open(config);
+    store.ready(Duration::from_secs(30)).await;
+    store
+}
+
+async fn says(database: &impl Database, statements: &str) -> Vec<Row> {
+    database.stranger().await.says(statements).await
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    for _ in 0..1_000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it does not come to that: {what}");
+}
+
+pub fn ask(store: &MysqlStore, op: Op, within_ms: u32) -> oneshot::Receiver<Result<Reply, StoreError>> {
+    let (tell, told) = oneshot::channel();
+    store.submit(vec![op], clock::now().plus_ms(within_ms), Box::new(|result| drop(tell.send(result))));
+    told
+}
+
+/// Acquires and releases, so that the store remembers the rows. The lease that was had.
+async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
+    let lease = granted(store, contract::claim(keys, "warm")).await;
+    release(store, lease.clone()).await;
+    lease
+}
+
+pub async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
+    let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.expect(ANSWERED).expect("it is applied");
+    let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
+    LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] }
+}
+
+async fn release(store: &MysqlStore, lease: LeaseRef) {
+    let release = Op::Release(Release { lease, attempt: contract::fresh(), outcome: None });
+    ask(store, release, 10_000).await.expect(ANSWERED).expect("it is applied");
+}
+
+fn once(key: &str) -> Claim {
+    Claim { keep_ms: 60_000, ..contract::claim(&[key], "me") }
+}
+
+async fn holders(store: &MysqlStore, claim: &Claim) -> usize {
+    let stored = store.read(claim.keys[0].clone()).await.expect("it reads");
+    stored.map_or(0, |stored| stored.record.holders.len())
+}
