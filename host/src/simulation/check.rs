@@ -2,7 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::faults::{ORDERED, SEPARATOR};
+mod order;
+mod vain;
+
+use self::order::{Waiting, pass};
+use super::faults::SEPARATOR;
+use super::options::Options;
 use super::server::Ended;
 use crate::clock;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
@@ -71,19 +76,6 @@ struct Versions {
     highest: Vec<(Instant, Token)>,
 }
 
-/// A client that waits for an exclusive lock.
-#[derive(Debug)]
-struct Waiting {
-    id: u64,
-    owner: String,
-    /// The proxy, and which of its lives.
-    proxy: (usize, u64),
-    asked_at: Instant,
-    until: Instant,
-    /// A client that asked later and was granted the lock while this one waited, and when.
-    passed_by: Option<(String, Instant)>,
-}
-
 /// A request, and what its client knows of its lease.
 #[derive(Default)]
 struct Asked {
@@ -127,6 +119,11 @@ pub struct Checks {
     orders_all: bool,
     /// Waiters come into line over all proxies in the order in which they ask: none of their packets is late or lost.
     joins_in_order: bool,
+    /// Nothing goes wrong in the run, no policy is replaced, and nobody asks for several resources: who waits for one of two
+    /// keeps those behind it from the other.
+    is_plain: bool,
+    /// By resource: when a lease of it last began or ended.
+    moved: BTreeMap<String, Instant>,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
@@ -153,14 +150,17 @@ pub struct Granted<'a> {
 
 /// So much happens at one moment only where something never ends.
 const AT_ONCE: usize = 5_000;
-/// How long a waiter takes at most to come into line in the store, where nothing goes wrong.
-const JOINS_MS: u32 = 100;
 /// How long the end of a session is remembered: longer than an answer is under way.
 const REMEMBERED_US: u64 = 60_000_000;
 
 impl Checks {
-    pub fn new(orders_all: bool, joins_in_order: bool) -> Checks {
-        Checks { orders_all, joins_in_order, ..Checks::default() }
+    pub fn new(options: &Options) -> Checks {
+        Checks {
+            orders_all: options.in_order,
+            joins_in_order: options.joins_in_order(),
+            is_plain: options.is_calm() && !options.asks_for_several,
+            ..Checks::default()
+        }
     }
 
     /// Notes what happened, to be read where a check fails.
@@ -208,6 +208,7 @@ impl Checks {
                 lease.keys
             ),
         );
+        self.moves(resource, now);
         let asked = self.asked.entry(owner.to_owned()).or_default();
         asked.has_lease = true;
         // What another proxy was asked for first may have been granted there.
@@ -280,54 +281,6 @@ impl Checks {
         held.filter_map(move |(_, held)| held.get_mut(&nonce))
     }
 
-    /// A client waits for an exclusive lock, until `until` at the latest. Returns the number of the wait.
-    pub fn waits(&mut self, resource: &str, owner: &str, proxy: (usize, u64), until: Instant) -> u64 {
-        self.last_id += 1;
-        let (owner, asked_at) = (owner.to_owned(), clock::now());
-        let waiting = Waiting { id: self.last_id, owner, proxy, asked_at, until, passed_by: None };
-        self.waiting.entry(resource.to_owned()).or_default().push(waiting);
-        self.last_id
-    }
-
-    /// The keys of the policy get other names: from now on the order of its waiters is not checked, as some wait for more
-    /// keys than others.
-    pub fn is_renamed(&mut self, policy: &'static str) {
-        self.renamed.insert(policy);
-        self.waiting.retain(|resource, _| !is_of(resource, policy));
-    }
-
-    /// The policy may get an order over all proxies: that in which its waiters come into line, and where packets are lost
-    /// that is not the order in which they ask.
-    pub fn gets_in_line(&mut self, policy: &'static str) {
-        self.in_line.insert(policy);
-    }
-
-    /// Whether waiters for the resource at one proxy are granted it in the order in which they ask.
-    fn keeps_order(&self, resource: &str) -> bool {
-        let is_in_line = self.in_line.iter().any(|policy| is_of(resource, policy));
-        self.keeps_names(resource) && (self.joins_in_order || !is_in_line)
-    }
-
-    /// Whether the keys of the resource have had the same names so far.
-    pub fn keeps_names(&self, resource: &str) -> bool {
-        !self.renamed.iter().any(|policy| is_of(resource, policy))
-    }
-
-    /// The wait has ended, with an answer or without.
-    pub fn waits_no_more(&mut self, resource: &str, id: u64) -> Result<(), Violation> {
-        let Some(waiting) = self.waiting.get_mut(resource) else { return Ok(()) };
-        let Some(at) = waiting.iter().position(|waiting| waiting.id == id) else { return Ok(()) };
-        let ended = waiting.swap_remove(at);
-        match ended.passed_by {
-            // What happens at one moment has no order.
-            Some((other, at)) if at < clock::now() => Err(Violation(format!(
-                "out of order: {other} was granted {resource} at the proxy that {} had asked before, and waited at",
-                ended.owner
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     /// The client may be certain for longer.
     pub fn renewed(
         &mut self,
@@ -359,6 +312,7 @@ impl Checks {
 
     /// The client does not count on the lease any more: it lets go, or was told that it is lost.
     pub fn let_go(&mut self, resource: &str, lease: &LeaseRef) {
+        self.moves(resource, clock::now());
         for part in parts(resource) {
             if let Some(held) = self.held.get_mut(part) {
                 held.remove(&lease.nonce);
@@ -524,24 +478,6 @@ fn parts(resource: &str) -> impl Iterator<Item = &str> {
 
 fn is_of(resource: &str, policy: &str) -> bool {
     resource.split_once('/').is_some_and(|(of, _)| of == policy)
-}
-
-/// Notes those who asked the same proxy before this one, and wait still.
-/// With `all`, also those who asked another proxy, where the policy has one order for all.
-fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>, all: bool) {
-    let Granted { resource, owner, mode, asked_at, now, proxy, life, .. } = *granted;
-    let is_passed = |waiting: &&mut Waiting| {
-        let came_before = match waiting.proxy == (proxy, life) {
-            true => waiting.asked_at < asked_at,
-            false => all && is_of(resource, ORDERED) && waiting.asked_at.plus_ms(JOINS_MS) < asked_at,
-        };
-        came_before && now < waiting.until
-    };
-    if mode == Mode::Exclusive {
-        for waiting in waiting.get_mut(resource).into_iter().flatten().filter(is_passed) {
-            waiting.passed_by.get_or_insert_with(|| (owner.to_owned(), now));
-        }
-    }
 }
 
 /// Notes the token of an answer at `now` to what was asked at `asked_at`. An error where one that is as high had been

@@ -235,6 +235,7 @@ impl Client {
             let until = clock::now().plus_ms(wait_ms);
             lock(&self.shared.checks).waits(resource, &self.name, (proxy.index, proxy.life), until)
         });
+        let asked_at = clock::now();
         let asked = tokio::time::timeout(limit, proxy.host.run(call)).await;
         if let Some(id) = waits {
             self.shared.check(|checks| checks.waits_no_more(resource, id));
@@ -258,6 +259,9 @@ impl Client {
         }
         if let Some(Err(error)) = &asked {
             self.note(&format!("is refused {resource}: {error}"));
+        }
+        if let Some(Err(AcquireError::Contended { .. })) = &asked {
+            self.shared.check(|checks| checks.told_held(resource, asked_at, clock::now()));
         }
         asked
     }

@@ -244,7 +244,7 @@ impl Fault {
                 how: *[Succession::Planned, Succession::Sudden, Succession::Split]
                     .choose(random)
                     .unwrap_or(&Succession::Sudden),
-                gap_ms: *[0, 500, 3_000, 8_000].choose(random).unwrap_or(&0),
+                gap_ms: *[0, 500, 3_000, 8_000, 20_000].choose(random).unwrap_or(&0),
                 back_ms: *[0, 2_000, 15_000].choose(random).unwrap_or(&0),
             },
             Kind::Replace => Fault::Replace { proxy, policy, settings: Settings::any(random, policy, what) },
@@ -334,6 +334,10 @@ impl Kind {
             _ => 0,
         };
         let mut kinds: Vec<Kind> = (0..some).filter_map(|_| possible.choose(random).copied()).collect();
+        // A second server is there to be used.
+        if what.has_second && random.random_bool(0.5) {
+            kinds.push(Kind::FailOver);
+        }
         if shape >= 5 {
             kinds.extend([Kind::Replace, Kind::Replace].into_iter().filter(|kind| kind.is_possible(what)));
         }

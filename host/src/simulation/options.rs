@@ -129,6 +129,11 @@ impl Options {
         }
     }
 
+    /// Whether nothing goes wrong, and no policy is replaced.
+    pub fn is_calm(&self) -> bool {
+        self.packet_faults_per_mille == 0 && self.faults.is_empty()
+    }
+
     /// Whether no packet of a waiter that comes into line is late or lost.
     pub fn joins_in_order(&self) -> bool {
         let is_change = |planned: &Planned| {

@@ -232,7 +232,10 @@ impl Server {
         self.until_it_goes_on().await;
         self.is_undone(session)?;
         let mut sets = Vec::new();
-        for statement in &*statements {
+        for (n, statement) in statements.iter().enumerate() {
+            if n > 0 && self.peer.get().is_some() {
+                tokio::time::sleep(cluster::STATEMENT).await;
+            }
             sets.extend(self.execute(session, statement, &values).await?);
         }
         Ok(sets)

@@ -240,7 +240,7 @@ impl World {
         let networks = (0..options.proxies).map(network).collect();
         let shared = Arc::new(Shared {
             servers: servers.iter().cloned().chain(second).collect(),
-            checks: Mutex::new(Checks::new(options.in_order, options.joins_in_order())),
+            checks: Mutex::new(Checks::new(options)),
             violation: Mutex::default(),
             began: OnceLock::new(),
             proxies: Mutex::default(),

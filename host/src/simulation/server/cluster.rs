@@ -7,9 +7,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::state::SessionId;
 use super::{Failure, Server};
+
+/// From one statement of a packet to the next: what the other node commits may come between them.
+pub(super) const STATEMENT: Duration = Duration::from_micros(200);
 
 impl Server {
     /// From now on `peer` is given what is committed here.
