@@ -52,6 +52,8 @@ const KEEP_PLACES_MS: u32 = 1_500;
 /// How long the undoing of a claim is tried while the store cannot be reached, beyond the end that its lease could
 /// have.
 const ABANDON_MS: u32 = 5_000;
+/// How long after its time a waiter may still come to stand behind a flight.
+const OVERDUE_MS: u32 = 1_000;
 /// After a lease has ended as far as this proxy knows, the store is asked whether it has. By then others may have
 /// the key.
 const LOOK_MS: u32 = (UNNOTICED_US / 1_000) as u32;

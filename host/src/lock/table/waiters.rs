@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::chores::Chore;
 use super::flights::Part;
 use super::queue::Place;
-use super::{Action, Entry, MAX_POLL_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
+use super::{Action, Entry, MAX_POLL_MS, OVERDUE_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
 use crate::lock::record::{Claim, Denial};
 use crate::lock::{Instant, Key, Mode};
 
@@ -161,7 +161,15 @@ impl Table {
             return self.probe(id, true, out);
         }
         if self.is_next_after_flight(entry) {
-            self.late.push(id);
+            let is_overdue = now > entry.deadline.plus_ms(OVERDUE_MS);
+            match self.waiters.get_mut(&id).filter(|_| is_overdue) {
+                // Each flight may take as long as the store's time-out, and others may follow.
+                Some(entry) => {
+                    entry.store_error = Some("the store took too long to answer those ahead".to_owned());
+                    self.give_up(id, None, now, out);
+                }
+                None => self.late.push(id),
+            }
             return;
         }
         if !self.ask_once(id, out) {

@@ -272,6 +272,18 @@ fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys()
     assert!(matches!(desk.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", desk.finished);
 }
 
+/// The store takes its time for the claim before, and would take it again for taking back what that was granted.
+#[test]
+fn a_waiter_whose_time_is_up_does_not_stand_behind_one_flight_after_the_other() {
+    let mut desk = Desk::new();
+    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    desk.handle(Event::Cancel(WaiterId(1)));
+    desk.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
+    desk.pass_ms(4_000);
+    desk.answer(grant(1));
+    assert!(matches!(desk.finished[..], [(WaiterId(2), Verdict::Unavailable { .. })]), "{:?}", desk.finished);
+}
+
 /// A quorum takes back what some of its members have granted of a claim that is refused: that may arrive later than the next
 /// claim. One whose outcome is not known may have been granted, and is found again by its attempt.
 #[test]
