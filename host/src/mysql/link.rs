@@ -32,7 +32,8 @@ pub const LOCK_WAIT_S: u32 = 1;
 /// another proxy waits, unless `store.timeout_ms` is set lower. Idle lanes say something more often than that.
 pub const SESSION_TIMEOUT_S: u32 = 3;
 pub const IDLE_S: u64 = 1;
-/// Makes a Galera node wait, before it is read, until it has all that the others had committed: it may be taken into use.
+/// Makes a Galera node apply all writes that the other nodes have committed before it answers a read: this node may be about
+/// to be used.
 const READ_ALL: &str = "SET SESSION wsrep_sync_wait=1;";
 /// The reads after that are of what was written here.
 const READ_OWN: &str = "SET SESSION wsrep_sync_wait=0";

@@ -107,8 +107,8 @@ impl Options {
         };
         let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
         let faults = plan(&mut random, lasts, &failing);
-        // Waiters come into line as fast as they ask.
-        let is_calm = packet_faults_per_mille == 0 && faults.is_empty();
+        // Only then do waiters come into line at once.
+        let is_calm = is_calm(packet_faults_per_mille, &faults);
         Options {
             seed,
             proxies,
@@ -131,7 +131,7 @@ impl Options {
 
     /// Whether nothing goes wrong, and no policy is replaced.
     pub fn is_calm(&self) -> bool {
-        self.packet_faults_per_mille == 0 && self.faults.is_empty()
+        is_calm(self.packet_faults_per_mille, &self.faults)
     }
 
     /// Whether no packet of a waiter that comes into line is late or lost.
@@ -201,6 +201,10 @@ impl Options {
         }
         smaller
     }
+}
+
+fn is_calm(packet_faults_per_mille: u32, faults: &[Planned]) -> bool {
+    packet_faults_per_mille == 0 && faults.is_empty()
 }
 
 fn servers(policies: &[&str], members: usize) -> usize {

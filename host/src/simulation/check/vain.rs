@@ -22,7 +22,8 @@ impl Checks {
     /// A client that asked for the resource at `asked_at`, and waited since then, is told that it is held.
     pub fn told_held(&self, resource: &str, asked_at: Instant, now: Instant) -> Result<(), Violation> {
         let waited_since = Instant(now.0.saturating_sub(u64::from(TAKEN_WITHIN_MS) * 1_000));
-        // A server that has just been started gives no numbers for tokens. Nobody knows of all keys of a pool.
+        // In the first seconds after its start a server counts no tokens of `advisory` and `row`. Which of the keys of a pool
+        // are free is not known here.
         let has_begun = self.history.first().is_some_and(|(began, _)| began.plus_ms(BEGINS_MS) < asked_at);
         if !self.is_plain || !has_begun || asked_at > waited_since || is_of(resource, POOL) {
             return Ok(());

@@ -13,7 +13,7 @@ use mysql_async::{Conn, Row};
 use crate::faults::plain_account;
 use crate::harness::{self, Kind, crash, eventually};
 
-/// How long a statement may take that makes a fault, or looks at a server.
+/// The time limit of a statement that makes a fault or asks a server for its state.
 const STATEMENT: Duration = Duration::from_secs(3);
 /// How long the members of a cluster may take to be one again.
 const JOINS_WITHIN: Duration = Duration::from_secs(120);
@@ -122,7 +122,7 @@ impl Server {
         Some(())
     }
 
-    /// Leaves no room for what the server writes. `None` where others write on the same disk.
+    /// Fills the file system of the server's data. `None` where that file system is not the server's alone.
     pub fn fill_disk(&self) -> Option<()> {
         let disk = self.disk.as_ref()?;
         let filler = fs::File::create(disk.join(FILLER)).expect("a file");
