@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::failure::Failure;
 use super::servers::Servers;
 use super::{AcquireArgs, Options};
-use crate::clock;
 use crate::lock::Instant;
 
 mod child;
@@ -125,7 +124,7 @@ async fn watch(
             () = lease.extended() => child.may_live_until(lease.kill_at()),
             signal = signals.next() => child.signal(signal),
             change = child.change() => match change? {
-                Change::Ended(_) if clock::now() >= lease.kill_at() => {
+                Change::Ended(_) if child.may_have_been_killed() => {
                     return Ok(Err(lease.gone("it ended before the command was seen to end".to_owned())));
                 }
                 Change::Ended(code) => return Ok(Ok(code)),

@@ -31,6 +31,8 @@ pub struct Child {
     output: Option<Passing>,
     terminal: Option<Terminal>,
     guard: Option<Guard>,
+    /// When the guard ends the command, as it was last told.
+    kill_at: Instant,
 }
 
 /// What has happened to the command.
@@ -95,6 +97,7 @@ impl Child {
             output: None,
             terminal: Terminal::open(),
             guard: Some(guard),
+            kill_at,
         };
         if let Some(terminal) = &child.terminal
             && terminal.is_for_the_command()
@@ -110,9 +113,15 @@ impl Child {
 
     /// Until when the command may live, whatever becomes of this process.
     pub fn may_live_until(&mut self, kill_at: Instant) {
+        self.kill_at = kill_at;
         if let Some(guard) = &mut self.guard {
             guard.tell(self.group, kill_at);
         }
+    }
+
+    /// Whether the guard may have ended the command by now.
+    pub fn may_have_been_killed(&self) -> bool {
+        clock::now() >= self.kill_at
     }
 
     /// The output, where it is kept. To be asked for when the command has ended.

@@ -21,6 +21,8 @@ pub enum Answer {
     /// 503: it is being stopped.
     ShuttingDown,
     Hangs,
+    /// Works, and says so this much later.
+    WorksAfter(Duration),
     Lost,
     /// A held connection says that the server stops, and ends.
     Drains,
@@ -122,6 +124,10 @@ impl Handler for Front {
             Answer::Drains => self.held(&["draining"], true),
             Answer::Ends => self.held(&[], true),
             Answer::Works => self.works(&path),
+            Answer::WorksAfter(time) => {
+                tokio::time::sleep(time).await;
+                self.works(&path)
+            }
             Answer::Unavailable => Problem::new(Kind::StoreUnavailable, "down").into_response(),
             Answer::ShuttingDown => Problem::new(Kind::ShuttingDown, "stopping").into_response(),
             Answer::Lost => Problem::new(Kind::Lost, "taken").into_response(),

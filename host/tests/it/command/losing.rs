@@ -85,18 +85,22 @@ fn nothing_is_said_before_the_command_is_stopped() {
     });
 }
 
-/// A process that was stopped renews nothing and stops nothing; its guard does.
+/// A process that was stopped renews nothing and stops nothing; its guard does. The guard also ends a command whose lease
+/// was renewed while the process could not tell it.
 #[test]
 fn a_command_ends_with_the_lease_of_a_process_that_hangs() {
     crate::harness::run(async {
-        let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());
-        let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
-        fake.until_called("/v1/renew", 1).await;
-        until_file(&dir.path().join("alive")).await;
-        signal(child.id(), Signal::STOP);
-        ended_in_time(&fake, "/v1/renew", dir.path()).await;
-        signal(child.id(), Signal::CONT);
-        let ended = output(child).await;
-        assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
+        for renewal in [Answer::Works, Answer::WorksAfter(Duration::from_millis(300))] {
+            let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());
+            fake.answers("/v1/renew", renewal);
+            let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
+            fake.until_called("/v1/renew", 1).await;
+            until_file(&dir.path().join("alive")).await;
+            signal(child.id(), Signal::STOP);
+            ended_in_time(&fake, "/v1/renew", dir.path()).await;
+            signal(child.id(), Signal::CONT);
+            let ended = output(child).await;
+            assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
+        }
     });
 }
