@@ -12,8 +12,8 @@ use super::machine::{self, Joining, Naming, Newcomer, Step};
 use super::{Fleet, Records, Stage, host, version_of, versions};
 use crate::clock;
 use crate::coverage::{Branch, reached};
-use crate::lock::ServerTime;
 use crate::lock::maps::HashMap;
+use crate::lock::{Instant, ServerTime};
 use crate::policy::Prepared;
 use crate::random;
 use crate::store::StoreError;
@@ -41,8 +41,10 @@ struct Watch {
     views: watch::Receiver<View>,
     /// The first beat that was seen of each member.
     first_beats: BTreeMap<u64, ServerTime>,
+    /// The last beat that was seen of each member, and when it was first seen.
+    last_beats: BTreeMap<u64, (ServerTime, Instant)>,
     /// When a member's process was first seen to have ended.
-    ended: HashMap<u64, ServerTime>,
+    ended: HashMap<u64, Instant>,
 }
 
 impl Watch {
@@ -52,22 +54,35 @@ impl Watch {
         }
         let view = self.views.borrow_and_update().clone();
         self.first_beats.retain(|id, _| view.member(*id).is_some());
+        self.last_beats.retain(|id, _| view.member(*id).is_some());
         for member in &view.members {
             self.first_beats.entry(member.id).or_insert(member.beat);
+            let seen = (member.beat, clock::now());
+            let last = self.last_beats.entry(member.id).or_insert(seen);
+            if last.0 != member.beat {
+                *last = seen;
+            }
         }
         view
     }
 
-    /// Members whose processes have ended, and whose last statements have, too.
+    /// Members that are silent for as long as their beats last, and those whose processes have ended, and whose last
+    /// statements have, too.
     fn dead(&mut self, view: &View, here: &str) -> BTreeSet<u64> {
+        let now = clock::now();
         let ended = view.members.iter().filter(|member| host::has_ended(&member.host, here));
         let ended: Vec<u64> = ended.map(|member| member.id).collect();
         self.ended.retain(|id, _| ended.contains(id));
         for id in &ended {
-            self.ended.entry(*id).or_insert(view.now);
+            self.ended.entry(*id).or_insert(now);
         }
-        let long_ago = |since: ServerTime| view.now.us_since(since) >= LAST_WORDS_US;
-        ended.into_iter().filter(|id| self.ended.get(id).is_some_and(|since| long_ago(*since))).collect()
+        let long_ago = |since: Instant| now.us_since(since) >= LAST_WORDS_US;
+        let ended = ended.into_iter().filter(|id| self.ended.get(id).is_some_and(|since| long_ago(*since)));
+        let is_silent = |member: &&Member| {
+            let last = self.last_beats.get(&member.id).filter(|(beat, _)| *beat == member.beat);
+            last.is_some_and(|(_, seen)| machine::is_silent(view, member, now.us_since(*seen)))
+        };
+        ended.chain(view.members.iter().filter(is_silent).map(|member| member.id)).collect()
     }
 }
 
@@ -75,7 +90,12 @@ impl Fleet {
     /// Joins, and joins again whenever it was counted as gone.
     pub(super) async fn run(self) {
         let views = self.0.view.subscribe();
-        let mut watch = Watch { views, first_beats: BTreeMap::new(), ended: HashMap::default() };
+        let mut watch = Watch {
+            views,
+            first_beats: BTreeMap::new(),
+            last_beats: BTreeMap::new(),
+            ended: HashMap::default(),
+        };
         let stop = self.0.stop.clone();
         let work = async {
             let mut fresh = true;

@@ -25,8 +25,8 @@ pub enum Step {
     Settle { name: String, seq: u64 },
 }
 
-/// What the member `me` does, which has acknowledged `acks`. `dead`: members whose processes are known to
-/// have ended.
+/// What the member `me` does, which has acknowledged `acks`. `dead`: members that are known to be gone, by other means than
+/// the store's clock.
 pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, dead: &BTreeSet<u64>) -> Vec<Step> {
     let mut steps = evictions(view, me, dead);
     for record in &view.records {
@@ -46,8 +46,14 @@ pub fn evictions(view: &View, me: u64, dead: &BTreeSet<u64>) -> Vec<Step> {
     view.members.iter().filter(gone).map(evict).collect()
 }
 
+/// A member counts on its own clock, so a store's clock that was set forward makes none gone.
 fn is_gone(view: &View, member: &Member) -> bool {
-    view.now > member.until
+    view.now > member.until.plus_us(view.doubt_us)
+}
+
+/// Whether a member is gone whatever has become of the store's clock: for as long as its beat lasts, no other one was seen.
+pub fn is_silent(view: &View, member: &Member, seen_for_us: u64) -> bool {
+    view.now > member.until && seen_for_us > member.until.us_since(member.beat)
 }
 
 /// Whether something is under way that began a short while ago: beats come faster then. What takes longer

@@ -468,6 +468,11 @@ pub struct Env {
     pub grants_from: ServerTime,
     /// Whether expired leases may be taken over. False while the store's clock is in doubt.
     pub takeover: bool,
+    /// No holder is told to hold for longer than this, in microseconds.
+    pub longest_us: u64,
+    /// By how much the store's clock was set back a short while ago, in microseconds. What is granted lasts by the clock as
+    /// it would be, too: another proxy may see nothing else.
+    pub set_back_us: u64,
     /// Whether the store's clock tells how old a mark is: it has not been set forward for [`MARK_KEPT_US`].
     pub steady: bool,
 }
@@ -502,6 +507,18 @@ impl Env {
     /// The token of the next grant of a key whose last one was `last`.
     fn token_after(&self, last: Token) -> Token {
         last.max(self.floor).max(self.others).next()
+    }
+
+    /// How long a lease is told to last. That is no longer than it was set for: where the store's clock was set back,
+    /// its end is farther off than that, and comes that much sooner when the clock is set forward again.
+    fn left_us(&self, holder: &Holder) -> u64 {
+        let set_for_us = holder.until.us_since(holder.since).min(self.longest_us);
+        holder.until.us_since(self.now.plus_us(self.set_back_us)).min(set_for_us)
+    }
+
+    /// The end of what lasts for so long from now on.
+    fn end_of(&self, ms: u32) -> ServerTime {
+        self.now.plus_us(self.set_back_us).plus_ms(ms)
     }
 
     /// Whether a lease that nobody has taken over goes on: its holder may be certain of it still, and nobody else is

@@ -55,6 +55,10 @@ async fn transact(
     let asked_at = clock::now();
     let mut sets = link.exchange(sql::lock_rows(keys.iter().copied())).await?;
     link.learn(shared, sets.pop(), asked_at)?;
+    if !shared.steps().is_watched() {
+        // The connection that is opened next begins to watch it.
+        return Err(Fault::timeout("the server's clock"));
+    }
     let stored = read_rows(sets.pop().unwrap_or_default())?;
     let (mut records, revisions) = assemble(&keys, stored);
     let env = environment(shared, link, &records, &keys, (link.sample.now, link.sample.now));
@@ -85,9 +89,10 @@ pub fn environment<'a>(
 ) -> Env {
     let sample = &link.sample;
     let own = clock::now();
-    let (doubt, waits_until, steady) = {
+    let (doubt, set_back_us, waits_until, steady) = {
         let steps = shared.steps();
-        (steps.doubt(own), steps.waits_until(), steps.is_steady(own, record::MARK_KEPT_US))
+        let steady = steps.is_steady(own, record::MARK_KEPT_US);
+        (steps.doubt(own), steps.set_back_us(own), steps.waits_until(), steady)
     };
     let is_in_doubt = |holder: &Holder| holder.free_at() <= now && !doubt.has_ended(holder, earliest);
     let records = keys.into_iter().filter_map(|key| records.get(key));
@@ -102,6 +107,8 @@ pub fn environment<'a>(
         others: Token(sample.counter),
         grants_from: sample.grants_from.max(now.plus_us(waits_until.us_since(own))),
         takeover,
+        longest_us: shared.longest_us(),
+        set_back_us,
         steady,
     }
 }

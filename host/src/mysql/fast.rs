@@ -97,7 +97,8 @@ impl Plan {
     fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant, mark: Mark) -> Option<Plan> {
         let (earliest, latest) = {
             let steps = shared.steps();
-            steps.server_time(asked_at).filter(|_| steps.waits_until() <= asked_at)?
+            let may_decide = steps.is_watched() && steps.waits_until() <= asked_at;
+            steps.server_time(asked_at).filter(|_| may_decide)?
         };
         if link.sample.grants_from > earliest {
             return None;

@@ -188,7 +188,7 @@ impl Link {
             server.name = format!("{} at {}", server.name, place.site().address);
         }
         shared.galera.store(server.galera, Ordering::Relaxed);
-        if !shared.steps().has_begun() {
+        if !shared.steps().is_watched() {
             watch::begin(&mut wire, shared).await?;
         }
         let before = clock::now();
@@ -261,6 +261,11 @@ impl Link {
         let before = clock::now();
         let mut sets = self.exchange(sql::sample()).await?;
         self.learn(shared, sets.pop(), before)
+    }
+
+    /// Takes over what other proxies have noticed of the clock.
+    pub async fn begin(&mut self, shared: &Shared) -> Result<(), Fault> {
+        watch::begin(&mut self.wire, shared).await
     }
 
     pub async fn close(self) {

@@ -229,6 +229,8 @@ impl Terms {
             others: self.above,
             grants_from: self.grants_from,
             takeover: true,
+            longest_us: u64::MAX,
+            set_back_us: 0,
             steady: true,
         }
     }

@@ -13,6 +13,14 @@ use crate::lock::{Instant, ServerTime};
 /// How far the server's clock may run ahead unnoticed, in microseconds.
 pub const MARGIN_US: u64 = crate::lock::record::UNNOTICED_US;
 
+/// A clock that no look was taken at for this long, in microseconds, may have been set back and forward again meanwhile, by
+/// what others have seen.
+const UNWATCHED_US: u64 = 10_000_000;
+
+/// A clock that was set back is believed to be set forward again for this long, in microseconds: each other proxy looks at
+/// it before that, or knows that it was away.
+const SET_BACK_KEPT_US: u64 = 3 * UNWATCHED_US;
+
 /// How much the rates of two clocks may differ: a clock that is being corrected runs up to 500
 /// parts in a million faster, and so may the other.
 pub const DRIFT_PER_MILLION: u64 = 1_000;
@@ -25,6 +33,10 @@ pub struct ClockSteps {
     /// Of the server that was used before this one, until this one's clock was looked at.
     earlier: Option<Bounds>,
     jump: Option<Jump>,
+    /// From where the clock was set back.
+    peak: Option<Bounds>,
+    /// The clock was not looked at for [`UNWATCHED_US`], and what has happened to it meanwhile is not known.
+    is_missed: bool,
     wait: Option<Wait>,
     /// The longest lease, in microseconds.
     longest_us: u64,
@@ -52,6 +64,8 @@ struct Bounds {
     low: i64,
     high: i64,
     at: Instant,
+    /// When the clock was last looked at.
+    seen: Instant,
 }
 
 /// What one look at the server's clock has shown.
@@ -63,7 +77,7 @@ pub enum Step {
         at_least_us: u64,
         at_most_us: u64,
     },
-    /// Set back: leases last longer than they should, and no two holders come of it.
+    /// Set back: leases last longer than they should. See [`ClockSteps::set_back_us`].
     Back(u64),
 }
 
@@ -73,9 +87,48 @@ impl ClockSteps {
         ClockSteps { longest_us, ..ClockSteps::default() }
     }
 
-    /// Whether the clock has been looked at.
-    pub fn has_begun(&self) -> bool {
-        self.bounds.is_some()
+    /// Whether the clock is watched: it has been looked at, again and again since then.
+    pub fn is_watched(&self) -> bool {
+        self.bounds.is_some() && !self.is_missed
+    }
+
+    /// What other proxies have noticed is known now.
+    pub fn begin(&mut self) {
+        self.is_missed = false;
+    }
+
+    /// By how much the server's clock was set back of late. Another proxy may have looked at it before that, and look
+    /// again when it was set forward by as much: it notices nothing. So what is granted or told now must also be true
+    /// for such a proxy, until each one has looked: of a clock that says so much more.
+    pub fn set_back_us(&self, now: Instant) -> u64 {
+        self.below_peak(now).map_or(0, |(peak, bounds)| saturating(peak.high - bounds.low))
+    }
+
+    /// As [`ClockSteps::set_back_us`], but no more than by how much it was certainly set back.
+    pub fn set_back_at_least_us(&self, now: Instant) -> u64 {
+        self.below_peak(now).map_or(0, |(peak, bounds)| saturating(peak.low - bounds.high))
+    }
+
+    fn below_peak(&self, now: Instant) -> Option<(Bounds, Bounds)> {
+        let peak = self.peak.filter(|peak| now.us_since(peak.seen) <= SET_BACK_KEPT_US)?;
+        Some((peak, self.bounds.or(self.earlier)?.drifted(now)))
+    }
+
+    /// The server's clock, which says `now` at some moment between `before` and `after` on our own, has said `seen` before.
+    pub fn note_seen(&mut self, seen: ServerTime, now: ServerTime, before: Instant, after: Instant) {
+        if seen <= now {
+            return;
+        }
+        let low = seen.0.cast_signed() - after.0.cast_signed();
+        // The clock went on from there, until it was set back.
+        let high = (seen.0 + UNWATCHED_US).cast_signed() - before.0.cast_signed();
+        self.set_back_from(Bounds { low, high, at: after, seen: after }, after);
+    }
+
+    fn set_back_from(&mut self, from: Bounds, now: Instant) {
+        let known = self.peak.filter(|peak| now.us_since(peak.seen) <= SET_BACK_KEPT_US).unwrap_or(from);
+        let (low, high) = (known.low.max(from.low), known.high.max(from.high));
+        self.peak = Some(Bounds { low, high, at: now, seen: now });
     }
 
     /// Takes over what other proxies have noticed: by how much the clock may have been set forward, and what it said
@@ -96,11 +149,13 @@ impl ClockSteps {
             low: server.0.cast_signed() - after.0.cast_signed(),
             high: server.0.cast_signed() - before.0.cast_signed(),
             at: after,
+            seen: after,
         };
         let Some(known) = self.bounds.or(self.earlier) else {
             self.bounds = Some(seen);
             return Step::None;
         };
+        self.is_missed |= after.us_since(known.seen) > UNWATCHED_US;
         let known = known.drifted(after);
         let margin = MARGIN_US.cast_signed();
         let step = if seen.low > known.high + margin {
@@ -110,13 +165,14 @@ impl ClockSteps {
             self.jump = Some(Jump { by_us, since: server, at: after });
             Step::Forward { at_least_us, at_most_us }
         } else if seen.high < known.low - margin {
+            self.set_back_from(known, after);
             Step::Back((known.low - seen.high).cast_unsigned())
         } else {
             Step::None
         };
         // The upper bound only ever falls (but for drift), so that many small steps add up to one.
         let high = known.high.min(seen.high);
-        let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at };
+        let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at, seen: after };
         let is_new = step != Step::None || self.earlier.take().is_some();
         self.bounds = Some(if is_new { seen } else { both });
         step
@@ -167,6 +223,10 @@ impl ClockSteps {
     }
 }
 
+fn saturating(us: i64) -> u64 {
+    u64::try_from(us).unwrap_or(0)
+}
+
 impl Bounds {
     /// What the bounds may have become by `now`.
     fn drifted(self, now: Instant) -> Bounds {
@@ -174,7 +234,7 @@ impl Bounds {
         let drift = now.us_since(self.at) / US_PER_US_OF_DRIFT;
         let at = self.at.plus_us(drift * US_PER_US_OF_DRIFT);
         let drift = drift.cast_signed();
-        Bounds { low: self.low - drift, high: self.high + drift, at }
+        Bounds { low: self.low - drift, high: self.high + drift, at, ..self }
     }
 }
 
@@ -304,6 +364,53 @@ mod tests {
         look(&mut steps, 60 * SECOND, 60 * SECOND, 100);
         assert!(matches!(look(&mut steps, 61 * SECOND, 31 * SECOND, 100), Step::Back(_)));
         assert_eq!(steps.doubt(Instant(61 * SECOND)), Doubt::default());
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_may_be_set_forward_again_for_a_while() {
+        let mut steps = ClockSteps::default();
+        look(&mut steps, 60 * SECOND, 60 * SECOND, 100);
+        assert_eq!(steps.set_back_us(Instant(60 * SECOND)), 0);
+        look(&mut steps, 61 * SECOND, 56 * SECOND, 100);
+        let by = 5 * SECOND..5 * SECOND + 2_000;
+        assert!(by.contains(&steps.set_back_us(Instant(61 * SECOND))));
+        assert!(steps.set_back_at_least_us(Instant(61 * SECOND)) < 5 * SECOND);
+        look(&mut steps, 62 * SECOND, 54 * SECOND, 100);
+        assert!(steps.set_back_us(Instant(62 * SECOND)) >= 8 * SECOND, "two steps add up");
+        look(&mut steps, 63 * SECOND, 63 * SECOND, 100);
+        assert!(steps.set_back_us(Instant(63 * SECOND)) < 3_000, "it is where it was");
+        look(&mut steps, 64 * SECOND, 59 * SECOND, 100);
+        assert!(steps.set_back_us(Instant(93 * SECOND)) >= 5 * SECOND);
+        assert_eq!(steps.set_back_us(Instant(95 * SECOND)), 0);
+    }
+
+    #[test]
+    fn what_the_clock_has_said_before_shows_that_it_was_set_back() {
+        let mut steps = ClockSteps::default();
+        look(&mut steps, SECOND, SECOND, 100);
+        let note = |steps: &mut ClockSteps, seen: u64| {
+            let (seen, now) = (ServerTime(START + seen), ServerTime(START + SECOND));
+            steps.note_seen(seen, now, Instant(SECOND), Instant(SECOND + 100));
+        };
+        note(&mut steps, SECOND / 2);
+        assert_eq!(steps.set_back_us(Instant(SECOND)), 0);
+        note(&mut steps, 6 * SECOND);
+        assert!(steps.set_back_us(Instant(SECOND)) >= 15 * SECOND, "it went on before it was set back");
+        assert!(steps.set_back_at_least_us(Instant(SECOND)) <= 5 * SECOND);
+    }
+
+    #[test]
+    fn a_clock_that_was_not_looked_at_is_not_watched_until_others_were_asked() {
+        let mut steps = ClockSteps::default();
+        assert!(!steps.is_watched());
+        look(&mut steps, 0, 0, 100);
+        look(&mut steps, 9 * SECOND, 9 * SECOND, 100);
+        assert!(steps.is_watched());
+        look(&mut steps, 20 * SECOND, 20 * SECOND, 100);
+        look(&mut steps, 21 * SECOND, 21 * SECOND, 100);
+        assert!(!steps.is_watched());
+        steps.begin();
+        assert!(steps.is_watched());
     }
 
     #[test]

@@ -30,23 +30,25 @@ const RECENT_US: u64 = 500_000;
 /// No wait after a change of the server is longer than the longest lease and this, in microseconds.
 const LONGEST_MARGIN_US: u64 = 10_000_000;
 
-/// The first look of a process at the server's clock: takes over what other proxies have noticed, and records that the
+/// The first look of a process at the server's clock, and the first one after it was away: takes over what other proxies have noticed, and records that the
 /// clock may have been set forward since the last of them looked.
 pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
     let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
     let sql = format!(
-        "UPDATE {CLOCK} SET {},seen_us={NOW_US} WHERE id=1;\
-         SELECT {NOW_US},by_us,stepped_us,grants_us FROM {CLOCK} WHERE id=1",
+        "UPDATE {CLOCK} SET {},seen_us=GREATEST(seen_us,{NOW_US}) WHERE id=1;\
+         SELECT {NOW_US},by_us,stepped_us,grants_us,seen_us FROM {CLOCK} WHERE id=1",
         step(&ahead, &by_us, shared.longest_us())
     );
     let before = clock::now();
     let row = link::exchange(wire, sql).await?.pop().and_then(|mut rows| rows.pop());
     let after = clock::now();
-    let [now, by_us, stepped_us, grants_us] = read(row)?;
+    let [now, by_us, stepped_us, grants_us, seen_us] = read(row)?;
     let (now, mut steps) = (ServerTime(now), shared.steps());
     steps.inherit(by_us, ServerTime(stepped_us), now, before);
     steps.note_wait(ServerTime(grants_us), now, before);
     steps.observe(now, before, after);
+    steps.note_seen(ServerTime(seen_us), now, before, after);
+    steps.begin();
     Ok(())
 }
 
@@ -111,12 +113,16 @@ impl Watch {
 
     async fn look(&mut self, shared: &Shared, link: &mut Link) -> Result<(), Fault> {
         link.refresh(shared).await?;
+        if !shared.steps().is_watched() {
+            link.begin(shared).await?;
+        }
         let seen = link.sample;
         let noticed = self.steps.observe(seen.now, seen.before, seen.after);
         if let Step::Forward { at_most_us, .. } = noticed {
             self.unrecorded_us += at_most_us;
         }
-        link.exchange(said(seen.now, self.unrecorded_us, shared.longest_us())).await?;
+        let set_back_us = shared.steps().set_back_at_least_us(clock::now());
+        link.exchange(said(seen.now, self.unrecorded_us, set_back_us, shared.longest_us())).await?;
         self.unrecorded_us = 0;
         if !self.has_claimed && shared.membership.may_write() {
             link.exchange(schema::claim_version()).await?;
@@ -126,25 +132,26 @@ impl Watch {
     }
 }
 
-/// Says that the clock was watched up to `seen`, and that it was set forward meanwhile, where it was.
-fn said(seen: ServerTime, by_us: u64, longest_us: u64) -> String {
-    let seen_us = seen.0;
+/// Says that the clock was watched up to `seen`, and that it was set forward meanwhile, where it was. A clock that was set
+/// back is for a while recorded as if it was not, as what is granted is: see [`ClockSteps::set_back_us`].
+fn said(seen: ServerTime, by_us: u64, set_back_us: u64, longest_us: u64) -> String {
+    let seen_us = seen.0 + set_back_us;
     if by_us > 0 {
         let step = step("TRUE", &by_us.to_string(), longest_us);
         return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
     }
     // By the clock of now: a look that arrives late is behind what others have seen since, and must not take back the
     // step that they have recorded.
-    let is_back = format!("seen_us>{NOW_US}+{RECENT_US}");
+    let is_back = format!("seen_us>{NOW_US}+{}", set_back_us + RECENT_US);
     format!(
         "UPDATE {CLOCK} SET stepped_us=IF({is_back},LEAST(stepped_us,{seen_us}),stepped_us),seen_us={seen_us} \
          WHERE id=1 AND (seen_us+{RECENT_US}<{seen_us} OR {is_back})"
     )
 }
 
-fn read(row: Option<Row>) -> Result<[u64; 4], Fault> {
-    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64)>(row).ok());
-    read.map(<[u64; 4]>::from).ok_or_else(|| {
+fn read(row: Option<Row>) -> Result<[u64; 5], Fault> {
+    let read = row.and_then(|row| mysql_async::from_row_opt::<(u64, u64, u64, u64, u64)>(row).ok());
+    read.map(<[u64; 5]>::from).ok_or_else(|| {
         let why = format!("the row in {CLOCK} is missing: were its tables dropped?");
         Fault::Broken { why, slug: "schema" }
     })

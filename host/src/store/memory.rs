@@ -131,6 +131,8 @@ impl Memory {
             others: Token::default(),
             grants_from: rows.grants_from,
             takeover: true,
+            longest_us: u64::MAX,
+            set_back_us: 0,
             steady: true,
         };
         let mut records = Records::default();

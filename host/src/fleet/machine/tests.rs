@@ -39,6 +39,19 @@ fn a_candidate_goes_live_only_when_all_that_may_grant_have_acknowledged() {
 }
 
 #[test]
+fn no_member_is_gone_because_the_clock_was_set_forward() {
+    let mut seen = view(vec![member(1, Some(1)), member(2, Some(1))], record(1, "x", None));
+    (seen.now, seen.doubt_us) = (ServerTime(20_000), 10_000);
+    assert_eq!(evictions(&seen, 1, &NOBODY), []);
+    assert!(!is_silent(&seen, &seen.members[1], 15_000));
+    assert!(is_silent(&seen, &seen.members[1], 15_001), "it was not heard of for as long as its beat lasts");
+    seen.now = ServerTime(26_001);
+    assert_eq!(evictions(&seen, 1, &NOBODY).len(), 1);
+    seen.now = ServerTime(16_000);
+    assert!(!is_silent(&seen, &seen.members[1], 60_000), "it may write still");
+}
+
+#[test]
 fn a_member_is_gone_after_its_time_or_with_its_process() {
     let mut silent = member(2, Some(3));
     silent.until = ServerTime(1_999);

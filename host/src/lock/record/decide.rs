@@ -122,7 +122,7 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
             record.holders.iter().find_map(|holder| {
                 let level = holder.levels.iter().find(|level| matches(level))?;
                 let same_body = level.fingerprint == claim.fingerprint;
-                Some((holder.nonce, same_body, holder.until > env.now))
+                Some((holder.nonce, same_body, env.left_us(holder) > 0))
             })
         })
         .or_else(|| {
@@ -155,7 +155,7 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
             level.attempts.push(claim.attempt);
         }
         grant.tokens.push(holder.token);
-        grant.left_us = grant.left_us.min(holder.until.us_since(env.now));
+        grant.left_us = grant.left_us.min(env.left_us(holder));
         grant.levels = holder.levels.len() as u32;
     }
     Some(Outcome::Granted(grant))
@@ -188,9 +188,9 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     for key in &*claim.keys {
         let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
         holder.levels.push(level_of(claim));
-        holder.until = holder.until.max(env.now.plus_ms(claim.ttl_ms));
+        holder.until = holder.until.max(env.end_of(claim.ttl_ms));
         grant.tokens.push(holder.token);
-        grant.left_us = grant.left_us.min(holder.until.us_since(env.now));
+        grant.left_us = grant.left_us.min(env.left_us(holder));
         grant.levels = holder.levels.len() as u32;
     }
     Some(Outcome::Granted(grant))
@@ -262,11 +262,11 @@ fn weight_against(held: Mode, claimed: Mode) -> u64 {
 }
 
 fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
-    let until = env.now.plus_ms(claim.ttl_ms);
+    let until = env.end_of(claim.ttl_ms);
     // Not `now` where nothing was asked for: a store's next `now` may be a little earlier.
     let at_least_until = match claim.at_least_ms {
         0 => ServerTime(0),
-        ms => env.now.plus_ms(ms),
+        ms => env.end_of(ms),
     };
     // One token for the whole lease, above all that its keys had: what a resource is fenced with does not
     // depend on which of its keys is the first.
@@ -297,12 +297,11 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             tag: claim.tag.clone(),
         });
     }
-    let left_us = until.us_since(env.now);
     Outcome::Granted(Grant {
         nonce: claim.attempt,
         chosen: None,
         tokens: vec![token; claim.keys.len()],
-        left_us,
+        left_us: u64::from(claim.ttl_ms) * 1_000,
         levels: 1,
         repeated: false,
     })
@@ -370,8 +369,8 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
     for key in &*lease.keys {
         let holders = &mut records.write(key).holders;
         for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
-            holder.until = holder.until.max(env.now.plus_ms(ttl_ms.unwrap_or(holder.ttl_ms)));
-            left_us = left_us.min(holder.until.us_since(env.now));
+            holder.until = holder.until.max(env.end_of(ttl_ms.unwrap_or(holder.ttl_ms)));
+            left_us = left_us.min(env.left_us(holder));
         }
     }
     Outcome::Renewed { left_us }
@@ -386,7 +385,7 @@ fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -
         let own = |holder: &&Holder| holder.nonce == lease.nonce;
         let record = records.read(key);
         if record.token >= *token && record.holders.iter().filter(own).all(|holder| holder.goes_by(*token)) {
-            let left = record.holders.iter().filter(own).map(|holder| holder.until.us_since(env.now));
+            let left = record.holders.iter().filter(own).map(|holder| env.left_us(holder));
             left_us = left.min().unwrap_or(0).min(left_us);
             continue;
         }
@@ -395,7 +394,7 @@ fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -
         for holder in record.holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
             holder.token = holder.token.max(*token);
             holder.lowest_token = holder.lowest_token.min(*token);
-            left_us = left_us.min(holder.until.us_since(env.now));
+            left_us = left_us.min(env.left_us(holder));
         }
     }
     Outcome::Renewed { left_us }
@@ -442,7 +441,7 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             record.not_before = record.not_before.max(holder.at_least_until);
             remember(&mut record.ended, &holder);
             if let Some(Left { value, origin }) = outcome.as_ref().filter(|_| whole) {
-                let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
+                let (since, until) = (env.now, env.end_of(holder.keep_ms));
                 let (value, origin) = (value.clone(), *origin);
                 record.kept = Some(Kept { value, since, until, nonce: lease.nonce, origin });
             }

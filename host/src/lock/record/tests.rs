@@ -49,7 +49,9 @@ impl World {
         }
         let (floor, others, grants_from) = (Token(0), Token(0), ServerTime(0));
         let (now, renamed, takeover) = (ServerTime(1_000_000), Token(0), true);
-        World { records, env: Env { now, floor, renamed, others, grants_from, takeover, steady: true } }
+        let (longest_us, set_back_us, steady) = (u64::MAX, 0, true);
+        let env = Env { now, floor, renamed, others, grants_from, takeover, longest_us, set_back_us, steady };
+        World { records, env }
     }
 
     fn apply(&mut self, op: &Op) -> Outcome {
@@ -259,6 +261,50 @@ fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
     assert_eq!(world.apply(&renew(&running)), Outcome::Renewed { left_us: 30_000_000 });
     world.env.takeover = true;
     assert_eq!(world.apply(&renew(&lease)), Outcome::Lost);
+}
+
+/// What was told must be over when a clock that was set back is set forward again and the lease is in doubt no more.
+#[test]
+fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
+    let mut world = World::new();
+    let reentrant = Claim { reentrant: true, ..claim(&["a"], "x", 1) };
+    world.pass_ms(500 * SECOND);
+    let (lease, _) = world.granted(&reentrant);
+    world.pass_ms(SECOND);
+    world.env.now = ServerTime(world.env.now.0 - 400_000_000);
+    let renewed = world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None });
+    assert_eq!(renewed, Outcome::Renewed { left_us: 10_000_000 });
+    let raised = world.apply(&Op::Raise { lease: lease.clone(), tokens: vec![Token(99)] });
+    assert_eq!(raised, Outcome::Renewed { left_us: 10_000_000 });
+    for attempt in [1, 2] {
+        let (_, again) = world.granted(&Claim { attempt, ..reentrant.clone() });
+        assert_eq!(again.left_us, 10_000_000, "attempt {attempt}");
+    }
+    world.env.longest_us = 7_000_000;
+    let renewed = world.apply(&Op::Renew { lease, ttl_ms: None });
+    assert_eq!(renewed, Outcome::Renewed { left_us: 7_000_000 });
+}
+
+/// Another proxy looks at the clock before it is set back, and when it is forward again.
+#[test]
+fn what_is_granted_on_a_clock_that_was_set_back_also_lasts_when_it_is_forward_again() {
+    let mut world = World::new();
+    let (earlier, _) = world.granted(&Claim { reentrant: true, ..claim(&["a"], "x", 1) });
+    world.pass_ms(SECOND);
+    let forward_us = world.env.now.0;
+    world.env.now = ServerTime(forward_us - 1_500_000);
+    world.env.set_back_us = 1_500_000;
+    let (_, again) = world.granted(&Claim { reentrant: true, ..claim(&["a"], "x", 1) });
+    assert_eq!(again.left_us, 9_000_000, "a repeat");
+    let (later, grant) = world.granted(&claim(&["b"], "x", 2));
+    assert_eq!(grant.left_us, 10_000_000);
+    let renewed = world.apply(&Op::Renew { lease: earlier, ttl_ms: None });
+    assert_eq!(renewed, Outcome::Renewed { left_us: 10_000_000 });
+    world.env.set_back_us = 0;
+    world.env.now = ServerTime(forward_us + 9_999_000);
+    world.held(&claim(&["a"], "y", 3));
+    world.held(&claim(&["b"], "y", 4));
+    assert_eq!(world.release(&later, 9), Outcome::Released { levels_left: 0 });
 }
 
 #[test]

@@ -5,8 +5,8 @@ use crate::lock::Instant;
 use crate::simulation::faults::POOL;
 
 /// How long a waiter may take at most until it is granted what is free, where nothing goes wrong: waiters that poll sleep for
-/// less.
-const TAKEN_WITHIN_MS: u32 = 1_500;
+/// 2 s at most.
+const TAKEN_WITHIN_MS: u32 = 2_500;
 
 /// How long a run takes at most until each primitive is granted.
 const BEGINS_MS: u32 = 3_000;

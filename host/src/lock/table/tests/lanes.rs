@@ -39,6 +39,8 @@ impl Sim {
             others: Token(0),
             grants_from: ServerTime(0),
             takeover: true,
+            longest_us: u64::MAX,
+            set_back_us: 0,
             steady: true,
         };
         let mut records = Records::default();
