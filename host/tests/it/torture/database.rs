@@ -191,11 +191,13 @@ async fn one(programs: &Programs, dir: &Path) -> Server {
     let clock = dir.join("clock");
     write_clock(&clock, 0.0);
     let program = dir.join("server.sh");
-    // The library reads the file once a second: at each look at the clock it would take most of the machine's time.
+    // The library reads the file once a second: at each look at the clock it would take most of the machine's time. Its
+    // "fix" for waits by the monotonic clock has them end at once, and the server's threads spin.
     script(
         &program,
         &format!(
-            "export FAKETIME_TIMESTAMP_FILE={clock} FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1\n\
+            "export FAKETIME_TIMESTAMP_FILE={clock} FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1 \
+             FAKETIME_FORCE_MONOTONIC_FIX=0\n\
              export LD_PRELOAD={library}\nexec {server} \"$@\"\n",
             clock = clock.display(),
             library = programs.faketime.display(),
