@@ -27,7 +27,7 @@ use crate::vital;
 use crate::watch::watch;
 
 mod desk;
-mod reload;
+pub(crate) mod reload;
 
 use desk::Desk;
 use reload::Refused;

@@ -263,7 +263,14 @@ impl Front {
         match shared.service.guard(wanted).await {
             Ok(Guarded::Held(hold)) => {
                 let locked = Box::new(Locked::new(*hold, once, shared.metrics.clone(), entry));
-                Ok(locked.proceeds().await.then_some(Grant::Locked(locked)))
+                if !locked.proceeds().await {
+                    return Ok(None);
+                }
+                if !locked.is_certain() {
+                    let why = "the lease had ended when its grant arrived: the store took too long to answer";
+                    return Err(Problem::new(Kind::Lost, why).status(503));
+                }
+                Ok(Some(Grant::Locked(locked)))
             }
             Ok(Guarded::Done(kept)) => {
                 let replayed = replay::replay(&kept, &once().fingerprint, &wanted.resource)?;

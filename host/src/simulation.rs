@@ -3,6 +3,7 @@
 //! The proxies are those of the product, down to the text of their statements. What is simulated is what they run on:
 //! the servers ([`server`]), the way there ([`network`]), and time.
 
+pub mod application;
 pub mod bells;
 pub mod check;
 pub mod clients;
@@ -34,6 +35,7 @@ pub fn simulate<T>(seed: u64, work: impl Future<Output = T>) -> T {
     });
     // Tasks that are left end here, by the clock of the simulation.
     drop(runtime);
+    application::end();
     crate::random::seeded::end();
     crate::clock::simulated::end();
     done

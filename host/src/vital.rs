@@ -48,10 +48,10 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 
 /// A simulation has several processes.
 #[cfg(any(test, feature = "simulation"))]
-use crate::simulation::host::hosted as of_this_process;
+pub use crate::simulation::host::hosted as of_this_process;
 
 #[cfg(not(any(test, feature = "simulation")))]
-fn of_this_process<F: Future>(task: F) -> F {
+pub fn of_this_process<F: Future>(task: F) -> F {
     task
 }
 

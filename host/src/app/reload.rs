@@ -41,7 +41,8 @@ pub(super) fn watch_routes(
 }
 
 /// Why a changed configuration is not used.
-enum NotUsed {
+#[derive(Debug)]
+pub(crate) enum NotUsed {
     Faulty(Vec<String>),
     /// It will do once the fleet has changed: it is tried again.
     Yet(String),
@@ -132,57 +133,62 @@ impl Running {
         if naming == self::naming(&self.config.guards) {
             self.guard.replace(&changed.guards);
         } else {
-            self.rename(&changed.guards, &naming).await?;
+            rename(&self.guard, &self.fleet, &changed.guards, &naming).await?;
         }
         self.config.guards = changed.guards;
         Ok(Some(self.config.guards.iter().map(|guard| guard.routes.len()).sum()))
     }
+}
 
-    /// Replaces routes by some that name requests differently.
-    async fn rename(&self, guards: &[GuardConfig], naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
-        let renaming = self.fleet.may_name(naming).await.map_err(NotUsed::Yet)?;
-        let change = self.guard.prepare(guards);
-        let agreed = match renaming {
-            // Who recorded these names has waited for the leases under the others.
-            Renaming::Recorded => self.fleet.follow_naming(naming).await.map_err(NotUsed::Yet),
-            Renaming::Alone => self.agree(&change, naming).await,
+/// Replaces routes by some that name requests differently.
+pub(crate) async fn rename(
+    guard: &Guard,
+    fleet: &Fleet,
+    guards: &[GuardConfig],
+    naming: &BTreeMap<String, String>,
+) -> Result<(), NotUsed> {
+    let renaming = fleet.may_name(naming).await.map_err(NotUsed::Yet)?;
+    let change = guard.prepare(guards);
+    let agreed = match renaming {
+        // Who recorded these names has waited for the leases under the others.
+        Renaming::Recorded => fleet.follow_naming(naming).await.map_err(NotUsed::Yet),
+        Renaming::Alone => agree(fleet, &change, naming).await,
+    };
+    match &agreed {
+        Ok(()) => change.install(),
+        Err(_) => change.give_up(),
+    }
+    agreed
+}
+
+/// Records the new names once no lease is left under the old ones. Requests wait until it is known whether they are
+/// recorded: a proxy that joins goes by the record.
+async fn agree(fleet: &Fleet, change: &Change<'_>, naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
+    let mut named = record(fleet, change, naming).await?;
+    while let Err(NotNamed::Unknown(why)) = named {
+        tracing::warn!("it is not known whether the new routes were recorded; requests wait: {why}");
+        tokio::time::sleep(RETRY).await;
+        named = match fleet.has_named(naming).await {
+            Some(named) => named,
+            // Another proxy may have come and died meanwhile: the leases are looked at again.
+            None => record(fleet, change, naming).await.unwrap_or(Err(NotNamed::Unknown(why))),
         };
-        match &agreed {
-            Ok(()) => change.install(),
-            Err(_) => change.give_up(),
-        }
-        agreed
     }
+    named.map_err(|not| match not {
+        NotNamed::Refused(why) | NotNamed::Unknown(why) => NotUsed::Yet(why),
+    })
+}
 
-    /// Records the new names once no lease is left under the old ones. Requests wait until it is known whether they are
-    /// recorded: a proxy that joins goes by the record.
-    async fn agree(&self, change: &Change<'_>, naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
-        let mut named = self.record(change, naming).await?;
-        while let Err(NotNamed::Unknown(why)) = named {
-            tracing::warn!("it is not known whether the new routes were recorded; requests wait: {why}");
-            tokio::time::sleep(RETRY).await;
-            named = match self.fleet.has_named(naming).await {
-                Some(named) => named,
-                // Another proxy may have come and died meanwhile: the leases are looked at again.
-                None => self.record(change, naming).await.unwrap_or(Err(NotNamed::Unknown(why))),
-            };
-        }
-        named.map_err(|not| match not {
-            NotNamed::Refused(why) | NotNamed::Unknown(why) => NotUsed::Yet(why),
-        })
-    }
-
-    /// The tokens are raised when nothing more is granted by the old names, and before it is known that this proxy is
-    /// alone: that may take a while.
-    async fn record(
-        &self,
-        change: &Change<'_>,
-        naming: &BTreeMap<String, String>,
-    ) -> Result<Result<(), NotNamed>, NotUsed> {
-        self.fleet.raise_tokens().await.map_err(NotUsed::Held)?;
-        change.unhindered().await.map_err(NotUsed::Held)?;
-        Ok(self.fleet.name_requests(naming).await)
-    }
+/// The tokens are raised when nothing more is granted by the old names, and before it is known that this proxy is
+/// alone: that may take a while.
+async fn record(
+    fleet: &Fleet,
+    change: &Change<'_>,
+    naming: &BTreeMap<String, String>,
+) -> Result<Result<(), NotNamed>, NotUsed> {
+    fleet.raise_tokens().await.map_err(NotUsed::Held)?;
+    change.unhindered().await.map_err(NotUsed::Held)?;
+    Ok(fleet.name_requests(naming).await)
 }
 
 /// Everything but the guarded listeners.

@@ -21,6 +21,7 @@ use super::upstream::{self, Connection, SendError};
 use super::{empty, headers, tunnel, upstream_failed};
 use crate::clock;
 use crate::http::{Body, Kind, Peer, Problem, Response};
+use crate::vital;
 
 type Request = hyper::Request<Upload>;
 
@@ -252,11 +253,11 @@ impl<F: Future + Send + 'static> Drop for Surviving<F> {
     fn drop(&mut self) {
         let Some(future) = self.future.take() else { return };
         let loss = self.loss.take();
-        self.tasks.spawn(async move {
+        self.tasks.spawn(vital::of_this_process(async move {
             tokio::select! {
                 answer = future => drop(answer),
                 _ = lost(loss) => {}
             }
-        });
+        }));
     }
 }

@@ -69,6 +69,11 @@ impl Locked {
         self.entry.holds(self.nonce).await && !self.is_lost()
     }
 
+    /// Whether the lease is certain now.
+    pub fn is_certain(&self) -> bool {
+        self.keeping.as_ref().is_some_and(Keeping::is_certain)
+    }
+
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }

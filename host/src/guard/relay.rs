@@ -29,6 +29,7 @@ use super::upstream_failed;
 use crate::clock;
 use crate::http::{BrokenBody, Kind, Problem};
 use crate::lock::Instant;
+use crate::vital;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, BrokenBody>>>;
 
@@ -127,7 +128,7 @@ impl Relay {
         let state = State { answer: Some(Box::new(answer)), waits: None, taken_at: clock::now() };
         let shared = Arc::new(Shared { state: Mutex::new(state), why: OnceLock::new(), tasks });
         let watching = watched
-            .map(|(limit, cut)| tokio::spawn(watch(Arc::downgrade(&shared), limit, cut)).abort_handle());
+            .map(|(limit, cut)| vital::detach(watch(Arc::downgrade(&shared), limit, cut)).abort_handle());
         Relay { shared, watching, _under_way: under_way }
     }
 }
@@ -152,13 +153,13 @@ impl Shared {
             return;
         }
         let loss = answer.lock.as_ref().map(Locked::loss);
-        self.tasks.spawn(async move {
+        self.tasks.spawn(vital::of_this_process(async move {
             let rest = async { while let Some(Ok(_)) = std::future::poll_fn(|cx| answer.poll(cx)).await {} };
             tokio::select! {
                 () = rest => {}
                 _ = lost(loss) => {}
             }
-        });
+        }));
     }
 }
 

@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::idle::Idle;
 
@@ -16,8 +15,8 @@ use super::idle::Idle;
 #[derive(Clone, Default)]
 pub struct Patience(Arc<AtomicU64>);
 
-pub struct Socket {
-    stream: TcpStream,
+pub struct Socket<S> {
+    stream: S,
     idle: Idle,
     patience: Patience,
 }
@@ -32,8 +31,8 @@ impl Patience {
     }
 }
 
-impl Socket {
-    pub fn new(stream: TcpStream, patience: Patience) -> Socket {
+impl<S> Socket<S> {
+    pub fn new(stream: S, patience: Patience) -> Socket<S> {
         Socket { stream, idle: Idle::new(patience.limit()), patience }
     }
 
@@ -51,7 +50,7 @@ impl Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -65,7 +64,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.in_time(cx, written)

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -19,6 +20,7 @@ use crate::config::UpstreamLimits;
 use crate::http;
 use crate::lock::Instant;
 use crate::random;
+use crate::vital;
 
 type Request = hyper::Request<Upload>;
 type Response = hyper::Response<Incoming>;
@@ -190,6 +192,10 @@ impl Target {
     }
 
     async fn connect(&self) -> io::Result<Link> {
+        #[cfg(any(test, feature = "simulation"))]
+        if let Some(stream) = crate::simulation::application::connect() {
+            return self.speak(stream).await;
+        }
         let limit = self.limits.connect_timeout;
         let late = |_| {
             let why = format!("no connection within {} ms", limit.as_millis());
@@ -198,13 +204,20 @@ impl Target {
         let stream = tokio::time::timeout(limit, TcpStream::connect(&self.name)).await.map_err(late)??;
         stream.set_nodelay(true)?;
         http::keep_alive(&stream)?;
+        self.speak(stream).await
+    }
+
+    async fn speak<S>(&self, stream: S) -> io::Result<Link>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let mut builder = http1::Builder::new();
         builder.max_buf_size(self.limits.max_header_bytes);
         let patience = Patience::default();
         let socket = Socket::new(stream, patience.clone());
         let (sender, connection) = builder.handshake(TokioIo::new(socket)).await.map_err(io::Error::other)?;
         let name = self.name.clone();
-        tokio::spawn(async move {
+        vital::detach(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(upstream = name, %error, "a connection broke");
             }

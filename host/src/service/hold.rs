@@ -1,6 +1,7 @@
 //! Leases that the proxy keeps alive for as long as a connection lives.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tokio::sync::{oneshot, watch};
 
@@ -53,6 +54,8 @@ pub struct Keeping {
     /// Tells the task how the lease ends.
     ending: Option<oneshot::Sender<Ending>>,
     lost: watch::Receiver<Option<Arc<str>>>,
+    /// Until when the lease is certain, by [`clock::now`], in microseconds.
+    valid_until: Arc<AtomicU64>,
 }
 
 /// How a lease that a task keeps alive ends. The release is on its way already.
@@ -104,7 +107,9 @@ impl Hold {
     pub fn keep(mut self) -> Keeping {
         let (ending, mut ended) = oneshot::channel::<Ending>();
         let (tell, lost) = watch::channel(None);
+        let valid_until = Arc::new(AtomicU64::new(self.valid_until.0));
         let keeping = Keeping {
+            valid_until: valid_until.clone(),
             lease: self.lease.lease.clone(),
             service: self.service.clone(),
             ending: Some(ending),
@@ -115,8 +120,10 @@ impl Hold {
                 tokio::select! {
                     biased;
                     ending = &mut ended => break ending,
-                    event = self.next() => if let HoldEvent::Lost { reason, .. } = event {
-                        tell.send_replace(Some(reason.into()));
+                    event = self.next() => match event {
+                        HoldEvent::Renewed(renewed) => valid_until.store(renewed.valid_until.0, Relaxed),
+                        HoldEvent::Lost { reason, .. } => drop(tell.send_replace(Some(reason.into()))),
+                        HoldEvent::Draining { .. } => {}
                     },
                 }
             };
@@ -158,14 +165,22 @@ impl Hold {
         loop {
             // A store that hangs must not keep the client waiting past the end of its lease.
             let deadline = self.service.shared.store_deadline().min(self.last_call());
-            let error =
-                match self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline).await {
-                    Ok(renewed) if renewed.valid_until > clock::now() => return self.renewed(renewed),
-                    // The lease exists, but its session is silent, or this proxy is not a member of its fleet.
-                    Ok(_) => "no time can be promised for the lease".to_owned(),
-                    Err(LeaseError::Store(error)) => error.to_string(),
-                    Err(error) => return self.gone(&error.to_string()),
-                };
+            let renewal = self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline);
+            let renewed = tokio::select! {
+                biased;
+                renewed = renewal => renewed,
+                // The store gives a call up some time after its deadline.
+                () = clock::sleep_until(self.last_call()) => {
+                    return self.lost("the store did not answer a renewal in time");
+                }
+            };
+            let error = match renewed {
+                Ok(renewed) if renewed.valid_until > clock::now() => return self.renewed(renewed),
+                // The lease exists, but its session is silent, or this proxy is not a member of its fleet.
+                Ok(_) => "no time can be promised for the lease".to_owned(),
+                Err(LeaseError::Store(error)) => error.to_string(),
+                Err(error) => return self.gone(&error.to_string()),
+            };
             let again = clock::now().plus_ms(RETRY_MS);
             if again >= self.last_call() {
                 return self.lost(&error);
@@ -300,6 +315,12 @@ impl Drop for Hold {
 }
 
 impl Keeping {
+    /// Whether the lease is certain now. It is not where its grant came late, or this process has stood still since, also
+    /// before anybody is told of a loss.
+    pub fn is_certain(&self) -> bool {
+        self.lost.borrow().is_none() && clock::now() < Instant(self.valid_until.load(Relaxed))
+    }
+
     /// Tells when the lease cannot be relied on any more, and why.
     pub fn watch(&self) -> watch::Receiver<Option<Arc<str>>> {
         self.lost.clone()

@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod order;
 mod vain;
+mod working;
+
+pub use working::Work;
 
 use self::order::{Waiting, pass};
 use super::faults::SEPARATOR;
@@ -124,6 +127,8 @@ pub struct Checks {
     is_plain: bool,
     /// By resource: when a lease of it last began or ended.
     moved: BTreeMap<String, Instant>,
+    /// By resource: the guarded requests that the application works on.
+    work: BTreeMap<String, working::UnderWay>,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.

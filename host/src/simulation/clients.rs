@@ -10,6 +10,7 @@ use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
 use tokio::sync::{mpsc, oneshot};
 
+use super::application::{self, Asked, GUARDED};
 use super::check::{Granted, Violation};
 use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
@@ -65,8 +66,8 @@ pub struct Client {
     asks_for_several: bool,
     work_ms: u32,
     longest_ttl_ms: u32,
-    /// Whether it forgets to let go, now and then.
-    forgets: bool,
+    /// Of 1,000 leases, how many it forgets to let go.
+    forgets_per_mille: u32,
     /// How often it has begun to ask.
     rounds: u32,
     shared: Arc<Shared>,
@@ -90,7 +91,7 @@ impl Client {
             asks_for_several: options.asks_for_several,
             work_ms: options.work_ms,
             longest_ttl_ms: options.longest_ttl_ms,
-            forgets: !options.has_long_leases(),
+            forgets_per_mille: options.forgets_per_mille,
             rounds: 0,
             shared,
         }
@@ -151,6 +152,7 @@ impl Client {
             ..request(&resource, &format!("{}.{}", self.name, self.rounds))
         };
         match policy {
+            GUARDED => self.send(&request).await,
             "once" => self.do_once(&request).await,
             "version" => self.make_version(request).await,
             _ if self.random.random_bool(0.15) => self.hold(&request).await,
@@ -166,7 +168,7 @@ impl Client {
 
     /// A resource of the policy, or the name of several.
     fn resource(&mut self, policy: &str) -> String {
-        let takes_several = !["once", "version", POOL, BACKOFF].contains(&policy);
+        let takes_several = !["once", "version", POOL, BACKOFF, GUARDED].contains(&policy);
         let wanted = match self.asks_for_several && takes_several && self.random.random_bool(0.3) {
             true => self.random.random_range(2..=3),
             false => 1,
@@ -174,6 +176,44 @@ impl Client {
         let chosen = sample(&mut self.random, self.resources, wanted.min(self.resources));
         let names: Vec<String> = chosen.iter().map(|n| format!("{policy}/{n}")).collect();
         names.join(SEPARATOR)
+    }
+
+    /// Sends a request to the application, through a proxy that locks its resource meanwhile.
+    async fn send(&mut self, request: &Request) {
+        let proxy = self.proxy();
+        let (resource, host) = (request.resource.clone(), &proxy.host);
+        let asked = Asked {
+            resource: resource.clone(),
+            owner: request.owner.clone(),
+            proxy: (proxy.index, proxy.life, host.pauses()),
+        };
+        let (near, far) = application::connection();
+        let was_paused = host.is_paused();
+        let served = tokio::spawn({
+            let (host, front) = (host.clone(), proxy.front.clone());
+            async move { host.run(application::serve(front, far)).await }
+        });
+        self.note(&format!("sends a request for {resource} through proxy {}", proxy.index));
+        let leaves = self.random.random_bool(0.1);
+        let longest = application::WAIT_MS + 2 * TIMEOUT_MS + SLACK_MS + application::LONG_WORK_MS;
+        let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
+        let limit = Duration::from_millis(patience.into());
+        let answered = tokio::time::timeout(limit, application::send(&asked, near)).await;
+        drop(served);
+        let (kind, what) = match answered {
+            Ok(Some(status)) if status.is_success() => ("a guarded request is answered", status.to_string()),
+            Ok(Some(status)) => ("a guarded request is refused", status.to_string()),
+            Ok(None) => ("a guarded request breaks off", "no whole answer".to_owned()),
+            Err(_elapsed) => {
+                if !leaves && !was_paused && asked.proxy.2 == proxy.host.pauses() {
+                    let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
+                    self.shared.broken(Violation(why));
+                }
+                ("a client leaves a guarded request", "it waits no longer".to_owned())
+            }
+        };
+        self.shared.tally.count(kind);
+        self.note(&format!("{kind}, for {resource}: {what}"));
     }
 
     async fn lock(&mut self, request: &Request) {
@@ -338,7 +378,7 @@ impl Client {
 
     async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
         // One that forgets to let go.
-        if self.forgets && self.random.random_ratio(10 + self.work_ms(request) / 20, 1_000) {
+        if self.random.random_ratio(self.forgets_per_mille, 1_000) {
             return;
         }
         let other = self.proxy_for(granted_by, &lease.lease);

@@ -11,6 +11,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value};
 
+use super::application::GUARDED;
 use super::network::{Fate, Network, Trip};
 use super::world::lock;
 use crate::clock;
@@ -56,6 +57,10 @@ pub enum Fault {
         server: usize,
         ms: u32,
     },
+    PauseServer {
+        server: usize,
+        ms: u32,
+    },
     SetClock {
         server: usize,
         by_ms: i64,
@@ -66,6 +71,10 @@ pub enum Fault {
         gap_ms: u32,
         /// Then the old primary becomes a replica of the new one; of a cluster, a node again.
         back_ms: u32,
+    },
+    /// The files of all proxies give guarded requests other names.
+    NameRoutes {
+        naming: u32,
     },
     /// The policy gets other settings, by way of this proxy.
     Replace {
@@ -97,7 +106,7 @@ pub enum Succession {
 }
 
 /// The policies that are replaced in a run, and below the primitives that they get.
-pub const CHANGEABLE: [&str; 5] = ["lease", "advisory", "row", "pool", "version"];
+pub const CHANGEABLE: [&str; 6] = ["lease", "advisory", "row", "pool", "version", GUARDED];
 const PRIMITIVES: [&str; 3] = ["lease", "advisory", "row"];
 
 /// Settings of the policy `default`.
@@ -117,7 +126,11 @@ pub struct Settings {
 impl Settings {
     /// Those that the policy starts out with.
     pub fn of(policy: &'static str) -> Settings {
-        let (primitive, pool) = if policy == POOL { ("lease", 2) } else { (policy, 0) };
+        let (primitive, pool) = match policy {
+            POOL => ("lease", 2),
+            GUARDED => ("lease", 0),
+            policy => (policy, 0),
+        };
         Settings {
             primitive,
             second_primitive: None,
@@ -138,6 +151,12 @@ impl Settings {
             // Other names, which no two resources share: they have contents.
             let stripes = *[0, 999_983, 1_000_000].choose(random).unwrap_or(&0);
             return Settings { stripes, ..Settings::of(policy) };
+        }
+        if policy == GUARDED {
+            // The application does not hear at once of a session that ends.
+            let stripes = *[0, 2, 1_000].choose(random).unwrap_or(&0);
+            let refuses = random.random_bool(0.1);
+            return Settings { stripes, refuses, ..Settings::of(policy) };
         }
         let mut one = || PRIMITIVES.choose(random).copied().unwrap_or("lease");
         let (primitive, second) = (one(), one());
@@ -170,6 +189,7 @@ impl Settings {
         };
         table.insert("permits".to_owned(), self.permits.into());
         table.insert("keep_ms".to_owned(), KEEP_MS.into());
+        table.insert("on_loss".to_owned(), "cut".into());
         table
     }
 }
@@ -206,12 +226,14 @@ impl Fault {
             Fault::Silence { .. } => "the beats of a proxy are lost",
             Fault::Crash { .. } => "a server crashes and is started again",
             Fault::StallCommits { .. } => "the commits of a server stall",
+            Fault::PauseServer { .. } => "a server is paused",
             Fault::SetClock { .. } => "the clock of a server is set",
             Fault::FailOver { how: Succession::Planned, .. } => "a fail-over that was planned",
             Fault::FailOver { how: Succession::Sudden, .. } => "a fail-over that loses writes",
             Fault::FailOver { how: Succession::Split, .. } => {
                 "a fail-over after which both servers take writes"
             }
+            Fault::NameRoutes { .. } => "the guarded routes are edited",
             Fault::Replace { .. } => "a policy is replaced",
             Fault::Edit { .. } => "the file of a policy's settings is edited",
             Fault::RollBack { .. } => "a policy is rolled back",
@@ -235,6 +257,9 @@ impl Fault {
             Kind::Silence => Fault::Silence { proxy, ms: one_of(&[4_000, 25_000, 40_000]) },
             Kind::Crash => Fault::Crash { server },
             Kind::StallCommits => Fault::StallCommits { server, ms: one_of(&[200, 2_000, 4_000, 9_000]) },
+            Kind::PauseServer => {
+                Fault::PauseServer { server, ms: one_of(&[200, 2_000, 4_000, 9_000, 20_000]) }
+            }
             Kind::SetClock => {
                 // What was granted before a step back lasts for so much longer, and little is granted meanwhile.
                 let by_ms = i64::from(one_of(&[80, 80, 300, 300, 2_000, 2_000, 5_000, 60_000]));
@@ -247,6 +272,7 @@ impl Fault {
                 gap_ms: *[0, 500, 3_000, 8_000, 20_000].choose(random).unwrap_or(&0),
                 back_ms: *[0, 2_000, 15_000].choose(random).unwrap_or(&0),
             },
+            Kind::NameRoutes => Fault::NameRoutes { naming: random.random_range(0..3) },
             Kind::Replace => Fault::Replace { proxy, policy, settings: Settings::any(random, policy, what) },
             Kind::RollBack => Fault::RollBack { proxy, policy },
         }
@@ -264,11 +290,14 @@ impl fmt::Display for Fault {
                 write!(f, ": proxy {proxy}, for {ms} ms")
             }
             Fault::Crash { server } => write!(f, ": server {server}"),
-            Fault::StallCommits { server, ms } => write!(f, ": server {server}, for {ms} ms"),
+            Fault::StallCommits { server, ms } | Fault::PauseServer { server, ms } => {
+                write!(f, ": server {server}, for {ms} ms")
+            }
             Fault::SetClock { server, by_ms } => write!(f, ": server {server}, by {by_ms} ms"),
             Fault::FailOver { gap_ms, back_ms, .. } => {
                 write!(f, ": after {gap_ms} ms, and the old primary is a replica {back_ms} ms later")
             }
+            Fault::NameRoutes { naming } => write!(f, ": naming {naming}"),
             Fault::Replace { proxy, policy, settings } => {
                 let settings = Value::Object(settings.table());
                 write!(f, ": `{policy}`, at proxy {proxy}, with {settings}")
@@ -289,15 +318,17 @@ enum Kind {
     Silence,
     Crash,
     StallCommits,
+    PauseServer,
     SetClock,
     FailOver,
+    NameRoutes,
     Replace,
     RollBack,
 }
 
 impl Kind {
     /// As often as each is there, so much more often it is chosen.
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 16] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Pause,
@@ -306,17 +337,23 @@ impl Kind {
         Kind::Silence,
         Kind::Crash,
         Kind::StallCommits,
+        Kind::PauseServer,
         Kind::SetClock,
         Kind::FailOver,
+        Kind::NameRoutes,
         Kind::Replace,
         Kind::Replace,
         Kind::Replace,
         Kind::RollBack,
     ];
 
+    /// Those of a run whose clocks are set again and again, while some proxies do not look.
+    const OF_CLOCKS: [Kind; 5] = [Kind::SetClock, Kind::SetClock, Kind::Pause, Kind::Kill, Kind::Restart];
+
     fn is_possible(self, what: &Failing<'_>) -> bool {
         match self {
             Kind::FailOver => what.has_second,
+            Kind::NameRoutes => what.policies.contains(&GUARDED),
             Kind::Replace | Kind::RollBack => !what.policies.is_empty(),
             _ => true,
         }
@@ -326,11 +363,12 @@ impl Kind {
     /// little is granted, and one kind hides what another one would break.
     fn of_a_run(random: &mut StdRng, what: &Failing<'_>) -> Vec<Kind> {
         let possible: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_possible(what)).collect();
-        let shape = random.random_range(0..8_u32);
+        let shape = random.random_range(0..9_u32);
         let some = match shape {
             0..2 => return possible,
-            2..5 => random.random_range(1..=3),
-            5..7 => 1,
+            2 => return Kind::OF_CLOCKS.to_vec(),
+            3..6 => random.random_range(1..=3),
+            6..8 => 1,
             _ => 0,
         };
         let mut kinds: Vec<Kind> = (0..some).filter_map(|_| possible.choose(random).copied()).collect();
@@ -338,7 +376,7 @@ impl Kind {
         if what.has_second && random.random_bool(0.5) {
             kinds.push(Kind::FailOver);
         }
-        if shape >= 5 {
+        if shape >= 6 {
             kinds.extend([Kind::Replace, Kind::Replace].into_iter().filter(|kind| kind.is_possible(what)));
         }
         kinds
@@ -366,9 +404,10 @@ pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Pla
         return Vec::new();
     };
     let kinds = Kind::of_a_run(random, what);
-    // Policies may change each second; nothing else goes wrong as often.
-    let are_changes = kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
-    let longest_pause_ms = if are_changes { longest_pause_ms } else { longest_pause_ms.max(3_000) };
+    // Policies may change each second, and clocks be set; nothing else goes wrong as often.
+    let are_often =
+        kinds == Kind::OF_CLOCKS || kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
+    let longest_pause_ms = if are_often { longest_pause_ms } else { longest_pause_ms.max(3_000) };
     let (mut planned, mut at_ms) = (Vec::new(), 0);
     loop {
         at_ms += random.random_range(100..longest_pause_ms);

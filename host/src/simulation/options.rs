@@ -7,11 +7,13 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
+use super::application::GUARDED;
 use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, plan};
 
 /// The policies of a run. Each starts out with the primitive of the same name; a resource of `pool` is any one of
-/// several leases, and `backoff` asks for leases again and again.
-pub const POLICIES: [&str; 8] = ["lease", "advisory", "row", "once", "version", "quorum", "pool", "backoff"];
+/// several leases, `backoff` asks for leases again and again, and `guarded` is for the requests of guarded routes.
+pub const POLICIES: [&str; 9] =
+    ["lease", "advisory", "row", "once", "version", "quorum", "pool", "backoff", GUARDED];
 
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub struct Options {
     pub asks_for_several: bool,
     /// For how long clients work between two renewals, at most, but for the first resource of each policy.
     pub work_ms: u32,
+    /// Of 1,000 leases, how many their clients forget to let go.
+    pub forgets_per_mille: u32,
     /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
     pub in_order: bool,
     /// The longest lease that clients ask for, in milliseconds.
@@ -105,6 +109,12 @@ impl Options {
             keep_names,
             asks_for_several,
         };
+        // Where leases are let go, their ends are seldom what counts.
+        let forgets_per_mille = match () {
+            () if longest_ttl_ms > SHORT_MS => 0,
+            () if random.random_bool(0.15) => 300,
+            () => 10 + work_ms / 20,
+        };
         let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
         let faults = plan(&mut random, lasts, &failing);
         // Only then do waiters come into line at once.
@@ -116,6 +126,7 @@ impl Options {
             resources: *[1, 2, 4, 8, 16, 32].choose(&mut random).unwrap_or(&4),
             asks_for_several,
             work_ms,
+            forgets_per_mille,
             in_order: is_calm && random.random_bool(0.7),
             longest_ttl_ms,
             packet_faults_per_mille,

@@ -144,7 +144,7 @@ impl Server {
         self.stalled_until_us.store(until_us, Relaxed);
     }
 
-    /// What comes from now on is done when the server goes on.
+    /// Statements from now on are done when the server goes on.
     pub fn pause(&self) {
         self.is_paused.store(true, Relaxed);
     }
@@ -233,6 +233,7 @@ impl Server {
         self.is_undone(session)?;
         let mut sets = Vec::new();
         for (n, statement) in statements.iter().enumerate() {
+            self.until_it_goes_on().await;
             if n > 0 && self.peer.get().is_some() {
                 tokio::time::sleep(cluster::STATEMENT).await;
             }

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::application;
 use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
@@ -22,14 +23,19 @@ use super::pair::Pair;
 use super::server::Server;
 use super::simulate;
 use crate::clock;
-use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute, StoreConfig};
+use crate::config::{
+    EngineLimits, HttpLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute, StoreConfig,
+    UpstreamLimits, naming,
+};
 use crate::fleet::{self, Fleet};
+use crate::guard::{Front, Guard};
 use crate::lock::{Instant, Space};
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
 use crate::service::{Notice, NoticeKind, Parts, Service};
 use crate::store::{Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
+use crate::vital;
 
 /// What a run has come to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,6 +82,9 @@ pub struct Proxy {
     pub service: Service,
     /// It is stopped in order: held connections are told.
     pub draining: CancellationToken,
+    /// Of its guarded routes.
+    pub front: Arc<Front>,
+    guard: Arc<Guard>,
     fleet: Fleet,
     pub policies: Policies,
     /// The store, and the members of the quorum.
@@ -96,6 +105,8 @@ struct World {
     next_life: AtomicU64,
     /// What the files of proxies that are started say, where that was edited.
     edited: Mutex<Edited>,
+    /// How the files of proxies name guarded requests.
+    naming: watch::Sender<u32>,
     /// To be locked by what stops or starts a proxy.
     lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
@@ -247,6 +258,7 @@ impl World {
             tally,
             over: AtomicBool::new(false),
         });
+        application::begin(&shared, options.seed, options.work_ms);
         let lives = (0..options.proxies).map(|_| tokio::sync::Mutex::default()).collect();
         let bells = Arc::new(Line::default());
         let world = World {
@@ -257,6 +269,7 @@ impl World {
             bells,
             next_life: AtomicU64::new(0),
             edited: Mutex::default(),
+            naming: watch::Sender::new(0),
             lives,
             shared,
         };
@@ -311,25 +324,31 @@ impl World {
             bell: Arc::new(bells),
             policies: policies.clone(),
             routes: routes(),
-            limits,
+            limits: limits.clone(),
             store_timeout_ms: TIMEOUT_MS,
             metrics: metrics.clone(),
         });
         self.bells.join(&address, &host, &service);
+        let named = self.naming.subscribe();
+        let guards = application::routes(*named.borrow());
         let fleet = Fleet::start(fleet::Parts {
             registry,
             service: service.clone(),
             policies: policies.clone(),
             routes: routes(),
-            naming: BTreeMap::new(),
+            naming: naming(&guards),
             beat: Duration::from_secs(1),
-            metrics,
+            metrics: metrics.clone(),
             address,
         });
+        let (upstreams, http) = (UpstreamLimits::default(), HttpLimits::default());
+        let guard = Arc::new(Guard::new(&guards, &upstreams, service.clone(), limits, http, metrics));
+        let front = Arc::new(guard.fronts().pop().unwrap_or_else(|| panic!("no listener")));
+        vital::spawn("the guarded routes", application::follow(guard.clone(), fleet.clone(), named));
         let notices = Arc::new(Mutex::new(service.watch()));
         let draining = CancellationToken::new();
         let life = self.next_life.fetch_add(1, Relaxed);
-        Proxy { index, life, host, service, draining, fleet, policies, stores, notices }
+        Proxy { index, life, host, service, draining, front, guard, fleet, policies, stores, notices }
     }
 
     async fn run(self) -> Result<Report, Box<Failed>> {
@@ -371,6 +390,12 @@ impl World {
             }
         }
         world.networks.iter().for_each(|network| network.heal());
+        // Proxies that name guarded requests in another way than their files grant nothing beside those that do.
+        if world.options.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. })) {
+            for index in 0..world.options.proxies {
+                world.start_again(index, true, 0).await;
+            }
+        }
         if !world.shared.is_broken() {
             end::check(&world.shared, &world.options).await;
         }
@@ -382,16 +407,11 @@ impl World {
         self.shared.tally.count(fault.kind());
         self.shared.note(fault.to_string());
         match fault {
-            Fault::Kill { proxy, down_ms } | Fault::Restart { proxy, down_ms } => {
-                let index = proxy % self.options.proxies;
-                let _life = self.lives[index].lock().await;
-                let proxy = self.shared.proxy(index);
-                if matches!(fault, Fault::Restart { .. }) {
-                    stop(&proxy).await;
-                }
-                proxy.host.kill();
-                self.has_ended(index);
-                self.start_again(index, *down_ms).await;
+            Fault::Kill { proxy, down_ms } => {
+                self.start_again(proxy % self.options.proxies, false, *down_ms).await;
+            }
+            Fault::Restart { proxy, down_ms } => {
+                self.start_again(proxy % self.options.proxies, true, *down_ms).await;
             }
             Fault::Pause { proxy, ms } => {
                 let index = proxy % self.options.proxies;
@@ -408,6 +428,12 @@ impl World {
             Fault::StallCommits { server, ms } => {
                 self.server(*server).stall_commits_until(clock::now().plus_ms(*ms).0);
             }
+            Fault::PauseServer { server, ms } => {
+                self.server(*server).pause();
+                tokio::time::sleep(Duration::from_millis((*ms).into())).await;
+                self.shared.note(format!("server {server} goes on"));
+                self.server(*server).go_on();
+            }
             Fault::SetClock { server, by_ms } => {
                 lock(&self.shared.checks).is_clock_set = true;
                 self.server(*server).set_clock(by_ms * 1_000);
@@ -420,6 +446,7 @@ impl World {
                 pair.fail_over(*how, (*gap_ms, *back_ms)).await;
                 self.shared.note("the fail-over is over".to_owned());
             }
+            Fault::NameRoutes { naming } => drop(self.naming.send_replace(*naming)),
             Fault::Replace { proxy, policy, settings } => {
                 self.is_replaced(policy);
                 if settings.global_order {
@@ -483,13 +510,15 @@ impl World {
         &self.servers[index % self.servers.len()]
     }
 
-    /// A proxy is gone, and what rests on its sessions.
-    fn has_ended(&self, index: usize) {
+    async fn start_again(&self, index: usize, in_order: bool, after_ms: u32) {
+        let _life = self.lives[index].lock().await;
+        let proxy = self.shared.proxy(index);
+        if in_order {
+            stop(&proxy).await;
+        }
+        proxy.host.kill();
         lock(&self.shared.checks).proxy_ends(index);
         self.shared.note(format!("proxy {index} is gone"));
-    }
-
-    async fn start_again(&self, index: usize, after_ms: u32) {
         tokio::time::sleep(Duration::from_millis(after_ms.into())).await;
         let next = self.start_proxy(index);
         lock(&self.shared.proxies)[index] = next;
@@ -535,9 +564,10 @@ impl World {
 /// Stops a proxy as SIGTERM does.
 async fn stop(proxy: &Proxy) {
     proxy.draining.cancel();
-    let service = proxy.service.clone();
+    let (service, guard) = (proxy.service.clone(), proxy.guard.clone());
     let drain = proxy.host.run(async move {
         service.drain().await;
+        guard.drain().await;
         service.rested().await;
     });
     let _ = tokio::time::timeout(DRAIN, drain).await;

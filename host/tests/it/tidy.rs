@@ -57,6 +57,8 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
             "route",
             "random",
             "vital",
+            // The simulation has an application of its own.
+            "simulation",
         ],
     ),
     ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),

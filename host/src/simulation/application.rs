@@ -1,0 +1,250 @@
+//! The application behind the guarded routes, and the way to it through a proxy.
+//!
+//! It works on each request for a while, on a connection that is a pair of buffers. A connection that its proxy closes
+//! ends the work that is under way on it.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::server::conn::http1 as server;
+use hyper::service::service_fn;
+use hyper::{StatusCode, Uri, client::conn::http1 as client};
+use hyper_util::rt::TokioIo;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::io::{DuplexStream, duplex};
+use tokio::sync::watch;
+
+use super::check::Work;
+use super::world::{Shared, lock};
+use crate::app::reload;
+use crate::config::{GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
+use crate::fleet::Fleet;
+use crate::guard::{Front, Guard};
+use crate::http::{self, Body, Handler, Peer};
+use crate::lock::{Mode, Token};
+
+/// The policy of the guarded routes, and the first part of their paths.
+pub const GUARDED: &str = "guarded";
+/// How long a request waits for its lock.
+pub const WAIT_MS: u32 = 3_000;
+const TTL_MS: u32 = 2_000;
+/// How long the application works on a request, at most.
+pub const LONG_WORK_MS: u32 = 6_000;
+/// How long it takes until routes that cannot go live yet are tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Of a connection, in bytes.
+const BUFFER: usize = 4_096;
+/// What a client says of itself.
+const OWNER: &str = "from";
+/// Which proxy it asks, and how often that was paused before.
+const ASKS: &str = "asks";
+
+thread_local! {
+    /// Of the simulation that runs on this thread.
+    static APPLICATION: RefCell<Option<Arc<Application>>> = const { RefCell::new(None) };
+}
+
+struct Application {
+    shared: Arc<Shared>,
+    random: Mutex<StdRng>,
+    work_ms: u32,
+}
+
+/// The application of the simulation of this thread, until [`end`].
+pub fn begin(shared: &Arc<Shared>, seed: u64, work_ms: u32) {
+    let random = Mutex::new(StdRng::seed_from_u64(seed ^ 7_000));
+    APPLICATION.set(Some(Arc::new(Application { shared: shared.clone(), random, work_ms })));
+}
+
+pub fn end() {
+    APPLICATION.set(None);
+}
+
+/// A connection of a proxy to the application. `None` where this thread has none.
+pub fn connect() -> Option<DuplexStream> {
+    let application = APPLICATION.with_borrow(Clone::clone)?;
+    let (near, far) = duplex(BUFFER);
+    tokio::spawn(async move {
+        let answer = service_fn(move |request| {
+            let application = application.clone();
+            async move { application.answer(request).await }
+        });
+        let _ = server::Builder::new().serve_connection(TokioIo::new(far), answer).await;
+    });
+    Some(near)
+}
+
+/// Routes with a lock for each of the paths `/guarded/…`. Another `naming` gives other names to what they lock.
+pub fn routes(naming: u32) -> Vec<GuardConfig> {
+    let template = |text: String| Template::parse(&text).unwrap_or_else(|why| panic!("{text}: {why}"));
+    let resource = match naming {
+        0 => template(format!("{GUARDED}/{{n}}")),
+        naming => template(format!("{GUARDED}/{naming}-{{n}}")),
+    };
+    let lock = GuardLock {
+        policy: GUARDED.to_owned(),
+        resource,
+        mode: Mode::Exclusive,
+        ttl_ms: Some(TTL_MS),
+        wait_ms: Some(WAIT_MS),
+        labels: Vec::new(),
+        see_headers: Vec::new(),
+        see_body_bytes: 0,
+        fail_open: false,
+        caller: Vec::new(),
+        max_replay_bytes: 0,
+    };
+    let path = format!("/{GUARDED}/{{n}}");
+    let route = GuardRoute {
+        methods: Vec::new(),
+        path: PathPattern::parse(&path).unwrap_or_else(|why| panic!("{path}: {why}")),
+        exact_case: true,
+        ambiguous_paths: false,
+        headers: Vec::new(),
+        upstreams: vec!["application:80".to_owned()],
+        lock: Some(lock),
+        response_timeout: Duration::from_secs(30),
+        idle_timeout: Duration::from_secs(30),
+        health: None,
+    };
+    vec![GuardConfig {
+        listen: ([127, 0, 0, 1], 1).into(),
+        application: "application".to_owned(),
+        tls: None,
+        trust_forwarded: false,
+        keep_headers: Vec::new(),
+        routes: vec![route],
+    }]
+}
+
+/// Has the guarded routes of a proxy follow what `named` says, as the watch over the file does.
+pub async fn follow(guard: Arc<Guard>, fleet: Fleet, mut named: watch::Receiver<u32>) {
+    let mut live = *named.borrow_and_update();
+    loop {
+        let wanted = *named.borrow_and_update();
+        let guards = routes(wanted);
+        if wanted != live && reload::rename(&guard, &fleet, &guards, &naming(&guards)).await.is_ok() {
+            live = wanted;
+        }
+        let retry = (wanted != live).then_some(RETRY);
+        tokio::select! {
+            changed = named.changed() => if changed.is_err() {
+                return;
+            },
+            () = tokio::time::sleep(retry.unwrap_or_default()), if retry.is_some() => {}
+        }
+    }
+}
+
+impl Application {
+    async fn answer(&self, request: http::Request) -> Result<http::Response, Infallible> {
+        let header = |name: &str| {
+            let value = request.headers().get(name).and_then(|value| value.to_str().ok());
+            value.unwrap_or_default().to_owned()
+        };
+        let resource = request.uri().path().trim_start_matches('/').to_owned();
+        let asks: Vec<u64> = header(ASKS).split(' ').filter_map(|number| number.parse().ok()).collect();
+        let proxy = self.shared.proxy(asks.first().map_or(0, |index| *index as usize));
+        let work = Work {
+            owner: header(OWNER),
+            // Where it has several keys, their tokens are the same.
+            token: Token(
+                header("lock-token")
+                    .split(',')
+                    .next()
+                    .and_then(|token| token.parse().ok())
+                    .unwrap_or_default(),
+            ),
+            host: proxy.host,
+            life: (asks.get(1).copied().unwrap_or_default(), proxy.life),
+            pauses: asks.get(2).copied().unwrap_or_default(),
+        };
+        let owner = work.owner.clone();
+        self.shared
+            .note(format!("the application works on {resource} for {owner}, with token {}", work.token.0));
+        self.shared.check(|checks| checks.begins_work(&resource, work));
+        let mut working =
+            Working { shared: &self.shared, resource: &resource, owner: &owner, is_done: false };
+        let ms = {
+            let mut random = lock(&self.random);
+            // Some outlive what cuts their proxy off for longer than a lease lasts.
+            let longest_ms = if random.random_bool(0.02) { LONG_WORK_MS } else { self.work_ms };
+            random.random_range(0..longest_ms)
+        };
+        tokio::time::sleep(Duration::from_millis(ms.into())).await;
+        working.is_done = true;
+        Ok(http::Response::new(Body::full(Bytes::from_static(b"done"))))
+    }
+}
+
+/// Work ends with its answer, or with its connection.
+struct Working<'a> {
+    shared: &'a Shared,
+    resource: &'a str,
+    owner: &'a str,
+    is_done: bool,
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.shared.check(|checks| checks.ends_work(self.resource, self.owner, self.is_done));
+        self.shared.note(format!("the application works on {} for {} no more", self.resource, self.owner));
+    }
+}
+
+/// A request to the application.
+pub struct Asked {
+    pub resource: String,
+    pub owner: String,
+    /// Its place, its life, and how often it was paused before.
+    pub proxy: (usize, u64, u64),
+}
+
+/// The two ends of a new connection to a proxy.
+pub fn connection() -> (DuplexStream, DuplexStream) {
+    duplex(BUFFER)
+}
+
+/// What a proxy does with a connection of a client.
+pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
+    let peer = Arc::new(Peer::new(([10, 0, 0, 1], 1).into(), false));
+    let answer = service_fn(move |request| {
+        let (front, peer) = (front.clone(), peer.clone());
+        async move { Ok::<_, Infallible>(front.handle(request, &peer).await) }
+    });
+    let _ = server::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+}
+
+/// Sends a request, and waits for the whole answer: its status, or `None` where there is none.
+pub async fn send(asked: &Asked, stream: DuplexStream) -> Option<StatusCode> {
+    let (mut sender, connection) = client::handshake::<_, Body>(TokioIo::new(stream)).await.ok()?;
+    let (index, life, pauses) = asked.proxy;
+    let request = hyper::Request::builder()
+        .uri(format!("/{}", asked.resource).parse::<Uri>().ok()?)
+        .header("host", "application")
+        .header(OWNER, &asked.owner)
+        .header(ASKS, format!("{index} {life} {pauses}"))
+        .body(Body::full(Bytes::new()))
+        .ok()?;
+    let answer = async {
+        let (head, mut body) = sender.send_request(request).await.ok()?.into_parts();
+        while let Some(frame) = next_frame(&mut body).await {
+            frame.ok()?;
+        }
+        Some(head.status)
+    };
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        _ = connection => None,
+    }
+}
+
+async fn next_frame(body: &mut Incoming) -> Option<Result<hyper::body::Frame<Bytes>, hyper::Error>> {
+    std::future::poll_fn(|cx| hyper::body::Body::poll_frame(std::pin::Pin::new(body), cx)).await
+}

@@ -1,0 +1,77 @@
+//! Whether the application works on two guarded requests for one resource at once.
+
+use std::sync::Arc;
+
+use super::{Checks, Violation};
+use crate::lock::Token;
+use crate::simulation::host::Host;
+
+/// A guarded request that the application works on.
+pub struct Work {
+    /// The client; another name for each request.
+    pub owner: String,
+    pub token: Token,
+    pub host: Arc<Host>,
+    /// Of the proxy: when it was asked, and when the request arrived.
+    pub life: (u64, u64),
+    /// How often the proxy had been paused when it was asked.
+    pub pauses: u64,
+}
+
+impl Work {
+    /// Whether its proxy may have stood still, or ended, since it was asked. It cannot end the work in time then, and may pass
+    /// a request on whose lease is over; what the resource is fenced with keeps such a request out.
+    fn may_be_late(&self) -> bool {
+        self.life.0 != self.life.1
+            || self.host.is_dead()
+            || self.host.is_paused()
+            || self.host.pauses() != self.pauses
+    }
+}
+
+impl Checks {
+    /// The application begins to work on a request.
+    pub fn begins_work(&mut self, resource: &str, work: Work) -> Result<(), Violation> {
+        let under_way = self.work.entry(resource.to_owned()).or_default();
+        let mut checked = Ok(());
+        if !work.may_be_late() {
+            let (owner, token) = (&work.owner, work.token.0);
+            if let Some(other) = under_way.works.iter().find(|other| !other.may_be_late()) {
+                checked = Err(Violation(format!(
+                    "two requests at once: the application works on {resource} for {owner} with token {token}, and for {} \
+                     with token {}",
+                    other.owner, other.token.0
+                )));
+            } else if work.token <= under_way.highest {
+                checked = Err(Violation(format!(
+                    "tokens do not rise: a request of {owner} for {resource} has token {token}, after one with {}",
+                    under_way.highest.0
+                )));
+            }
+        }
+        under_way.highest = under_way.highest.max(work.token);
+        under_way.works.push(work);
+        checked
+    }
+
+    /// The work is done, or was broken off: by a proxy that lost the lease, or itself.
+    pub fn ends_work(&mut self, resource: &str, owner: &str, is_done: bool) -> Result<(), Violation> {
+        if let Some(under_way) = self.work.get_mut(resource) {
+            under_way.works.retain(|work| work.owner != owner);
+        }
+        match is_done || !self.is_plain {
+            true => Ok(()),
+            false => Err(Violation(format!(
+                "broken off: the work on {resource} for {owner}, and no lease is lost"
+            ))),
+        }
+    }
+}
+
+/// The requests for a resource.
+#[derive(Default)]
+pub struct UnderWay {
+    works: Vec<Work>,
+    /// The highest token of all that have come.
+    highest: Token,
+}
