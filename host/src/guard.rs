@@ -231,6 +231,7 @@ impl Front {
         let outdated = entry.watch();
         let waits_for_body = !body.is_end_stream();
         tokio::select! {
+            biased;
             grant = self.lock(lock, &wanted, parts, entry) => grant,
             () = outdated.cancelled() => Ok(None),
             () = peer.gone(), if waits_for_body => {
@@ -263,14 +264,7 @@ impl Front {
         match shared.service.guard(wanted).await {
             Ok(Guarded::Held(hold)) => {
                 let locked = Box::new(Locked::new(*hold, once, shared.metrics.clone(), entry));
-                if !locked.proceeds().await {
-                    return Ok(None);
-                }
-                if !locked.is_certain() {
-                    let why = "the lease had ended when its grant arrived: the store took too long to answer";
-                    return Err(Problem::new(Kind::Lost, why).status(503));
-                }
-                Ok(Some(Grant::Locked(locked)))
+                Ok(locked.proceeds().await.then_some(Grant::Locked(locked)))
             }
             Ok(Guarded::Done(kept)) => {
                 let replayed = replay::replay(&kept, &once().fingerprint, &wanted.resource)?;

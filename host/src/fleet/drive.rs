@@ -68,7 +68,7 @@ impl Watch {
 
     /// Members that are silent for as long as their beats last, and those whose processes have ended, and whose last
     /// statements have, too.
-    fn dead(&mut self, view: &View, here: &str) -> BTreeSet<u64> {
+    fn gone(&mut self, view: &View, here: &str) -> BTreeSet<u64> {
         let now = clock::now();
         let ended = view.members.iter().filter(|member| host::has_ended(&member.host, here));
         let ended: Vec<u64> = ended.map(|member| member.id).collect();
@@ -80,7 +80,7 @@ impl Watch {
         let ended = ended.into_iter().filter(|id| self.ended.get(id).is_some_and(|since| long_ago(*since)));
         let is_silent = |member: &&Member| {
             let last = self.last_beats.get(&member.id).filter(|(beat, _)| *beat == member.beat);
-            last.is_some_and(|(_, seen)| machine::is_silent(view, member, now.us_since(*seen)))
+            last.is_some_and(|(_, seen)| machine::is_silent(view, member, view.asked_at.us_since(*seen)))
         };
         ended.chain(view.members.iter().filter(is_silent).map(|member| member.id)).collect()
     }
@@ -309,9 +309,9 @@ impl Fleet {
                 }
                 (state.id, state.acks.clone())
             };
-            let dead = watch.dead(&view, &self.0.host);
+            let gone = watch.gone(&view, &self.0.host);
             let mut moved = false;
-            for step in machine::steps(&view, id, &acks, &dead) {
+            for step in machine::steps(&view, id, &acks, &gone) {
                 moved |= match step {
                     Step::Evict { id, beat } => self.evict_one(&view, id, beat).await,
                     Step::Conform(record) => self.acknowledge(&record).await,
@@ -356,8 +356,8 @@ impl Fleet {
     }
 
     async fn evict(&self, watch: &mut Watch, view: &View, me: u64) {
-        let dead = watch.dead(view, &self.0.host);
-        for step in machine::evictions(view, me, &dead) {
+        let gone = watch.gone(view, &self.0.host);
+        for step in machine::evictions(view, me, &gone) {
             if let Step::Evict { id, beat } = step {
                 self.evict_one(view, id, beat).await;
             }

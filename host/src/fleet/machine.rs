@@ -25,10 +25,9 @@ pub enum Step {
     Settle { name: String, seq: u64 },
 }
 
-/// What the member `me` does, which has acknowledged `acks`. `dead`: members that are known to be gone, by other means than
-/// the store's clock.
-pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, dead: &BTreeSet<u64>) -> Vec<Step> {
-    let mut steps = evictions(view, me, dead);
+/// What the member `me` does, which has acknowledged `acks`. `gone`: members that are.
+pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, gone: &BTreeSet<u64>) -> Vec<Step> {
+    let mut steps = evictions(view, me, gone);
     for record in &view.records {
         // A view may have been read before this proxy's own last step: what is older is done.
         if acks.get(&record.name).is_none_or(|acked| *acked < record.seq) {
@@ -40,18 +39,14 @@ pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, dead: &BTreeSet
     steps
 }
 
-pub fn evictions(view: &View, me: u64, dead: &BTreeSet<u64>) -> Vec<Step> {
-    let gone = |member: &&Member| member.id != me && (is_gone(view, member) || dead.contains(&member.id));
+pub fn evictions(view: &View, me: u64, gone: &BTreeSet<u64>) -> Vec<Step> {
+    let is_gone = |member: &&Member| member.id != me && gone.contains(&member.id);
     let evict = |member: &Member| Step::Evict { id: member.id, beat: member.beat };
-    view.members.iter().filter(gone).map(evict).collect()
+    view.members.iter().filter(is_gone).map(evict).collect()
 }
 
-/// A member counts on its own clock, so a store's clock that was set forward makes none gone.
-fn is_gone(view: &View, member: &Member) -> bool {
-    view.now > member.until.plus_us(view.doubt_us)
-}
-
-/// Whether a member is gone whatever has become of the store's clock: for as long as its beat lasts, no other one was seen.
+/// Whether a member is gone: for as long as its beat lasts, no other one was seen. It counts on its own clock, as this proxy
+/// does, so a store's clock that was set forward makes none gone.
 pub fn is_silent(view: &View, member: &Member, seen_for_us: u64) -> bool {
     view.now > member.until && seen_for_us > member.until.us_since(member.beat)
 }

@@ -110,9 +110,12 @@ impl Exchange {
 
     async fn send(&self, request: Request) -> Result<(hyper::Response<Incoming>, Connection), Problem> {
         let cut = self.lock.as_ref().and_then(|lock| lock.cut());
+        let may_leave = || self.lock.as_ref().is_none_or(|lock| lock.is_certain());
         tokio::select! {
             biased;
-            sent = upstream::send(&self.route.targets, request, self.route.config.idle_timeout) => sent.map_err(|error| self.failed(&error)),
+            sent = upstream::send(&self.route.targets, request, self.route.config.idle_timeout, may_leave) => {
+                sent.map_err(|error| self.failed(&error))
+            }
             limit = silence(&self.sending, self.route.config.response_timeout) => {
                 let detail = format!("the upstream did not answer within {} ms", limit.as_millis());
                 Err(Problem::new(Kind::UpstreamTimeout, detail))
@@ -139,6 +142,9 @@ impl Exchange {
             SendError::Busy { limit, .. } => {
                 let busy = "the application has as many requests under way as it may have";
                 Problem::new(Kind::Overloaded, busy).with("bound", *limit).retry_after_ms(1_000)
+            }
+            SendError::Late => {
+                Problem::new(Kind::Lost, "the lease ended before the request could be sent").status(503)
             }
             SendError::Connect { .. } if error.is_timeout() => {
                 Problem::new(Kind::UpstreamTimeout, "the application could not be connected to in time")
@@ -255,6 +261,7 @@ impl<F: Future + Send + 'static> Drop for Surviving<F> {
         let loss = self.loss.take();
         self.tasks.spawn(vital::of_this_process(async move {
             tokio::select! {
+                biased;
                 answer = future => drop(answer),
                 _ = lost(loss) => {}
             }

@@ -28,6 +28,7 @@ pub async fn watch(shared: Arc<Shared>, routes: Vec<Arc<ArcSwap<Routes>>>, every
     let mut sweeps = tokio::time::interval(SWEEP);
     loop {
         tokio::select! {
+            biased;
             _ = rounds.tick() => round(&shared, &routes).await,
             _ = sweeps.tick() => shared.targets.all().iter().for_each(|target| target.sweep()),
         }

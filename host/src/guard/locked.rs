@@ -69,7 +69,7 @@ impl Locked {
         self.entry.holds(self.nonce).await && !self.is_lost()
     }
 
-    /// Whether the lease is certain now.
+    /// Whether the request may go to the application now.
     pub fn is_certain(&self) -> bool {
         self.keeping.as_ref().is_some_and(Keeping::is_certain)
     }

@@ -156,6 +156,7 @@ impl Shared {
         self.tasks.spawn(vital::of_this_process(async move {
             let rest = async { while let Some(Ok(_)) = std::future::poll_fn(|cx| answer.poll(cx)).await {} };
             tokio::select! {
+                biased;
                 () = rest => {}
                 _ = lost(loss) => {}
             }
@@ -187,6 +188,7 @@ async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'sta
             until
         };
         tokio::select! {
+            biased;
             () = clock::sleep_until(until) => {}
             why = &mut cut => {
                 let Some(shared) = shared.upgrade() else { return };

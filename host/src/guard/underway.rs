@@ -5,12 +5,13 @@
 //! are kept waiting, and a request that is granted its lock meanwhile under a name that is about to change is parked:
 //! it reaches the application by the old routes where the change is given up, and starts over where it is made.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::http::request::Parts;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::route::Seen;
@@ -32,13 +33,17 @@ pub struct Named {
 /// The requests of all listeners.
 pub struct UnderWay {
     requests: Mutex<Requests>,
-    paused: watch::Sender<bool>,
+    /// Changes while the requests are locked.
+    is_paused: AtomicBool,
+    /// Rings for all that wait, in the order in which they began to.
+    resumed: Notify,
 }
 
 #[derive(Default)]
 struct Requests {
     last: u64,
-    by_id: HashMap<u64, Known>,
+    /// In the order in which they came.
+    by_id: BTreeMap<u64, Known>,
     /// Of the leases that requests have had since [`UnderWay::pause`], those that are no obstacle to new names.
     harmless: HashSet<u64>,
 }
@@ -69,7 +74,7 @@ pub struct Entry {
 
 impl UnderWay {
     pub fn new() -> UnderWay {
-        UnderWay { requests: Mutex::default(), paused: watch::Sender::new(false) }
+        UnderWay { requests: Mutex::default(), is_paused: AtomicBool::new(false), resumed: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Requests> {
@@ -80,7 +85,7 @@ impl UnderWay {
     /// that they were since it was named.
     pub fn enter(self: &Arc<UnderWay>, named: Named, is_current: impl FnOnce() -> bool) -> Option<Entry> {
         let mut all = self.lock();
-        if *self.paused.borrow() || !is_current() {
+        if self.is_paused.load(Relaxed) || !is_current() {
             return None;
         }
         all.last += 1;
@@ -101,7 +106,7 @@ impl UnderWay {
                 harmless.insert(*nonce);
             }
         }
-        self.paused.send_replace(true);
+        self.is_paused.store(true, Relaxed);
     }
 
     /// The leases that are no obstacle to new names: those of requests that keep their names, and those under which
@@ -134,13 +139,24 @@ impl UnderWay {
             known.is_renamed = false;
         }
         all.harmless.clear();
-        self.paused.send_replace(false);
+        self.is_paused.store(false, Relaxed);
+        self.resumed.notify_waiters();
     }
 
     /// Waits while routes are being replaced. False where that takes too long.
     pub async fn resumed(&self) -> bool {
-        let mut paused = self.paused.subscribe();
-        tokio::time::timeout(LONGEST_PAUSE, paused.wait_for(|paused| !paused)).await.is_ok()
+        let wait = async {
+            loop {
+                let resumed = self.resumed.notified();
+                tokio::pin!(resumed);
+                resumed.as_mut().enable();
+                if !self.is_paused.load(Relaxed) {
+                    return;
+                }
+                resumed.await;
+            }
+        };
+        tokio::time::timeout(LONGEST_PAUSE, wait).await.is_ok()
     }
 }
 
@@ -161,7 +177,7 @@ impl Entry {
         let Some(known) = by_id.get_mut(&self.id) else { return false };
         let waits = known.is_renamed || known.outdated.is_cancelled();
         known.stage = if waits { Stage::Parked } else { Stage::Holds(nonce) };
-        if *self.all.paused.borrow() {
+        if self.all.is_paused.load(Relaxed) {
             harmless.insert(nonce);
         }
         !waits

@@ -66,6 +66,9 @@ pub enum SendError {
     Connect { name: String, source: io::Error },
     #[error("{name} has {limit} requests under way, which is the limit")]
     Busy { name: String, limit: usize },
+    /// The request has not left.
+    #[error("the lease ended before the request could be sent")]
+    Late,
     /// The request may have arrived.
     #[error("{name} gave no whole answer: {source}")]
     Broken { name: String, source: hyper::Error },
@@ -89,12 +92,13 @@ impl SendError {
 /// Sends a request to one of the targets, and waits for the head of its answer. A target that takes nothing of it for
 /// `patience`, nor answers, is given up.
 ///
-/// A request that has not left is sent again: to another target where one cannot be reached, and on another
+/// A request leaves only while it `may_leave`. One that has not left is sent again: to another target where one cannot be reached, and on another
 /// connection where one was closed a moment ago. One that may have left never is.
 pub async fn send(
     targets: &[Arc<Target>],
     mut request: Request,
     patience: Duration,
+    may_leave: impl Fn() -> bool,
 ) -> Result<(Response, Connection), SendError> {
     let mut last = None;
     for target in in_order(targets) {
@@ -106,6 +110,10 @@ pub async fn send(
                     break;
                 }
             };
+            // A connection may take seconds to open.
+            if !may_leave() {
+                return Err(SendError::Late);
+            }
             match connection.link.sender.try_send_request(request).await {
                 Ok(response) => return Ok((response, connection)),
                 Err(mut failed) => {

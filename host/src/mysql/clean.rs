@@ -137,7 +137,7 @@ async fn page(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<Vec<Idle
 fn idle_since(shared: &Shared) -> Option<ServerTime> {
     let now = clock::now();
     let steps = shared.steps();
-    let (earliest, _) = steps.server_time(now)?;
+    let (earliest, _) = steps.server_time(now).filter(|_| steps.is_watched())?;
     let unsure_us = steps.doubt(now).by_us.saturating_add(shared.clean_after.as_micros() as u64);
     Some(ServerTime(earliest.0.saturating_sub(unsure_us)))
 }

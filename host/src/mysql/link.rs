@@ -188,13 +188,13 @@ impl Link {
             server.name = format!("{} at {}", server.name, place.site().address);
         }
         shared.galera.store(server.galera, Ordering::Relaxed);
-        if !shared.steps().is_watched() {
-            watch::begin(&mut wire, shared).await?;
-        }
         let before = clock::now();
         let mut sets = exchange(&mut wire, sql::sample()).await?;
         let sample = read_sample(sets.pop(), &server, before, clock::now())?;
         shared.note_clock(&sample);
+        if !shared.steps().is_watched() {
+            watch::begin(&mut wire, shared).await?;
+        }
         let membership = shared.membership.clone();
         let mark = Mark { writer: random::number(), at: sample.now };
         Ok(Link { wire, place, server, sample, luck: Luck::default(), sysdate_moves, membership, mark })
@@ -261,6 +261,14 @@ impl Link {
         let before = clock::now();
         let mut sets = self.exchange(sql::sample()).await?;
         self.learn(shared, sets.pop(), before)
+    }
+
+    /// Whether the server's clock is watched. Where it is not, the connection that is opened next begins to watch it.
+    pub fn check_watched(&self, shared: &Shared) -> Result<(), Fault> {
+        match shared.steps().is_watched() {
+            true => Ok(()),
+            false => Err(Fault::timeout("the server's clock")),
+        }
     }
 
     /// Takes over what other proxies have noticed of the clock.

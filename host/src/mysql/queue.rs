@@ -262,10 +262,10 @@ impl Queue {
         self.waiting.retain(|job| job.ticket.is_open());
     }
 
-    /// Answers what would grant something with an error; the rest stays.
+    /// Answers what was planned by names that may be over, and would write under them, with an error; the rest stays.
     pub fn give_up_claims(&mut self, why: &str) {
         self.collect();
-        let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_)));
+        let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_) | Op::Commit(_)));
         for mut job in std::mem::take(&mut self.waiting) {
             if claims(&job) {
                 job.ticket.give_up(why);

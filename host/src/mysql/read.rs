@@ -48,10 +48,15 @@ impl Reader {
     }
 
     async fn page(&self, prefix: &str, mut after: Option<Key>, limit: usize) -> Result<Page, Fault> {
-        let mut page = Page::default();
+        let (mut page, start) = (Page::default(), after.clone());
         loop {
             let in_doubt_us = self.shared.steps().doubt(clock::now()).by_us;
             let rows = self.rows(&range(prefix, after.as_ref(), in_doubt_us), CHUNK).await?;
+            if self.shared.steps().doubt(clock::now()).by_us > in_doubt_us {
+                // The clock was set forward: leases that run may have been left out.
+                (page, after) = (Page::default(), start.clone());
+                continue;
+            }
             let last = rows.len() < CHUNK;
             after = rows.last().map(|row| row.key.clone());
             for row in rows {
@@ -92,6 +97,7 @@ impl Reader {
         };
         let rows = sets.pop().unwrap_or_default();
         link.learn(&self.shared, sets.pop(), asked_at)?;
+        link.check_watched(&self.shared)?;
         let now = link.sample.now;
         let doubt = self.shared.steps().doubt(clock::now());
         *place = Some(link);

@@ -241,8 +241,7 @@ async fn beat(link: &mut Link, shared: &Shared, me: &Pulse) -> Result<View, Faul
     let members = members.collect::<Option<Vec<_>>>().ok_or_else(|| foreign(PROXIES))?;
     let records = sets.next().unwrap_or_default().into_iter().map(read_record);
     let records = records.collect::<Option<Vec<_>>>().ok_or_else(|| foreign(POLICIES))?;
-    let doubt_us = shared.steps().doubt(clock::now()).by_us;
-    Ok(View { now: link.sample.now, doubt_us, asked_at, members, records })
+    Ok(View { now: link.sample.now, asked_at, members, records })
 }
 
 async fn establish(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Result<bool, Fault> {

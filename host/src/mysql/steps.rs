@@ -21,6 +21,9 @@ const UNWATCHED_US: u64 = 10_000_000;
 /// it before that, or knows that it was away.
 const SET_BACK_KEPT_US: u64 = 3 * UNWATCHED_US;
 
+/// For this long, in microseconds, it is recorded as if it was not set back: all who have noticed that grant by it for longer.
+const SET_BACK_SAID_US: u64 = 2 * UNWATCHED_US;
+
 /// How much the rates of two clocks may differ: a clock that is being corrected runs up to 500
 /// parts in a million faster, and so may the other.
 pub const DRIFT_PER_MILLION: u64 = 1_000;
@@ -33,10 +36,9 @@ pub struct ClockSteps {
     /// Of the server that was used before this one, until this one's clock was looked at.
     earlier: Option<Bounds>,
     jump: Option<Jump>,
-    /// From where the clock was set back.
-    peak: Option<Bounds>,
-    /// The clock was not looked at for [`UNWATCHED_US`], and what has happened to it meanwhile is not known.
-    is_missed: bool,
+    peak: Option<Peak>,
+    /// What other proxies have noticed is known, and the clock was looked at again and again since then.
+    is_watched: bool,
     wait: Option<Wait>,
     /// The longest lease, in microseconds.
     longest_us: u64,
@@ -68,6 +70,26 @@ struct Bounds {
     seen: Instant,
 }
 
+/// From where the clock was set back: as [`Bounds`].
+#[derive(Clone, Copy, Debug)]
+struct Peak {
+    low: i64,
+    high: i64,
+    /// When it was noticed.
+    at: Instant,
+    /// Whether this process has noticed it when it happened.
+    is_seen: bool,
+}
+
+/// What is recorded of a clock that was set back, for proxies that start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetBack {
+    /// The clock as it would be, so many microseconds ahead; it was set back by no less.
+    By(u64),
+    /// It is not known when it was set back: what others have recorded stays.
+    Unknown,
+}
+
 /// What one look at the server's clock has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -87,14 +109,15 @@ impl ClockSteps {
         ClockSteps { longest_us, ..ClockSteps::default() }
     }
 
-    /// Whether the clock is watched: it has been looked at, again and again since then.
+    /// Whether nothing can have happened to the clock that is not known: what other proxies have noticed was asked for,
+    /// and the clock was looked at again and again since then.
     pub fn is_watched(&self) -> bool {
-        self.bounds.is_some() && !self.is_missed
+        self.is_watched
     }
 
     /// What other proxies have noticed is known now.
     pub fn begin(&mut self) {
-        self.is_missed = false;
+        self.is_watched = true;
     }
 
     /// By how much the server's clock was set back of late. Another proxy may have looked at it before that, and look
@@ -104,13 +127,20 @@ impl ClockSteps {
         self.below_peak(now).map_or(0, |(peak, bounds)| saturating(peak.high - bounds.low))
     }
 
-    /// As [`ClockSteps::set_back_us`], but no more than by how much it was certainly set back.
-    pub fn set_back_at_least_us(&self, now: Instant) -> u64 {
-        self.below_peak(now).map_or(0, |(peak, bounds)| saturating(peak.low - bounds.high))
+    /// What is recorded of a clock that was set back.
+    pub fn recorded(&self, now: Instant) -> SetBack {
+        match self.below_peak(now) {
+            Some((peak, bounds)) if peak.is_seen => match now.us_since(peak.at) <= SET_BACK_SAID_US {
+                true => SetBack::By(saturating(peak.low - bounds.high)),
+                false => SetBack::By(0),
+            },
+            Some(_) => SetBack::Unknown,
+            None => SetBack::By(0),
+        }
     }
 
-    fn below_peak(&self, now: Instant) -> Option<(Bounds, Bounds)> {
-        let peak = self.peak.filter(|peak| now.us_since(peak.seen) <= SET_BACK_KEPT_US)?;
+    fn below_peak(&self, now: Instant) -> Option<(Peak, Bounds)> {
+        let peak = self.peak.filter(|peak| now.us_since(peak.at) <= SET_BACK_KEPT_US)?;
         Some((peak, self.bounds.or(self.earlier)?.drifted(now)))
     }
 
@@ -122,13 +152,13 @@ impl ClockSteps {
         let low = seen.0.cast_signed() - after.0.cast_signed();
         // The clock went on from there, until it was set back.
         let high = (seen.0 + UNWATCHED_US).cast_signed() - before.0.cast_signed();
-        self.set_back_from(Bounds { low, high, at: after, seen: after }, after);
+        self.set_back_from(Peak { low, high, at: after, is_seen: false });
     }
 
-    fn set_back_from(&mut self, from: Bounds, now: Instant) {
-        let known = self.peak.filter(|peak| now.us_since(peak.seen) <= SET_BACK_KEPT_US).unwrap_or(from);
+    fn set_back_from(&mut self, from: Peak) {
+        let known = self.peak.filter(|peak| from.at.us_since(peak.at) <= SET_BACK_KEPT_US).unwrap_or(from);
         let (low, high) = (known.low.max(from.low), known.high.max(from.high));
-        self.peak = Some(Bounds { low, high, at: now, seen: now });
+        self.peak = Some(Peak { low, high, is_seen: known.is_seen && from.is_seen, ..from });
     }
 
     /// Takes over what other proxies have noticed: by how much the clock may have been set forward, and what it said
@@ -149,13 +179,14 @@ impl ClockSteps {
             low: server.0.cast_signed() - after.0.cast_signed(),
             high: server.0.cast_signed() - before.0.cast_signed(),
             at: after,
-            seen: after,
+            seen: before,
         };
         let Some(known) = self.bounds.or(self.earlier) else {
             self.bounds = Some(seen);
             return Step::None;
         };
-        self.is_missed |= after.us_since(known.seen) > UNWATCHED_US;
+        let is_missed = after.us_since(known.seen) > UNWATCHED_US;
+        self.is_watched &= !is_missed;
         let known = known.drifted(after);
         let margin = MARGIN_US.cast_signed();
         let step = if seen.low > known.high + margin {
@@ -165,14 +196,15 @@ impl ClockSteps {
             self.jump = Some(Jump { by_us, since: server, at: after });
             Step::Forward { at_least_us, at_most_us }
         } else if seen.high < known.low - margin {
-            self.set_back_from(known, after);
+            let Bounds { low, high, .. } = known;
+            self.set_back_from(Peak { low, high, at: after, is_seen: !is_missed });
             Step::Back((known.low - seen.high).cast_unsigned())
         } else {
             Step::None
         };
         // The upper bound only ever falls (but for drift), so that many small steps add up to one.
         let high = known.high.min(seen.high);
-        let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at, seen: after };
+        let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at, seen: before };
         let is_new = step != Step::None || self.earlier.take().is_some();
         self.bounds = Some(if is_new { seen } else { both });
         step
@@ -374,13 +406,18 @@ mod tests {
         look(&mut steps, 61 * SECOND, 56 * SECOND, 100);
         let by = 5 * SECOND..5 * SECOND + 2_000;
         assert!(by.contains(&steps.set_back_us(Instant(61 * SECOND))));
-        assert!(steps.set_back_at_least_us(Instant(61 * SECOND)) < 5 * SECOND);
+        assert!(matches!(steps.recorded(Instant(61 * SECOND)), SetBack::By(4_900_000..5_000_000)));
         look(&mut steps, 62 * SECOND, 54 * SECOND, 100);
         assert!(steps.set_back_us(Instant(62 * SECOND)) >= 8 * SECOND, "two steps add up");
         look(&mut steps, 63 * SECOND, 63 * SECOND, 100);
         assert!(steps.set_back_us(Instant(63 * SECOND)) < 3_000, "it is where it was");
         look(&mut steps, 64 * SECOND, 59 * SECOND, 100);
         assert!(steps.set_back_us(Instant(93 * SECOND)) >= 5 * SECOND);
+        assert_eq!(
+            steps.recorded(Instant(93 * SECOND)),
+            SetBack::By(0),
+            "who starts now begins when that is over"
+        );
         assert_eq!(steps.set_back_us(Instant(95 * SECOND)), 0);
     }
 
@@ -396,13 +433,14 @@ mod tests {
         assert_eq!(steps.set_back_us(Instant(SECOND)), 0);
         note(&mut steps, 6 * SECOND);
         assert!(steps.set_back_us(Instant(SECOND)) >= 15 * SECOND, "it went on before it was set back");
-        assert!(steps.set_back_at_least_us(Instant(SECOND)) <= 5 * SECOND);
+        assert_eq!(steps.recorded(Instant(SECOND)), SetBack::Unknown);
     }
 
     #[test]
     fn a_clock_that_was_not_looked_at_is_not_watched_until_others_were_asked() {
         let mut steps = ClockSteps::default();
         assert!(!steps.is_watched());
+        steps.begin();
         look(&mut steps, 0, 0, 100);
         look(&mut steps, 9 * SECOND, 9 * SECOND, 100);
         assert!(steps.is_watched());

@@ -17,7 +17,7 @@ use super::lanes::{Backoff, EXCHANGE_LIMIT};
 use super::link::{self, Fault, Link};
 use super::schema;
 use super::sql::{CLOCK, META, NOW_US};
-use super::steps::{ClockSteps, MARGIN_US, Step};
+use super::steps::{ClockSteps, MARGIN_US, SetBack, Step};
 use super::store::Shared;
 use super::wire::Wire;
 use crate::clock;
@@ -25,6 +25,8 @@ use crate::lock::ServerTime;
 
 /// Between two looks.
 const ROUND: Duration = Duration::from_secs(1);
+/// What is asked for at the beginning is no older than this when it is used, in microseconds.
+const LONGEST_BEGIN_US: u64 = 5_000_000;
 /// What another proxy has said this long ago need not be said again, in microseconds.
 const RECENT_US: u64 = 500_000;
 /// No wait after a change of the server is longer than the longest lease and this, in microseconds.
@@ -42,6 +44,9 @@ pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
     let before = clock::now();
     let row = link::exchange(wire, sql).await?.pop().and_then(|mut rows| rows.pop());
     let after = clock::now();
+    if after.us_since(before) > LONGEST_BEGIN_US {
+        return Err(Fault::timeout("the server's clock"));
+    }
     let [now, by_us, stepped_us, grants_us, seen_us] = read(row)?;
     let (now, mut steps) = (ServerTime(now), shared.steps());
     steps.inherit(by_us, ServerTime(stepped_us), now, before);
@@ -121,8 +126,8 @@ impl Watch {
         if let Step::Forward { at_most_us, .. } = noticed {
             self.unrecorded_us += at_most_us;
         }
-        let set_back_us = shared.steps().set_back_at_least_us(clock::now());
-        link.exchange(said(seen.now, self.unrecorded_us, set_back_us, shared.longest_us())).await?;
+        let set_back = shared.steps().recorded(clock::now());
+        link.exchange(said(seen.now, self.unrecorded_us, set_back, shared.longest_us())).await?;
         self.unrecorded_us = 0;
         if !self.has_claimed && shared.membership.may_write() {
             link.exchange(schema::claim_version()).await?;
@@ -134,7 +139,11 @@ impl Watch {
 
 /// Says that the clock was watched up to `seen`, and that it was set forward meanwhile, where it was. A clock that was set
 /// back is for a while recorded as if it was not, as what is granted is: see [`ClockSteps::set_back_us`].
-fn said(seen: ServerTime, by_us: u64, set_back_us: u64, longest_us: u64) -> String {
+fn said(seen: ServerTime, by_us: u64, set_back: SetBack, longest_us: u64) -> String {
+    let (set_back_us, may_lower) = match set_back {
+        SetBack::By(us) => (us, true),
+        SetBack::Unknown => (0, false),
+    };
     let seen_us = seen.0 + set_back_us;
     if by_us > 0 {
         let step = step("TRUE", &by_us.to_string(), longest_us);
@@ -142,7 +151,10 @@ fn said(seen: ServerTime, by_us: u64, set_back_us: u64, longest_us: u64) -> Stri
     }
     // By the clock of now: a look that arrives late is behind what others have seen since, and must not take back the
     // step that they have recorded.
-    let is_back = format!("seen_us>{NOW_US}+{}", set_back_us + RECENT_US);
+    let is_back = match may_lower {
+        true => format!("seen_us>{NOW_US}+{}", set_back_us + RECENT_US),
+        false => "0>1".to_owned(),
+    };
     format!(
         "UPDATE {CLOCK} SET stepped_us=IF({is_back},LEAST(stepped_us,{seen_us}),stepped_us),seen_us={seen_us} \
          WHERE id=1 AND (seen_us+{RECENT_US}<{seen_us} OR {is_back})"

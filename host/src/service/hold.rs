@@ -54,8 +54,8 @@ pub struct Keeping {
     /// Tells the task how the lease ends.
     ending: Option<oneshot::Sender<Ending>>,
     lost: watch::Receiver<Option<Arc<str>>>,
-    /// Until when the lease is certain, by [`clock::now`], in microseconds.
-    valid_until: Arc<AtomicU64>,
+    /// Until when renewals are tried, by [`clock::now`], in microseconds.
+    last_call: Arc<AtomicU64>,
 }
 
 /// How a lease that a task keeps alive ends. The release is on its way already.
@@ -107,9 +107,9 @@ impl Hold {
     pub fn keep(mut self) -> Keeping {
         let (ending, mut ended) = oneshot::channel::<Ending>();
         let (tell, lost) = watch::channel(None);
-        let valid_until = Arc::new(AtomicU64::new(self.valid_until.0));
+        let last_call = Arc::new(AtomicU64::new(self.last_call().0));
         let keeping = Keeping {
-            valid_until: valid_until.clone(),
+            last_call: last_call.clone(),
             lease: self.lease.lease.clone(),
             service: self.service.clone(),
             ending: Some(ending),
@@ -121,7 +121,7 @@ impl Hold {
                     biased;
                     ending = &mut ended => break ending,
                     event = self.next() => match event {
-                        HoldEvent::Renewed(renewed) => valid_until.store(renewed.valid_until.0, Relaxed),
+                        HoldEvent::Renewed(_) => last_call.store(self.last_call().0, Relaxed),
                         HoldEvent::Lost { reason, .. } => drop(tell.send_replace(Some(reason.into()))),
                         HoldEvent::Draining { .. } => {}
                     },
@@ -155,7 +155,7 @@ impl Hold {
         let due = now.plus_us(self.valid_until.us_since(now) / 3);
         tokio::select! {
             biased;
-            Ok(()) = &mut self.gone => return self.gone("the lease was taken away, or its session is gone"),
+            Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone("the lease was taken away, or its session is gone"),
             () = clock::sleep_until(due) => {}
         }
         let ttl_ms = match self.decide().await {
@@ -166,11 +166,13 @@ impl Hold {
             // A store that hangs must not keep the client waiting past the end of its lease.
             let deadline = self.service.shared.store_deadline().min(self.last_call());
             let renewal = self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline);
+            let last_call = self.last_call();
             let renewed = tokio::select! {
                 biased;
+                Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone("the lease was taken away, or its session is gone"),
                 renewed = renewal => renewed,
-                // The store gives a call up some time after its deadline.
-                () = clock::sleep_until(self.last_call()) => {
+                // A call that hangs is given up by the store some time after its deadline.
+                () = clock::sleep_until(last_call) => {
                     return self.lost("the store did not answer a renewal in time");
                 }
             };
@@ -315,10 +317,10 @@ impl Drop for Hold {
 }
 
 impl Keeping {
-    /// Whether the lease is certain now. It is not where its grant came late, or this process has stood still since, also
-    /// before anybody is told of a loss.
+    /// Whether work may begin under the lease. It may not where its grant came late, or this process has stood still since,
+    /// also before anybody is told of a loss; nor where too little is left to renew it in.
     pub fn is_certain(&self) -> bool {
-        self.lost.borrow().is_none() && clock::now() < Instant(self.valid_until.load(Relaxed))
+        self.lost.borrow().is_none() && clock::now() < Instant(self.last_call.load(Relaxed))
     }
 
     /// Tells when the lease cannot be relied on any more, and why.

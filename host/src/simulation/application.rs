@@ -123,8 +123,7 @@ pub fn routes(naming: u32) -> Vec<GuardConfig> {
 }
 
 /// Has the guarded routes of a proxy follow what `named` says, as the watch over the file does.
-pub async fn follow(guard: Arc<Guard>, fleet: Fleet, mut named: watch::Receiver<u32>) {
-    let mut live = *named.borrow_and_update();
+pub async fn follow(guard: Arc<Guard>, fleet: Fleet, mut live: u32, mut named: watch::Receiver<u32>) {
     loop {
         let wanted = *named.borrow_and_update();
         let guards = routes(wanted);
@@ -133,6 +132,7 @@ pub async fn follow(guard: Arc<Guard>, fleet: Fleet, mut named: watch::Receiver<
         }
         let retry = (wanted != live).then_some(RETRY);
         tokio::select! {
+            biased;
             changed = named.changed() => if changed.is_err() {
                 return;
             },

@@ -15,18 +15,12 @@ const TAKEN_BACK: Duration = Duration::from_secs(30);
 /// When all leases have ended, also on servers whose clocks were set back several times.
 const ALL_ENDED_MS: u32 = 600_000;
 
-pub async fn check(shared: &Shared, options: &Options) {
-    if options.has_long_leases() {
-        no_lease_is_left_behind(shared).await;
-    }
-    if !shared.is_broken() {
-        nothing_is_left(shared, options).await;
-    }
-}
-
 /// Leases whose clients have no answer, or have let go, are taken back, however long they would last. The others are
 /// put out, so that the end comes sooner.
-async fn no_lease_is_left_behind(shared: &Shared) {
+pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
+    if !options.has_long_leases() {
+        return;
+    }
     tokio::time::sleep(TAKEN_BACK).await;
     let proxies = shared.all();
     let lives: Vec<(usize, u64)> = proxies.iter().map(|proxy| (proxy.index, proxy.life)).collect();
@@ -49,7 +43,7 @@ async fn no_lease_is_left_behind(shared: &Shared) {
 }
 
 /// In the end nobody holds anything, everybody is granted everything, and all proxies go by the same policies.
-async fn nothing_is_left(shared: &Shared, options: &Options) {
+pub async fn nothing_is_left(shared: &Shared, options: &Options) {
     let latest = clock::now().plus_ms(ALL_ENDED_MS);
     while let Err(why) = all_has_ended(shared, options).await {
         if clock::now() >= latest {

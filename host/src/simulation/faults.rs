@@ -11,6 +11,10 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value};
 
+mod plan;
+
+pub use plan::plan;
+
 use super::application::GUARDED;
 use super::network::{Fate, Network, Trip};
 use super::world::lock;
@@ -394,59 +398,6 @@ pub struct Failing<'a> {
     /// Whether a policy that is replaced keeps its primitive and the names of its keys.
     pub keep_names: bool,
     pub asks_for_several: bool,
-}
-
-/// The faults of a run, in the order of time.
-pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
-    let Some(longest_pause_ms) =
-        *[None, Some(10_000), Some(3_000), Some(1_000)].choose(random).unwrap_or(&None)
-    else {
-        return Vec::new();
-    };
-    let kinds = Kind::of_a_run(random, what);
-    // Policies may change each second, and clocks be set; nothing else goes wrong as often.
-    let are_often =
-        kinds == Kind::OF_CLOCKS || kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
-    let longest_pause_ms = if are_often { longest_pause_ms } else { longest_pause_ms.max(3_000) };
-    let (mut planned, mut at_ms) = (Vec::new(), 0);
-    loop {
-        at_ms += random.random_range(100..longest_pause_ms);
-        if u128::from(at_ms) >= lasts.as_millis() {
-            break;
-        }
-        let kind = kinds.choose(random).copied().unwrap_or(Kind::Pause);
-        let fault = Fault::any(random, kind, what);
-        // A change that waits for a member which is about to be counted as gone.
-        if matches!(fault, Fault::Silence { .. } | Fault::CutOff { .. } | Fault::Pause { .. })
-            && Kind::Replace.is_possible(what)
-            && random.random_bool(0.3)
-        {
-            let at_ms = at_ms + random.random_range(0..16_000);
-            planned.push(Planned { at_ms, fault: Fault::any(random, Kind::Replace, what) });
-        }
-        // A proxy that finds no other one goes by its own file.
-        let starts = matches!(fault, Fault::Kill { .. } | Fault::Restart { .. });
-        if starts && Kind::Replace.is_possible(what) && random.random_bool(0.2) {
-            let policy = what.policies.choose(random).copied().unwrap_or_default();
-            // A proxy does not start with settings that are wrong.
-            let any = Settings::any(random, policy, what);
-            let primitive = if any.pool > 0 { "lease" } else { any.primitive };
-            let refuses = any.refuses || (!what.asks_for_several && any.pool == 0 && random.random_bool(0.5));
-            let settings =
-                Settings { primitive, second_primitive: None, global_order: false, refuses, ..any };
-            planned.push(Planned { at_ms, fault: Fault::Edit { policy, settings } });
-        }
-        // A clock that is set right again, before and after others have looked at it.
-        if let Fault::SetClock { server, by_ms } = fault
-            && random.random_bool(0.5)
-        {
-            let at_ms = at_ms + random.random_range(50..4_000);
-            planned.push(Planned { at_ms, fault: Fault::SetClock { server, by_ms: -by_ms } });
-        }
-        planned.push(Planned { at_ms, fault });
-    }
-    planned.sort_by_key(|planned| planned.at_ms);
-    planned
 }
 
 /// How often what happened, by kind.

@@ -330,7 +330,8 @@ impl World {
         });
         self.bells.join(&address, &host, &service);
         let named = self.naming.subscribe();
-        let guards = application::routes(*named.borrow());
+        let naming_now = *named.borrow();
+        let guards = application::routes(naming_now);
         let fleet = Fleet::start(fleet::Parts {
             registry,
             service: service.clone(),
@@ -344,7 +345,10 @@ impl World {
         let (upstreams, http) = (UpstreamLimits::default(), HttpLimits::default());
         let guard = Arc::new(Guard::new(&guards, &upstreams, service.clone(), limits, http, metrics));
         let front = Arc::new(guard.fronts().pop().unwrap_or_else(|| panic!("no listener")));
-        vital::spawn("the guarded routes", application::follow(guard.clone(), fleet.clone(), named));
+        vital::spawn(
+            "the guarded routes",
+            application::follow(guard.clone(), fleet.clone(), naming_now, named),
+        );
         let notices = Arc::new(Mutex::new(service.watch()));
         let draining = CancellationToken::new();
         let life = self.next_life.fetch_add(1, Relaxed);
@@ -390,6 +394,9 @@ impl World {
             }
         }
         world.networks.iter().for_each(|network| network.heal());
+        if !world.shared.is_broken() {
+            end::no_lease_is_left_behind(&world.shared, &world.options).await;
+        }
         // Proxies that name guarded requests in another way than their files grant nothing beside those that do.
         if world.options.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. })) {
             for index in 0..world.options.proxies {
@@ -397,7 +404,7 @@ impl World {
             }
         }
         if !world.shared.is_broken() {
-            end::check(&world.shared, &world.options).await;
+            end::nothing_is_left(&world.shared, &world.options).await;
         }
         world.report().await
     }

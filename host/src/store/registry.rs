@@ -97,8 +97,6 @@ pub struct Pulse {
 #[derive(Clone, Debug, Default)]
 pub struct View {
     pub now: ServerTime,
-    /// How far the store's clock may have been set forward of late, in microseconds.
-    pub doubt_us: u64,
     /// The proxy's clock before the store was asked.
     pub asked_at: Instant,
     pub members: Vec<Member>,

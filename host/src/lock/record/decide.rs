@@ -122,7 +122,7 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
             record.holders.iter().find_map(|holder| {
                 let level = holder.levels.iter().find(|level| matches(level))?;
                 let same_body = level.fingerprint == claim.fingerprint;
-                Some((holder.nonce, same_body, env.left_us(holder) > 0))
+                Some((holder.nonce, same_body, holder.until > env.now))
             })
         })
         .or_else(|| {
@@ -266,7 +266,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     // Not `now` where nothing was asked for: a store's next `now` may be a little earlier.
     let at_least_until = match claim.at_least_ms {
         0 => ServerTime(0),
-        ms => env.end_of(ms),
+        ms => env.now.plus_ms(ms),
     };
     // One token for the whole lease, above all that its keys had: what a resource is fenced with does not
     // depend on which of its keys is the first.
@@ -441,7 +441,7 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             record.not_before = record.not_before.max(holder.at_least_until);
             remember(&mut record.ended, &holder);
             if let Some(Left { value, origin }) = outcome.as_ref().filter(|_| whole) {
-                let (since, until) = (env.now, env.end_of(holder.keep_ms));
+                let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
                 let (value, origin) = (value.clone(), *origin);
                 record.kept = Some(Kept { value, since, until, nonce: lease.nonce, origin });
             }

@@ -1,0 +1,87 @@
+//! Which faults a run has, and when.
+
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+
+use super::{Failing, Fault, Kind, Planned, Settings};
+
+/// The faults of a run, in the order of time.
+pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
+    let Some(longest_pause_ms) =
+        *[None, Some(10_000), Some(3_000), Some(1_000)].choose(random).unwrap_or(&None)
+    else {
+        return Vec::new();
+    };
+    let kinds = Kind::of_a_run(random, what);
+    // Policies may change each second, and clocks be set; nothing else goes wrong as often.
+    let are_often =
+        kinds == Kind::OF_CLOCKS || kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
+    let longest_pause_ms = if are_often { longest_pause_ms } else { longest_pause_ms.max(3_000) };
+    let (mut planned, mut at_ms) = (Vec::new(), 0);
+    loop {
+        at_ms += random.random_range(100..longest_pause_ms);
+        if u128::from(at_ms) >= lasts.as_millis() {
+            break;
+        }
+        let kind = kinds.choose(random).copied().unwrap_or(Kind::Pause);
+        let fault = Fault::any(random, kind, what);
+        planned.extend(companions(random, at_ms, &fault, what));
+        planned.push(Planned { at_ms, fault });
+    }
+    planned.sort_by_key(|planned| planned.at_ms);
+    planned
+}
+
+/// What makes the most of a fault: chance alone seldom has both at once.
+fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>) -> Vec<Planned> {
+    let may_replace = Kind::Replace.is_possible(what);
+    let mut planned = Vec::new();
+    let mut add = |at_ms, fault| planned.push(Planned { at_ms, fault });
+    match *fault {
+        // A change that waits for a member which is about to be counted as gone.
+        Fault::Silence { .. } | Fault::CutOff { .. } | Fault::Pause { .. }
+            if may_replace && random.random_bool(0.3) =>
+        {
+            let at_ms = at_ms + random.random_range(0..16_000);
+            add(at_ms, Fault::any(random, Kind::Replace, what));
+        }
+        // A proxy that finds no other one goes by its own file.
+        Fault::Kill { down_ms, .. } | Fault::Restart { down_ms, .. }
+            if may_replace && random.random_bool(0.2) =>
+        {
+            add(at_ms, own_file(random, what));
+            // Or takes those that are there for gone, as the clock is ahead.
+            if random.random_bool(0.3) {
+                let at_ms = at_ms + down_ms + random.random_range(0..2_000);
+                add(at_ms, Fault::SetClock { server: 0, by_ms: 60_000 });
+            }
+        }
+        // A clock that is set right again, before and after others have looked at it.
+        Fault::SetClock { server, by_ms } if random.random_bool(0.5) => {
+            let after_ms = random.random_range(50..4_000);
+            add(at_ms + after_ms, Fault::SetClock { server, by_ms: -by_ms });
+            if random.random_bool(0.5) {
+                let proxy = random.random_range(0..what.proxies);
+                add(at_ms.saturating_sub(20), Fault::Pause { proxy, ms: after_ms + 40 });
+            }
+        }
+        _ => {}
+    }
+    planned
+}
+
+/// The file of a policy that proxies start with, which is not what the others go by.
+fn own_file(random: &mut StdRng, what: &Failing<'_>) -> Fault {
+    let policy = what.policies.choose(random).copied().unwrap_or_default();
+    // A proxy does not start with settings that are wrong.
+    let any = Settings::any(random, policy, what);
+    let primitive = if any.pool > 0 { "lease" } else { any.primitive };
+    let refuses = any.refuses || (!what.asks_for_several && any.pool == 0 && random.random_bool(0.5));
+    Fault::Edit {
+        policy,
+        settings: Settings { primitive, second_primitive: None, global_order: false, refuses, ..any },
+    }
+}
