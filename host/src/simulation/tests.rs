@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::application::GUARDED;
 use super::conditions::{ALL, open};
+use super::faults::{Fault, Planned};
 use super::options::Options;
 use super::search::{Search, search};
 use super::server::Server;
@@ -79,10 +81,17 @@ fn leases_of_two_spaces_keep_what_applies_to_them() {
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    for seed in [1, 2, 3] {
+    for seed in [1, 2, 3, 4] {
         let mut options = Options::of(seed);
         options.lasts = Duration::from_secs(5);
         options.packet_faults_per_mille = 5;
+        if seed == 4 {
+            // Many requests wait while their routes are replaced.
+            let named = |n: u32| Planned { at_ms: n * 600, fault: Fault::NameRoutes { naming: n % 3 } };
+            options.faults = (1..8).map(named).collect();
+            (options.policies, options.proxies) = (vec![GUARDED], 1);
+            (options.clients, options.resources) = (24, 2);
+        }
         let runs = [run(&options), run(&options)]
             .map(|run| run.map_err(|failed| (failed.violation, failed.time_line)));
         assert_eq!(runs[0], runs[1], "seed {seed}");
