@@ -55,7 +55,7 @@ async fn transact(
     let asked_at = clock::now();
     let mut sets = link.exchange(sql::lock_rows(keys.iter().copied())).await?;
     link.learn(shared, sets.pop(), asked_at)?;
-    link.check_watched(shared)?;
+    shared.check_watched()?;
     let stored = read_rows(sets.pop().unwrap_or_default())?;
     let (mut records, revisions) = assemble(&keys, stored);
     let env = environment(shared, link, &records, &keys, (link.sample.now, link.sample.now));

@@ -263,14 +263,6 @@ impl Link {
         self.learn(shared, sets.pop(), before)
     }
 
-    /// Whether the server's clock is watched. Where it is not, the connection that is opened next begins to watch it.
-    pub fn check_watched(&self, shared: &Shared) -> Result<(), Fault> {
-        match shared.steps().is_watched() {
-            true => Ok(()),
-            false => Err(Fault::timeout("the server's clock")),
-        }
-    }
-
     /// Takes over what other proxies have noticed of the clock.
     pub async fn begin(&mut self, shared: &Shared) -> Result<(), Fault> {
         watch::begin(&mut self.wire, shared).await
@@ -283,6 +275,14 @@ impl Link {
 }
 
 impl Shared {
+    /// Fails where the server's clock is not watched. The connection that is opened next begins to watch it.
+    pub fn check_watched(&self) -> Result<(), Fault> {
+        match self.steps().is_watched() {
+            true => Ok(()),
+            false => Err(Fault::timeout("the server's clock")),
+        }
+    }
+
     fn note_clock(&self, sample: &Sample) {
         let mut steps = self.steps();
         steps.note_wait(sample.grants_from, sample.now, sample.before);

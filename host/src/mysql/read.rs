@@ -97,7 +97,7 @@ impl Reader {
         };
         let rows = sets.pop().unwrap_or_default();
         link.learn(&self.shared, sets.pop(), asked_at)?;
-        link.check_watched(&self.shared)?;
+        self.shared.check_watched()?;
         let now = link.sample.now;
         let doubt = self.shared.steps().doubt(clock::now());
         *place = Some(link);

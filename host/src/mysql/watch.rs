@@ -32,8 +32,8 @@ const RECENT_US: u64 = 500_000;
 /// No wait after a change of the server is longer than the longest lease and this, in microseconds.
 const LONGEST_MARGIN_US: u64 = 10_000_000;
 
-/// The first look of a process at the server's clock, and the first one after it was away: takes over what other proxies have noticed, and records that the
-/// clock may have been set forward since the last of them looked.
+/// The first look of a process at the server's clock, and the first look after the process was away: takes over what other
+/// proxies have noticed, and records that the clock may have been set forward since the last of them looked.
 pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
     let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
     let sql = format!(

@@ -19,6 +19,9 @@ use crate::vital;
 /// A renewal or a finish that the store did not answer is tried again after this long, while the lease lasts.
 const RETRY_MS: u32 = 200;
 
+/// Why a lease is lost that its store, or an operator, has ended.
+const TAKEN: &str = "the lease was taken away, or its session is gone";
+
 /// A lease that the proxy keeps alive. Dropping it releases the lease, unless [`Hold::leave`] was called.
 pub struct Hold {
     pub lease: Lease,
@@ -155,7 +158,7 @@ impl Hold {
         let due = now.plus_us(self.valid_until.us_since(now) / 3);
         tokio::select! {
             biased;
-            Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone("the lease was taken away, or its session is gone"),
+            Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone(TAKEN),
             () = clock::sleep_until(due) => {}
         }
         let ttl_ms = match self.decide().await {
@@ -164,12 +167,12 @@ impl Hold {
         };
         loop {
             // A store that hangs must not keep the client waiting past the end of its lease.
-            let deadline = self.service.shared.store_deadline().min(self.last_call());
-            let renewal = self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline);
             let last_call = self.last_call();
+            let deadline = self.service.shared.store_deadline().min(last_call);
+            let renewal = self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline);
             let renewed = tokio::select! {
                 biased;
-                Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone("the lease was taken away, or its session is gone"),
+                Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone(TAKEN),
                 renewed = renewal => renewed,
                 // A call that hangs is given up by the store some time after its deadline.
                 () = clock::sleep_until(last_call) => {

@@ -66,7 +66,7 @@ pub struct Client {
     asks_for_several: bool,
     work_ms: u32,
     longest_ttl_ms: u32,
-    /// Of 1,000 leases, how many it forgets to let go.
+    /// How many of 1,000 leases the client does not release.
     forgets_per_mille: u32,
     /// How often it has begun to ask.
     rounds: u32,

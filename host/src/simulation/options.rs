@@ -27,7 +27,7 @@ pub struct Options {
     pub asks_for_several: bool,
     /// For how long clients work between two renewals, at most, but for the first resource of each policy.
     pub work_ms: u32,
-    /// Of 1,000 leases, how many their clients forget to let go.
+    /// How many of 1,000 leases their clients do not release.
     pub forgets_per_mille: u32,
     /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
     pub in_order: bool,

@@ -397,7 +397,7 @@ impl World {
         if !world.shared.is_broken() {
             end::no_lease_is_left_behind(&world.shared, &world.options).await;
         }
-        // Proxies that name guarded requests in another way than their files grant nothing beside those that do.
+        // A proxy that was started with new names grants nothing while one with the old names runs.
         if world.options.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. })) {
             for index in 0..world.options.proxies {
                 world.start_again(index, true, 0).await;

@@ -19,7 +19,7 @@ pub struct Env {
     pub grants_from: ServerTime,
     /// Whether expired leases may be taken over. False while the store's clock is in doubt.
     pub takeover: bool,
-    /// No holder is told to hold for longer than this, in microseconds.
+    /// No lease is reported to last longer than this, in microseconds.
     pub longest_us: u64,
     /// By how much the store's clock was set back a short while ago, in microseconds. What is granted lasts by the clock as
     /// it would be, too: another proxy may see nothing else.
