@@ -20,6 +20,7 @@ use tokio::io::{DuplexStream, duplex};
 use tokio::sync::watch;
 
 use super::check::Work;
+use super::options::Options;
 use super::world::{Shared, lock};
 use crate::app::reload;
 use crate::config::{GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
@@ -32,7 +33,6 @@ use crate::lock::{Mode, Token};
 pub const GUARDED: &str = "guarded";
 /// How long a request waits for its lock.
 pub const WAIT_MS: u32 = 3_000;
-const TTL_MS: u32 = 2_000;
 /// How long the application works on a request, at most.
 pub const LONG_WORK_MS: u32 = 6_000;
 /// How long it takes until routes that cannot go live yet are tried again.
@@ -41,7 +41,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const BUFFER: usize = 4_096;
 /// What a client says of itself.
 const OWNER: &str = "from";
-/// Which proxy it asks, and how often that was paused before.
+/// Which proxy it asks, in which of its lives.
 const ASKS: &str = "asks";
 
 thread_local! {
@@ -56,9 +56,10 @@ struct Application {
 }
 
 /// The application of the simulation of this thread, until [`end`].
-pub fn begin(shared: &Arc<Shared>, seed: u64, work_ms: u32) {
-    let random = Mutex::new(StdRng::seed_from_u64(seed ^ 7_000));
-    APPLICATION.set(Some(Arc::new(Application { shared: shared.clone(), random, work_ms })));
+pub fn begin(shared: &Arc<Shared>, options: &Options) {
+    let random = Mutex::new(StdRng::seed_from_u64(options.seed ^ 7_000));
+    let (shared, work_ms) = (shared.clone(), options.work_ms);
+    APPLICATION.set(Some(Arc::new(Application { shared, random, work_ms })));
 }
 
 pub fn end() {
@@ -79,8 +80,9 @@ pub fn connect() -> Option<DuplexStream> {
     Some(near)
 }
 
-/// Routes with a lock for each of the paths `/guarded/…`. Another `naming` gives other names to what they lock.
-pub fn routes(naming: u32) -> Vec<GuardConfig> {
+/// Routes with a lock for each of the paths `/guarded/…`, which lasts for `ttl_ms` where it is not renewed. Another `naming`
+/// gives other names to what they lock.
+pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
     let template = |text: String| Template::parse(&text).unwrap_or_else(|why| panic!("{text}: {why}"));
     let resource = match naming {
         0 => template(format!("{GUARDED}/{{n}}")),
@@ -90,7 +92,7 @@ pub fn routes(naming: u32) -> Vec<GuardConfig> {
         policy: GUARDED.to_owned(),
         resource,
         mode: Mode::Exclusive,
-        ttl_ms: Some(TTL_MS),
+        ttl_ms: Some(ttl_ms),
         wait_ms: Some(WAIT_MS),
         labels: Vec::new(),
         see_headers: Vec::new(),
@@ -123,10 +125,15 @@ pub fn routes(naming: u32) -> Vec<GuardConfig> {
 }
 
 /// Has the guarded routes of a proxy follow what `named` says, as the watch over the file does.
-pub async fn follow(guard: Arc<Guard>, fleet: Fleet, mut live: u32, mut named: watch::Receiver<u32>) {
+pub async fn follow(
+    guard: Arc<Guard>,
+    fleet: Fleet,
+    (mut live, ttl_ms): (u32, u32),
+    mut named: watch::Receiver<u32>,
+) {
     loop {
         let wanted = *named.borrow_and_update();
-        let guards = routes(wanted);
+        let guards = routes(wanted, ttl_ms);
         if wanted != live && reload::rename(&guard, &fleet, &guards, &naming(&guards)).await.is_ok() {
             live = wanted;
         }
@@ -162,7 +169,6 @@ impl Application {
             ),
             host: proxy.host,
             life: (asks.get(1).copied().unwrap_or_default(), proxy.life),
-            pauses: asks.get(2).copied().unwrap_or_default(),
         };
         let owner = work.owner.clone();
         self.shared
@@ -201,8 +207,8 @@ impl Drop for Working<'_> {
 pub struct Asked {
     pub resource: String,
     pub owner: String,
-    /// Its place, its life, and how often it was paused before.
-    pub proxy: (usize, u64, u64),
+    /// Its place, and its life.
+    pub proxy: (usize, u64),
 }
 
 /// The two ends of a new connection to a proxy.
@@ -223,12 +229,12 @@ pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
 /// Sends a request, and waits for the whole answer: its status, or `None` where there is none.
 pub async fn send(asked: &Asked, stream: DuplexStream) -> Option<StatusCode> {
     let (mut sender, connection) = client::handshake::<_, Body>(TokioIo::new(stream)).await.ok()?;
-    let (index, life, pauses) = asked.proxy;
+    let (index, life) = asked.proxy;
     let request = hyper::Request::builder()
         .uri(format!("/{}", asked.resource).parse::<Uri>().ok()?)
         .header("host", "application")
         .header(OWNER, &asked.owner)
-        .header(ASKS, format!("{index} {life} {pauses}"))
+        .header(ASKS, format!("{index} {life}"))
         .body(Body::full(Bytes::new()))
         .ok()?;
     let answer = async {

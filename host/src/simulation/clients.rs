@@ -14,7 +14,7 @@ use super::application::{self, Asked, GUARDED};
 use super::check::{Granted, Violation};
 use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
-use super::world::{Proxy, Shared, TIMEOUT_MS, lock};
+use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
 use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::service::{AcquireError, Begun, HoldEvent, Lease, LeaseError, Request};
@@ -23,8 +23,10 @@ use crate::store::StoreError;
 /// What a call may take beyond its wait and the store's time-out, which counts twice: a claim may stand behind another one,
 /// whose client has gone and which the store takes its time to answer.
 const SLACK_MS: u32 = 2_000;
+/// Those with longer leases do not wait for their ends.
+const LATE_MS: u32 = 5_000;
 const LONG_WORK_MS: u32 = 800;
-const VERY_LONG_WORK_MS: u32 = 20_000;
+const VERY_LONG_WORK_MS: u32 = 40_000;
 
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
@@ -185,10 +187,10 @@ impl Client {
         let asked = Asked {
             resource: resource.clone(),
             owner: request.owner.clone(),
-            proxy: (proxy.index, proxy.life, host.pauses()),
+            proxy: (proxy.index, proxy.life),
         };
         let (near, far) = application::connection();
-        let was_paused = host.is_paused();
+        let pauses = (!host.is_paused()).then(|| host.pauses());
         let served = tokio::spawn({
             let (host, front) = (host.clone(), proxy.front.clone());
             async move { host.run(application::serve(front, far)).await }
@@ -205,7 +207,7 @@ impl Client {
             Ok(Some(status)) => ("a guarded request is refused", status.to_string()),
             Ok(None) => ("a guarded request breaks off", "no whole answer".to_owned()),
             Err(_elapsed) => {
-                if !leaves && !was_paused && asked.proxy.2 == proxy.host.pauses() {
+                if !leaves && pauses == Some(proxy.host.pauses()) {
                     let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
                     self.shared.broken(Violation(why));
                 }
@@ -334,6 +336,7 @@ impl Client {
             proxy: proxy.index,
             life: proxy.life,
         };
+        self.lasts(request, lease.valid_until);
         self.shared.check(|checks| checks.granted(&granted));
     }
 
@@ -345,6 +348,15 @@ impl Client {
             if clock::now() >= self.certain_until(request, lease)
                 || !self.renew(granted_by, request, lease).await
             {
+                return;
+            }
+        }
+        // One that comes too late with its renewal: others may have had the lock meanwhile.
+        if self.random.random_bool(0.02) && self.longest_ttl_ms <= LATE_MS {
+            clock::sleep_until(self.certain_until(request, lease)).await;
+            self.pause(1_500).await;
+            self.shared.tally.count("a lease is renewed after its end");
+            if !self.renew(granted_by, request, lease).await {
                 return;
             }
         }
@@ -373,7 +385,20 @@ impl Client {
         let (now, resource) = (clock::now(), resource_of(request, lease));
         self.shared.tally.count("a renewal");
         self.note(&format!("has renewed {resource}, for {} ms", valid_until.ms_since(now)));
+        self.lasts(request, valid_until);
         self.shared.check(|checks| checks.renewed(resource, &lease.lease, (now, valid_until)));
+    }
+
+    /// No client is told to hold for longer than the longest lease, whatever the server's clock does.
+    fn lasts(&self, request: &Request, valid_until: Instant) {
+        let (left_ms, longest_ms) = (valid_until.ms_since(clock::now()), self.longest_ttl_ms + LONGER_MS);
+        if left_ms > longest_ms {
+            let (owner, resource) = (&request.owner, &request.resource);
+            let why = format!(
+                "too long: {owner} has {resource} for another {left_ms} ms, and no lease is longer than {longest_ms} ms"
+            );
+            self.shared.broken(Violation(why));
+        }
     }
 
     async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
@@ -439,9 +464,9 @@ impl Client {
             _ => return,
         };
         self.granted(&proxy, request, &lease, asked_at);
-        // Some outlive the wait after a fail-over.
+        // Some outlive the wait after a fail-over, and what proxies remember of a clock that was set back.
         let longest_ms =
-            if self.random.random_bool(0.05) { VERY_LONG_WORK_MS } else { 5 * self.work_ms(request) };
+            if self.random.random_bool(0.02) { VERY_LONG_WORK_MS } else { 5 * self.work_ms(request) };
         let until = clock::now().plus_ms(self.random.random_range(0..longest_ms));
         let goes_on = loop {
             let event = tokio::select! {

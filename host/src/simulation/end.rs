@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::application::GUARDED;
 use super::check::Violation;
 use super::clients::request;
 use super::options::{Options, POLICIES};
@@ -36,6 +37,15 @@ pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
             let checked = lock(&shared.checks).is_left(key.as_str(), &holder.owner, &lives);
             if let Err(violation) = checked {
                 return shared.broken(violation);
+            }
+            // The application is done with all that it was asked for.
+            if options.is_calm() && key.as_str().starts_with(GUARDED) {
+                let why = format!(
+                    "left behind: {} has {}, and no guarded request is under way",
+                    holder.owner,
+                    key.as_str()
+                );
+                return shared.broken(Violation(why));
             }
         }
         let _ = proxy.service.force_release(key).await;

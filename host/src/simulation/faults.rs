@@ -57,6 +57,11 @@ pub enum Fault {
     Crash {
         server: usize,
     },
+    /// One of the sessions that have locks is ended.
+    KillSession {
+        server: usize,
+        nth: usize,
+    },
     StallCommits {
         server: usize,
         ms: u32,
@@ -229,6 +234,7 @@ impl Fault {
             Fault::CutOff { .. } => "a proxy is cut off from the servers",
             Fault::Silence { .. } => "the beats of a proxy are lost",
             Fault::Crash { .. } => "a server crashes and is started again",
+            Fault::KillSession { .. } => "a session with locks is killed",
             Fault::StallCommits { .. } => "the commits of a server stall",
             Fault::PauseServer { .. } => "a server is paused",
             Fault::SetClock { .. } => "the clock of a server is set",
@@ -260,6 +266,7 @@ impl Fault {
             // Most are for longer than a membership.
             Kind::Silence => Fault::Silence { proxy, ms: one_of(&[4_000, 25_000, 40_000]) },
             Kind::Crash => Fault::Crash { server },
+            Kind::KillSession => Fault::KillSession { server, nth: random.random_range(0..64) },
             Kind::StallCommits => Fault::StallCommits { server, ms: one_of(&[200, 2_000, 4_000, 9_000]) },
             Kind::PauseServer => {
                 Fault::PauseServer { server, ms: one_of(&[200, 2_000, 4_000, 9_000, 20_000]) }
@@ -293,7 +300,7 @@ impl fmt::Display for Fault {
             Fault::Pause { proxy, ms } | Fault::CutOff { proxy, ms } | Fault::Silence { proxy, ms } => {
                 write!(f, ": proxy {proxy}, for {ms} ms")
             }
-            Fault::Crash { server } => write!(f, ": server {server}"),
+            Fault::Crash { server } | Fault::KillSession { server, .. } => write!(f, ": server {server}"),
             Fault::StallCommits { server, ms } | Fault::PauseServer { server, ms } => {
                 write!(f, ": server {server}, for {ms} ms")
             }
@@ -321,6 +328,7 @@ enum Kind {
     CutOff,
     Silence,
     Crash,
+    KillSession,
     StallCommits,
     PauseServer,
     SetClock,
@@ -332,7 +340,7 @@ enum Kind {
 
 impl Kind {
     /// As often as each is there, so much more often it is chosen.
-    const ALL: [Kind; 16] = [
+    const ALL: [Kind; 17] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Pause,
@@ -340,6 +348,7 @@ impl Kind {
         Kind::CutOff,
         Kind::Silence,
         Kind::Crash,
+        Kind::KillSession,
         Kind::StallCommits,
         Kind::PauseServer,
         Kind::SetClock,
@@ -354,6 +363,9 @@ impl Kind {
     /// Those of a run whose clocks are set again and again, while some proxies do not look.
     const OF_CLOCKS: [Kind; 5] = [Kind::SetClock, Kind::SetClock, Kind::Pause, Kind::Kill, Kind::Restart];
 
+    /// Those of a run whose sessions end again and again while others join the locks on them.
+    const OF_SESSIONS: [Kind; 4] = [Kind::KillSession, Kind::KillSession, Kind::KillSession, Kind::Silence];
+
     fn is_possible(self, what: &Failing<'_>) -> bool {
         match self {
             Kind::FailOver => what.has_second,
@@ -367,12 +379,14 @@ impl Kind {
     /// little is granted, and one kind hides what another one would break.
     fn of_a_run(random: &mut StdRng, what: &Failing<'_>) -> Vec<Kind> {
         let possible: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_possible(what)).collect();
-        let shape = random.random_range(0..9_u32);
+        let shape = random.random_range(0..10_u32);
+        let rests_on_sessions = |policy: &&str| ["advisory", "row"].contains(policy);
         let some = match shape {
             0..2 => return possible,
             2 => return Kind::OF_CLOCKS.to_vec(),
-            3..6 => random.random_range(1..=3),
-            6..8 => 1,
+            3 if what.policies.iter().any(rests_on_sessions) => return Kind::OF_SESSIONS.to_vec(),
+            3..7 => random.random_range(1..=3),
+            7..9 => 1,
             _ => 0,
         };
         let mut kinds: Vec<Kind> = (0..some).filter_map(|_| possible.choose(random).copied()).collect();
@@ -380,7 +394,7 @@ impl Kind {
         if what.has_second && random.random_bool(0.5) {
             kinds.push(Kind::FailOver);
         }
-        if shape >= 6 {
+        if shape >= 7 {
             kinds.extend([Kind::Replace, Kind::Replace].into_iter().filter(|kind| kind.is_possible(what)));
         }
         kinds

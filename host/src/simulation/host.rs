@@ -8,6 +8,9 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::Notify;
 
+use crate::clock;
+use crate::lock::Instant;
+
 thread_local! {
     /// The process that the task which runs now belongs to.
     static CURRENT: RefCell<Option<Arc<Host>>> = const { RefCell::new(None) };
@@ -24,6 +27,8 @@ struct State {
     is_dead: bool,
     is_paused: bool,
     pauses: u64,
+    /// When it last went on after a pause.
+    resumed: Instant,
     /// Of all tasks that wait for something.
     wakers: Vec<Waker>,
 }
@@ -56,8 +61,18 @@ impl Host {
         self.state().is_paused
     }
 
+    /// Whether it stands still, or has gone on no longer than `ms` milliseconds ago.
+    pub fn was_paused_within(&self, ms: u32) -> bool {
+        let state = self.state();
+        state.is_paused || (state.pauses > 0 && state.resumed.plus_ms(ms) > clock::now())
+    }
+
     pub fn resume(&self) {
-        self.state().is_paused = false;
+        {
+            let mut state = self.state();
+            state.is_paused = false;
+            state.resumed = clock::now();
+        }
         self.wake();
     }
 

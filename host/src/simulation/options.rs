@@ -158,6 +158,11 @@ impl Options {
         self.longest_ttl_ms > SHORT_MS
     }
 
+    /// How long leases of guarded requests last until they are renewed, in milliseconds.
+    pub fn guarded_ttl_ms(&self) -> u32 {
+        if self.has_long_leases() { LONG_MS } else { 2_000 }
+    }
+
     /// How many servers there are: the store's, and those of the quorum where clients use it; what is beside the
     /// store's is none of them.
     pub fn servers(&self) -> usize {

@@ -4,7 +4,7 @@
 //! deadlocks, named locks, sessions that end when they say nothing, and a clock that can be set. What it does
 //! otherwise than MySQL and MariaDB is a fault: the tests that every store passes are run against it as against them.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::sync::Notify;
@@ -55,8 +55,8 @@ pub struct Server {
     ended: Mutex<Vec<Ended>>,
     /// Nobody can connect.
     is_down: AtomicBool,
-    /// It stands still.
-    is_paused: AtomicBool,
+    /// It stands still while this is above 0: pauses may overlap.
+    pauses: AtomicU32,
     /// How long each insertion takes, as with a trigger that sleeps.
     insertion_us: AtomicU64,
     /// Every other proxy does not see it.
@@ -92,7 +92,7 @@ impl Server {
             stalled_until_us: AtomicU64::new(0),
             ended: Mutex::default(),
             is_down: AtomicBool::new(false),
-            is_paused: AtomicBool::new(false),
+            pauses: AtomicU32::new(0),
             insertion_us: AtomicU64::new(0),
             is_hidden: AtomicBool::new(false),
             peer: OnceLock::new(),
@@ -146,11 +146,12 @@ impl Server {
 
     /// Statements from now on are done when the server goes on.
     pub fn pause(&self) {
-        self.is_paused.store(true, Relaxed);
+        self.pauses.fetch_add(1, Relaxed);
     }
 
+    /// After as many calls as there were pauses.
     pub fn go_on(&self) {
-        self.is_paused.store(false, Relaxed);
+        self.pauses.fetch_sub(1, Relaxed);
         self.changed.notify_waiters();
     }
 
@@ -159,7 +160,7 @@ impl Server {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if !self.is_paused.load(Relaxed) {
+            if self.pauses.load(Relaxed) == 0 {
                 return;
             }
             changed.await;
@@ -219,6 +220,19 @@ impl Server {
         }
         self.changed.notify_waiters();
         self.number_from_start();
+    }
+
+    /// Ends one of the sessions that have locks, if there is one, as `KILL CONNECTION` does. Its client hears of it when it
+    /// sends something.
+    pub fn kill_session(&self, nth: usize) {
+        {
+            let mut state = self.state();
+            let locking = state.sessions_with_locks();
+            if let Some(session) = locking.get(nth % locking.len().max(1)) {
+                self.end_in(&mut state, *session, false);
+            }
+        }
+        self.changed.notify_waiters();
     }
 
     /// Runs the statements of one packet, until one fails: the rows of each that returns rows.

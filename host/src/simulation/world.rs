@@ -182,7 +182,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub const TIMEOUT_MS: u32 = 5_000;
 /// By how much policies may plan longer leases than clients ask for.
-const LONGER_MS: u32 = 1_000;
+pub const LONGER_MS: u32 = 1_000;
 
 /// How long an undecided group waits for members of the quorum.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
@@ -258,7 +258,7 @@ impl World {
             tally,
             over: AtomicBool::new(false),
         });
-        application::begin(&shared, options.seed, options.work_ms);
+        application::begin(&shared, options);
         let lives = (0..options.proxies).map(|_| tokio::sync::Mutex::default()).collect();
         let bells = Arc::new(Line::default());
         let world = World {
@@ -329,9 +329,9 @@ impl World {
             metrics: metrics.clone(),
         });
         self.bells.join(&address, &host, &service);
-        let named = self.naming.subscribe();
+        let (named, ttl_ms) = (self.naming.subscribe(), self.options.guarded_ttl_ms());
         let naming_now = *named.borrow();
-        let guards = application::routes(naming_now);
+        let guards = application::routes(naming_now, ttl_ms);
         let fleet = Fleet::start(fleet::Parts {
             registry,
             service: service.clone(),
@@ -347,7 +347,7 @@ impl World {
         let front = Arc::new(guard.fronts().pop().unwrap_or_else(|| panic!("no listener")));
         vital::spawn(
             "the guarded routes",
-            application::follow(guard.clone(), fleet.clone(), naming_now, named),
+            application::follow(guard.clone(), fleet.clone(), (naming_now, ttl_ms), named),
         );
         let notices = Arc::new(Mutex::new(service.watch()));
         let draining = CancellationToken::new();
@@ -432,6 +432,7 @@ impl World {
             Fault::CutOff { proxy, ms } => self.networks[proxy % self.options.proxies].cut(*ms),
             Fault::Silence { proxy, ms } => self.networks[proxy % self.options.proxies].silence(*ms),
             Fault::Crash { server } => self.server(*server).crash(),
+            Fault::KillSession { server, nth } => self.server(*server).kill_session(*nth),
             Fault::StallCommits { server, ms } => {
                 self.server(*server).stall_commits_until(clock::now().plus_ms(*ms).0);
             }

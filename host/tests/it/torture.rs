@@ -27,11 +27,14 @@ use way::{Direction, Way};
 /// There is one more now and then.
 const PROXIES: usize = 3;
 /// Processes of clients, and clients of each.
-const CLIENTS: (usize, usize) = (4, 40);
+const CLIENTS: (usize, usize) = (4, 60);
+/// Resources of each primitive that many clients want, and those of the primitives without a connection for each lock that
+/// mostly one client wants at a time.
+const RESOURCES: (usize, usize) = (20, 200);
 /// Faults between two looks at all that the clients were told, when everything must go on again.
 const ROUND: usize = 25;
 /// The longest pause between two faults.
-const PAUSE_MS: u64 = 9_000;
+const PAUSE_MS: u64 = 8_000;
 /// How long a disk is full at most, in which a server may stop at any time.
 const DISK_IS_FULL: Duration = Duration::from_secs(6);
 /// How long a proxy may take to stop in order.
@@ -175,7 +178,12 @@ impl Torture {
         }
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
         let of_each = |n: usize| primitives.iter().map(move |primitive| format!("{primitive}/{n}"));
-        let resources: Vec<String> = (0..60 / primitives.len()).flat_map(of_each).collect();
+        let (hot_ones, others) = RESOURCES;
+        // As often as one of the others, one of the hot ones is chosen.
+        let hot = (0..others).map(|n| n % hot_ones).flat_map(of_each);
+        let others =
+            (0..others).map(|n| n + hot_ones).flat_map(of_each).filter(|name| !name.starts_with("row/"));
+        let resources: Vec<String> = hot.chain(others).collect();
         let crowd = Crowd::start(dir, CLIENTS, &resources, &addresses).await;
         Torture {
             database,

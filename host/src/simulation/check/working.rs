@@ -6,6 +6,9 @@ use super::{Checks, Violation};
 use crate::lock::Token;
 use crate::simulation::host::Host;
 
+/// How long a proxy takes at most to break off what it cannot go on with, when it goes on after a pause.
+const SETTLES_WITHIN_MS: u32 = 500;
+
 /// A guarded request that the application works on.
 pub struct Work {
     /// The client; another name for each request.
@@ -14,18 +17,13 @@ pub struct Work {
     pub host: Arc<Host>,
     /// Of the proxy: when it was asked, and when the request arrived.
     pub life: (u64, u64),
-    /// How often the proxy had been paused when it was asked.
-    pub pauses: u64,
 }
 
 impl Work {
-    /// Whether its proxy may have stood still, or ended, since it was asked. It cannot end the work in time then, and may pass
-    /// a request on whose lease is over; what the resource is fenced with keeps such a request out.
+    /// Whether its proxy has ended since it was asked, or stood still until a moment ago. It cannot end the work in time
+    /// then, and may pass a request on whose lease is over; what the resource is fenced with keeps such a request out.
     fn may_be_late(&self) -> bool {
-        self.life.0 != self.life.1
-            || self.host.is_dead()
-            || self.host.is_paused()
-            || self.host.pauses() != self.pauses
+        self.life.0 != self.life.1 || self.host.is_dead() || self.host.was_paused_within(SETTLES_WITHIN_MS)
     }
 }
 

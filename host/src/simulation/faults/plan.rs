@@ -6,7 +6,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-use super::{Failing, Fault, Kind, Planned, Settings};
+use super::{Failing, Fault, Kind, Planned, Settings, Succession};
 
 /// The faults of a run, in the order of time.
 pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
@@ -16,9 +16,10 @@ pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Pla
         return Vec::new();
     };
     let kinds = Kind::of_a_run(random, what);
-    // Policies may change each second, and clocks be set; nothing else goes wrong as often.
-    let are_often =
-        kinds == Kind::OF_CLOCKS || kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
+    // Policies may change each second, clocks be set, and sessions end; nothing else goes wrong as often.
+    let are_often = kinds == Kind::OF_CLOCKS
+        || kinds == Kind::OF_SESSIONS
+        || kinds.iter().all(|kind| matches!(kind, Kind::Replace | Kind::RollBack));
     let longest_pause_ms = if are_often { longest_pause_ms } else { longest_pause_ms.max(3_000) };
     let (mut planned, mut at_ms) = (Vec::new(), 0);
     loop {
@@ -59,13 +60,28 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
                 add(at_ms, Fault::SetClock { server: 0, by_ms: 60_000 });
             }
         }
+        // A change that waits for members which look as if they were gone.
+        Fault::SetClock { by_ms: 20_000.., .. } if may_replace && random.random_bool(0.4) => {
+            let at_ms = at_ms + random.random_range(0..2_000);
+            add(at_ms, Fault::any(random, Kind::Replace, what));
+        }
+        // New names, whose tokens are lost.
+        Fault::FailOver { how: Succession::Sudden | Succession::Split, .. }
+            if may_replace && random.random_bool(0.4) =>
+        {
+            let at_ms = at_ms.saturating_sub(random.random_range(300..3_000));
+            add(at_ms, Fault::any(random, Kind::Replace, what));
+        }
         // A clock that is set right again, before and after others have looked at it.
         Fault::SetClock { server, by_ms } if random.random_bool(0.5) => {
             let after_ms = random.random_range(50..4_000);
             add(at_ms + after_ms, Fault::SetClock { server, by_ms: -by_ms });
             if random.random_bool(0.5) {
-                let proxy = random.random_range(0..what.proxies);
-                add(at_ms.saturating_sub(20), Fault::Pause { proxy, ms: after_ms + 40 });
+                let away = random.random_range(0..what.proxies);
+                add(at_ms.saturating_sub(20), Fault::Pause { proxy: away, ms: after_ms + 40 });
+                // Those who have seen the first step do not tell the one that has seen neither.
+                let others = (0..what.proxies).filter(|proxy| *proxy != away && random.random_bool(0.5));
+                others.for_each(|proxy| add(at_ms + after_ms - 10, Fault::Pause { proxy, ms: 3_000 }));
             }
         }
         _ => {}

@@ -122,6 +122,15 @@ impl State {
         self.last_session
     }
 
+    /// In order.
+    pub fn sessions_with_locks(&self) -> Vec<SessionId> {
+        let has_locks = |(id, session): (&SessionId, &Session)| {
+            let has_name = self.names.values().any(|(owner, _)| owner == id);
+            (has_name || !session.locks.is_empty()).then_some(*id)
+        };
+        self.sessions.iter().filter_map(has_locks).collect()
+    }
+
     /// Undoes what it has not committed, and frees its locks and names: whose session it was, and what it had locked.
     /// `None` where it has ended before.
     pub fn end_session(&mut self, id: SessionId) -> Option<(usize, Vec<Vec<u8>>)> {
