@@ -163,15 +163,16 @@ impl Front {
         let mut routes = self.routes.load_full();
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
-        let mut prefix = Prefix::default();
+        let (mut prefix, mut waited_ms) = (Prefix::default(), 0);
         // Once more for each time that the routes are replaced while the request waits.
         let (route, grant) = loop {
             let (route, matched) = routes.find(&parts)?;
+            let begun = clock::now();
             let grant = match &route.config.lock {
                 None => Some(Grant::NotNeeded),
                 Some(lock) => {
-                    self.admit(&routes, (&route, lock, matched), &parts, (&mut body, &mut prefix), peer)
-                        .await?
+                    let body = (&mut body, &mut prefix);
+                    self.admit(&routes, (&route, lock, matched), &parts, body, peer, waited_ms).await?
                 }
             };
             if let Some(grant) = grant {
@@ -182,6 +183,7 @@ impl Front {
                 return Err(AcquireError::NotYet { why }.into());
             }
             routes = self.routes.load_full();
+            waited_ms += clock::now().ms_since(begun);
         };
         let (outcome, lock) = match grant {
             Grant::NotNeeded => ("passed", None),
@@ -207,7 +209,7 @@ impl Front {
     }
 
     /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
-    /// routes are being replaced, or were replaced meanwhile.
+    /// routes are being replaced, or were replaced meanwhile. What the request has waited by earlier routes counts.
     async fn admit(
         &self,
         routes: &Arc<Routes>,
@@ -215,13 +217,15 @@ impl Front {
         parts: &Parts,
         (body, prefix): (&mut Incoming, &mut Prefix),
         peer: &Peer,
+        waited_ms: u32,
     ) -> Result<Option<Grant>, Problem> {
         prefix.read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
         // Nobody else has this owner, so a re-entrant policy never takes two requests for one.
         let owner = format!("{}/{:016x}", peer.address.ip(), random::number::<u64>());
-        let wanted = wanted(route, lock, asked, owner);
+        let mut wanted = wanted(route, lock, asked, owner);
+        wanted.wait_ms = wanted.wait_ms.map(|wait_ms| wait_ms.saturating_sub(waited_ms));
         let named = Named { listener: self.place, parts: parts.clone(), seen, wanted: wanted.clone() };
         let is_current = || Arc::ptr_eq(&self.routes.load(), routes);
         if lock.fail_open && self.shared.store_is_gone() {

@@ -4,15 +4,15 @@
 use std::future::Future;
 use std::time::Duration;
 
-use mysql_async::Row;
 use tokio::sync::oneshot;
 
+use super::sql::NOW_US;
 use super::wire::{Target, Wire};
-use super::{MysqlStore, store};
+use super::{Advisory, MysqlStore, Row, store};
 use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Op, Outcome, Release};
-use crate::lock::{Key, LeaseRef, ServerTime};
+use crate::lock::{Key, LeaseRef, ServerTime, Space};
 use crate::store::registry::Registry;
 use crate::store::{Health, Reply, Store, StoreError, contract};
 
@@ -54,7 +54,7 @@ impl Stranger {
     }
 
     /// The rows of the last statement that returns rows.
-    pub async fn says(&mut self, statements: &str) -> Vec<Row> {
+    pub async fn says(&mut self, statements: &str) -> Vec<mysql_async::Row> {
         let sets = self.0.exchange(statements.to_owned()).await.expect(statements);
         sets.into_iter().next_back().unwrap_or_default()
     }
@@ -76,6 +76,9 @@ macro_rules! conditions {
             what_waited_for_the_lane_was_not_sent
             the_bound_on_waiting_work_holds
             a_record_that_names_another_server_ends_the_use_of_this_one
+            locks_of_sessions_end_where_the_record_names_another_server
+            a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
+            tokens_are_not_ahead_of_the_clock
             nothing_is_written_past_the_membership_of_a_proxy
             tables_of_a_later_version_are_left_alone
         }
@@ -325,6 +328,78 @@ pub async fn nothing_is_written_past_the_membership_of_a_proxy(database: &impl D
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
+/// A lock of a session is on one node of a cluster, and nobody on another node meets it.
+pub async fn locks_of_sessions_end_where_the_record_names_another_server(database: &impl Database) {
+    let store = open(database).await;
+    let mut held = Vec::new();
+    for (space, sessions) in sessions(&store) {
+        let (claim, mut lease) = (within("k", space), None);
+        until("a lock of a session is granted", async || {
+            let asked = ask(&*sessions, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
+            if let Ok(Outcome::Granted(grant)) = asked.map(|mut reply| reply.outcomes.remove(0)) {
+                lease =
+                    Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] });
+            }
+            lease.is_some()
+        })
+        .await;
+        held.push((sessions, Op::Renew { lease: lease.expect("it is granted"), ttl_ms: Some(10_000) }));
+    }
+    for (sessions, renew) in held {
+        until("the lock of a session is over", async || {
+            // The proxy takes the server into use again, each time that it sees this.
+            says(database, "UPDATE lockkeeper_meta SET identity='another' WHERE id=1").await;
+            let asked = ask(&*sessions, renew.clone(), 5_000).await.expect(ANSWERED);
+            asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Lost))
+        })
+        .await;
+    }
+}
+
+/// After a fail-over others may have had its keys, in writes that are lost, and be certain of them still.
+pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for(
+    database: &impl Database,
+) {
+    let store = open(database).await;
+    let lease = granted(&store, Claim { ttl_ms: 300, ..contract::claim(&["k"], "me") }).await;
+    says(database, &format!("UPDATE lockkeeper_meta SET grants_from={NOW_US}+60000000 WHERE id=1")).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let renew = Op::Renew { lease, ttl_ms: Some(10_000) };
+    let asked = ask(&store, renew, 5_000).await.expect(ANSWERED).expect("it is applied");
+    assert!(!matches!(asked.outcomes[0], Outcome::Renewed { .. }), "{asked:?}");
+}
+
+/// A server that takes over without the last writes begins above its own clock.
+pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
+    let store = open(database).await;
+    says(database, &format!("UPDATE lockkeeper_meta SET floor={NOW_US} WHERE id=1")).await;
+    let now = async || {
+        let rows = says(database, &format!("SELECT {NOW_US}")).await;
+        rows.into_iter().next().map(mysql_async::from_row::<u64>).expect("a row")
+    };
+    for (space, sessions) in sessions(&store) {
+        until("a lock of a session is granted", async || {
+            let asked = ask(&*sessions, Op::Acquire(within("k", space)), 5_000).await.expect(ANSWERED);
+            asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Granted(_)))
+        })
+        .await;
+        let lease = granted(&store, contract::claim(&[&format!("{space:?}")], "me")).await;
+        assert!(lease.token.0 < now().await, "{space:?}: {lease:?}");
+    }
+}
+
+/// The primitives whose locks sessions have.
+fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
+    let (advisory, row) = (Advisory::new(store, 64, 1_000), Row::new(store, 8, 1_000));
+    [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
+}
+
+fn within(key: &str, space: Space) -> Claim {
+    let claim = contract::claim(&[key], "me");
+    let keys: Vec<Key> = claim.keys.iter().map(|key| key.clone().within(space)).collect();
+    Claim { keys: keys.into(), ..claim }
+}
+
 pub async fn tables_of_a_later_version_are_left_alone(database: &impl Database) {
     warm(&open(database).await, &["a"]).await;
     says(database, "UPDATE lockkeeper_meta SET version=99").await;
@@ -349,7 +424,7 @@ async fn opened(database: &impl Database, config: &StoreConfig) -> MysqlStore {
     store
 }
 
-async fn says(database: &impl Database, statements: &str) -> Vec<Row> {
+async fn says(database: &impl Database, statements: &str) -> Vec<mysql_async::Row> {
     database.stranger().await.says(statements).await
 }
 
@@ -363,7 +438,7 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     panic!("it does not come to that: {what}");
 }
 
-pub fn ask(store: &MysqlStore, op: Op, within_ms: u32) -> oneshot::Receiver<Result<Reply, StoreError>> {
+pub fn ask(store: &dyn Store, op: Op, within_ms: u32) -> oneshot::Receiver<Result<Reply, StoreError>> {
     let (tell, told) = oneshot::channel();
     store.submit(vec![op], clock::now().plus_ms(within_ms), Box::new(|result| drop(tell.send(result))));
     told

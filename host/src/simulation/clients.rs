@@ -8,7 +8,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
-use tokio::sync::{mpsc, oneshot};
+
+mod hold;
 
 use super::application::{self, Asked, GUARDED};
 use super::check::{Granted, Violation};
@@ -17,7 +18,7 @@ use super::options::Options;
 use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
 use crate::lock::{Instant, LeaseRef, Mode, Space};
-use crate::service::{AcquireError, Begun, HoldEvent, Lease, LeaseError, Request};
+use crate::service::{AcquireError, Begun, Lease, LeaseError, Request};
 use crate::store::StoreError;
 
 /// What a call may take beyond its wait and the store's time-out, which counts twice: a claim may stand behind another one,
@@ -26,7 +27,6 @@ const SLACK_MS: u32 = 2_000;
 /// Those with longer leases do not wait for their ends.
 const LATE_MS: u32 = 5_000;
 const LONG_WORK_MS: u32 = 800;
-const VERY_LONG_WORK_MS: u32 = 40_000;
 
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
@@ -70,16 +70,10 @@ pub struct Client {
     longest_ttl_ms: u32,
     /// How many of 1,000 leases the client does not release.
     forgets_per_mille: u32,
+    long_holds_percent: u32,
     /// How often it has begun to ask.
     rounds: u32,
     shared: Arc<Shared>,
-}
-
-/// What a held connection says.
-enum Told {
-    Granted(Lease),
-    Refused(AcquireError),
-    Event(HoldEvent),
 }
 
 impl Client {
@@ -94,6 +88,7 @@ impl Client {
             work_ms: options.work_ms,
             longest_ttl_ms: options.longest_ttl_ms,
             forgets_per_mille: options.forgets_per_mille,
+            long_holds_percent: options.long_holds_percent,
             rounds: 0,
             shared,
         }
@@ -445,60 +440,6 @@ impl Client {
         }
     }
 
-    /// Holds the lock for as long as a connection lives.
-    async fn hold(&mut self, request: &Request) {
-        let proxy = self.proxy();
-        self.note(&format!("holds a connection to proxy {} for {}", proxy.index, request.resource));
-        let (tell, mut told) = mpsc::unbounded_channel();
-        let (close, closed) = oneshot::channel();
-        let asked_at = clock::now();
-        lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
-        let (host, connection) =
-            (proxy.host.clone(), connection(proxy.clone(), request.clone(), tell, closed));
-        let connection = tokio::spawn(async move { host.run(connection).await });
-        let lease = match told.recv().await {
-            Some(Told::Granted(lease)) => lease,
-            Some(Told::Refused(error)) => {
-                return self.note(&format!("is refused {}: {error}", request.resource));
-            }
-            _ => return,
-        };
-        self.granted(&proxy, request, &lease, asked_at);
-        // Some outlive the wait after a fail-over, and what proxies remember of a clock that was set back.
-        let longest_ms =
-            if self.random.random_bool(0.02) { VERY_LONG_WORK_MS } else { 5 * self.work_ms(request) };
-        let until = clock::now().plus_ms(self.random.random_range(0..longest_ms));
-        let goes_on = loop {
-            let event = tokio::select! {
-                biased;
-                event = told.recv() => event,
-                () = clock::sleep_until(until) => break false,
-            };
-            match event {
-                Some(Told::Event(HoldEvent::Renewed(renewed))) => {
-                    self.renewed(request, &lease, renewed.valid_until);
-                }
-                Some(Told::Event(HoldEvent::Lost { valid_until, .. })) => {
-                    self.lost(request, &lease, valid_until);
-                    // It stops its work before the end.
-                    let left_ms = u64::from(valid_until.ms_since(clock::now()));
-                    self.pause(left_ms + 1).await;
-                    break false;
-                }
-                Some(Told::Event(HoldEvent::Draining { .. })) => break true,
-                _ => break false,
-            }
-        };
-        if goes_on {
-            self.shared.tally.count("a held lease goes on elsewhere");
-            self.work(&proxy, request, &lease).await;
-            return self.release(&proxy, request, &lease).await;
-        }
-        self.let_go(request, &lease);
-        let _ = close.send(());
-        let _ = connection.await;
-    }
-
     /// Does what is to be done once, if nobody has.
     async fn do_once(&mut self, request: &Request) {
         let proxy = self.proxy();
@@ -572,35 +513,6 @@ impl Client {
                 Some(Err(AcquireError::Store(_))) if request.request_id.is_some() => {}
                 _ => return,
             }
-        }
-    }
-}
-
-/// What a proxy does for a connection that lasts as long as its lock.
-async fn connection(
-    proxy: Proxy,
-    request: Request,
-    tell: mpsc::UnboundedSender<Told>,
-    mut closed: oneshot::Receiver<()>,
-) {
-    let mut hold = match proxy.service.hold(request).await {
-        Ok(hold) => hold,
-        Err(error) => return drop(tell.send(Told::Refused(error))),
-    };
-    let _ = tell.send(Told::Granted(hold.lease.clone()));
-    loop {
-        let event = tokio::select! {
-            biased;
-            _ = &mut closed => return,
-            () = proxy.draining.cancelled() => hold.drain(),
-            event = hold.next() => event,
-        };
-        let is_last = !matches!(event, HoldEvent::Renewed(_));
-        let _ = tell.send(Told::Event(event));
-        if is_last {
-            // The client may count on the lease until it closes, or until the end that it was told.
-            let _ = closed.await;
-            return;
         }
     }
 }

@@ -57,6 +57,8 @@ pub async fn nothing_is_left(shared: &Shared, options: &Options) {
     let latest = clock::now().plus_ms(ALL_ENDED_MS);
     while let Err(why) = all_has_ended(shared, options).await {
         if clock::now() >= latest {
+            let locked: Vec<String> = shared.servers.iter().map(|server| server.locked()).collect();
+            shared.note(format!("locked on the servers: {}", locked.join("; ")));
             return shared.broken(Violation(why));
         }
         tokio::time::sleep(Duration::from_millis(500)).await;

@@ -29,6 +29,8 @@ pub struct Options {
     pub work_ms: u32,
     /// How many of 1,000 leases their clients do not release.
     pub forgets_per_mille: u32,
+    /// How many of 100 locks that last as long as their connections last for very long.
+    pub long_holds_percent: u32,
     /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
     pub in_order: bool,
     /// The longest lease that clients ask for, in milliseconds.
@@ -127,6 +129,8 @@ impl Options {
             asks_for_several,
             work_ms,
             forgets_per_mille,
+            // Sessions with locks are to outlive memberships, and servers.
+            long_holds_percent: *[1, 1, 1, 30].choose(&mut random).unwrap_or(&1),
             in_order: is_calm && random.random_bool(0.7),
             longest_ttl_ms,
             packet_faults_per_mille,

@@ -235,6 +235,11 @@ impl Server {
         self.changed.notify_waiters();
     }
 
+    /// What sessions have locked, for people.
+    pub fn locked(&self) -> String {
+        format!("{}: {}", self.name, self.state().locked().join(", "))
+    }
+
     /// Runs the statements of one packet, until one fails: the rows of each that returns rows.
     pub async fn packet(
         &self,
@@ -251,6 +256,8 @@ impl Server {
             if n > 0 && self.peer.get().is_some() {
                 tokio::time::sleep(cluster::STATEMENT).await;
             }
+            // It may have been ended meanwhile, and what a session without an end has locked stays locked.
+            self.state().session(session)?;
             sets.extend(self.execute(session, statement, &values).await?);
         }
         Ok(sets)

@@ -114,7 +114,7 @@ struct World {
 
 /// What clients share.
 pub struct Shared {
-    servers: Vec<Arc<Server>>,
+    pub servers: Vec<Arc<Server>>,
     proxies: Mutex<Vec<Proxy>>,
     pub checks: Mutex<Checks>,
     /// The first, and when it was found.

@@ -122,6 +122,20 @@ impl State {
         self.last_session
     }
 
+    /// Named locks and rows, each with the session that has it, and the proxy whose session it is.
+    pub fn locked(&self) -> Vec<String> {
+        let of = |id: &SessionId| {
+            let proxy =
+                self.sessions.get(id).map_or("nobody".to_owned(), |session| session.proxy.to_string());
+            format!("by session {id} of proxy {proxy}")
+        };
+        let names = self.names.iter().map(|(name, (id, times))| format!("{name} {times} times {}", of(id)));
+        let rows = self.locks.iter().flat_map(|((_, key), lock)| {
+            lock.holders.iter().map(move |(id, strength)| format!("{key:?} {strength:?} {}", of(id)))
+        });
+        names.chain(rows).collect()
+    }
+
     /// In order.
     pub fn sessions_with_locks(&self) -> Vec<SessionId> {
         let has_locks = |(id, session): (&SessionId, &Session)| {

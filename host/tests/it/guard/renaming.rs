@@ -191,6 +191,24 @@ on_both! {
         assert_eq!(first.await.unwrap().status, 200);
     }
 
+    /// What it has waited for the old name counts.
+    async fn a_request_that_gets_another_name_waits_no_longer_than_its_wait(kind: Kind) {
+        let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 6_000")).await;
+        let client = guarded.proxy.client();
+        for name in ["old", "new"] {
+            let held = client.acquire(json!({"resource": name, "owner": "me", "ttl_ms": 60_000})).await;
+            assert_eq!(held.status, 200, "{}", held.text);
+        }
+        let began = Instant::now();
+        let waiter = guarded.send("POST", "/task/1?ms=1", &[]);
+        client.until_queued("old", 1).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        change(&guarded.proxy, "\"old\"", "\"new\"");
+        client.until_queued("new", 1).await;
+        assert_eq!(waiter.await.unwrap().status, 423);
+        assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+    }
+
     /// Routes that are refused as there are other proxies do not disturb the requests that wait.
     async fn refused_routes_leave_waiters_alone(kind: Kind) {
         let url = database(kind).await;
