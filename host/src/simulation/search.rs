@@ -116,13 +116,6 @@ fn tell_panics() {
     }));
 }
 
-/// How long the processor has worked for this process: on a machine that does other things as well, a search finds as much
-/// in that time as on one that does not.
-fn worked() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
-}
-
 /// The time of a run.
 struct Virtual;
 
@@ -130,6 +123,12 @@ impl tracing_subscriber::fmt::time::FormatTime for Virtual {
     fn format_time(&self, to: &mut tracing_subscriber::fmt::format::Writer<'_>) -> std::fmt::Result {
         write!(to, "{:>12.6} s ", clock::now().0 as f64 / 1e6)
     }
+}
+
+/// How long the processor has worked for this thread: on a machine that does other things as well, a search finds as much
+/// in that time as on one that does not.
+fn worked() -> Duration {
+    Duration::from_micros(clock::thread_us())
 }
 
 #[derive(Default)]
