@@ -163,16 +163,15 @@ impl Front {
         let mut routes = self.routes.load_full();
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
-        let (mut prefix, mut waited_ms) = (Prefix::default(), 0);
+        let (mut prefix, mut begun) = (Prefix::default(), None);
         // Once more for each time that the routes are replaced while the request waits.
         let (route, grant) = loop {
             let (route, matched) = routes.find(&parts)?;
-            let begun = clock::now();
             let grant = match &route.config.lock {
                 None => Some(Grant::NotNeeded),
                 Some(lock) => {
                     let body = (&mut body, &mut prefix);
-                    self.admit(&routes, (&route, lock, matched), &parts, body, peer, waited_ms).await?
+                    self.admit(&routes, (&route, lock, matched), &parts, body, peer, &mut begun).await?
                 }
             };
             if let Some(grant) = grant {
@@ -183,7 +182,6 @@ impl Front {
                 return Err(AcquireError::NotYet { why }.into());
             }
             routes = self.routes.load_full();
-            waited_ms += clock::now().ms_since(begun);
         };
         let (outcome, lock) = match grant {
             Grant::NotNeeded => ("passed", None),
@@ -209,7 +207,8 @@ impl Front {
     }
 
     /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
-    /// routes are being replaced, or were replaced meanwhile. What the request has waited by earlier routes counts.
+    /// routes are being replaced, or were replaced meanwhile. The request waits since `begun`, which is set the first time: the
+    /// time that it has waited by earlier routes counts.
     async fn admit(
         &self,
         routes: &Arc<Routes>,
@@ -217,15 +216,17 @@ impl Front {
         parts: &Parts,
         (body, prefix): (&mut Incoming, &mut Prefix),
         peer: &Peer,
-        waited_ms: u32,
+        begun: &mut Option<Instant>,
     ) -> Result<Option<Grant>, Problem> {
         prefix.read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
         // Nobody else has this owner, so a re-entrant policy never takes two requests for one.
         let owner = format!("{}/{:016x}", peer.address.ip(), random::number::<u64>());
+        let now = clock::now();
+        let begun = *begun.get_or_insert(now);
         let mut wanted = wanted(route, lock, asked, owner);
-        wanted.wait_ms = wanted.wait_ms.map(|wait_ms| wait_ms.saturating_sub(waited_ms));
+        wanted.wait_ms = wanted.wait_ms.map(|wait_ms| wait_ms.saturating_sub(now.ms_since(begun)));
         let named = Named { listener: self.place, parts: parts.clone(), seen, wanted: wanted.clone() };
         let is_current = || Arc::ptr_eq(&self.routes.load(), routes);
         if lock.fail_open && self.shared.store_is_gone() {
@@ -236,7 +237,7 @@ impl Front {
         let waits_for_body = !body.is_end_stream();
         tokio::select! {
             biased;
-            grant = self.lock(lock, &wanted, parts, entry) => grant,
+            grant = self.lock(lock, (&wanted, begun), parts, entry) => grant,
             () = outdated.cancelled() => Ok(None),
             () = peer.gone(), if waits_for_body => {
                 Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"))
@@ -249,7 +250,7 @@ impl Front {
     async fn lock(
         &self,
         lock: &GuardLock,
-        wanted: &Wanted,
+        (wanted, begun): (&Wanted, Instant),
         parts: &Parts,
         entry: Entry,
     ) -> Result<Option<Grant>, Problem> {
@@ -264,7 +265,6 @@ impl Front {
             max_bytes: lock.max_replay_bytes,
             max_value_bytes: shared.limits.max_value_bytes,
         };
-        let begun = clock::now();
         match shared.service.guard(wanted).await {
             Ok(Guarded::Held(hold)) => {
                 let locked = Box::new(Locked::new(*hold, once, shared.metrics.clone(), entry));

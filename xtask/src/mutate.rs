@@ -24,7 +24,7 @@ pub struct Args {
     /// Try only the mutations with these names.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Search for so many minutes of one core, for each mutation.
+    /// Search for this many minutes of processor time, for each mutation.
     #[arg(long, value_name = "M", default_value_t = 10.0)]
     minutes: f64,
     /// The first seed of each search.
@@ -185,7 +185,7 @@ struct Search {
 
 /// How much longer than it was told a search may take: its last run may be a long one.
 const LAST_RUN: Duration = Duration::from_secs(120);
-/// How many times as long, where builds and other searches have their part of the machine.
+/// A search may take this many times its processor time: builds and other searches run beside it.
 const SHARES: u32 = 5;
 
 impl Search {
@@ -239,7 +239,7 @@ fn found(log: &str) -> Option<Finding> {
     Some(Finding::Found { seed: seed.parse().ok()?, took: worked(log), what: what.to_owned() })
 }
 
-/// For how long a core has worked for the search, as it has printed; nothing where it could not.
+/// The processor time that the search has printed; zero where it has printed none.
 fn worked(log: &str) -> Duration {
     let seconds = log.lines().find_map(|line| {
         let (_, rest) = line.split_once(" grants checked in ")?;

@@ -16,7 +16,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "sim")]
 struct Args {
-    /// Search for so many minutes of one core: for longer, where the machine does other things as well.
+    /// Search for this many minutes of processor time. On a busy machine that takes longer.
     #[arg(long, value_name = "M", conflicts_with = "seeds")]
     minutes: Option<f64>,
     /// Run so many seeds. One where neither this nor --minutes is given, and --seed is.

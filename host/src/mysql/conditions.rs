@@ -333,21 +333,12 @@ pub async fn locks_of_sessions_end_where_the_record_names_another_server(databas
     let store = open(database).await;
     let mut held = Vec::new();
     for (space, sessions) in sessions(&store) {
-        let (claim, mut lease) = (within("k", space), None);
-        until("a lock of a session is granted", async || {
-            let asked = ask(&*sessions, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
-            if let Ok(Outcome::Granted(grant)) = asked.map(|mut reply| reply.outcomes.remove(0)) {
-                lease =
-                    Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] });
-            }
-            lease.is_some()
-        })
-        .await;
-        held.push((sessions, Op::Renew { lease: lease.expect("it is granted"), ttl_ms: Some(10_000) }));
+        let lease = granted_in_time(&*sessions, within("k", space)).await;
+        held.push((sessions, Op::Renew { lease, ttl_ms: Some(10_000) }));
     }
     for (sessions, renew) in held {
         until("the lock of a session is over", async || {
-            // The proxy takes the server into use again, each time that it sees this.
+            // The proxy notices this, and writes the name of its own server again.
             says(database, "UPDATE lockkeeper_meta SET identity='another' WHERE id=1").await;
             let asked = ask(&*sessions, renew.clone(), 5_000).await.expect(ANSWERED);
             asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Lost))
@@ -356,20 +347,26 @@ pub async fn locks_of_sessions_end_where_the_record_names_another_server(databas
     }
 }
 
-/// After a fail-over others may have had its keys, in writes that are lost, and be certain of them still.
+/// The previous server may have granted the keys of the lease to another holder, in writes that the fail-over has lost. The
+/// lease looks alive where the server's clock may have been set forward.
 pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for(
     database: &impl Database,
 ) {
+    let lease = granted(&open(database).await, Claim { ttl_ms: 300, ..contract::claim(&["k"], "me") }).await;
+    tokio::time::sleep(Duration::from_millis(1_000)).await;
+    let waits = format!(
+        "UPDATE lockkeeper_meta SET grants_from={NOW_US}+60000000 WHERE id=1;\
+         UPDATE lockkeeper_clock SET stepped_us={NOW_US},by_us=60000000 WHERE id=1"
+    );
+    says(database, &waits).await;
     let store = open(database).await;
-    let lease = granted(&store, Claim { ttl_ms: 300, ..contract::claim(&["k"], "me") }).await;
-    says(database, &format!("UPDATE lockkeeper_meta SET grants_from={NOW_US}+60000000 WHERE id=1")).await;
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
     let renew = Op::Renew { lease, ttl_ms: Some(10_000) };
     let asked = ask(&store, renew, 5_000).await.expect(ANSWERED).expect("it is applied");
-    assert!(!matches!(asked.outcomes[0], Outcome::Renewed { .. }), "{asked:?}");
+    assert_eq!(asked.outcomes[0], Outcome::Unknown);
 }
 
-/// A server that takes over without the last writes begins above its own clock.
+/// After a fail-over that loses writes, tokens begin just ahead of the new server's clock. A token that was further ahead
+/// could be given out a second time.
 pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
     let store = open(database).await;
     says(database, &format!("UPDATE lockkeeper_meta SET floor={NOW_US} WHERE id=1")).await;
@@ -378,17 +375,13 @@ pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
         rows.into_iter().next().map(mysql_async::from_row::<u64>).expect("a row")
     };
     for (space, sessions) in sessions(&store) {
-        until("a lock of a session is granted", async || {
-            let asked = ask(&*sessions, Op::Acquire(within("k", space)), 5_000).await.expect(ANSWERED);
-            asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Granted(_)))
-        })
-        .await;
+        granted_in_time(&*sessions, within("k", space)).await;
         let lease = granted(&store, contract::claim(&[&format!("{space:?}")], "me")).await;
         assert!(lease.token.0 < now().await, "{space:?}: {lease:?}");
     }
 }
 
-/// The primitives whose locks sessions have.
+/// The stores of the primitives whose locks rest on sessions.
 fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
     let (advisory, row) = (Advisory::new(store, 64, 1_000), Row::new(store, 8, 1_000));
     [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
@@ -453,8 +446,25 @@ async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
 
 pub async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
     let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.expect(ANSWERED).expect("it is applied");
-    let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
-    LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] }
+    lease(&claim, &reply).unwrap_or_else(|| panic!("{reply:?}"))
+}
+
+/// As [`granted`], where the server may not count tokens yet: for `advisory` and `row` it begins to a second after its start.
+async fn granted_in_time(store: &dyn Store, claim: Claim) -> LeaseRef {
+    let mut had = None;
+    until("the lock is granted", async || {
+        let asked = ask(store, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
+        had = asked.ok().and_then(|reply| lease(&claim, &reply));
+        had.is_some()
+    })
+    .await;
+    had.expect("it is granted")
+}
+
+/// The lease that the claim was granted, if it was.
+fn lease(claim: &Claim, reply: &Reply) -> Option<LeaseRef> {
+    let Outcome::Granted(grant) = &reply.outcomes[0] else { return None };
+    Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] })
 }
 
 async fn release(store: &MysqlStore, lease: LeaseRef) {

@@ -39,9 +39,9 @@ pub const LONG_WORK_MS: u32 = 6_000;
 const RETRY: Duration = Duration::from_secs(1);
 /// Of a connection, in bytes.
 const BUFFER: usize = 4_096;
-/// What a client says of itself.
+/// The header with the name of the client.
 const OWNER: &str = "from";
-/// Which proxy it asks, in which of its lives.
+/// The header with the number of the proxy that the client asks, and which of the proxy's lives that is.
 const ASKS: &str = "asks";
 
 thread_local! {
@@ -80,8 +80,8 @@ pub fn connect() -> Option<DuplexStream> {
     Some(near)
 }
 
-/// Routes with a lock for each of the paths `/guarded/…`, which lasts for `ttl_ms` where it is not renewed. Another `naming`
-/// gives other names to what they lock.
+/// Routes with a lock for each of the paths `/guarded/…`. A lease lasts for `ttl_ms` unless it is renewed. Another `naming`
+/// gives the locks other names.
 pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
     let template = |text: String| Template::parse(&text).unwrap_or_else(|why| panic!("{text}: {why}"));
     let resource = match naming {
@@ -207,7 +207,7 @@ impl Drop for Working<'_> {
 pub struct Asked {
     pub resource: String,
     pub owner: String,
-    /// Its place, and its life.
+    /// The number of the proxy, and which of its lives.
     pub proxy: (usize, u64),
 }
 

@@ -24,8 +24,6 @@ use crate::store::StoreError;
 /// What a call may take beyond its wait and the store's time-out, which counts twice: a claim may stand behind another one,
 /// whose client has gone and which the store takes its time to answer.
 const SLACK_MS: u32 = 2_000;
-/// Those with longer leases do not wait for their ends.
-const LATE_MS: u32 = 5_000;
 const LONG_WORK_MS: u32 = 800;
 
 pub fn request(resource: &str, owner: &str) -> Request {
@@ -71,6 +69,8 @@ pub struct Client {
     /// How many of 1,000 leases the client does not release.
     forgets_per_mille: u32,
     long_holds_percent: u32,
+    /// Whether leases are so short that the client can wait for their ends.
+    renews_late: bool,
     /// How often it has begun to ask.
     rounds: u32,
     shared: Arc<Shared>,
@@ -89,6 +89,7 @@ impl Client {
             longest_ttl_ms: options.longest_ttl_ms,
             forgets_per_mille: options.forgets_per_mille,
             long_holds_percent: options.long_holds_percent,
+            renews_late: !options.has_long_leases(),
             rounds: 0,
             shared,
         }
@@ -331,7 +332,7 @@ impl Client {
             proxy: proxy.index,
             life: proxy.life,
         };
-        self.lasts(request, lease.valid_until);
+        self.check_length(request, lease.valid_until);
         self.shared.check(|checks| checks.granted(&granted));
     }
 
@@ -346,8 +347,8 @@ impl Client {
                 return;
             }
         }
-        // One that comes too late with its renewal: others may have had the lock meanwhile.
-        if self.random.random_bool(0.02) && self.longest_ttl_ms <= LATE_MS {
+        // A renewal that comes too late: others may have had the lock meanwhile.
+        if self.random.random_bool(0.02) && self.renews_late {
             clock::sleep_until(self.certain_until(request, lease)).await;
             self.pause(1_500).await;
             self.shared.tally.count("a lease is renewed after its end");
@@ -380,12 +381,12 @@ impl Client {
         let (now, resource) = (clock::now(), resource_of(request, lease));
         self.shared.tally.count("a renewal");
         self.note(&format!("has renewed {resource}, for {} ms", valid_until.ms_since(now)));
-        self.lasts(request, valid_until);
+        self.check_length(request, valid_until);
         self.shared.check(|checks| checks.renewed(resource, &lease.lease, (now, valid_until)));
     }
 
     /// No client is told to hold for longer than the longest lease, whatever the server's clock does.
-    fn lasts(&self, request: &Request, valid_until: Instant) {
+    fn check_length(&self, request: &Request, valid_until: Instant) {
         let (left_ms, longest_ms) = (valid_until.ms_since(clock::now()), self.longest_ttl_ms + LONGER_MS);
         if left_ms > longest_ms {
             let (owner, resource) = (&request.owner, &request.resource);

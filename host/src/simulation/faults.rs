@@ -363,7 +363,7 @@ impl Kind {
     /// Those of a run whose clocks are set again and again, while some proxies do not look.
     const OF_CLOCKS: [Kind; 5] = [Kind::SetClock, Kind::SetClock, Kind::Pause, Kind::Kill, Kind::Restart];
 
-    /// Those of a run whose sessions end again and again while others join the locks on them.
+    /// Those of a run whose sessions end again and again, while other requests join the locks of those sessions.
     const OF_SESSIONS: [Kind; 4] = [Kind::KillSession, Kind::KillSession, Kind::KillSession, Kind::Silence];
 
     fn is_possible(self, what: &Failing<'_>) -> bool {

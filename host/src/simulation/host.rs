@@ -27,8 +27,8 @@ struct State {
     is_dead: bool,
     is_paused: bool,
     pauses: u64,
-    /// When it last went on after a pause.
-    resumed: Instant,
+    /// When it last went on after a pause; `None` before the first one.
+    resumed: Option<Instant>,
     /// Of all tasks that wait for something.
     wakers: Vec<Waker>,
 }
@@ -61,17 +61,17 @@ impl Host {
         self.state().is_paused
     }
 
-    /// Whether it stands still, or has gone on no longer than `ms` milliseconds ago.
+    /// Whether the process stands still, or stood still less than `ms` milliseconds ago.
     pub fn was_paused_within(&self, ms: u32) -> bool {
         let state = self.state();
-        state.is_paused || (state.pauses > 0 && state.resumed.plus_ms(ms) > clock::now())
+        state.is_paused || state.resumed.is_some_and(|at| at.plus_ms(ms) > clock::now())
     }
 
     pub fn resume(&self) {
         {
             let mut state = self.state();
             state.is_paused = false;
-            state.resumed = clock::now();
+            state.resumed = Some(clock::now());
         }
         self.wake();
     }

@@ -29,7 +29,7 @@ pub struct Options {
     pub work_ms: u32,
     /// How many of 1,000 leases their clients do not release.
     pub forgets_per_mille: u32,
-    /// How many of 100 locks that last as long as their connections last for very long.
+    /// Of 100 locks that are held for as long as a connection lives, how many are held for very long.
     pub long_holds_percent: u32,
     /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
     pub in_order: bool,
@@ -129,7 +129,7 @@ impl Options {
             asks_for_several,
             work_ms,
             forgets_per_mille,
-            // Sessions with locks are to outlive memberships, and servers.
+            // Such locks outlive the membership of their proxy, or the use of a server.
             long_holds_percent: *[1, 1, 1, 30].choose(&mut random).unwrap_or(&1),
             in_order: is_calm && random.random_bool(0.7),
             longest_ttl_ms,
@@ -162,7 +162,7 @@ impl Options {
         self.longest_ttl_ms > SHORT_MS
     }
 
-    /// How long leases of guarded requests last until they are renewed, in milliseconds.
+    /// How long the lease of a guarded request lasts unless it is renewed, in milliseconds.
     pub fn guarded_ttl_ms(&self) -> u32 {
         if self.has_long_leases() { LONG_MS } else { 2_000 }
     }

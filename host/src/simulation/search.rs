@@ -17,7 +17,7 @@ pub struct Search {
     pub first: u64,
     /// How many runs there are at the most.
     pub seeds: u64,
-    /// No run is begun after so much time of the processor.
+    /// No run begins after the search has used this much processor time.
     pub limit: Duration,
     /// Print all that happens, not only what came before a failure.
     pub tells_all: bool,
@@ -116,6 +116,12 @@ fn tell_panics() {
     }));
 }
 
+/// How much processor time the search has used. In the same processor time, a search on a busy machine does as much as one
+/// on a quiet machine.
+fn worked() -> Duration {
+    Duration::from_micros(clock::thread_us())
+}
+
 /// The time of a run.
 struct Virtual;
 
@@ -123,12 +129,6 @@ impl tracing_subscriber::fmt::time::FormatTime for Virtual {
     fn format_time(&self, to: &mut tracing_subscriber::fmt::format::Writer<'_>) -> std::fmt::Result {
         write!(to, "{:>12.6} s ", clock::now().0 as f64 / 1e6)
     }
-}
-
-/// How long the processor has worked for this thread: on a machine that does other things as well, a search finds as much
-/// in that time as on one that does not.
-fn worked() -> Duration {
-    Duration::from_micros(clock::thread_us())
 }
 
 #[derive(Default)]
@@ -166,7 +166,7 @@ const SEEDS_APART: u64 = 1 << 40;
 
 /// The smallest run that was found to break a promise as well: fewer clients, proxies, resources and faults.
 fn shrunk(mut failed: Failed) -> Failed {
-    println!("looking for a smaller run, for {} s at most", SHRINKING.as_secs());
+    println!("looking for a smaller run, for {} s of one core at most", SHRINKING.as_secs());
     let began = worked();
     loop {
         let mut smaller = failed.options.smaller(failed.at).into_iter().flat_map(with_other_seeds);

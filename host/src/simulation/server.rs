@@ -55,7 +55,7 @@ pub struct Server {
     ended: Mutex<Vec<Ended>>,
     /// Nobody can connect.
     is_down: AtomicBool,
-    /// It stands still while this is above 0: pauses may overlap.
+    /// How many pauses are under way: they may overlap. The server stands still meanwhile.
     pauses: AtomicU32,
     /// How long each insertion takes, as with a trigger that sleeps.
     insertion_us: AtomicU64,
@@ -149,7 +149,7 @@ impl Server {
         self.pauses.fetch_add(1, Relaxed);
     }
 
-    /// After as many calls as there were pauses.
+    /// Ends one pause. The server goes on when all have ended.
     pub fn go_on(&self) {
         self.pauses.fetch_sub(1, Relaxed);
         self.changed.notify_waiters();
@@ -235,7 +235,7 @@ impl Server {
         self.changed.notify_waiters();
     }
 
-    /// What sessions have locked, for people.
+    /// What each session has locked, as text for people.
     pub fn locked(&self) -> String {
         format!("{}: {}", self.name, self.state().locked().join(", "))
     }
@@ -256,7 +256,7 @@ impl Server {
             if n > 0 && self.peer.get().is_some() {
                 tokio::time::sleep(cluster::STATEMENT).await;
             }
-            // It may have been ended meanwhile, and what a session without an end has locked stays locked.
+            // The session may have ended meanwhile. Nothing would free what it locked now.
             self.state().session(session)?;
             sets.extend(self.execute(session, statement, &values).await?);
         }

@@ -28,9 +28,10 @@ use way::{Direction, Way};
 const PROXIES: usize = 3;
 /// Processes of clients, and clients of each.
 const CLIENTS: (usize, usize) = (4, 60);
-/// Resources of each primitive that many clients want, and those of the primitives without a connection for each lock that
-/// mostly one client wants at a time.
-const RESOURCES: (usize, usize) = (20, 200);
+/// Resources of each primitive that many clients want at a time.
+const HOT: usize = 20;
+/// Further resources of each primitive, which few clients want at a time. `row` has none: each of its locks takes a connection.
+const COLD: usize = 200;
 /// Faults between two looks at all that the clients were told, when everything must go on again.
 const ROUND: usize = 25;
 /// The longest pause between two faults.
@@ -178,12 +179,10 @@ impl Torture {
         }
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
         let of_each = |n: usize| primitives.iter().map(move |primitive| format!("{primitive}/{n}"));
-        let (hot_ones, others) = RESOURCES;
-        // As often as one of the others, one of the hot ones is chosen.
-        let hot = (0..others).map(|n| n % hot_ones).flat_map(of_each);
-        let others =
-            (0..others).map(|n| n + hot_ones).flat_map(of_each).filter(|name| !name.starts_with("row/"));
-        let resources: Vec<String> = hot.chain(others).collect();
+        // A client chooses any of the list: a hot resource is in it several times.
+        let hot = (0..COLD).map(|n| n % HOT).flat_map(of_each);
+        let cold = (HOT..HOT + COLD).flat_map(of_each).filter(|name| !name.starts_with("row/"));
+        let resources: Vec<String> = hot.chain(cold).collect();
         let crowd = Crowd::start(dir, CLIENTS, &resources, &addresses).await;
         Torture {
             database,

@@ -10,8 +10,8 @@ pub struct Env {
     pub now: ServerTime,
     /// Every new token is above this: the store's epoch, and the tokens of rows that were cleaned up.
     pub floor: Token,
-    /// Versions begin here. Keys have changed their names since those below it were read, so what was read is
-    /// not what a commit would replace.
+    /// The lowest version. A version below this was read before keys got other names, so a commit would not replace the
+    /// content that was read.
     pub renamed: Token,
     /// New tokens are above this, too: what other spaces of keys have given out.
     pub others: Token,
@@ -21,10 +21,11 @@ pub struct Env {
     pub takeover: bool,
     /// No lease is reported to last longer than this, in microseconds.
     pub longest_us: u64,
-    /// By how much the store's clock was set back a short while ago, in microseconds. What is granted lasts by the clock as
-    /// it would be, too: another proxy may see nothing else.
+    /// By how much the store's clock was set back a short while ago, in microseconds. A lease that is granted now must also
+    /// last by the clock as it was before: another proxy may not have noticed the step.
     pub set_back_us: u64,
-    /// Whether the store's clock tells how old a mark is: it has not been set forward for [`MARK_KEPT_US`](super::MARK_KEPT_US).
+    /// Whether the age of a mark can be read from the store's clock: the clock has not been set forward in the last
+    /// [`MARK_KEPT_US`](super::MARK_KEPT_US).
     pub steady: bool,
 }
 
@@ -34,8 +35,8 @@ impl Env {
         last.max(self.floor).max(self.others).next()
     }
 
-    /// How long a lease is told to last. That is no longer than it was set for: where the store's clock was set back,
-    /// its end is farther off than that, and comes that much sooner when the clock is set forward again.
+    /// How long the holder is told that the lease lasts: no longer than it was set for. Where the store's clock was set back,
+    /// the end of the lease is farther off, and comes that much sooner when the clock is set forward again.
     pub(super) fn left_us(&self, holder: &Holder) -> u64 {
         let set_for_us = holder.until.us_since(holder.since).min(self.longest_us);
         holder.until.us_since(self.now.plus_us(self.set_back_us)).min(set_for_us)
@@ -46,14 +47,14 @@ impl Env {
         self.now.plus_us(self.set_back_us).plus_ms(ms)
     }
 
-    /// Whether a lease that nobody has taken over goes on: its holder may be certain of it still, and nobody else is
-    /// granted its keys. While the store's clock is in doubt that is so whatever the clock says.
+    /// Whether a lease that nobody has taken over goes on: its holder may still be certain of it, and nobody else is
+    /// granted its keys. While the store's clock is in doubt, each such lease goes on, whatever the clock says.
     pub(super) fn lasts(&self, holder: &Holder) -> bool {
         holder.over_at() > self.now || !self.takeover
     }
 
-    /// Whether the server that was here before may have granted the keys of a lease that lasts to others, after its end
-    /// and in writes that are lost. They are certain of the keys until grants begin, at most.
+    /// Whether the previous server may have granted the keys of this lease to another holder: after the end of the lease,
+    /// and in writes that the fail-over has lost. That holder is certain of the keys until grants begin here, at most.
     pub(super) fn may_be_taken(&self, holder: &Holder) -> bool {
         holder.over_at() <= self.now && self.grants_from > self.now
     }

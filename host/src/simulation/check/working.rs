@@ -6,7 +6,7 @@ use super::{Checks, Violation};
 use crate::lock::Token;
 use crate::simulation::host::Host;
 
-/// How long a proxy takes at most to break off what it cannot go on with, when it goes on after a pause.
+/// How long after a pause a proxy may take to break off work whose lease is over.
 const SETTLES_WITHIN_MS: u32 = 500;
 
 /// A guarded request that the application works on.
@@ -20,8 +20,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Whether its proxy has ended since it was asked, or stood still until a moment ago. It cannot end the work in time
-    /// then, and may pass a request on whose lease is over; what the resource is fenced with keeps such a request out.
+    /// Whether the proxy has been killed since the client asked it, or was paused until a moment ago. Such a proxy cannot break
+    /// the work off in time, and may pass on a request whose lease is over. The fencing token keeps such a request out.
     fn may_be_late(&self) -> bool {
         self.life.0 != self.life.1 || self.host.is_dead() || self.host.was_paused_within(SETTLES_WITHIN_MS)
     }

@@ -60,12 +60,12 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
                 add(at_ms, Fault::SetClock { server: 0, by_ms: 60_000 });
             }
         }
-        // A change that waits for members which look as if they were gone.
+        // A change that waits for members whose last beats look old.
         Fault::SetClock { by_ms: 20_000.., .. } if may_replace && random.random_bool(0.4) => {
             let at_ms = at_ms + random.random_range(0..2_000);
             add(at_ms, Fault::any(random, Kind::Replace, what));
         }
-        // New names, whose tokens are lost.
+        // Keys get other names, and the fail-over loses the tokens that were given out under them.
         Fault::FailOver { how: Succession::Sudden | Succession::Split, .. }
             if may_replace && random.random_bool(0.4) =>
         {
@@ -79,7 +79,7 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             if random.random_bool(0.5) {
                 let away = random.random_range(0..what.proxies);
                 add(at_ms.saturating_sub(20), Fault::Pause { proxy: away, ms: after_ms + 40 });
-                // Those who have seen the first step do not tell the one that has seen neither.
+                // The proxies that noticed the first step cannot tell the one that noticed neither.
                 let others = (0..what.proxies).filter(|proxy| *proxy != away && random.random_bool(0.5));
                 others.for_each(|proxy| add(at_ms + after_ms - 10, Fault::Pause { proxy, ms: 3_000 }));
             }

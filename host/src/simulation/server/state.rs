@@ -136,7 +136,7 @@ impl State {
         names.chain(rows).collect()
     }
 
-    /// In order.
+    /// The sessions that have locked a name or a row, the oldest first.
     pub fn sessions_with_locks(&self) -> Vec<SessionId> {
         let has_locks = |(id, session): (&SessionId, &Session)| {
             let has_name = self.names.values().any(|(owner, _)| owner == id);

@@ -191,7 +191,7 @@ on_both! {
         assert_eq!(first.await.unwrap().status, 200);
     }
 
-    /// What it has waited for the old name counts.
+    /// The time that it has waited for the lock of the old name counts.
     async fn a_request_that_gets_another_name_waits_no_longer_than_its_wait(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 6_000")).await;
         let client = guarded.proxy.client();
