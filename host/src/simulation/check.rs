@@ -129,6 +129,8 @@ pub struct Checks {
     moved: BTreeMap<String, Instant>,
     /// By resource: the guarded requests that the application works on.
     work: BTreeMap<String, working::UnderWay>,
+    /// How many of them were compared with the others.
+    works: u64,
     /// What happened, for people.
     pub history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
@@ -175,9 +177,10 @@ impl Checks {
         self.history.push((now, what));
     }
 
-    /// How many grants were checked.
+    /// How many grants were checked: of leases that clients were told of, and of leases under which the application began to
+    /// work on a request.
     pub fn grants(&self) -> u64 {
-        self.nonces.len() as u64
+        self.nonces.len() as u64 + self.works
     }
 
     /// Whether time passes: something that is done again and again at once keeps everything else from being done.

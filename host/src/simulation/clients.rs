@@ -25,6 +25,8 @@ use crate::store::StoreError;
 /// whose client has gone and which the store takes its time to answer.
 const SLACK_MS: u32 = 2_000;
 const LONG_WORK_MS: u32 = 800;
+/// Longer than a membership, the wait after a fail-over, and what proxies remember of a clock that was set back.
+const VERY_LONG_WORK_MS: u32 = 40_000;
 
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
@@ -344,6 +346,14 @@ impl Client {
             if clock::now() >= self.certain_until(request, lease)
                 || !self.renew(granted_by, request, lease).await
             {
+                return;
+            }
+        }
+        // One that stands still for long: its proxy may be counted as gone meanwhile, and others go by another policy.
+        if rests_on_session(&lease.lease) && self.random.random_ratio(self.long_holds_percent, 100) {
+            self.pause(VERY_LONG_WORK_MS.into()).await;
+            self.shared.tally.count("a lease on a session is renewed after a long time");
+            if !self.renew(granted_by, request, lease).await {
                 return;
             }
         }

@@ -366,6 +366,11 @@ impl Kind {
     /// Those of a run whose sessions end again and again, while other requests join the locks of those sessions.
     const OF_SESSIONS: [Kind; 4] = [Kind::KillSession, Kind::KillSession, Kind::KillSession, Kind::Silence];
 
+    /// Those of a run whose proxies are counted as gone while clients hold locks of their sessions, and policies change
+    /// meanwhile.
+    const OF_MEMBERSHIPS: [Kind; 5] =
+        [Kind::Silence, Kind::Silence, Kind::Pause, Kind::Replace, Kind::Replace];
+
     fn is_possible(self, what: &Failing<'_>) -> bool {
         match self {
             Kind::FailOver => what.has_second,
@@ -384,7 +389,13 @@ impl Kind {
         let some = match shape {
             0..2 => return possible,
             2 => return Kind::OF_CLOCKS.to_vec(),
-            3 if what.policies.iter().any(rests_on_sessions) => return Kind::OF_SESSIONS.to_vec(),
+            3 if what.policies.iter().any(rests_on_sessions) => {
+                return if random.random_bool(0.5) {
+                    Kind::OF_SESSIONS.to_vec()
+                } else {
+                    Kind::OF_MEMBERSHIPS.to_vec()
+                };
+            }
             3..7 => random.random_range(1..=3),
             7..9 => 1,
             _ => 0,

@@ -137,6 +137,7 @@ impl Server {
     /// Sets its clock forward, or back.
     pub fn set_clock(&self, by_us: i64) {
         self.clock_off_us.fetch_add(by_us, Relaxed);
+        self.state().is_set_back |= by_us < 0;
     }
 
     /// Commits of now and of what follows come to nothing before then.

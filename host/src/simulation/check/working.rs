@@ -33,6 +33,7 @@ impl Checks {
         let under_way = self.work.entry(resource.to_owned()).or_default();
         let mut checked = Ok(());
         if !work.may_be_late() {
+            self.works += 1;
             let (owner, token) = (&work.owner, work.token.0);
             if let Some(other) = under_way.works.iter().find(|other| !other.may_be_late()) {
                 checked = Err(Violation(format!(

@@ -3,13 +3,10 @@
 use rand::Rng;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Client;
+use super::{Client, VERY_LONG_WORK_MS};
 use crate::clock;
 use crate::service::{AcquireError, HoldEvent, Lease, Request};
 use crate::simulation::world::{Proxy, lock};
-
-/// Longer than a membership, the wait after a fail-over, and what proxies remember of a clock that was set back.
-const VERY_LONG_WORK_MS: u32 = 40_000;
 
 /// What a held connection says.
 enum Told {

@@ -72,6 +72,20 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             let at_ms = at_ms.saturating_sub(random.random_range(300..3_000));
             add(at_ms, Fault::any(random, Kind::Replace, what));
         }
+        // Claims are under way for long while keys get other names.
+        Fault::Replace { .. } if random.random_bool(0.15) => {
+            let (at_ms, ms) =
+                (at_ms.saturating_sub(random.random_range(5..200)), random.random_range(100..1_500));
+            let proxy = random.random_range(0..what.proxies);
+            add(
+                at_ms,
+                match random.random_range(0..3_u32) {
+                    0 => Fault::CutOff { proxy, ms },
+                    1 => Fault::StallCommits { server: 0, ms },
+                    _ => Fault::PauseServer { server: 0, ms },
+                },
+            );
+        }
         // A clock that is set right again, before and after others have looked at it.
         Fault::SetClock { server, by_ms } if random.random_bool(0.5) => {
             let after_ms = random.random_range(50..4_000);
