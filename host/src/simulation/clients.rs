@@ -71,6 +71,9 @@ pub struct Client {
     /// How many of 1,000 leases the client does not release.
     forgets_per_mille: u32,
     long_holds_percent: u32,
+    /// Whether the client may hold a lock of a session for long without renewing it. Where nothing goes wrong, it would keep
+    /// the lock from others when it is not certain of it any more.
+    stands_still: bool,
     /// Whether leases are so short that the client can wait for their ends.
     renews_late: bool,
     /// How often it has begun to ask.
@@ -91,6 +94,7 @@ impl Client {
             longest_ttl_ms: options.longest_ttl_ms,
             forgets_per_mille: options.forgets_per_mille,
             long_holds_percent: options.long_holds_percent,
+            stands_still: !options.is_calm(),
             renews_late: !options.has_long_leases(),
             rounds: 0,
             shared,
@@ -350,7 +354,8 @@ impl Client {
             }
         }
         // One that stands still for long: its proxy may be counted as gone meanwhile, and others go by another policy.
-        if rests_on_session(&lease.lease) && self.random.random_ratio(self.long_holds_percent, 100) {
+        let stands_still = self.random.random_ratio(self.long_holds_percent, 100) && self.stands_still;
+        if rests_on_session(&lease.lease) && stands_still {
             self.pause(VERY_LONG_WORK_MS.into()).await;
             self.shared.tally.count("a lease on a session is renewed after a long time");
             if !self.renew(granted_by, request, lease).await {
