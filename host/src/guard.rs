@@ -56,7 +56,9 @@ use exchange::Exchange;
 use locked::Locked;
 use replay::Once;
 use routes::{Route, Routes, Targets};
-use underway::{Entry, Named, UnderWay};
+#[cfg(any(test, feature = "simulation"))]
+pub use underway::LONGEST_PAUSE;
+use underway::{Entry, Named, UnderWay, Waited};
 use upload::{Prefix, Upload};
 
 /// What all guarded listeners have in common.
@@ -163,7 +165,7 @@ impl Front {
         let mut routes = self.routes.load_full();
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
-        let (mut prefix, mut begun) = (Prefix::default(), None);
+        let (mut prefix, mut waited) = (Prefix::default(), Waited::default());
         // Once more for each time that the routes are replaced while the request waits.
         let (route, grant) = loop {
             let (route, matched) = routes.find(&parts)?;
@@ -171,13 +173,13 @@ impl Front {
                 None => Some(Grant::NotNeeded),
                 Some(lock) => {
                     let body = (&mut body, &mut prefix);
-                    self.admit(&routes, (&route, lock, matched), &parts, body, peer, &mut begun).await?
+                    self.admit(&routes, (&route, lock, matched), &parts, body, peer, &mut waited).await?
                 }
             };
             if let Some(grant) = grant {
                 break (route, grant);
             }
-            if !self.shared.under_way.resumed().await {
+            if !self.shared.under_way.resumed(&mut waited).await {
                 let why = "the routes are being replaced".to_owned();
                 return Err(AcquireError::NotYet { why }.into());
             }
@@ -207,8 +209,7 @@ impl Front {
     }
 
     /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
-    /// routes are being replaced, or were replaced meanwhile. The request waits since `begun`, which is set the first time: the
-    /// time that it has waited by earlier routes counts.
+    /// routes are being replaced, or were replaced meanwhile. The time that the request has `waited` by earlier routes counts.
     async fn admit(
         &self,
         routes: &Arc<Routes>,
@@ -216,7 +217,7 @@ impl Front {
         parts: &Parts,
         (body, prefix): (&mut Incoming, &mut Prefix),
         peer: &Peer,
-        begun: &mut Option<Instant>,
+        waited: &mut Waited,
     ) -> Result<Option<Grant>, Problem> {
         prefix.read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
@@ -224,7 +225,7 @@ impl Front {
         // Nobody else has this owner, so a re-entrant policy never takes two requests for one.
         let owner = format!("{}/{:016x}", peer.address.ip(), random::number::<u64>());
         let now = clock::now();
-        let begun = *begun.get_or_insert(now);
+        let begun = *waited.begun.get_or_insert(now);
         let mut wanted = wanted(route, lock, asked, owner);
         wanted.wait_ms = wanted.wait_ms.map(|wait_ms| wait_ms.saturating_sub(now.ms_since(begun)));
         let named = Named { listener: self.place, parts: parts.clone(), seen, wanted: wanted.clone() };
@@ -237,7 +238,7 @@ impl Front {
         let waits_for_body = !body.is_end_stream();
         tokio::select! {
             biased;
-            grant = self.lock(lock, (&wanted, begun), parts, entry) => grant,
+            grant = self.lock(lock, (&wanted, begun), parts, entry, waited) => grant,
             () = outdated.cancelled() => Ok(None),
             () = peer.gone(), if waits_for_body => {
                 Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"))
@@ -253,6 +254,7 @@ impl Front {
         (wanted, begun): (&Wanted, Instant),
         parts: &Parts,
         entry: Entry,
+        waited: &mut Waited,
     ) -> Result<Option<Grant>, Problem> {
         let shared = &self.shared;
         let once = || Once {
@@ -268,7 +270,7 @@ impl Front {
         match shared.service.guard(wanted).await {
             Ok(Guarded::Held(hold)) => {
                 let locked = Box::new(Locked::new(*hold, once, shared.metrics.clone(), entry));
-                Ok(locked.proceeds().await.then_some(Grant::Locked(locked)))
+                Ok(locked.proceeds(waited).await.then_some(Grant::Locked(locked)))
             }
             Ok(Guarded::Done(kept)) => {
                 let replayed = replay::replay(&kept, &once().fingerprint, &wanted.resource)?;

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::headers::LOST;
 use super::replay::{Once, Recording};
-use super::underway::Entry;
+use super::underway::{Entry, Waited};
 use crate::lock::{Key, Token};
 use crate::service::{Hold, Keeping, OnLoss};
 use crate::telemetry::Metrics;
@@ -65,8 +65,8 @@ impl Locked {
 
     /// Returns when the request may go to the application. False where it must start over, as the routes were replaced
     /// since its lock was asked for, or the lease was lost while it waited for that.
-    pub async fn proceeds(&self) -> bool {
-        self.entry.holds(self.nonce).await && !self.is_lost()
+    pub async fn proceeds(&self, waited: &mut Waited) -> bool {
+        self.entry.holds(self.nonce, waited).await && !self.is_lost()
     }
 
     /// Whether the request may go to the application now.

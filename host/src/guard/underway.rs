@@ -14,12 +14,35 @@ use hyper::http::request::Parts;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock;
+use crate::lock::Instant;
 use crate::route::Seen;
 use crate::service::Request as Wanted;
 
-/// A request does not wait longer for routes that are being replaced. A change takes the time that it waits for leases,
-/// and some calls of the store. A slow store makes it longer than this.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A request does not wait longer for routes that are being replaced, in all. A change takes the time that it waits for
+/// leases, and some calls of the store. A slow store makes it longer than this, and changes may come one after the other.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long a request has waited so far, whichever routes it has met.
+#[derive(Default)]
+pub struct Waited {
+    /// When it asked for its lock first.
+    pub begun: Option<Instant>,
+    /// While routes were being replaced.
+    for_routes: Duration,
+}
+
+/// A wait for routes that is under way. It counts also where it is broken off.
+struct Counting<'a> {
+    waited: &'a mut Waited,
+    since: Instant,
+}
+
+impl Drop for Counting<'_> {
+    fn drop(&mut self) {
+        self.waited.for_routes += Duration::from_micros(clock::now().us_since(self.since));
+    }
+}
 
 /// What the name of a request was made of, and the name.
 pub struct Named {
@@ -143,8 +166,10 @@ impl UnderWay {
         self.resumed.notify_waiters();
     }
 
-    /// Waits while routes are being replaced. False where that takes too long.
-    pub async fn resumed(&self) -> bool {
+    /// Waits while routes are being replaced. False where a request that has `waited` has done so for too long.
+    pub async fn resumed(&self, waited: &mut Waited) -> bool {
+        let limit = LONGEST_PAUSE.saturating_sub(waited.for_routes);
+        let _counting = Counting { waited, since: clock::now() };
         let wait = async {
             loop {
                 let resumed = self.resumed.notified();
@@ -156,16 +181,16 @@ impl UnderWay {
                 resumed.await;
             }
         };
-        tokio::time::timeout(LONGEST_PAUSE, wait).await.is_ok()
+        tokio::time::timeout(limit, wait).await.is_ok()
     }
 }
 
 impl Entry {
     /// Notes that the request has its lock; returns when it may go to the application. False where it must start over
     /// instead.
-    pub async fn holds(&self, nonce: u64) -> bool {
+    pub async fn holds(&self, nonce: u64, waited: &mut Waited) -> bool {
         while !self.proceeds(nonce) {
-            if self.outdated.is_cancelled() || !self.all.resumed().await {
+            if self.outdated.is_cancelled() || !self.all.resumed(waited).await {
                 return false;
             }
         }
@@ -201,6 +226,7 @@ mod tests {
     use super::*;
     use crate::service::Guarded;
     use crate::service::tests::{memory, request, service};
+    use crate::simulation::simulate;
     use crate::telemetry::Metrics;
 
     fn named() -> Named {
@@ -213,10 +239,11 @@ mod tests {
     async fn goes_on(end: impl FnOnce(&UnderWay)) -> bool {
         let all = Arc::new(UnderWay::new());
         let [held, granted] = [(); 2].map(|()| all.enter(named(), || true).expect("nothing is replaced"));
-        assert!(held.holds(1).await);
+        assert!(held.holds(1, &mut Waited::default()).await);
         all.pause(|_| true);
         assert!(all.enter(named(), || true).is_none());
-        let mut granting = Box::pin(granted.holds(2));
+        let mut waited = Waited::default();
+        let mut granting = Box::pin(granted.holds(2, &mut waited));
         assert!(futures_util::poll!(&mut granting).is_pending());
         assert_eq!(all.harmless(), HashSet::from([2]), "nothing has reached the application under it");
         end(&all);
@@ -241,7 +268,8 @@ mod tests {
             let key = hold.lease.lease.keys[0].clone();
             let locked = Locked::new(*hold, || unreachable!("it is no once"), Metrics::default(), entry);
             all.pause(|_| true);
-            let mut proceeding = Box::pin(locked.proceeds());
+            let mut waited = Waited::default();
+            let mut proceeding = Box::pin(locked.proceeds(&mut waited));
             assert!(futures_util::poll!(&mut proceeding).is_pending());
             if is_lost {
                 assert_eq!(service.force_release(key).await.expect("the store is there"), 1);
@@ -252,12 +280,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_request_waits_only_so_long_for_routes_however_often_they_are_replaced() {
+        simulate(1, async {
+            let (all, mut waited) = (UnderWay::new(), Waited::default());
+            let change = LONGEST_PAUSE * 2 / 5;
+            for is_in_time in [true, true, false] {
+                all.pause(|_| true);
+                let ended = tokio::time::timeout(change, all.resumed(&mut waited)).await;
+                // A wait that is broken off counts, too.
+                assert_eq!(ended.ok(), if is_in_time { None } else { Some(false) });
+                all.resume();
+            }
+        });
+    }
+
     #[tokio::test]
     async fn a_request_that_keeps_its_name_goes_on() {
         let all = Arc::new(UnderWay::new());
         let entry = all.enter(named(), || true).expect("nothing is replaced");
         all.pause(|_| false);
-        assert!(entry.holds(1).await);
+        assert!(entry.holds(1, &mut Waited::default()).await);
         assert_eq!(all.harmless(), HashSet::from([1]));
         assert!(all.enter(named(), || false).is_none());
         drop(entry);

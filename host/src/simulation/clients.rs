@@ -17,6 +17,7 @@ use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
 use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
+use crate::guard::LONGEST_PAUSE;
 use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::service::{AcquireError, Begun, Lease, LeaseError, Request};
 use crate::store::StoreError;
@@ -74,6 +75,8 @@ pub struct Client {
     /// Whether the client may hold a lock of a session for long without renewing it. Where nothing goes wrong, it would keep
     /// the lock from others when it is not certain of it any more.
     stands_still: bool,
+    /// Whether guarded requests may have to wait for other routes, too.
+    renames_routes: bool,
     /// Whether leases are so short that the client can wait for their ends.
     renews_late: bool,
     /// How often it has begun to ask.
@@ -95,6 +98,7 @@ impl Client {
             forgets_per_mille: options.forgets_per_mille,
             long_holds_percent: options.long_holds_percent,
             stands_still: !options.is_calm(),
+            renames_routes: options.renames_routes(),
             renews_late: !options.has_long_leases(),
             rounds: 0,
             shared,
@@ -199,7 +203,9 @@ impl Client {
         });
         self.note(&format!("sends a request for {resource} through proxy {}", proxy.index));
         let leaves = self.random.random_bool(0.1);
-        let longest = application::WAIT_MS + 2 * TIMEOUT_MS + SLACK_MS + application::LONG_WORK_MS;
+        let answered = application::WAIT_MS + 2 * TIMEOUT_MS + SLACK_MS + application::LONG_WORK_MS;
+        let longest =
+            if self.renames_routes { answered + LONGEST_PAUSE.as_millis() as u32 } else { answered };
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
         let limit = Duration::from_millis(patience.into());
         let answered = tokio::time::timeout(limit, application::send(&asked, near)).await;

@@ -162,6 +162,11 @@ impl Options {
         self.packet_faults_per_mille == 0 && self.faults.iter().all(is_change)
     }
 
+    /// Whether the guarded routes give requests other names.
+    pub fn renames_routes(&self) -> bool {
+        self.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. }))
+    }
+
     /// Whether leases outlast the run where nobody lets go of them.
     pub fn has_long_leases(&self) -> bool {
         self.longest_ttl_ms > SHORT_MS

@@ -398,7 +398,7 @@ impl World {
             end::no_lease_is_left_behind(&world.shared, &world.options).await;
         }
         // A proxy that was started with new names grants nothing while one with the old names runs.
-        if world.options.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. })) {
+        if world.options.renames_routes() {
             for index in 0..world.options.proxies {
                 world.start_again(index, true, 0).await;
             }
