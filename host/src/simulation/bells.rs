@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -28,16 +28,17 @@ impl Line {
 
 /// The bell of one proxy.
 pub struct Bells {
-    line: Arc<Line>,
+    /// It has this bell, too, by way of its proxy's service.
+    line: Weak<Line>,
     address: String,
     random: Mutex<StdRng>,
 }
 
 impl Bells {
-    pub fn new(line: Arc<Line>, proxy: usize, seed: u64) -> Bells {
+    pub fn new(line: &Arc<Line>, proxy: usize, seed: u64) -> Bells {
         let life = line.lives.fetch_add(1, Relaxed);
         let random = Mutex::new(StdRng::seed_from_u64(seed ^ (1_000 + life)));
-        Bells { line, address: format!("proxy-{proxy}-{life}"), random }
+        Bells { line: Arc::downgrade(line), address: format!("proxy-{proxy}-{life}"), random }
     }
 
     pub fn address(&self) -> &str {
@@ -51,7 +52,8 @@ impl Bell for Bells {
     }
 
     fn ring(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>) {
-        let Some((host, service)) = lock(&self.line.proxies).get(peer).cloned() else { return gone() };
+        let peer = self.line.upgrade().and_then(|line| lock(&line.proxies).get(peer).cloned());
+        let Some((host, service)) = peer else { return gone() };
         let mut random = lock(&self.random);
         let way = Duration::from_micros(random.random_range(100..1_000));
         let is_lost = random.random_bool(0.01);

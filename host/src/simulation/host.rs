@@ -5,11 +5,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use crate::clock;
 use crate::lock::Instant;
+use crate::random;
 
 thread_local! {
     /// The process that the task which runs now belongs to.
@@ -112,6 +114,14 @@ impl Host {
         CURRENT.set(before);
         started
     }
+}
+
+/// A task of which nothing else is made: now and then it begins late, as where all threads have something else to do.
+pub async fn begins<F: Future>(task: F) -> F::Output {
+    if clock::simulated::now().is_some() && random::within(0..10_u32) == 0 {
+        tokio::time::sleep(Duration::from_millis(random::within(1..5))).await;
+    }
+    task.await
 }
 
 /// The task as one of the process that spawns it.

@@ -317,7 +317,7 @@ impl World {
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
         let policies = policies(&limits, self.options.in_order, &lock(&self.edited));
-        let bells = Bells::new(self.bells.clone(), index, self.options.seed);
+        let bells = Bells::new(&self.bells, index, self.options.seed);
         let address = bells.address().to_owned();
         let service = Service::start_closed(Parts {
             store: Arc::new(Router::new(store, others)),
