@@ -57,6 +57,7 @@ branches! {
     Undone "quorum: a refused claim is taken back where it may have been granted"
     Lifted "quorum: members are lifted to the highest token"
     LiftedLate "quorum: a member that answers late is lifted, too"
+    PermitsTaken "quorum: more permits were granted than there are, and a claim gives its own back"
     ShadowBlocks "policies: a waiter asks for the old keys of a lease, too"
     PolicyBlocks "policies: a claim waits for a lease whose new keys are not known"
     ShadowOver "policies: the last lease of old keys ends"

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::batch::{self, Decided};
 use super::fast;
 use super::link::{Fault, IDLE_S, Link};
-use super::queue::{Batch, Queue, Ticket, first_deadline};
+use super::queue::{Batch, LATE, Queue, Ticket, first_deadline};
 use super::store::Shared;
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -21,7 +21,6 @@ use crate::store::registry::NO_MEMBER;
 /// The longest that one transaction may take before its connection is given up.
 pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 
-pub const LATE: &str = "the MySQL server did not answer in time";
 /// While this proxy is no member, claims are given up this often.
 const GATE_POLL: Duration = Duration::from_millis(50);
 

@@ -18,6 +18,9 @@ use crate::store::{Done, Reply, StoreError};
 const BATCH_KEYS: usize = 4096;
 const BATCH_KEY_BYTES: usize = 512 * 1024;
 
+/// Why a group is given up at its deadline.
+pub const LATE: &str = "the MySQL server did not answer in time";
+
 /// A group, and who is told what became of it.
 pub struct Job {
     pub ops: Vec<Op>,
@@ -64,16 +67,18 @@ impl Places {
         Places { queued: Arc::default(), max }
     }
 
-    /// `None` where the bound is reached; `done` was told then.
+    /// `None` where the bound is reached, or the deadline has passed; `done` was told then. A lane looks at what waits for it
+    /// when its transaction ends, which may be seconds later.
     pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
         let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
-        let ticket =
+        let mut ticket =
             Ticket { deadline, sent: false, done: Some(done), ops: ops.len(), queued: self.queued.clone() };
         if queued + ops.len() > self.max {
             ticket.answer(Err(StoreError::Overloaded { queued }));
             return None;
         }
-        Some(Job { ops, ticket, tried: None })
+        ticket.expire(clock::now(), LATE);
+        ticket.is_open().then(|| Job { ops, ticket, tried: None })
     }
 }
 
@@ -293,5 +298,20 @@ impl Queue {
         while let Ok(job) = self.incoming.try_recv() {
             self.waiting.push_back(job);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_whose_deadline_has_passed_is_answered_at_once() {
+        let (places, (tell, told)) = (Places::new(1), std::sync::mpsc::channel());
+        let done = move |result: Result<Reply, StoreError>| drop(tell.send(result.map(drop)));
+        assert!(places.admit(Vec::new(), clock::now(), Box::new(done)).is_none());
+        assert!(matches!(told.try_recv(), Ok(Err(StoreError::Unsent { .. }))));
+        let later = clock::now().plus_ms(60_000);
+        assert!(places.admit(Vec::new(), later, Box::new(|_| {})).is_some());
     }
 }

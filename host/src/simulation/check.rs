@@ -458,12 +458,6 @@ impl Checks {
         }
     }
 
-    /// The proxy says that a lease on a session was lost with it.
-    pub fn session_lost(&mut self, owner: &str, token: Token) {
-        let is_it = |held: &Held| held.session.is_some() && held.token == token && held.owner == owner;
-        self.held.values_mut().for_each(|held| held.retain(|_, held| !is_it(held)));
-    }
-
     /// Until when the client may be certain of the lease; `None` where it has let go.
     pub fn certain_until(&self, resource: &str, lease: &LeaseRef) -> Option<Instant> {
         Some(self.known(resource, lease.nonce)?.until)

@@ -139,7 +139,6 @@ impl Shared {
                         clock::now(),
                         format!("{} is told that {} is lost", notice.owner, notice.key.as_str()),
                     );
-                    checks.session_lost(&notice.owner, notice.token);
                 }
             }
         }

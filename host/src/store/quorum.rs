@@ -6,7 +6,7 @@
 //! between them. A claim that the majority does not grant is undone
 //! wherever it may have been granted. A grant's token is the highest that a member gave, and the members
 //! of the majority are raised to it before it is told: two majorities have a member in common, so
-//! whoever comes next is above it.
+//! whoever comes next is above it. Permits are counted once more after they were granted ([`permits`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,9 +25,11 @@ use crate::random;
 use crate::vital;
 
 mod count;
+mod permits;
 mod views;
 
 use count::{Ballot, Count};
+use permits::Room;
 
 /// One of the stores.
 pub struct Member {
@@ -265,6 +267,15 @@ impl Round {
                 }
                 if !raise(members, lease, &grant.tokens, ballot, patience, deadline).await {
                     outcome = None;
+                }
+            }
+            if let (Op::Acquire(claim) | Op::Rejoin(claim), Some(Outcome::Granted(grant))) = (op, &outcome) {
+                let is_new = matches!(op, Op::Acquire(_)) && !grant.repeated;
+                match permits::look(members, patience, claim, grant.nonce).await {
+                    Room::Enough => {}
+                    Room::Taken(denial) if is_new => outcome = Some(Outcome::Held(denial)),
+                    // A client may have been told of the lease.
+                    Room::Taken(_) | Room::Unknown => outcome = None,
                 }
             }
             // One that is not decided is asked again with the same attempt, or abandoned: what takes it back now could

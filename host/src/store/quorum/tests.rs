@@ -1,6 +1,7 @@
 use super::super::contract::{self, claim, fresh};
 use super::super::memory::Memory;
 use super::*;
+use crate::lock::Mode;
 use crate::lock::record::{Claim, Release};
 
 /// Five stores, and as many proxies on them as are asked for.
@@ -120,6 +121,30 @@ async fn a_minority_may_be_gone_and_a_majority_may_not() {
     let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
     assert!(matches!(submit(&proxy, abandon).await, Ok(Outcome::Abandoned)));
     assert_eq!(world.holders().await, 0, "nothing is left behind");
+}
+
+/// Each member has granted no more permits than there are, and three leases of two permits have a majority each.
+#[tokio::test]
+async fn majorities_do_not_grant_more_permits_than_there_are() {
+    let world = World::new(3);
+    let proxy = world.proxy();
+    let permit = |owner| Claim { mode: Mode::Permits { count: 1, limit: 2 }, ..quorum_claim("k", owner) };
+    let stop = |n: usize, why| world.memories[n].set_outage(why);
+    for (away, owner) in [(2, "a"), (0, "b")] {
+        stop(away, Some("it is stopped"));
+        token(&proxy, &permit(owner)).await;
+        stop(away, None);
+    }
+    for away in [None, Some(1)] {
+        if let Some(away) = away {
+            stop(away, Some("it is stopped"));
+        }
+        let refused = submit(&proxy, Op::Acquire(permit("c"))).await;
+        assert!(matches!(refused, Ok(Outcome::Held(_))), "{away:?}: {refused:?}");
+    }
+    stop(1, None);
+    let holders = world.holders().await;
+    assert_eq!(holders, 4, "what the third was granted is taken back");
 }
 
 /// Whoever has the majority next is above all majorities before, though each member has its own count.
