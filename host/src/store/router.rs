@@ -172,11 +172,12 @@ impl Stores {
     }
 
     /// One operation after the other. What follows a failure is not tried: the caller hears of the
-    /// failure, and repeats or undoes the whole group.
+    /// failure, and repeats or undoes the whole group. A group of which a part was carried out counts as sent.
     async fn run_apart(&self, group: Vec<Op>, deadline: Instant) -> Result<Reply, StoreError> {
         let mut whole = Reply { outcomes: Vec::new(), asked_at: clock::now(), now: ServerTime::default() };
         for op in group {
-            let (outcome, now) = self.run_one(op, deadline).await?;
+            let done = self.run_one(op, deadline).await;
+            let (outcome, now) = if whole.outcomes.is_empty() { done? } else { done.map_err(sent)? };
             whole.outcomes.push(outcome);
             whole.now = whole.now.max(now);
         }
@@ -194,7 +195,8 @@ impl Stores {
             op => {
                 let mut worst: Option<(Outcome, ServerTime)> = None;
                 for (_, part) in parts {
-                    let (outcome, now) = self.ask(part, deadline).await?;
+                    let done = self.ask(part, deadline).await;
+                    let (outcome, now) = if worst.is_none() { done? } else { done.map_err(sent)? };
                     worst = Some(match worst {
                         None => (outcome, now),
                         Some((seen, at)) => (worse(seen, outcome), at.max(now)),
@@ -216,8 +218,7 @@ impl Stores {
         let result = self.claim_all(parts, claim, deadline).await;
         if !matches!(result, Ok((Outcome::Granted(_), _))) {
             // Whatever became of what undoes it: the claim was sent.
-            let undone = self.undo(claim, deadline).await;
-            undone.map_err(|error| StoreError::Unavailable { why: error.why() })?;
+            self.undo(claim, deadline).await.map_err(sent)?;
         }
         result
     }
@@ -309,6 +310,11 @@ impl Stores {
             outcome => Ok((outcome.ok_or_else(StoreError::stopped)?, reply.now)),
         }
     }
+}
+
+/// The error of a group of which a part was carried out, or may have been.
+fn sent(error: StoreError) -> StoreError {
+    StoreError::Unavailable { why: error.why() }
 }
 
 /// The operation for the keys of each space, with the places that these keys have among all.

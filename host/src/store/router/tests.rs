@@ -173,13 +173,35 @@ impl Store for Crowded {
     }
 }
 
-/// What undoes it was not sent, but the claim was: nobody would undo it later.
-#[tokio::test]
-async fn a_claim_that_cannot_be_undone_counts_as_sent() {
+/// The stores of the table and of the named locks, and a router that can undo nothing in the table.
+fn crowded() -> (Memory, Memory, Router) {
     let memory = || Memory::new(Duration::from_secs(3_600));
     let (table, advisory) = (memory(), memory());
     let others: Vec<(Space, Arc<dyn Store>)> = vec![(Space::Advisory, Arc::new(advisory.store()))];
     let router = Router::new(Arc::new(Crowded(table.store())), others);
+    (table, advisory, router)
+}
+
+/// The claim was granted, and nobody would undo it later.
+#[tokio::test]
+async fn a_group_that_fails_after_its_first_operation_counts_as_sent() {
+    let (table, _, router) = crowded();
+    let other = Op::Abandon { keys: [key("other", Space::Table)].into(), attempt: fresh() };
+    let (tell, told) = oneshot::channel();
+    let deadline = clock::now().plus_ms(10_000);
+    let group = vec![Op::Acquire(both("k")), other];
+    router.submit(group, deadline, Box::new(move |result| drop(tell.send(result))));
+    let result: Result<Reply, StoreError> = told.await.expect("it is answered");
+    let stored = table.store().read(key("k", Space::Table)).await.expect("it reads").expect("it is held");
+    assert_eq!(stored.record.holders.len(), 1);
+    let error = result.expect_err("the second operation has no place");
+    assert!(error.was_sent(), "{error}");
+}
+
+/// What undoes it was not sent, but the claim was: nobody would undo it later.
+#[tokio::test]
+async fn a_claim_that_cannot_be_undone_counts_as_sent() {
+    let (table, advisory, router) = crowded();
     let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
     assert!(matches!(one(&advisory.store(), Op::Acquire(taken)).await, Outcome::Granted(_)));
     let (tell, told) = oneshot::channel();
