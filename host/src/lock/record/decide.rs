@@ -188,7 +188,7 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     for key in &*claim.keys {
         let holder = records.write(key).holders.iter_mut().find(|holder| holder.nonce == nonce)?;
         holder.levels.push(level_of(claim));
-        holder.until = holder.until.max(env.end_of(claim.ttl_ms));
+        env.lengthen(holder, claim.ttl_ms);
         grant.tokens.push(holder.token);
         grant.left_us = grant.left_us.min(env.left_us(holder));
         grant.levels = holder.levels.len() as u32;
@@ -369,7 +369,7 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
     for key in &*lease.keys {
         let holders = &mut records.write(key).holders;
         for holder in holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
-            holder.until = holder.until.max(env.end_of(ttl_ms.unwrap_or(holder.ttl_ms)));
+            env.lengthen(holder, ttl_ms.unwrap_or(holder.ttl_ms));
             left_us = left_us.min(env.left_us(holder));
         }
     }

@@ -47,6 +47,15 @@ impl Env {
         self.now.plus_us(self.set_back_us).plus_ms(ms)
     }
 
+    /// Makes a lease last for so long from now on. Not while another server may be in use, too: there the lease ends when it
+    /// would have ended, and its keys are granted. Proxies that can see both servers agree on one within the time by which
+    /// the wait for grants is longer than the longest lease.
+    pub(super) fn lengthen(&self, holder: &mut Holder, ms: u32) {
+        if self.now.plus_us(self.longest_us) >= self.grants_from {
+            holder.until = holder.until.max(self.end_of(ms));
+        }
+    }
+
     /// Whether a lease that nobody has taken over goes on: its holder may still be certain of it, and nobody else is
     /// granted its keys. While the store's clock is in doubt, each such lease goes on, whatever the clock says.
     pub(super) fn lasts(&self, holder: &Holder) -> bool {

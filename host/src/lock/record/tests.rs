@@ -263,6 +263,23 @@ fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
     assert_eq!(world.apply(&renew(&lease)), Outcome::Lost);
 }
 
+/// The proxies that use that server grant the keys when the lease ends there.
+#[test]
+fn a_lease_is_not_made_longer_while_another_server_may_be_in_use() {
+    let mut world = World::new();
+    world.env.longest_us = 10_000_000;
+    let reentrant = Claim { reentrant: true, ..claim(&["a"], "x", 1) };
+    let (lease, _) = world.granted(&reentrant);
+    world.pass_ms(4 * SECOND);
+    world.env.grants_from = world.env.now.plus_ms(12 * SECOND);
+    let renew = Op::Renew { lease, ttl_ms: None };
+    assert_eq!(world.apply(&renew), Outcome::Renewed { left_us: 6_000_000 });
+    let (_, again) = world.granted(&Claim { attempt: 2, ..reentrant });
+    assert_eq!(again.left_us, 6_000_000);
+    world.pass_ms(2 * SECOND);
+    assert_eq!(world.apply(&renew), Outcome::Renewed { left_us: 10_000_000 });
+}
+
 /// What was told must be over when a clock that was set back is set forward again and the lease is in doubt no more.
 #[test]
 fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
