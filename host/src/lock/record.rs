@@ -454,6 +454,13 @@ pub struct HeldBy {
     pub until: ServerTime,
 }
 
+impl From<&Holder> for HeldBy {
+    fn from(holder: &Holder) -> HeldBy {
+        let Holder { owner, mode, token, since, until, .. } = holder;
+        HeldBy { owner: owner.clone(), mode: *mode, token: *token, since: *since, until: *until }
+    }
+}
+
 /// The records that an operation works on, with a note of those that changed.
 #[derive(Clone, Debug, Default)]
 pub struct Records {

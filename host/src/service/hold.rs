@@ -281,10 +281,11 @@ impl Hold {
         Instant(self.valid_until.0.saturating_sub(u64::from(spare_ms) * 1_000))
     }
 
+    /// What was told before holds on: where the lease was not made longer, this answer counts from an earlier moment.
     fn renewed(&mut self, renewed: Renewed) -> HoldEvent {
         self.renewals += 1;
-        self.valid_until = renewed.valid_until;
-        HoldEvent::Renewed(renewed)
+        self.valid_until = self.valid_until.max(renewed.valid_until);
+        HoldEvent::Renewed(Renewed { valid_until: self.valid_until, ..renewed })
     }
 
     /// It is renewed no more; its holder may count on it until the time that it was told before.

@@ -1,6 +1,7 @@
 //! What clients were told, and whether all of it can be true.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 mod order;
 mod vain;
@@ -132,7 +133,7 @@ pub struct Checks {
     /// How many of them were compared with the others.
     works: u64,
     /// What happened, for people.
-    pub history: Vec<(Instant, String)>,
+    history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
     at_once: usize,
 }
@@ -461,6 +462,15 @@ impl Checks {
     /// Until when the client may be certain of the lease; `None` where it has let go.
     pub fn certain_until(&self, resource: &str, lease: &LeaseRef) -> Option<Instant> {
         Some(self.known(resource, lease.nonce)?.until)
+    }
+
+    /// A number that two runs have in common in which the same happened.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (at, what) in &self.history {
+            (at.0, what).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// What happened, as lines of text.

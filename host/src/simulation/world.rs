@@ -447,7 +447,9 @@ impl World {
             }
             Fault::FailOver { how, gap_ms, back_ms } => {
                 let Some(pair) = &self.pair else { return };
-                if *how != Succession::Planned && pair.loses_writes() {
+                // A node confirms what the other node's write has undone. Behind a load balancer proxies may use both by turns.
+                let is_balanced = self.options.second == Some(Second::Balanced);
+                if is_balanced || (*how != Succession::Planned && pair.loses_writes()) {
                     lock(&self.shared.checks).has_lost_writes = true;
                 }
                 pair.fail_over(*how, (*gap_ms, *back_ms)).await;
@@ -521,10 +523,14 @@ impl World {
         let _life = self.lives[index].lock().await;
         let proxy = self.shared.proxy(index);
         if in_order {
-            stop(&proxy).await;
+            drain(&proxy).await;
+        }
+        // Its sessions end now, and the locks that rest on them.
+        lock(&self.shared.checks).proxy_ends(index);
+        if in_order {
+            let _ = proxy.host.run(leave(proxy.clone())).await;
         }
         proxy.host.kill();
-        lock(&self.shared.checks).proxy_ends(index);
         self.shared.note(format!("proxy {index} is gone"));
         tokio::time::sleep(Duration::from_millis(after_ms.into())).await;
         let next = self.start_proxy(index);
@@ -556,20 +562,20 @@ impl World {
                 violation,
                 at: Duration::from_micros(at.us_since(began)),
                 time_line,
-                fingerprint: fingerprint(&checks.history),
+                fingerprint: checks.fingerprint(),
             }));
         }
         Ok(Report {
             grants: checks.grants(),
             counts: self.shared.tally.all(),
-            fingerprint: fingerprint(&checks.history),
+            fingerprint: checks.fingerprint(),
             time_line: if self.options.tells_all { checks.time_line(usize::MAX) } else { String::new() },
         })
     }
 }
 
-/// Stops a proxy as SIGTERM does.
-async fn stop(proxy: &Proxy) {
+/// What a proxy does first after SIGTERM.
+async fn drain(proxy: &Proxy) {
     proxy.draining.cancel();
     let (service, guard) = (proxy.service.clone(), proxy.guard.clone());
     let drain = proxy.host.run(async move {
@@ -578,7 +584,6 @@ async fn stop(proxy: &Proxy) {
         service.rested().await;
     });
     let _ = tokio::time::timeout(DRAIN, drain).await;
-    let _ = proxy.host.run(leave(proxy.clone())).await;
 }
 
 /// The last thing that a proxy does.
@@ -587,13 +592,4 @@ async fn leave(proxy: Proxy) {
     for store in proxy.stores {
         store.close().await;
     }
-}
-
-fn fingerprint(history: &[(Instant, String)]) -> u64 {
-    use std::hash::{Hash, Hasher};
-    let mut hasher = std::hash::DefaultHasher::new();
-    for (at, what) in history {
-        (at.0, what).hash(&mut hasher);
-    }
-    hasher.finish()
 }

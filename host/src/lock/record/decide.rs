@@ -242,13 +242,7 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
             free_in_us = free_in_us.max(DOUBT_US);
         }
     }
-    let holder = blocker.map(|holder| HeldBy {
-        owner: holder.owner.clone(),
-        mode: holder.mode,
-        token: holder.token,
-        since: holder.since,
-        until: holder.until,
-    });
+    let holder = blocker.map(HeldBy::from);
     Err(Some(Denial { key: key.clone(), holder, free_in_us, turn: None, joined: None }))
 }
 

@@ -36,7 +36,7 @@ pub async fn look(members: &[Member], patience: Duration, claim: &Claim, nonce: 
             let longest = others.into_iter().max_by_key(|holder| holder.until);
             return Room::Taken(Denial {
                 key: key.clone(),
-                holder: longest.map(held_by),
+                holder: longest.map(HeldBy::from),
                 // Others may give up as well.
                 free_in_us: random::within(PAUSE_US),
                 turn: None,
@@ -58,15 +58,5 @@ fn permits(holder: &Holder) -> u64 {
     match holder.mode {
         Mode::Permits { count, .. } => count.into(),
         Mode::Exclusive | Mode::Shared => 0,
-    }
-}
-
-fn held_by(holder: &Holder) -> HeldBy {
-    HeldBy {
-        owner: holder.owner.clone(),
-        mode: holder.mode,
-        token: holder.token,
-        since: holder.since,
-        until: holder.until,
     }
 }
