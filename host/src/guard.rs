@@ -209,7 +209,8 @@ impl Front {
     }
 
     /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
-    /// routes are being replaced, or were replaced meanwhile. The time that the request has `waited` by earlier routes counts.
+    /// routes are being replaced, or were replaced meanwhile. The wait for the lock is shorter by what the request has `waited`
+    /// for it under earlier routes.
     async fn admit(
         &self,
         routes: &Arc<Routes>,

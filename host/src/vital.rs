@@ -34,7 +34,7 @@ pub fn watched<T>(name: &'static str, task: impl Future<Output = T>) -> impl Fut
 
 /// Spawns a task that the process does not rest on: its panic ends nothing else.
 pub fn detach<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
-    tokio::spawn(of_this_process(begins(task)))
+    tokio::spawn(of_this_process(scheduled(task)))
 }
 
 /// Runs what takes long beside the tasks.
@@ -50,12 +50,12 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 #[cfg(any(test, feature = "simulation"))]
 pub use crate::simulation::host::hosted as of_this_process;
 
-/// In a simulation it may begin late.
+/// A simulation has a scheduler of its own.
 #[cfg(any(test, feature = "simulation"))]
-pub use crate::simulation::host::begins;
+pub use crate::simulation::host::scheduled;
 
 #[cfg(not(any(test, feature = "simulation")))]
-pub fn begins<F: Future>(task: F) -> F {
+pub fn scheduled<F: Future>(task: F) -> F {
     task
 }
 

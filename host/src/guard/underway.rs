@@ -19,20 +19,20 @@ use crate::lock::Instant;
 use crate::route::Seen;
 use crate::service::Request as Wanted;
 
-/// A request does not wait longer for routes that are being replaced, in all. A change takes the time that it waits for
-/// leases, and some calls of the store. A slow store makes it longer than this, and changes may come one after the other.
+/// How long a request waits for routes that are being replaced, over all changes. One change takes the time that it waits
+/// for leases, and some calls of the store. With a slow store it takes longer than this, and another one may follow at once.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// How long a request has waited so far, whichever routes it has met.
+/// What a request has waited so far, under all routes that it has met.
 #[derive(Default)]
 pub struct Waited {
-    /// When it asked for its lock first.
+    /// When it first asked for its lock.
     pub begun: Option<Instant>,
     /// While routes were being replaced.
     for_routes: Duration,
 }
 
-/// A wait for routes that is under way. It counts also where it is broken off.
+/// A wait for routes. Its time is counted when it is dropped, so a wait that is abandoned counts, too.
 struct Counting<'a> {
     waited: &'a mut Waited,
     since: Instant,
@@ -166,7 +166,8 @@ impl UnderWay {
         self.resumed.notify_waiters();
     }
 
-    /// Waits while routes are being replaced. False where a request that has `waited` has done so for too long.
+    /// Waits until no routes are being replaced. Returns false when the request has waited for routes for [`LONGEST_PAUSE`],
+    /// together with earlier such waits, which `waited` has.
     pub async fn resumed(&self, waited: &mut Waited) -> bool {
         let limit = LONGEST_PAUSE.saturating_sub(waited.for_routes);
         let _counting = Counting { waited, since: clock::now() };

@@ -18,7 +18,7 @@ use crate::store::{Done, Reply, StoreError};
 const BATCH_KEYS: usize = 4096;
 const BATCH_KEY_BYTES: usize = 512 * 1024;
 
-/// Why a group is given up at its deadline.
+/// What is said of a group that is given up at its deadline.
 pub const LATE: &str = "the MySQL server did not answer in time";
 
 /// A group, and who is told what became of it.
@@ -67,8 +67,8 @@ impl Places {
         Places { queued: Arc::default(), max }
     }
 
-    /// `None` where the bound is reached, or the deadline has passed; `done` was told then. A lane looks at what waits for it
-    /// when its transaction ends, which may be seconds later.
+    /// `None` where the bound is reached, or the deadline has passed; `done` was told then. The deadline is checked here because
+    /// a lane looks at its queue only when its transaction ends, which may be seconds later.
     pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
         let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
         let mut ticket =

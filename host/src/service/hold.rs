@@ -281,7 +281,8 @@ impl Hold {
         Instant(self.valid_until.0.saturating_sub(u64::from(spare_ms) * 1_000))
     }
 
-    /// What was told before holds on: where the lease was not made longer, this answer counts from an earlier moment.
+    /// The client may count on the latest end that it was told. Where the store did not extend the lease, this answer has an
+    /// earlier end than the last one: it counts from before the question.
     fn renewed(&mut self, renewed: Renewed) -> HoldEvent {
         self.renewals += 1;
         self.valid_until = self.valid_until.max(renewed.valid_until);

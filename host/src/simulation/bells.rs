@@ -28,7 +28,7 @@ impl Line {
 
 /// The bell of one proxy.
 pub struct Bells {
-    /// It has this bell, too, by way of its proxy's service.
+    /// Weak, because the line owns the service that owns this bell.
     line: Weak<Line>,
     address: String,
     random: Mutex<StdRng>,

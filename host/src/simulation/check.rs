@@ -130,7 +130,7 @@ pub struct Checks {
     moved: BTreeMap<String, Instant>,
     /// By resource: the guarded requests that the application works on.
     work: BTreeMap<String, working::UnderWay>,
-    /// How many of them were compared with the others.
+    /// How many guarded requests were checked.
     works: u64,
     /// What happened, for people.
     history: Vec<(Instant, String)>,
@@ -178,8 +178,7 @@ impl Checks {
         self.history.push((now, what));
     }
 
-    /// How many grants were checked: of leases that clients were told of, and of leases under which the application began to
-    /// work on a request.
+    /// How many grants were checked: leases that were granted to clients, and guarded requests that reached the application.
     pub fn grants(&self) -> u64 {
         self.nonces.len() as u64 + self.works
     }

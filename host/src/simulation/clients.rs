@@ -26,7 +26,7 @@ use crate::store::StoreError;
 /// whose client has gone and which the store takes its time to answer.
 const SLACK_MS: u32 = 2_000;
 const LONG_WORK_MS: u32 = 800;
-/// Longer than a membership, the wait after a fail-over, and what proxies remember of a clock that was set back.
+/// Longer than a membership, than the wait after a fail-over, and than proxies remember that a clock was set back.
 const VERY_LONG_WORK_MS: u32 = 40_000;
 
 pub fn request(resource: &str, owner: &str) -> Request {
@@ -72,11 +72,11 @@ pub struct Client {
     /// How many of 1,000 leases the client does not release.
     forgets_per_mille: u32,
     long_holds_percent: u32,
-    /// Whether the client may hold a lock of a session for long without renewing it. Where nothing goes wrong, it would keep
-    /// the lock from others when it is not certain of it any more.
+    /// Whether the client may hold a lock on a session for long without renewing it. Where nothing goes wrong it does not: when
+    /// it is not certain of the lock any more, others would still wait for it, and nobody is to wait in vain.
     stands_still: bool,
-    /// Whether guarded requests may have to wait for other routes, too.
-    renames_routes: bool,
+    /// How long a guarded request may wait for other routes, in milliseconds.
+    waits_for_routes_ms: u32,
     /// Whether leases are so short that the client can wait for their ends.
     renews_late: bool,
     /// How often it has begun to ask.
@@ -98,7 +98,7 @@ impl Client {
             forgets_per_mille: options.forgets_per_mille,
             long_holds_percent: options.long_holds_percent,
             stands_still: !options.is_calm(),
-            renames_routes: options.renames_routes(),
+            waits_for_routes_ms: if options.renames_routes() { LONGEST_PAUSE.as_millis() as u32 } else { 0 },
             renews_late: !options.has_long_leases(),
             rounds: 0,
             shared,
@@ -203,9 +203,8 @@ impl Client {
         });
         self.note(&format!("sends a request for {resource} through proxy {}", proxy.index));
         let leaves = self.random.random_bool(0.1);
-        let answered = application::WAIT_MS + 2 * TIMEOUT_MS + SLACK_MS + application::LONG_WORK_MS;
-        let longest =
-            if self.renames_routes { answered + LONGEST_PAUSE.as_millis() as u32 } else { answered };
+        let waits_ms = application::WAIT_MS + self.waits_for_routes_ms;
+        let longest = waits_ms + 2 * TIMEOUT_MS + SLACK_MS + application::LONG_WORK_MS;
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
         let limit = Duration::from_millis(patience.into());
         let answered = tokio::time::timeout(limit, application::send(&asked, near)).await;
@@ -359,7 +358,7 @@ impl Client {
                 return;
             }
         }
-        // One that stands still for long: its proxy may be counted as gone meanwhile, and others go by another policy.
+        // No renewal for a long time. Meanwhile the proxy may be counted as gone, and the other proxies may change the policy.
         let stands_still = self.random.random_ratio(self.long_holds_percent, 100) && self.stands_still;
         if rests_on_session(&lease.lease) && stands_still {
             self.pause(VERY_LONG_WORK_MS.into()).await;

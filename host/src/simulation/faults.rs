@@ -366,8 +366,7 @@ impl Kind {
     /// Those of a run whose sessions end again and again, while other requests join the locks of those sessions.
     const OF_SESSIONS: [Kind; 4] = [Kind::KillSession, Kind::KillSession, Kind::KillSession, Kind::Silence];
 
-    /// Those of a run whose proxies are counted as gone while clients hold locks of their sessions, and policies change
-    /// meanwhile.
+    /// Those of a run in which policies change while proxies are counted as gone whose clients hold locks on sessions.
     const OF_MEMBERSHIPS: [Kind; 5] =
         [Kind::Silence, Kind::Silence, Kind::Pause, Kind::Replace, Kind::Replace];
 
@@ -385,17 +384,12 @@ impl Kind {
     fn of_a_run(random: &mut StdRng, what: &Failing<'_>) -> Vec<Kind> {
         let possible: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_possible(what)).collect();
         let shape = random.random_range(0..10_u32);
-        let rests_on_sessions = |policy: &&str| ["advisory", "row"].contains(policy);
+        let rests_on_sessions = what.policies.iter().any(|policy| ["advisory", "row"].contains(policy));
         let some = match shape {
             0..2 => return possible,
             2 => return Kind::OF_CLOCKS.to_vec(),
-            3 if what.policies.iter().any(rests_on_sessions) => {
-                return if random.random_bool(0.5) {
-                    Kind::OF_SESSIONS.to_vec()
-                } else {
-                    Kind::OF_MEMBERSHIPS.to_vec()
-                };
-            }
+            3 if rests_on_sessions && random.random_bool(0.5) => return Kind::OF_SESSIONS.to_vec(),
+            3 if rests_on_sessions => return Kind::OF_MEMBERSHIPS.to_vec(),
             3..7 => random.random_range(1..=3),
             7..9 => 1,
             _ => 0,

@@ -124,11 +124,10 @@ impl Options {
         Options {
             seed,
             proxies,
-            // Where there are few, a resource is often free, and one change of a policy soon follows another.
-            clients: if random.random_bool(0.15) {
-                random.random_range(2..=6)
-            } else {
-                random.random_range(2..=64)
+            // Where there are few, a resource is often free, and changes of its policy soon go live.
+            clients: {
+                let most = if random.random_bool(0.15) { 6 } else { 64 };
+                random.random_range(2..=most)
             },
             resources: *[1, 2, 4, 8, 16, 32].choose(&mut random).unwrap_or(&4),
             asks_for_several,

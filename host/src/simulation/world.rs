@@ -447,7 +447,7 @@ impl World {
             }
             Fault::FailOver { how, gap_ms, back_ms } => {
                 let Some(pair) = &self.pair else { return };
-                // A node confirms what the other node's write has undone. Behind a load balancer proxies may use both by turns.
+                // A node may confirm a write that the other node has undone, and behind a load balancer proxies may use both.
                 let is_balanced = self.options.second == Some(Second::Balanced);
                 if is_balanced || (*how != Succession::Planned && pair.loses_writes()) {
                     lock(&self.shared.checks).has_lost_writes = true;

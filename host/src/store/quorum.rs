@@ -6,7 +6,7 @@
 //! between them. A claim that the majority does not grant is undone
 //! wherever it may have been granted. A grant's token is the highest that a member gave, and the members
 //! of the majority are raised to it before it is told: two majorities have a member in common, so
-//! whoever comes next is above it. Permits are counted once more after they were granted ([`permits`]).
+//! whoever comes next is above it. After a grant of permits, the permits of the key are counted again ([`permits`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -271,10 +271,10 @@ impl Round {
             }
             if let (Op::Acquire(claim) | Op::Rejoin(claim), Some(Outcome::Granted(grant))) = (op, &outcome) {
                 let is_new = matches!(op, Op::Acquire(_)) && !grant.repeated;
-                match permits::look(members, patience, claim, grant.nonce).await {
+                match permits::recount(members, patience, claim, grant.nonce).await {
                     Room::Enough => {}
                     Room::Taken(denial) if is_new => outcome = Some(Outcome::Held(denial)),
-                    // A client may have been told of the lease.
+                    // An earlier answer may have told a client of the lease, so it is not taken back.
                     Room::Taken(_) | Room::Unknown => outcome = None,
                 }
             }

@@ -172,7 +172,7 @@ impl Stores {
     }
 
     /// One operation after the other. What follows a failure is not tried: the caller hears of the
-    /// failure, and repeats or undoes the whole group. A group of which a part was carried out counts as sent.
+    /// failure, and repeats or undoes the whole group. Where a part of the group was carried out, it counts as sent.
     async fn run_apart(&self, group: Vec<Op>, deadline: Instant) -> Result<Reply, StoreError> {
         let mut whole = Reply { outcomes: Vec::new(), asked_at: clock::now(), now: ServerTime::default() };
         for op in group {

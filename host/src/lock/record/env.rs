@@ -47,9 +47,9 @@ impl Env {
         self.now.plus_us(self.set_back_us).plus_ms(ms)
     }
 
-    /// Makes a lease last for so long from now on. Not while another server may be in use, too: there the lease ends when it
-    /// would have ended, and its keys are granted. Proxies that can see both servers agree on one within the time by which
-    /// the wait for grants is longer than the longest lease.
+    /// Extends a lease, so that it lasts for `ms` milliseconds from now on. Does nothing while another server may still be in
+    /// use: on that server the lease keeps its end, and its keys are granted to others after it. The wait for grants is longer
+    /// than the longest lease. In the time by which it is longer, all proxies that can see both servers agree on one of them.
     pub(super) fn lengthen(&self, holder: &mut Holder, ms: u32) {
         if self.now.plus_us(self.longest_us) >= self.grants_from {
             holder.until = holder.until.max(self.end_of(ms));

@@ -263,7 +263,7 @@ fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
     assert_eq!(world.apply(&renew(&lease)), Outcome::Lost);
 }
 
-/// The proxies that use that server grant the keys when the lease ends there.
+/// On that server the lease keeps its end, and proxies that still use the server grant its keys after it.
 #[test]
 fn a_lease_is_not_made_longer_while_another_server_may_be_in_use() {
     let mut world = World::new();

@@ -72,19 +72,17 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             let at_ms = at_ms.saturating_sub(random.random_range(300..3_000));
             add(at_ms, Fault::any(random, Kind::Replace, what));
         }
-        // Claims are under way for long while keys get other names.
+        // Keys get other names while claims take long.
         Fault::Replace { .. } if random.random_bool(0.15) => {
-            let (at_ms, ms) =
-                (at_ms.saturating_sub(random.random_range(5..200)), random.random_range(100..1_500));
+            let at_ms = at_ms.saturating_sub(random.random_range(5..200));
+            let ms = random.random_range(100..1_500);
             let proxy = random.random_range(0..what.proxies);
-            add(
-                at_ms,
-                match random.random_range(0..3_u32) {
-                    0 => Fault::CutOff { proxy, ms },
-                    1 => Fault::StallCommits { server: 0, ms },
-                    _ => Fault::PauseServer { server: 0, ms },
-                },
-            );
+            let delay = match random.random_range(0..3_u32) {
+                0 => Fault::CutOff { proxy, ms },
+                1 => Fault::StallCommits { server: 0, ms },
+                _ => Fault::PauseServer { server: 0, ms },
+            };
+            add(at_ms, delay);
         }
         // A clock that is set right again, before and after others have looked at it.
         Fault::SetClock { server, by_ms } if random.random_bool(0.5) => {

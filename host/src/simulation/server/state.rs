@@ -83,7 +83,7 @@ pub struct State {
     pub next_number: u64,
     /// By key and revision, the content that a lease's row had.
     contents: BTreeMap<(PrimaryKey, i128), Row>,
-    /// The clock was set back: a row that is made at a time which has come before may begin with the same revision.
+    /// Whether the clock was set back. A new row may then begin with a revision that an earlier row of its key had.
     pub is_set_back: bool,
     pub two_contents: Option<String>,
     /// What was committed and no replica has yet; `None` where there is no replica.

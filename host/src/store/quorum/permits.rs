@@ -1,9 +1,9 @@
-//! Whether leases of permits that majorities have granted are more than there are permits.
+//! Whether majorities have granted more permits of a key than its limit.
 //!
-//! Two majorities have a member in common, so two leases that exclude each other are not both granted. Of two permits, three
-//! leases can be: where each has another two of three members, no member has granted more than two. So a lease of permits
-//! counts only after a look at a majority that follows its grants. Of leases that are too many together, the last one that
-//! its majority has granted sees all the others.
+//! Any two majorities have a member in common, so two leases that exclude each other cannot both be granted. But three leases
+//! of a permit each can exceed a limit of two: when each lease has a different pair of three members, no member has granted
+//! more than two. So when a majority has granted permits, the proxy reads the key from a majority again. If the leases together
+//! exceed the limit, the one that got its majority last sees all the others, and is given up.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use crate::lock::record::{Claim, Denial, HeldBy, Holder};
 use crate::random;
 use crate::store::Stored;
 
-/// What a look at the permits of a granted claim comes to.
+/// Whether a lease that was granted may keep its permits.
 pub enum Room {
     Enough,
-    /// Others have too many of them.
+    /// Other leases have too many of them.
     Taken(Denial),
     /// No majority has answered.
     Unknown,
 }
 
-/// Looks at the keys of a claim that was granted a lease with this nonce.
-pub async fn look(members: &[Member], patience: Duration, claim: &Claim, nonce: u64) -> Room {
+/// Counts the permits of each key again, for a claim that was granted the lease with this nonce.
+pub async fn recount(members: &[Member], patience: Duration, claim: &Claim, nonce: u64) -> Room {
     let Mode::Permits { count, limit: limit @ 2.. } = claim.mode else { return Room::Enough };
     for key in &*claim.keys {
         let Ok(seen) = views::read(members, patience, key).await else { return Room::Unknown };
@@ -37,7 +37,7 @@ pub async fn look(members: &[Member], patience: Duration, claim: &Claim, nonce: 
             return Room::Taken(Denial {
                 key: key.clone(),
                 holder: longest.map(HeldBy::from),
-                // Others may give up as well.
+                // The others may give up, too.
                 free_in_us: random::within(PAUSE_US),
                 turn: None,
                 joined: None,
@@ -47,13 +47,13 @@ pub async fn look(members: &[Member], patience: Duration, claim: &Claim, nonce: 
     Room::Enough
 }
 
-/// Those that a majority has, or may have.
+/// The other leases of permits that a majority has, or may have.
 fn others(stored: &Stored, nonce: u64) -> Vec<&Holder> {
     let all = stored.record.holders.iter();
     all.filter(|holder| holder.nonce != nonce && permits(holder) > 0 && !stored.has_ended(holder)).collect()
 }
 
-/// A lease of another mode excludes permits on each member.
+/// Leases of other modes are not counted: each member refuses permits beside them.
 fn permits(holder: &Holder) -> u64 {
     match holder.mode {
         Mode::Permits { count, .. } => count.into(),

@@ -123,7 +123,7 @@ async fn a_minority_may_be_gone_and_a_majority_may_not() {
     assert_eq!(world.holders().await, 0, "nothing is left behind");
 }
 
-/// Each member has granted no more permits than there are, and three leases of two permits have a majority each.
+/// With a limit of two, three leases of a permit each could have a majority: no member would have granted more than two.
 #[tokio::test]
 async fn majorities_do_not_grant_more_permits_than_there_are() {
     let world = World::new(3);

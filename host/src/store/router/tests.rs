@@ -27,12 +27,15 @@ fn both(name: &str) -> Claim {
     Claim { keys: keys.into(), ..claim(&[name], "me") }
 }
 
-async fn one(store: &dyn Store, op: Op) -> Outcome {
+async fn ask(store: &dyn Store, group: Vec<Op>) -> Result<Reply, StoreError> {
     let (tell, told) = oneshot::channel();
     let deadline = clock::now().plus_ms(10_000);
-    store.submit(vec![op], deadline, Box::new(move |result| drop(tell.send(result))));
-    let reply: Result<Reply, StoreError> = told.await.expect("it is answered");
-    reply.expect("the stores are there").outcomes.remove(0)
+    store.submit(group, deadline, Box::new(move |result| drop(tell.send(result))));
+    told.await.expect("it is answered")
+}
+
+async fn one(store: &dyn Store, op: Op) -> Outcome {
+    ask(store, vec![op]).await.expect("the stores are there").outcomes.remove(0)
 }
 
 #[tokio::test]
@@ -125,14 +128,7 @@ async fn a_claim_that_cannot_be_undone_is_not_answered_as_if_it_were() {
     let claim = both("k");
     // The table grants its part; after that it is out of reach.
     world.table.run_before_outage(1);
-    let (tell, told) = oneshot::channel();
-    let deadline = clock::now().plus_ms(10_000);
-    world.router.submit(
-        vec![Op::Acquire(claim.clone())],
-        deadline,
-        Box::new(move |result| drop(tell.send(result))),
-    );
-    let result: Result<Reply, StoreError> = told.await.expect("it is answered");
+    let result = ask(&world.router, vec![Op::Acquire(claim.clone())]).await;
     assert!(result.is_err(), "half of it is still there: {result:?}");
     world.table.set_outage(None);
     let abandon = Op::Abandon { keys: claim.keys, attempt: claim.attempt };
@@ -182,16 +178,12 @@ fn crowded() -> (Memory, Memory, Router) {
     (table, advisory, router)
 }
 
-/// The claim was granted, and nobody would undo it later.
+/// Its claim was granted, and nobody would undo it later.
 #[tokio::test]
 async fn a_group_that_fails_after_its_first_operation_counts_as_sent() {
     let (table, _, router) = crowded();
     let other = Op::Abandon { keys: [key("other", Space::Table)].into(), attempt: fresh() };
-    let (tell, told) = oneshot::channel();
-    let deadline = clock::now().plus_ms(10_000);
-    let group = vec![Op::Acquire(both("k")), other];
-    router.submit(group, deadline, Box::new(move |result| drop(tell.send(result))));
-    let result: Result<Reply, StoreError> = told.await.expect("it is answered");
+    let result = ask(&router, vec![Op::Acquire(both("k")), other]).await;
     let stored = table.store().read(key("k", Space::Table)).await.expect("it reads").expect("it is held");
     assert_eq!(stored.record.holders.len(), 1);
     let error = result.expect_err("the second operation has no place");
@@ -204,10 +196,7 @@ async fn a_claim_that_cannot_be_undone_counts_as_sent() {
     let (table, advisory, router) = crowded();
     let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
     assert!(matches!(one(&advisory.store(), Op::Acquire(taken)).await, Outcome::Granted(_)));
-    let (tell, told) = oneshot::channel();
-    let deadline = clock::now().plus_ms(10_000);
-    router.submit(vec![Op::Acquire(both("k"))], deadline, Box::new(move |result| drop(tell.send(result))));
-    let result: Result<Reply, StoreError> = told.await.expect("it is answered");
+    let result = ask(&router, vec![Op::Acquire(both("k"))]).await;
     let stored = table.store().read(key("k", Space::Table)).await.expect("it reads").expect("it is held");
     assert_eq!(stored.record.holders.len(), 1, "half of it is still there");
     let error = result.expect_err("half of it is still there");
