@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use hyper::Method;
 use serde_json::json;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
 use crate::fleet::Fleet;
 use crate::http::{self, Handler, Kind, Peer, Problem, Request, Response, decode_path};
+use crate::latest;
 use crate::lock::Key;
 use crate::service::Service;
 use crate::store::StoreError;
@@ -40,7 +40,7 @@ pub struct Admin {
     pub max_component_bytes: usize,
     pub http: HttpLimits,
     /// Why the configuration as it is in its file is not used.
-    pub config_refused: watch::Receiver<Option<String>>,
+    pub config_refused: latest::Receiver<Option<String>>,
     /// Cancelled when the proxy stops: it is alive, and no longer ready.
     pub stop: CancellationToken,
 }

@@ -19,12 +19,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
 use crate::config::Route;
 use crate::coverage::{Branch, reached};
+use crate::latest;
 use crate::lock::Instant;
 use crate::lock::maps::HashMap;
 use crate::policy::{Generation, Policies, Prepared};
@@ -92,7 +93,7 @@ struct Inner {
     /// The records of how guarded requests are named. Locked while they are changed, and while this proxy joins by them.
     naming: tokio::sync::Mutex<Records>,
     state: Mutex<State>,
-    view: watch::Sender<View>,
+    view: latest::Sender<View>,
     /// Asks for a beat now.
     hurry: Notify,
     /// Generations that were checked here, by policy: what is pushed need not be compiled twice.
@@ -139,7 +140,7 @@ impl Fleet {
     /// Joins in the background: nothing is granted before.
     pub fn start(parts: Parts) -> Fleet {
         let Parts { registry, service, policies, routes, naming, address, beat, metrics } = parts;
-        let (view, _) = watch::channel(View::default());
+        let view = latest::Sender::new(View::default());
         let trouble = Some("the proxy is starting".to_owned());
         let state = State { address, trouble, since: clock::now(), ..State::default() };
         let fleet = Fleet(Arc::new(Inner {
@@ -291,7 +292,7 @@ impl Inner {
     }
 
     /// Has the next beat come now, and waits for a view that was read after this.
-    async fn fresh_view(&self, views: &mut watch::Receiver<View>) {
+    async fn fresh_view(&self, views: &mut latest::Receiver<View>) {
         let now = clock::now();
         self.hurry.notify_one();
         let _ = views.wait_for(|view| view.asked_at >= now).await;

@@ -32,6 +32,7 @@ pub mod fleet;
 mod fronts;
 pub mod guard;
 pub mod http;
+pub mod latest;
 pub mod lock;
 pub mod mysql;
 pub mod policy;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::config::{Config, GuardConfig, GuardRoute, naming, process_env};
 use crate::fleet::{Fleet, NotNamed, Renaming};
 use crate::guard::{Change, Guard};
+use crate::latest;
 use crate::telemetry::Metrics;
 use crate::watch::{Changes, Watcher, watch};
 
@@ -23,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
 /// Why the changed configuration is not used; `None` where there is nothing wrong with it.
-pub type Refused = tokio::sync::watch::Receiver<Option<String>>;
+pub type Refused = latest::Receiver<Option<String>>;
 
 /// Watches the file that the proxy was started with, where there was one.
 pub(super) fn watch_routes(
@@ -35,7 +36,8 @@ pub(super) fn watch_routes(
     let files: BTreeMap<String, PathBuf> =
         config.file.iter().map(|file| ("config".to_owned(), file.clone())).collect();
     let (watcher, changes) = watch(files, MAX_BYTES)?;
-    let (refused, said) = tokio::sync::watch::channel(None);
+    let refused = latest::Sender::new(None);
+    let said = refused.subscribe();
     let running = Running { config: config.clone(), seen: rest(config), guard, fleet, metrics, refused };
     Ok((watcher, said, running.follow(changes)))
 }
@@ -66,7 +68,7 @@ struct Running {
     guard: Arc<Guard>,
     fleet: Fleet,
     metrics: Metrics,
-    refused: tokio::sync::watch::Sender<Option<String>>,
+    refused: latest::Sender<Option<String>>,
 }
 
 impl Running {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures_util::future::OptionFuture;
 use serde_json::{Map, Value};
-use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::machine::{self, Joining, Naming, Newcomer, Step};
 use super::{Fleet, Records, Stage, host, version_of, versions};
 use crate::clock;
 use crate::coverage::{Branch, reached};
+use crate::latest;
 use crate::lock::maps::HashMap;
 use crate::lock::{Instant, ServerTime};
 use crate::policy::Prepared;
@@ -38,7 +38,7 @@ pub(super) enum Trouble {
 
 /// What is remembered from view to view.
 struct Watch {
-    views: watch::Receiver<View>,
+    views: latest::Receiver<View>,
     /// The first beat that was seen of each member.
     first_beats: BTreeMap<u64, ServerTime>,
     /// The last beat that was seen of each member, and when it was first seen.

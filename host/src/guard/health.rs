@@ -76,6 +76,7 @@ async fn probe(name: &str, path: &str) -> anyhow::Result<hyper::StatusCode> {
         .body(Empty::<bytes::Bytes>::new())?;
     let mut answer = std::pin::pin!(sender.send_request(request));
     let answer = tokio::select! {
+        biased;
         answer = &mut answer => answer,
         // Its head may have come just before the end.
         _ = connection => answer.await,

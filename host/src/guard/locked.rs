@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use hyper::header::HeaderValue;
-use tokio::sync::watch;
 
 use super::headers::LOST;
 use super::replay::{Once, Recording};
 use super::underway::{Entry, Waited};
+use crate::latest;
 use crate::lock::{Key, Token};
 use crate::service::{Hold, Keeping, OnLoss};
 use crate::telemetry::Metrics;
@@ -27,7 +27,7 @@ pub async fn lost(loss: Option<BoxFuture<'static, Arc<str>>>) -> Arc<str> {
 pub struct Locked {
     /// Until it is let go.
     keeping: Option<Keeping>,
-    lost: watch::Receiver<Option<Arc<str>>>,
+    lost: latest::Receiver<Option<Arc<str>>>,
     on_loss: OnLoss,
     keys: Arc<[Key]>,
     tokens: Vec<Token>,
@@ -100,9 +100,8 @@ impl Locked {
     pub fn loss(&self) -> BoxFuture<'static, Arc<str>> {
         let mut lost = self.lost.clone();
         Box::pin(async move {
-            let why = lost.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
-            match why {
-                Ok(why) => why,
+            match lost.wait_for(Option::is_some).await {
+                Ok(()) => lost.borrow().clone().unwrap_or_default(),
                 Err(_) => std::future::pending().await,
             }
         })

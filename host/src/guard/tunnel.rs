@@ -35,6 +35,7 @@ pub async fn run(
         tokio::io::copy_bidirectional(&mut client, &mut upstream).await
     };
     tokio::select! {
+        biased;
         passed = pass => if let Err(error) = passed {
             tracing::debug!(%error, "an upgraded connection broke");
         },

@@ -3,15 +3,14 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
-
+use crate::latest;
 use crate::store::Health;
 
 /// Where the lanes report. The store is ready while each lane has a connection, or has lost it
 /// and not yet failed to open another.
 pub struct Board {
     seats: Mutex<Vec<Seat>>,
-    now: watch::Sender<Health>,
+    now: latest::Sender<Health>,
 }
 
 #[derive(Clone)]
@@ -25,7 +24,7 @@ impl Board {
     /// `address` is what the operator knows the server by.
     pub fn new(seats: usize, address: &str) -> Board {
         let why = format!("connecting to the MySQL server at {address}");
-        let (now, _) = watch::channel(Health::Unavailable { why });
+        let now = latest::Sender::new(Health::Unavailable { why });
         Board { seats: Mutex::new(vec![Seat::Connecting; seats]), now }
     }
 
@@ -46,21 +45,17 @@ impl Board {
     pub async fn ready(&self, within: Duration) -> Health {
         let mut changes = self.now.subscribe();
         let ready = changes.wait_for(|health| matches!(health, Health::Ready { .. }));
-        match tokio::time::timeout(within, ready).await {
-            Ok(Ok(health)) => health.clone(),
-            Ok(Err(_)) | Err(_) => self.now(),
-        }
+        let _ = tokio::time::timeout(within, ready).await;
+        self.now()
     }
 
     fn set(&self, seat: usize, state: Seat) {
         let mut seats = self.lock();
         seats[seat] = state;
         let Some(health) = summary(&seats) else { return };
-        self.now.send_if_modified(|now| {
-            let changed = *now != health;
-            *now = health;
-            changed
-        });
+        if self.now() != health {
+            self.now.send_replace(health);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Seat>> {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use super::acquire::Planned;
 use super::core::Msg;
 use super::history::What;
 use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service, new_release};
 use crate::clock;
+use crate::latest;
 use crate::lock::record::{Left, Origin, Release};
 use crate::lock::{Instant, LeaseRef};
 use crate::policy::{Expiring, Generation, OnLoss, Renewal, fallback};
@@ -56,7 +57,7 @@ pub struct Keeping {
     service: Service,
     /// Tells the task how the lease ends.
     ending: Option<oneshot::Sender<Ending>>,
-    lost: watch::Receiver<Option<Arc<str>>>,
+    lost: latest::Receiver<Option<Arc<str>>>,
     /// Until when renewals are tried, by [`clock::now`], in microseconds.
     last_call: Arc<AtomicU64>,
 }
@@ -109,14 +110,14 @@ impl Hold {
     /// Keeps the lease alive in a task of its own.
     pub fn keep(mut self) -> Keeping {
         let (ending, mut ended) = oneshot::channel::<Ending>();
-        let (tell, lost) = watch::channel(None);
+        let tell = latest::Sender::new(None);
         let last_call = Arc::new(AtomicU64::new(self.last_call().0));
         let keeping = Keeping {
             last_call: last_call.clone(),
             lease: self.lease.lease.clone(),
             service: self.service.clone(),
             ending: Some(ending),
-            lost,
+            lost: tell.subscribe(),
         };
         vital::spawn("the renewal of a lease", async move {
             let ending = loop {
@@ -329,7 +330,7 @@ impl Keeping {
     }
 
     /// Tells when the lease cannot be relied on any more, and why.
-    pub fn watch(&self) -> watch::Receiver<Option<Arc<str>>> {
+    pub fn watch(&self) -> latest::Receiver<Option<Arc<str>>> {
         self.lost.clone()
     }
 

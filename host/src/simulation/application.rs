@@ -17,7 +17,6 @@ use hyper_util::rt::TokioIo;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::io::{DuplexStream, duplex};
-use tokio::sync::watch;
 
 use super::check::Work;
 use super::options::Options;
@@ -27,6 +26,7 @@ use crate::config::{GuardConfig, GuardLock, GuardRoute, PathPattern, Template, n
 use crate::fleet::Fleet;
 use crate::guard::{Front, Guard};
 use crate::http::{self, Body, Handler, Peer};
+use crate::latest;
 use crate::lock::{Mode, Token};
 
 /// The policy of the guarded routes, and the first part of their paths.
@@ -129,7 +129,7 @@ pub async fn follow(
     guard: Arc<Guard>,
     fleet: Fleet,
     (mut live, ttl_ms): (u32, u32),
-    mut named: watch::Receiver<u32>,
+    mut named: latest::Receiver<u32>,
 ) {
     loop {
         let wanted = *named.borrow_and_update();

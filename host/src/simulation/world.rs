@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -29,6 +29,7 @@ use crate::config::{
 };
 use crate::fleet::{self, Fleet};
 use crate::guard::{Front, Guard};
+use crate::latest;
 use crate::lock::{Instant, Space};
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
@@ -106,7 +107,7 @@ struct World {
     /// What the files of proxies that are started say, where that was edited.
     edited: Mutex<Edited>,
     /// How the files of proxies name guarded requests.
-    naming: watch::Sender<u32>,
+    naming: latest::Sender<u32>,
     /// To be locked by what stops or starts a proxy.
     lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
@@ -268,7 +269,7 @@ impl World {
             bells,
             next_life: AtomicU64::new(0),
             edited: Mutex::default(),
-            naming: watch::Sender::new(0),
+            naming: latest::Sender::new(0),
             lives,
             shared,
         };

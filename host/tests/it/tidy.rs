@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Module of `host/src`, and the modules of this crate that it may import. `app` and `simulation` may import all.
-const MAY_IMPORT: [(&str, &[&str]); 21] = [
+const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("bell", &["lock", "service", "random", "vital"]),
     ("lock", &[]),
     ("clock", &["lock"]),
+    ("latest", &[]),
     ("random", &[]),
     ("coverage", &[]),
     // The simulation has several processes in one.
@@ -20,10 +21,24 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
     // The simulation has servers of its own.
     (
         "mysql",
-        &["store", "lock", "clock", "config", "telemetry", "random", "vital", "coverage", "simulation"],
+        &[
+            "store",
+            "lock",
+            "clock",
+            "config",
+            "telemetry",
+            "random",
+            "vital",
+            "coverage",
+            "latest",
+            "simulation",
+        ],
     ),
     ("policy", &["lock", "clock", "config", "telemetry", "watch", "vital"]),
-    ("service", &["lock", "store", "policy", "clock", "config", "telemetry", "random", "vital", "coverage"]),
+    (
+        "service",
+        &["lock", "store", "policy", "clock", "config", "telemetry", "random", "vital", "coverage", "latest"],
+    ),
     (
         "fleet",
         &[
@@ -37,6 +52,7 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
             "random",
             "vital",
             "coverage",
+            "latest",
         ],
     ),
     ("http", &["lock", "clock", "config", "telemetry", "random"]),
@@ -57,11 +73,12 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
             "route",
             "random",
             "vital",
+            "latest",
             // The simulation has an application of its own.
             "simulation",
         ],
     ),
-    ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http"]),
+    ("admin", &["service", "fleet", "lock", "store", "policy", "config", "telemetry", "http", "latest"]),
     ("cli", &["lock", "clock", "config", "telemetry", "http", "policy", "route", "random"]),
 ];
 
@@ -232,6 +249,32 @@ fn one_module_gives_random_numbers() {
         }
     }
     found_none("random numbers from elsewhere than random.rs", &faults);
+}
+
+/// Tokio draws which branch of a `select!` comes first, and which reader of its `watch` goes on first. A simulation cannot
+/// repeat that.
+#[test]
+fn nothing_in_a_simulation_is_drawn_by_tokio() {
+    const SIMULATED: [&str; 9] =
+        ["bell", "fleet", "guard", "mysql", "policy", "service", "simulation", "store", "vital"];
+    let mut faults = Vec::new();
+    for source in shipped() {
+        let is_simulated = source.module().is_some_and(|module| SIMULATED.contains(&module));
+        let mut code = source.code().peekable();
+        while let Some((n, line)) = code.next() {
+            let is_drawn = is_simulated
+                && line.contains("select! {")
+                && code.peek().is_none_or(|(_, next)| next.trim() != "biased;");
+            if is_drawn {
+                faults.push(format!("{}:{n}: a `select!` that is not `biased`", source.path));
+            }
+            if ["watch::channel", "watch::Sender", "watch::Receiver"].iter().any(|word| line.contains(word)) {
+                faults
+                    .push(format!("{}:{n}: `tokio::sync::watch`, where `latest` has the order", source.path));
+            }
+        }
+    }
+    found_none("what a simulation cannot repeat", &faults);
 }
 
 #[test]
