@@ -199,7 +199,8 @@ async fn commit(link: &mut Link, writes: Writes, deadline: Instant) -> Result<()
     let latest = link.latest(deadline);
     let floor = (!writes.new.is_empty()).then_some(link.sample.floor);
     packet.extend_from_slice(sql::commit_before(latest, floor).as_bytes());
-    link.exchange(packet).await.map(drop)
+    link.exchange(packet).await?;
+    link.check_committed().await
 }
 
 /// Rows in their order, cut so that no statement is much longer than a packet.

@@ -60,11 +60,12 @@ impl Stranger {
     }
 }
 
-/// Calls the macro with the name of each condition, but for the one that needs a server of its own.
+/// Calls the macro with the name of each condition, and with those that are given, which need a server of their own.
 #[macro_export]
 macro_rules! conditions {
-    ($of_each:ident) => {
+    ($of_each:ident $($alone:ident)*) => {
         $of_each! {
+            $($alone)*
             a_slow_transaction_applies_nothing_late
             a_row_that_is_gone_is_looked_for
             a_row_that_was_made_again_is_not_the_remembered_one
@@ -80,6 +81,7 @@ macro_rules! conditions {
             a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
             tokens_are_not_ahead_of_the_clock
             nothing_is_written_past_the_membership_of_a_proxy
+            locks_of_sessions_rest_on_the_membership_of_a_proxy
             tables_of_a_later_version_are_left_alone
         }
     };
@@ -328,6 +330,69 @@ pub async fn nothing_is_written_past_the_membership_of_a_proxy(database: &impl D
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
+/// Another proxy may count a proxy that is no member as gone, and go by other names of its keys: its holders cannot be
+/// certain of their locks for longer than it is a member, and their leases are over once it was none.
+pub async fn locks_of_sessions_rest_on_the_membership_of_a_proxy(database: &impl Database) {
+    const MEMBER_MS: u32 = 3_000;
+    let store = open(database).await;
+    let registry = store.registry();
+    let allow = |ms| registry.allow(Some((ServerTime(u64::MAX), clock::now().plus_ms(ms))));
+    for (space, sessions) in sessions(&store) {
+        // The session is there then, and the server counts tokens.
+        allow(60_000);
+        granted_in_time(&*sessions, within("another", space)).await;
+        allow(MEMBER_MS);
+        let claim = within("k", space);
+        let reply = ask(&*sessions, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
+        let reply = reply.expect("it is granted");
+        let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{space:?}: {reply:?}") };
+        assert!(grant.left_us <= u64::from(MEMBER_MS) * 1_000, "{space:?}: {grant:?}");
+        registry.allow(None);
+        allow(60_000);
+        let renew = Op::Renew { lease: lease(&claim, &reply).expect("it is granted"), ttl_ms: None };
+        let renewed = ask(&*sessions, renew, 5_000).await.expect(ANSWERED).expect("it is answered");
+        assert_eq!(renewed.outcomes[0], Outcome::Lost, "{space:?}");
+    }
+}
+
+/// A session that does not answer is given up. The server may have its locks all the same, and their holders are certain of
+/// them: the session is not closed before their leases end, which would let others have the locks.
+pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database) {
+    const LASTS_MS: u32 = 15_000;
+    let (store, other) = (open(database).await, open(database).await);
+    let (ours, theirs) = (sessions(&store), sessions(&other));
+    // The sessions are there then, and the server counts tokens.
+    for (n, (space, sessions)) in ours.iter().chain(&theirs).enumerate() {
+        granted_in_time(&**sessions, within(&format!("another-{n}"), *space)).await;
+    }
+    let mut ends = Vec::new();
+    for (space, sessions) in &ours {
+        let claim = Claim { ttl_ms: LASTS_MS, ..within("k", *space) };
+        granted_in_time(&**sessions, claim).await;
+        ends.push(clock::now().plus_ms(LASTS_MS));
+    }
+    database.pause();
+    // A session that has leases is waited for, for some seconds.
+    tokio::time::sleep(Duration::from_millis(12_500)).await;
+    database.go_on();
+    for ((space, sessions), end) in theirs.iter().zip(ends) {
+        let mut had_at = None;
+        until("the lock is free", async || {
+            let claim = Claim { owner: "other".into(), ..within("k", *space) };
+            let asked = ask(&**sessions, Op::Acquire(claim), 5_000).await.expect(ANSWERED);
+            had_at =
+                asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Granted(_))).then(clock::now);
+            had_at.is_some()
+        })
+        .await;
+        // The lease began some time before its end was noted here.
+        assert!(
+            had_at.is_some_and(|at| at.plus_ms(1_000) > end),
+            "{space:?}: it was had before the lease ended"
+        );
+    }
+}
+
 /// A lock of a session is on one node of a cluster, and nobody on another node meets it.
 pub async fn locks_of_sessions_end_where_the_record_names_another_server(database: &impl Database) {
     let store = open(database).await;
@@ -451,14 +516,15 @@ pub async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
 
 /// As [`granted`], where the server may not count tokens yet: for `advisory` and `row` it begins to a second after its start.
 async fn granted_in_time(store: &dyn Store, claim: Claim) -> LeaseRef {
-    let mut had = None;
-    until("the lock is granted", async || {
-        let asked = ask(store, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
-        had = asked.ok().and_then(|reply| lease(&claim, &reply));
-        had.is_some()
-    })
-    .await;
-    had.expect("it is granted")
+    let mut asked = Err(StoreError::stopped());
+    for _ in 0..200 {
+        asked = ask(store, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
+        if let Some(lease) = asked.as_ref().ok().and_then(|reply| lease(&claim, reply)) {
+            return lease;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{claim:?} is not granted: {asked:?}")
 }
 
 /// The lease that the claim was granted, if it was.

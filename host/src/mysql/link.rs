@@ -223,6 +223,27 @@ impl Link {
         exchange(&mut self.wire, sql).await
     }
 
+    /// Whether what a COMMIT has confirmed is there. A node of a Galera cluster undoes a transaction that is in the way of what
+    /// another node has committed, and where the transaction's last packet is under way, its COMMIT succeeds all the
+    /// same. The first that a proxy commits on another node is a higher epoch.
+    ///
+    /// # Errors
+    /// Where the transaction may have been undone: as where the answer to the COMMIT was lost.
+    pub async fn check_committed(&mut self) -> Result<(), Fault> {
+        if !self.server.galera {
+            return Ok(());
+        }
+        let epoch =
+            self.exchange(sql::epoch()).await.ok().and_then(|mut sets| sets.pop()?.pop()?.take::<u64, _>(0));
+        match epoch == Some(self.sample.epoch) {
+            true => Ok(()),
+            false => Err(Fault::Broken {
+                why: "another node of the cluster may have undone a transaction".to_owned(),
+                slug: "undone",
+            }),
+        }
+    }
+
     /// Runs one statement with these values, which is prepared when it is first used.
     pub async fn execute(&mut self, sql: String, params: Vec<Value>) -> Result<(), Fault> {
         let statement = self.wire.prepare(sql).await?;

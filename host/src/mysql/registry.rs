@@ -290,11 +290,16 @@ async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<
     }
     let raise = if differs { sql::raise_above_all() + ";" } else { String::new() };
     link.exchange(raise + "COMMIT").await?;
+    link.check_committed().await?;
     Ok(true)
 }
 
 async fn end(link: &mut Link, keep: bool) -> Result<(), Fault> {
-    link.exchange(if keep { "COMMIT" } else { "ROLLBACK" }).await.map(drop)
+    if !keep {
+        return link.rollback().await;
+    }
+    link.exchange("COMMIT").await?;
+    link.check_committed().await
 }
 
 /// Leaves a record that is there as it is.
@@ -386,6 +391,7 @@ async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<boo
         sql::raise_above_all(),
     );
     link.exchange(sql).await?;
+    link.check_committed().await?;
     Ok(true)
 }
 

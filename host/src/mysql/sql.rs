@@ -55,6 +55,11 @@ pub fn used_on() -> String {
     format!("SELECT identity FROM {META} WHERE id=1")
 }
 
+/// One row: the epoch. Locked, it is read after what is just being applied.
+pub fn epoch() -> String {
+    format!("SELECT epoch FROM {META} WHERE id=1 LOCK IN SHARE MODE")
+}
+
 /// Raises the floor above what it was, and at least to `least` (a number, or an expression). So every rise begins
 /// another [`Era`](super::cache::Era), and rows that were remembered before it are forgotten.
 pub fn raise_floor(least: impl std::fmt::Display) -> String {

@@ -289,6 +289,7 @@ impl Store for MysqlStore {
             let work = async {
                 let mut link = Link::open(&shared).await?;
                 let floor = link.exchange(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
+                link.check_committed().await?;
                 link.close().await;
                 floor
                     .map(Token)

@@ -54,6 +54,11 @@ pub enum Fault {
         proxy: usize,
         ms: u32,
     },
+    /// What the proxy asks for on sessions, named locks and row locks, takes this much longer.
+    SlowSessions {
+        proxy: usize,
+        ms: u32,
+    },
     Crash {
         server: usize,
     },
@@ -167,7 +172,8 @@ impl Settings {
             let refuses = random.random_bool(0.1);
             return Settings { stripes, refuses, ..Settings::of(policy) };
         }
-        let mut one = || PRIMITIVES.choose(random).copied().unwrap_or("lease");
+        let primitives: &[&str] = if what.is_cluster { &["lease", "row"] } else { &PRIMITIVES };
+        let mut one = || primitives.choose(random).copied().unwrap_or("lease");
         let (primitive, second) = (one(), one());
         let pool = Settings::of(policy).pool;
         let global_order = random.random_bool(0.3);
@@ -233,6 +239,7 @@ impl Fault {
             Fault::Restart { .. } => "a proxy is restarted in order",
             Fault::CutOff { .. } => "a proxy is cut off from the servers",
             Fault::Silence { .. } => "the beats of a proxy are lost",
+            Fault::SlowSessions { .. } => "the sessions of a proxy are slow",
             Fault::Crash { .. } => "a server crashes and is started again",
             Fault::KillSession { .. } => "a session with locks is killed",
             Fault::StallCommits { .. } => "the commits of a server stall",
@@ -265,6 +272,7 @@ impl Fault {
             Kind::CutOff => Fault::CutOff { proxy, ms },
             // Most are for longer than a membership.
             Kind::Silence => Fault::Silence { proxy, ms: one_of(&[4_000, 25_000, 40_000]) },
+            Kind::SlowSessions => Fault::SlowSessions { proxy, ms: one_of(&[200, 1_000, 3_000]) },
             Kind::Crash => Fault::Crash { server },
             Kind::KillSession => Fault::KillSession { server, nth: random.random_range(0..64) },
             Kind::StallCommits => Fault::StallCommits { server, ms: one_of(&[200, 2_000, 4_000, 9_000]) },
@@ -297,7 +305,10 @@ impl fmt::Display for Fault {
             Fault::Kill { proxy, down_ms } | Fault::Restart { proxy, down_ms } => {
                 write!(f, ": proxy {proxy}, gone for {down_ms} ms")
             }
-            Fault::Pause { proxy, ms } | Fault::CutOff { proxy, ms } | Fault::Silence { proxy, ms } => {
+            Fault::Pause { proxy, ms }
+            | Fault::CutOff { proxy, ms }
+            | Fault::Silence { proxy, ms }
+            | Fault::SlowSessions { proxy, ms } => {
                 write!(f, ": proxy {proxy}, for {ms} ms")
             }
             Fault::Crash { server } | Fault::KillSession { server, .. } => write!(f, ": server {server}"),
@@ -327,6 +338,7 @@ enum Kind {
     Restart,
     CutOff,
     Silence,
+    SlowSessions,
     Crash,
     KillSession,
     StallCommits,
@@ -340,13 +352,14 @@ enum Kind {
 
 impl Kind {
     /// As often as each is there, so much more often it is chosen.
-    const ALL: [Kind; 17] = [
+    const ALL: [Kind; 18] = [
         Kind::Kill,
         Kind::Pause,
         Kind::Pause,
         Kind::Restart,
         Kind::CutOff,
         Kind::Silence,
+        Kind::SlowSessions,
         Kind::Crash,
         Kind::KillSession,
         Kind::StallCommits,
@@ -367,8 +380,15 @@ impl Kind {
     const OF_SESSIONS: [Kind; 4] = [Kind::KillSession, Kind::KillSession, Kind::KillSession, Kind::Silence];
 
     /// Those of a run in which policies change while proxies are counted as gone whose clients hold locks on sessions.
-    const OF_MEMBERSHIPS: [Kind; 5] =
-        [Kind::Silence, Kind::Silence, Kind::Pause, Kind::Replace, Kind::Replace];
+    const OF_MEMBERSHIPS: [Kind; 7] = [
+        Kind::Silence,
+        Kind::Silence,
+        Kind::Pause,
+        Kind::Restart,
+        Kind::SlowSessions,
+        Kind::Replace,
+        Kind::Replace,
+    ];
 
     fn is_possible(self, what: &Failing<'_>) -> bool {
         match self {
@@ -412,6 +432,8 @@ pub struct Failing<'a> {
     pub proxies: usize,
     pub servers: usize,
     pub has_second: bool,
+    /// Whether it is a node of a cluster, which has no named locks.
+    pub is_cluster: bool,
     /// They may be replaced.
     pub policies: &'a [&'static str],
     /// Whether a policy that is replaced keeps its primitive and the names of its keys.
@@ -441,6 +463,8 @@ pub struct FaultyNetwork {
     cut_until: AtomicU64,
     /// Its beats are lost until then.
     silent_until: AtomicU64,
+    /// What it asks for on sessions is slow until then.
+    slow_until: AtomicU64,
     /// What may become of a packet that has a fault, as in [`PACKET_FAULTS`].
     kinds: Vec<u32>,
     tally: Arc<Tally>,
@@ -461,6 +485,7 @@ impl FaultyNetwork {
             packet_faults_per_mille: AtomicU32::new(0),
             cut_until: AtomicU64::new(0),
             silent_until: AtomicU64::new(0),
+            slow_until: AtomicU64::new(0),
             kinds,
             tally,
         }
@@ -476,6 +501,7 @@ impl FaultyNetwork {
         self.fail(0);
         self.cut_until.store(0, Relaxed);
         self.silent_until.store(0, Relaxed);
+        self.slow_until.store(0, Relaxed);
     }
 
     /// Nothing arrives in the next `ms`.
@@ -488,13 +514,32 @@ impl FaultyNetwork {
         self.silent_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
     }
 
-    fn is_silenced(&self, sql: &[u8]) -> bool {
-        clock::now().0 < self.silent_until.load(Relaxed) && sql.windows(BEAT.len()).any(|part| part == BEAT)
+    /// What is asked for on sessions in the next `ms` arrives after them.
+    pub fn slow_sessions(&self, ms: u32) {
+        self.slow_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
     }
+
+    /// For how long a packet that asks for something on a session is under way.
+    fn slow_for(&self, sql: &[u8]) -> Option<Duration> {
+        let left_us = self.slow_until.load(Relaxed).saturating_sub(clock::now().0);
+        let is_slow = left_us > 0 && ON_SESSIONS.iter().any(|text| contains(sql, text));
+        is_slow.then(|| Duration::from_micros(left_us))
+    }
+
+    fn is_silenced(&self, sql: &[u8]) -> bool {
+        clock::now().0 < self.silent_until.load(Relaxed) && contains(sql, BEAT)
+    }
+}
+
+fn contains(sql: &[u8], text: &[u8]) -> bool {
+    sql.windows(text.len()).any(|part| part == text)
 }
 
 /// Text that every heartbeat of a proxy contains.
 const BEAT: &[u8] = b"UPDATE lockkeeper_proxy SET beat_us";
+
+/// Texts of the statements that ask for named locks and for row locks.
+const ON_SESSIONS: [&[u8]; 2] = [b"GET_LOCK('", b"FROM lockkeeper_row "];
 
 impl Network for FaultyNetwork {
     fn trip(&self, sql: &[u8]) -> Trip {
@@ -504,6 +549,10 @@ impl Network for FaultyNetwork {
         let trip = |fate| Trip { hesitation, there, back, fate };
         if self.is_silenced(sql) {
             return trip(Fate::Lost);
+        }
+        if let Some(slow) = self.slow_for(sql) {
+            self.tally.count("a packet of a session is slow");
+            return Trip { there: slow, ..trip(Fate::Delivered) };
         }
         let cut_us = self.cut_until.load(Relaxed).saturating_sub(clock::now().0);
         if cut_us > 0 {

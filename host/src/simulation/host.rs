@@ -18,10 +18,11 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Host>>> = const { RefCell::new(None) };
 }
 
-#[derive(Default)]
 pub struct Host {
     state: Mutex<State>,
     died: Notify,
+    /// How late its tasks start, at most.
+    late_ms: u32,
 }
 
 #[derive(Default)]
@@ -36,6 +37,11 @@ struct State {
 }
 
 impl Host {
+    /// Of its tasks, one in ten starts up to `late_ms` milliseconds late.
+    pub fn new(late_ms: u32) -> Host {
+        Host { state: Mutex::default(), died: Notify::new(), late_ms }
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,10 +122,11 @@ impl Host {
     }
 }
 
-/// Runs a task as a busy scheduler does: in a simulation, one task in ten starts up to 4 ms late.
+/// Runs a task as a busy scheduler does: in a simulation, some tasks start late.
 pub async fn scheduled<F: Future>(task: F) -> F::Output {
-    if clock::simulated::now().is_some() && random::within(0..10_u32) == 0 {
-        tokio::time::sleep(Duration::from_millis(random::within(1..5))).await;
+    let late_ms = CURRENT.with_borrow(|host| host.as_ref().map_or(0, |host| host.late_ms));
+    if late_ms > 0 && random::within(0..10_u32) == 0 {
+        tokio::time::sleep(Duration::from_millis(random::within(1..=late_ms.into()))).await;
     }
     task.await
 }

@@ -48,6 +48,8 @@ pub struct Options {
     pub keep_names: bool,
     /// What there is beside the store's server.
     pub second: Option<Second>,
+    /// How late the tasks of proxies start, at most.
+    pub late_ms: u32,
     /// Whether the report has all that happened.
     pub tells_all: bool,
 }
@@ -65,6 +67,8 @@ pub enum Second {
 
 /// Most leases are this short, so that many end by their time in a run.
 const SHORT_MS: u32 = 3_000;
+/// How late tasks start where a proxy has little to do.
+const PROMPT_MS: u32 = 4;
 /// Leases that nobody knows of are noticed where they would last for long.
 const LONG_MS: u32 = 120_000;
 
@@ -81,8 +85,6 @@ impl Options {
         }
         let lasts = Duration::from_secs(random.random_range(10..=60));
         let proxies = random.random_range(1..=3);
-        let changeable: Vec<&str> =
-            policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
         let longest_ttl_ms = if random.random_bool(0.15) { LONG_MS } else { SHORT_MS };
         // After a fail-over nothing is granted for as long as the longest lease.
         let replica = |behind_ms| Some(Second::Replica(Duration::from_millis(behind_ms)));
@@ -98,6 +100,16 @@ impl Options {
         ];
         let second = seconds.choose(&mut random).copied().flatten();
         let second = second.filter(|_| longest_ttl_ms == SHORT_MS);
+        let is_cluster = matches!(second, Some(Second::Node | Second::Balanced));
+        if is_cluster {
+            // Galera has no named locks.
+            policies.retain(|policy| *policy != "advisory");
+            if policies.is_empty() {
+                policies.push("row");
+            }
+        }
+        let changeable: Vec<&str> =
+            policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
         let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
@@ -107,6 +119,7 @@ impl Options {
             proxies,
             servers: servers(&policies, members),
             has_second: second.is_some(),
+            is_cluster,
             policies: &changeable,
             keep_names,
             asks_for_several,
@@ -119,6 +132,8 @@ impl Options {
         };
         let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
         let faults = plan(&mut random, lasts, &failing);
+        // Meanwhile clients may have gone.
+        let late_ms = *[PROMPT_MS, PROMPT_MS, PROMPT_MS, 200].choose(&mut random).unwrap_or(&PROMPT_MS);
         // Only then do waiters come into line at once.
         let is_calm = is_calm(packet_faults_per_mille, &faults);
         Options {
@@ -135,7 +150,7 @@ impl Options {
             forgets_per_mille,
             // Such locks outlive the membership of their proxy, or the use of a server.
             long_holds_percent: *[1, 1, 1, 30].choose(&mut random).unwrap_or(&1),
-            in_order: is_calm && random.random_bool(0.7),
+            in_order: is_calm && late_ms == PROMPT_MS && random.random_bool(0.7),
             longest_ttl_ms,
             packet_faults_per_mille,
             faults,
@@ -144,6 +159,7 @@ impl Options {
             second,
             policies,
             lasts,
+            late_ms,
             tells_all: false,
         }
     }
@@ -219,6 +235,7 @@ impl Options {
         }
         add(&|options| options.asks_for_several = false);
         add(&|options| options.in_order = false);
+        add(&|options| options.late_ms = PROMPT_MS);
         add(&|options| options.resources -= 1);
         add(&|options| options.clients /= 2);
         add(&|options| options.clients -= 1);
@@ -242,7 +259,9 @@ fn servers(policies: &[&str], members: usize) -> usize {
 
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { proxies, clients, resources, policies, lasts, packet_faults_per_mille, .. } = self;
+        let Options {
+            proxies, clients, resources, policies, lasts, packet_faults_per_mille, late_ms, ..
+        } = self;
         writeln!(
             f,
             "{proxies} proxies, {clients} clients, {resources} resources of each of {}, {:.1} s, {packet_faults_per_mille} of \
@@ -255,6 +274,9 @@ impl fmt::Display for Options {
             "clients work for up to {} ms between two renewals, with leases of up to {} ms",
             self.work_ms, self.longest_ttl_ms
         )?;
+        if *late_ms > PROMPT_MS {
+            writeln!(f, "tasks of proxies start up to {late_ms} ms late")?;
+        }
         if self.in_order {
             writeln!(f, "`{ORDERED}` has one order of waiters for all proxies")?;
         }

@@ -281,7 +281,7 @@ impl World {
     }
 
     fn start_proxy(&self, index: usize) -> Proxy {
-        let host = Arc::new(Host::default());
+        let host = Arc::new(Host::new(self.options.late_ms));
         host.clone().enter(|| self.parts(index, host))
     }
 
@@ -431,6 +431,9 @@ impl World {
             }
             Fault::CutOff { proxy, ms } => self.networks[proxy % self.options.proxies].cut(*ms),
             Fault::Silence { proxy, ms } => self.networks[proxy % self.options.proxies].silence(*ms),
+            Fault::SlowSessions { proxy, ms } => {
+                self.networks[proxy % self.options.proxies].slow_sessions(*ms);
+            }
             Fault::Crash { server } => self.server(*server).crash(),
             Fault::KillSession { server, nth } => self.server(*server).kill_session(*nth),
             Fault::StallCommits { server, ms } => {

@@ -49,6 +49,13 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             let at_ms = at_ms + random.random_range(0..16_000);
             add(at_ms, Fault::any(random, Kind::Replace, what));
         }
+        // Another proxy is alone meanwhile, or waits for one that has gone.
+        Fault::Kill { down_ms, .. } | Fault::Restart { down_ms, .. }
+            if may_replace && random.random_bool(0.2) =>
+        {
+            let at_ms = at_ms + random.random_range(0..=down_ms);
+            add(at_ms, Fault::any(random, Kind::Replace, what));
+        }
         // A proxy that finds no other one goes by its own file.
         Fault::Kill { down_ms, .. } | Fault::Restart { down_ms, .. }
             if may_replace && random.random_bool(0.2) =>
@@ -77,9 +84,10 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             let at_ms = at_ms.saturating_sub(random.random_range(5..200));
             let ms = random.random_range(100..1_500);
             let proxy = random.random_range(0..what.proxies);
-            let delay = match random.random_range(0..3_u32) {
+            let delay = match random.random_range(0..4_u32) {
                 0 => Fault::CutOff { proxy, ms },
-                1 => Fault::StallCommits { server: 0, ms },
+                1 => Fault::SlowSessions { proxy, ms },
+                2 => Fault::StallCommits { server: 0, ms },
                 _ => Fault::PauseServer { server: 0, ms },
             };
             add(at_ms, delay);

@@ -2,7 +2,7 @@
 //!
 //! What is committed on one node is there on the other one at once, and undoes the transactions that are in its way there.
 //! Such a transaction is told with its next packet. One that is undone while a packet of its own is run is not told, and
-//! its COMMIT succeeds: MariaDB 10.11 does the same.
+//! its COMMIT succeeds: MariaDB 10.11 does the same. A statement that is a transaction of its own is told.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +20,9 @@ impl Server {
     pub fn join(&self, peer: &Arc<Server>) {
         // A server has one peer.
         let _ = self.peer.set(Arc::downgrade(peer));
-        self.state().log = Some(VecDeque::new());
+        let mut state = self.state();
+        state.log = Some(VecDeque::new());
+        state.settings.insert("wsrep_on".to_owned(), "ON".to_owned());
     }
 
     /// Every other proxy does not see the server, or sees it again.

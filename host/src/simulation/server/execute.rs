@@ -23,6 +23,7 @@ impl Server {
         values: &Arc<[Value]>,
     ) -> Result<Results, Failure> {
         let savepoint = self.state().savepoint(session);
+        let is_alone = !self.state().session(session)?.in_transaction;
         let done = self.run(self.scope(session, values), statement).await;
         let in_transaction = self.state().session(session)?.in_transaction;
         match &done {
@@ -36,6 +37,10 @@ impl Server {
         }
         if done.is_ok() && !in_transaction {
             self.commit(session).await?;
+            if is_alone {
+                // The server knows that it was undone.
+                self.is_undone(session)?;
+            }
         }
         self.share();
         self.changed.notify_waiters();

@@ -68,12 +68,19 @@ macro_rules! on_real_servers {
 
 lockkeeper::conditions! { on_real_servers }
 
-on_both! {
-    async fn a_paused_server_applies_nothing_late(kind: Kind) {
-        let dir = folder();
-        let server = own_server(kind, dir.path()).await;
-        let real = Real { url: server.url().to_owned(), server: Some(&server) };
-        conditions::a_paused_server_applies_nothing_late(&real).await;
-        server.stop().await;
-    }
+/// Those in which a server is paused.
+macro_rules! on_own_servers {
+    ($($name:ident)*) => {
+        on_both! {$(
+            async fn $name(kind: Kind) {
+                let dir = folder();
+                let server = own_server(kind, dir.path()).await;
+                let real = Real { url: server.url().to_owned(), server: Some(&server) };
+                conditions::$name(&real).await;
+                server.stop().await;
+            }
+        )*}
+    };
 }
+
+on_own_servers! { a_paused_server_applies_nothing_late a_session_is_not_closed_under_its_holders }
