@@ -65,6 +65,7 @@ async fn transact(
     let writes = writes(&records, &revisions, env.now);
     if writes.is_empty() {
         link.rollback().await?;
+        link.check_membership()?;
         remember(shared, link, &records, &revisions, env.now);
         *decided = Some(Decided { mark, replies });
         return Ok(());

@@ -80,7 +80,7 @@ macro_rules! conditions {
             locks_of_sessions_end_where_the_record_names_another_server
             a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
             tokens_are_not_ahead_of_the_clock
-            nothing_is_written_past_the_membership_of_a_proxy
+            nothing_is_told_past_the_membership_of_a_proxy
             locks_of_sessions_rest_on_the_membership_of_a_proxy
             tables_of_a_later_version_are_left_alone
         }
@@ -312,7 +312,7 @@ pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(databas
 
 /// The lock of the first of two rows is had when this proxy is no member of its fleet any more. What is written of one row
 /// may be late by [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S), and the others do not count a proxy as gone before that.
-pub async fn nothing_is_written_past_the_membership_of_a_proxy(database: &impl Database) {
+pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Database) {
     let store = open(database).await;
     let mut stranger = database.stranger().await;
     warm(&store, &["a", "b"]).await;
@@ -323,10 +323,13 @@ pub async fn nothing_is_written_past_the_membership_of_a_proxy(database: &impl D
     registry.allow(Some((ServerTime(now).plus_us(400_000), clock::now().plus_ms(60_000))));
     let claim = contract::claim(&["a", "b"], "late");
     let told = ask(&store, Op::Acquire(claim.clone()), 3_000);
+    let read = ask(&store, Op::Read { key: claim.keys[0].clone() }, 3_000);
     tokio::time::sleep(Duration::from_millis(700)).await;
     stranger.says("ROLLBACK").await;
-    let told = told.await.expect(ANSWERED);
-    assert!(told.is_err(), "{told:?}");
+    for told in [told, read] {
+        let told = told.await.expect(ANSWERED);
+        assert!(told.is_err(), "{told:?}");
+    }
     assert_eq!(holders(&store, &claim).await, 0);
 }
 

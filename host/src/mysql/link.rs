@@ -24,6 +24,7 @@ use crate::lock::maps::HashMap;
 use crate::lock::record::Mark;
 use crate::lock::{Instant, ServerTime};
 use crate::random;
+use crate::store::registry::NO_MEMBER;
 
 /// How long a statement waits for a row lock, in seconds.
 pub const LOCK_WAIT_S: u32 = 1;
@@ -255,6 +256,18 @@ impl Link {
     /// and this proxy is a member of its fleet until then.
     pub fn latest(&self, deadline: Instant) -> ServerTime {
         self.sample.earliest(deadline).min(self.membership.until())
+    }
+
+    /// What was read after this proxy was a member of its fleet is not to be told: the others may go by other keys by then, and
+    /// a version of before would look like one of theirs.
+    ///
+    /// # Errors
+    /// [`Fault::Conflict`], where the last sample was taken after that.
+    pub fn check_membership(&self) -> Result<(), Fault> {
+        if self.sample.now > self.membership.until() {
+            return Err(Fault::Conflict { why: NO_MEMBER.to_owned() });
+        }
+        Ok(())
     }
 
     /// Undoes what the transaction has done, after a fault that left the connection usable.

@@ -61,8 +61,9 @@ async fn what_another_node_has_undone_is_not_confirmed(server: &Arc<Server>) {
     let store = conditions::open(server).await;
     Database::slow_down(server, Duration::from_millis(800)).await;
     let claim = contract::claim(&["k", "l"], "me");
-    let told = conditions::ask(&store, Op::Acquire(claim), 3_000);
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    let told = conditions::ask(&store, Op::Acquire(claim), 5_000);
+    // The first row is inserted then, and the second one is not.
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
     let other_node = "UPDATE lockkeeper_meta SET epoch=epoch+1,identity='second' WHERE id=1;\
          INSERT INTO lockkeeper_lease (k,token,until_us,revision,state) VALUES ('k',1,1,4096,'{}')";
     pair.second().stranger().await.says(other_node).await;
