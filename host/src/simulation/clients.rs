@@ -142,6 +142,8 @@ impl Client {
         // A mode that the primitive lacks is asked for now and then: policies are replaced.
         let mode = match (policy, self.random.random_range(0..40_u32)) {
             ("once", _) => Mode::Exclusive,
+            // Of one resource, mostly permits: seldom does somebody keep all others from it.
+            ("quorum", 9..36) if resource.ends_with("/1") => Mode::Permits { count: 1, limit: 0 },
             ("lease" | "quorum" | POOL | BACKOFF, 0..8) | (_, 0) => {
                 Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }
             }

@@ -390,6 +390,9 @@ impl Kind {
         Kind::Replace,
     ];
 
+    /// Those of a run whose quorum lacks members again and again: the others must not grant what they have granted.
+    const OF_QUORUM: [Kind; 4] = [Kind::PauseServer, Kind::PauseServer, Kind::Crash, Kind::CutOff];
+
     fn is_possible(self, what: &Failing<'_>) -> bool {
         match self {
             Kind::FailOver => what.has_second,
@@ -408,6 +411,7 @@ impl Kind {
         let some = match shape {
             0..2 => return possible,
             2 => return Kind::OF_CLOCKS.to_vec(),
+            3 if what.servers > 1 && random.random_bool(0.4) => return Kind::OF_QUORUM.to_vec(),
             3 if rests_on_sessions && random.random_bool(0.5) => return Kind::OF_SESSIONS.to_vec(),
             3 if rests_on_sessions => return Kind::OF_MEMBERSHIPS.to_vec(),
             3..7 => random.random_range(1..=3),

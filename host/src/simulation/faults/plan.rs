@@ -42,6 +42,15 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
     let mut planned = Vec::new();
     let mut add = |at_ms, fault| planned.push(Planned { at_ms, fault });
     match *fault {
+        // A policy that changes and changes back while a proxy is no member: leases of other keys are there when it returns.
+        Fault::Silence { proxy, ms: 25_000.. } if may_replace && random.random_bool(0.3) => {
+            let by = proxy + 1;
+            let policy = what.policies.choose(random).copied().unwrap_or_default();
+            let at_ms = at_ms + random.random_range(11_000..18_000);
+            add(at_ms, Fault::Replace { proxy: by, policy, settings: Settings::any(random, policy, what) });
+            let at_ms = at_ms + random.random_range(1_000..6_000);
+            add(at_ms, Fault::RollBack { proxy: by, policy });
+        }
         // A change that waits for a member which is about to be counted as gone.
         Fault::Silence { .. } | Fault::CutOff { .. } | Fault::Pause { .. }
             if may_replace && random.random_bool(0.3) =>
@@ -91,6 +100,12 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
                 _ => Fault::PauseServer { server: 0, ms },
             };
             add(at_ms, delay);
+        }
+        // A proxy that goes by both policies while others go by the next one alone.
+        Fault::Replace { .. } if random.random_bool(0.15) => {
+            let proxy = random.random_range(0..what.proxies);
+            let at_ms = at_ms + random.random_range(10..1_500);
+            add(at_ms, Fault::Pause { proxy, ms: random.random_range(200..3_000) });
         }
         // A clock that is set right again, before and after others have looked at it.
         Fault::SetClock { server, by_ms } if random.random_bool(0.5) => {
