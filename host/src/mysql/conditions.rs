@@ -319,14 +319,14 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
     let registry = store.registry();
     let lock = "BEGIN; SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE; \
          SELECT TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
-    let now: u64 = stranger.says(lock).await.into_iter().next().map(mysql_async::from_row).expect("a row");
-    registry.allow(Some((ServerTime(now).plus_us(400_000), clock::now().plus_ms(60_000))));
     let claim = contract::claim(&["a", "b"], "late");
-    let told = ask(&store, Op::Acquire(claim.clone()), 3_000);
-    let read = ask(&store, Op::Read { key: claim.keys[0].clone() }, 3_000);
-    tokio::time::sleep(Duration::from_millis(700)).await;
-    stranger.says("ROLLBACK").await;
-    for told in [told, read] {
+    for op in [Op::Acquire(claim.clone()), Op::Read { key: claim.keys[0].clone() }] {
+        let now: u64 =
+            stranger.says(lock).await.into_iter().next().map(mysql_async::from_row).expect("a row");
+        registry.allow(Some((ServerTime(now).plus_us(400_000), clock::now().plus_ms(60_000))));
+        let told = ask(&store, op, 3_000);
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        stranger.says("ROLLBACK").await;
         let told = told.await.expect(ANSWERED);
         assert!(told.is_err(), "{told:?}");
     }
