@@ -23,7 +23,12 @@ impl Server {
         values: &Arc<[Value]>,
     ) -> Result<Results, Failure> {
         let savepoint = self.state().savepoint(session);
-        let is_alone = !self.state().session(session)?.in_transaction;
+        let is_alone = {
+            let mut state = self.state();
+            let session = state.session(session)?;
+            // A transaction of this packet that was undone before is not told.
+            !session.in_transaction && !session.is_undone
+        };
         let done = self.run(self.scope(session, values), statement).await;
         let in_transaction = self.state().session(session)?.in_transaction;
         match &done {
