@@ -121,7 +121,9 @@ async fn watch(
             () = sleep_until(lease.stop_at()), if is_stopped => {
                 return Ok(Err(lease.gone("the command was stopped for longer than its lease lasts".to_owned())));
             }
-            () = lease.extended() => child.may_live_until(lease.kill_at()),
+            () = lease.extended() => if !child.may_live_until(lease.kill_at()) {
+                return Ok(Err(lease.gone("it was renewed too late for the command's guard".to_owned())));
+            },
             signal = signals.next() => child.signal(signal),
             change = child.change() => match change? {
                 Change::Ended(_) if child.may_have_been_killed() => {

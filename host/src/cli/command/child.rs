@@ -111,12 +111,17 @@ impl Child {
         Ok(child)
     }
 
-    /// Until when the command may live, whatever becomes of this process.
-    pub fn may_live_until(&mut self, kill_at: Instant) {
+    /// Until when the command may live, whatever becomes of this process. False where that is too late, since the guard
+    /// ends the command at the time that it was told before.
+    pub fn may_live_until(&mut self, kill_at: Instant) -> bool {
+        if self.may_have_been_killed() {
+            return false;
+        }
         self.kill_at = kill_at;
         if let Some(guard) = &mut self.guard {
             guard.tell(self.group, kill_at);
         }
+        true
     }
 
     /// Whether the guard may have ended the command by now.
