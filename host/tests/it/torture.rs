@@ -21,7 +21,7 @@ mod database;
 mod way;
 
 use crowd::Crowd;
-use database::{Database, Programs, Setup};
+use database::{Database, Programs, Server, Setup};
 use way::{Direction, Way};
 
 /// There is one more now and then.
@@ -32,6 +32,8 @@ const CLIENTS: (usize, usize) = (4, 60);
 const HOT: usize = 20;
 /// Further resources of each primitive, which few clients want at a time. `row` has none: each of its locks takes a connection.
 const COLD: usize = 200;
+/// How often each resource of `once` and `quorum` is in the list of which a client chooses.
+const RARE: usize = 2;
 /// Faults between two looks at all that the clients were told, when everything must go on again.
 const ROUND: usize = 25;
 /// The longest pause between two faults.
@@ -41,7 +43,7 @@ const DISK_IS_FULL: Duration = Duration::from_secs(6);
 /// How long a proxy may take to stop in order.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Three primitives, of which two rest on sessions. A proxy that is silent for 4 s is gone, and after a fail-over the wait for
+/// Four primitives, of which two rest on sessions. A proxy that is silent for 4 s is gone, and after a fail-over the wait for
 /// the leases of the lost server is short.
 const SECTIONS: &str = r#"
 [fleet]
@@ -56,12 +58,30 @@ primitive = "advisory"
 path = "builtin:default"
 [policies.row.settings]
 primitive = "row"
+[policies.once]
+path = "builtin:default"
+[policies.once.settings]
+primitive = "once"
 [[routes]]
 resource = "advisory/*"
 policy = "advisory"
 [[routes]]
 resource = "row/*"
 policy = "row"
+[[routes]]
+resource = "once/*"
+policy = "once"
+"#;
+
+/// One more, beside its stores.
+const QUORUM: &str = r#"
+[policies.quorum]
+path = "builtin:default"
+[policies.quorum.settings]
+primitive = "quorum"
+[[routes]]
+resource = "quorum/*"
+policy = "quorum"
 "#;
 
 #[test]
@@ -119,13 +139,16 @@ struct Place {
 
 impl Place {
     /// No two have the same number `n`. They do not name the servers in the same order.
-    async fn new(urls: &[String], dir: &Path, n: usize, settings: &Settings) -> Place {
-        let way = |m: usize| Way::new(&urls[m], &dir.join(format!("way-{n}-{m}")));
-        let ways: Vec<Way> = (0..urls.len()).map(way).collect();
-        let first = n % ways.len();
-        let (before, from) = ways.split_at(first);
+    async fn new(database: &Database, dir: &Path, n: usize, settings: &Settings) -> Place {
+        let way = |(m, server): (usize, &Server)| Way::new(&server.url, &dir.join(format!("way-{n}-{m}")));
+        let ways: Vec<Way> = database.servers.iter().enumerate().map(way).collect();
+        let (main, quorum) = ways.split_at(database.main);
+        let (before, from) = main.split_at(n % main.len());
         let url = from.iter().chain(before).map(|way| &*way.url).collect::<Vec<_>>().join(",");
-        let settings = Settings { url, ..settings.clone() };
+        let mut settings = Settings { url, ..settings.clone() };
+        for (m, way) in quorum.iter().enumerate() {
+            settings.sections += &format!("[stores.s{m}]\nurl = \"{}\"\n", way.url);
+        }
         let proxy = Proxy::with(settings.clone()).await;
         Place { ways, settings, proxy, is_paused: false }
     }
@@ -164,25 +187,32 @@ impl Torture {
         let database = Database::start(setup, programs, dir).await;
         let policy = dir.join("policy.wasm");
         std::fs::write(&policy, default_policy()).expect("a file");
-        // Galera has no GET_LOCK.
-        let primitives = match setup {
-            Setup::Galera => &["lease", "row"][..],
-            Setup::One(_) | Setup::Group => &["lease", "advisory", "row"][..],
+        // Galera has no GET_LOCK. A quorum has servers of its own.
+        let (primitives, rare) = match setup {
+            Setup::Galera => (&["lease", "row"][..], &["once"][..]),
+            Setup::Group => (&["lease", "advisory", "row"][..], &["once"][..]),
+            Setup::One(_) => (&["lease", "advisory", "row"][..], &["once", "quorum"][..]),
         };
-        let sections = format!("[policies.default]\npath = \"{}\"\n{SECTIONS}", policy.display());
+        let mut sections = format!("[policies.default]\npath = \"{}\"\n{SECTIONS}", policy.display());
+        if rare.contains(&"quorum") {
+            sections += QUORUM;
+        }
         let settings = Settings { sections, ..Settings::default() };
         let mut places = Vec::new();
         for n in 0..PROXIES {
-            let place = Place::new(&database.urls(), dir, n, &settings).await;
+            let place = Place::new(&database, dir, n, &settings).await;
             place.proxy.until_ready().await;
             places.push(place);
         }
         let addresses: Vec<_> = places.iter().map(|place| place.proxy.api_address()).collect();
-        let of_each = |n: usize| primitives.iter().map(move |primitive| format!("{primitive}/{n}"));
+        let of_each = |primitives: &'static [&'static str]| {
+            move |n: usize| primitives.iter().map(move |primitive| format!("{primitive}/{n}"))
+        };
         // A client chooses any of the list: a hot resource is in it several times.
-        let hot = (0..COLD).map(|n| n % HOT).flat_map(of_each);
-        let cold = (HOT..HOT + COLD).flat_map(of_each).filter(|name| !name.starts_with("row/"));
-        let resources: Vec<String> = hot.chain(cold).collect();
+        let hot = (0..COLD).map(|n| n % HOT).flat_map(of_each(primitives));
+        let cold = (HOT..HOT + COLD).flat_map(of_each(primitives)).filter(|name| !name.starts_with("row/"));
+        let rare = (0..RARE * HOT).map(|n| n % HOT).flat_map(of_each(rare));
+        let resources: Vec<String> = hot.chain(cold).chain(rare).collect();
         let crowd = Crowd::start(dir, CLIENTS, &resources, &addresses).await;
         Torture {
             database,
@@ -238,8 +268,11 @@ impl Torture {
         self.random.random_range(0..self.places.len())
     }
 
+    /// A server that all proxies use, or sometimes one of a quorum.
     fn any_server(&mut self) -> usize {
-        self.random.random_range(0..self.database.servers.len())
+        let (main, all) = (self.database.main, self.database.servers.len());
+        let is_of_quorum = main < all && self.random.random_bool(0.3);
+        self.random.random_range(if is_of_quorum { main..all } else { 0..main })
     }
 
     /// A cluster goes on while most of its servers do: one is broken at a time, once all have joined.
@@ -295,8 +328,7 @@ impl Torture {
         let last = self.places.len() - 1;
         if last < PROXIES {
             self.joined += 1;
-            let place =
-                Place::new(&self.database.urls(), &self.dir, PROXIES + self.joined, &self.settings).await;
+            let place = Place::new(&self.database, &self.dir, PROXIES + self.joined, &self.settings).await;
             self.crowd.joins(place.proxy.api_address()).await;
             self.places.push(place);
             return Some("a proxy joins");
@@ -486,6 +518,7 @@ impl Torture {
         })
         .await;
         eprintln!("no violation in {:.1} minutes: {grants} grants checked", length.as_secs_f64() / 60.0);
+        eprintln!("{}", self.crowd.ledger().summary());
         for (fault, times) in &self.faults {
             eprintln!("{times:>7}  {fault}");
         }

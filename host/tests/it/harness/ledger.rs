@@ -1,7 +1,7 @@
 //! What clients were told of their leases, noted as soon as they were told, and what must be true of it:
 //! promises 1 and 2.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use super::Response;
 #[derive(Default)]
 pub struct Ledger {
     told: Mutex<HashMap<String, Vec<Told>>>,
+    outcomes: Mutex<HashMap<String, Vec<Outcome>>>,
     ends: Mutex<Vec<SessionsEnd>>,
     /// Where the ledger of another process has it all, too.
     says: Option<UnboundedSender<Said>>,
@@ -34,6 +35,8 @@ pub enum Said {
     },
     /// The end of a grant is another one now.
     Until { at: usize, resource: String, until: Moment },
+    /// What came of the resource, which is for something that is done once.
+    Outcome { resource: String, outcome: Value, at: Moment },
 }
 
 /// A moment, for all processes of this machine.
@@ -87,6 +90,12 @@ struct Told {
     ends_with: Option<SocketAddr>,
 }
 
+/// What a client was told to have come of what is done once.
+struct Outcome {
+    outcome: Value,
+    at: Instant,
+}
+
 /// The place of a grant in the ledger.
 #[derive(Clone, Debug)]
 pub struct Noted {
@@ -129,6 +138,17 @@ impl Ledger {
         Noted { resource: resource.to_owned(), at }
     }
 
+    /// An outcome that has been told just now.
+    pub fn outcome(&self, resource: &str, outcome: &Value) {
+        self.note_outcome(resource, outcome.clone(), Instant::now());
+    }
+
+    fn note_outcome(&self, resource: &str, outcome: Value, at: Instant) {
+        self.say(|| Said::Outcome { resource: resource.to_owned(), outcome: outcome.clone(), at: at.into() });
+        let mut all = self.outcomes.lock().expect("nobody panics with it");
+        all.entry(resource.to_owned()).or_default().push(Outcome { outcome, at });
+    }
+
     /// A ledger whose notes another process has, too.
     pub fn that_says(says: UnboundedSender<Said>) -> Ledger {
         Ledger { says: Some(says), ..Ledger::default() }
@@ -153,6 +173,7 @@ impl Ledger {
                 let noted = &places[&(resource, at)];
                 self.change(noted, |told| told.until = until.into());
             }
+            Said::Outcome { resource, outcome, at } => self.note_outcome(&resource, outcome, at.into()),
         }
     }
 
@@ -190,6 +211,19 @@ impl Ledger {
         self.lock().values().map(Vec::len).sum()
     }
 
+    /// The same by what the names of the resources begin with, up to the first slash; and how many outcomes were told.
+    pub fn summary(&self) -> String {
+        let mut grants: BTreeMap<String, usize> = BTreeMap::new();
+        for (resource, told) in &*self.lock() {
+            let first = resource.split('/').next().unwrap_or_default();
+            *grants.entry(first.to_owned()).or_default() += told.len();
+        }
+        let all = self.outcomes.lock().expect("nobody panics with it");
+        let outcomes: usize = all.values().map(Vec::len).sum();
+        let grants: Vec<String> = grants.iter().map(|(first, count)| format!("{first} {count}")).collect();
+        format!("{}; {outcomes} outcomes", grants.join(", "))
+    }
+
     /// How long after this moment the first lease was asked for and granted, and its token.
     pub fn first_grant_since(&self, moment: Instant) -> Option<(Duration, u64)> {
         let all = self.lock();
@@ -197,8 +231,8 @@ impl Ledger {
         Some((first.from - moment, first.tokens[0].1))
     }
 
-    /// Checks every grant: no two were certain of a resource at the same time, and the tokens of each key
-    /// rise. The keys that were granted.
+    /// Checks every grant: no two were certain of a resource at the same time, the tokens of each key rise, and what is
+    /// done once has one outcome. The keys that were granted.
     pub fn check(&self) -> Vec<String> {
         let mut by_key: HashMap<String, Vec<(Instant, Instant, u64)>> = HashMap::new();
         let ends = self.ends.lock().expect("nobody panics with it").clone();
@@ -206,6 +240,9 @@ impl Ledger {
             let mut certain: Vec<Certain<'_>> = told.iter().map(|told| Certain::of(told, &ends)).collect();
             certain.sort_by_key(|certain| certain.told.from);
             check_times(resource, &certain);
+            if let Some(outcomes) = self.outcomes.lock().expect("nobody panics with it").get(resource) {
+                check_outcomes(resource, outcomes, told);
+            }
             for told in told {
                 for (key, token) in &told.tokens {
                     by_key.entry(key.clone()).or_default().push((told.asked, told.from, *token));
@@ -276,6 +313,17 @@ fn check_times(resource: &str, all: &[Certain<'_>]) {
         if last.is_none_or(|last| last.until < next.until) {
             last = Some(next);
         }
+    }
+}
+
+/// All are told the same outcome, and nobody is the first who asks after that.
+fn check_outcomes(resource: &str, outcomes: &[Outcome], all: &[Told]) {
+    let Some(first) = outcomes.iter().min_by_key(|outcome| outcome.at) else { return };
+    for Outcome { outcome, .. } in outcomes {
+        assert_eq!(outcome, &first.outcome, "{resource} has two outcomes");
+    }
+    for told in all {
+        assert!(told.asked <= first.at, "{resource} was done, and {} is to do it {:?}", told.by, told.tokens);
     }
 }
 
@@ -381,6 +429,37 @@ mod tests {
         let answer = Response { status: 200, headers, text: String::new(), json };
         ledger.renewed(&first, Instant::now(), &answer);
         grant(&ledger, 2, 10_000);
+        ledger.check();
+    }
+
+    #[test]
+    fn what_is_done_once_has_one_outcome() {
+        let ledger = Ledger::default();
+        ledger.ended(&grant(&ledger, 1, 10_000));
+        for _ in 0..2 {
+            ledger.outcome("r", &json!("sent"));
+        }
+        ledger.check();
+    }
+
+    #[test]
+    #[should_panic = "has two outcomes"]
+    fn another_outcome_is_found() {
+        let ledger = Ledger::default();
+        ledger.ended(&grant(&ledger, 1, 10_000));
+        for outcome in ["sent", "sent again"] {
+            ledger.outcome("r", &json!(outcome));
+        }
+        ledger.check();
+    }
+
+    #[test]
+    #[should_panic = "was done"]
+    fn what_was_done_is_not_done_again() {
+        let ledger = Ledger::default();
+        ledger.ended(&grant(&ledger, 1, 10_000));
+        ledger.outcome("r", &json!("sent"));
+        ledger.ended(&grant(&ledger, 2, 10_000));
         ledger.check();
     }
 

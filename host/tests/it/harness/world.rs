@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedSender;
@@ -18,6 +18,10 @@ use super::{Client, Response, fresh, within};
 
 /// Grants between two faults.
 const ROUND: usize = 60;
+/// What the names of resources begin with whose policy has the primitive `once`.
+const ONCE: &str = "once/";
+/// For how many seconds clients want the same thing done.
+const WANTED_S: u64 = 2;
 
 /// What the clients do.
 pub struct Habits {
@@ -182,12 +186,23 @@ impl Locking {
         let is_long = rand::random_bool(0.05);
         let ttl_ms = if is_long { habits.long_ttl_ms } else { rand::random_range(habits.ttl_ms.clone()) };
         let wait_ms = if rand::random_bool(0.7) { rand::random_range(habits.wait_ms.clone()) } else { 0 };
+        let (path, resource) = if resource.starts_with(ONCE) {
+            // By the clock of the machine, which all processes of clients have.
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
+            ("/v1/once/begin", &format!("{resource}/{}", now / WANTED_S))
+        } else {
+            ("/v1/acquire", resource)
+        };
         let body = json!({"resource": resource, "owner": self.by, "ttl_ms": ttl_ms, "wait_ms": wait_ms});
         let (asked, proxy) = (Instant::now(), self.any_proxy());
-        let granted = match self.call(proxy, "/v1/acquire", &body).await {
+        let granted = match self.call(proxy, path, &body).await {
             Some(answer) if answer.status == 200 => answer,
             _ => return false,
         };
+        if granted.json["state"] == "done" {
+            world.ledger.outcome(resource, &granted.json["outcome"]);
+            return false;
+        }
         let noted = world.ledger.granted(resource, &self.by, asked, proxy, &granted);
         // A lock that ends with its proxy is known to that one alone.
         let only = (granted.json["ends_with"] == "session").then_some(proxy);
@@ -203,7 +218,17 @@ impl Locking {
         }
         world.ledger.ended(&noted);
         let proxy = only.unwrap_or_else(|| self.any_proxy());
-        self.call(proxy, "/v1/release", &json!({"lease_id": granted.json["lease_id"]})).await;
+        let lease_id = &granted.json["lease_id"];
+        if granted.json["state"] == "first" && rand::random_bool(0.8) {
+            let outcome = json!(format!("{} under {}", self.by, granted.json["token"]));
+            let finish = json!({"lease_id": lease_id, "outcome": outcome});
+            let finished = self.call(proxy, "/v1/once/finish", &finish).await;
+            if finished.is_some_and(|finished| finished.status == 200) {
+                world.ledger.outcome(resource, &outcome);
+            }
+        } else {
+            self.call(proxy, "/v1/release", &json!({"lease_id": lease_id})).await;
+        }
         true
     }
 

@@ -1,4 +1,4 @@
-//! The servers under torture: one, or a cluster of three.
+//! The servers under torture: one with three of a quorum beside it, or a cluster of three.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,6 +20,8 @@ const JOINS_WITHIN: Duration = Duration::from_secs(120);
 const MEMBERS: usize = 3;
 /// What fills a disk.
 const FILLER: &str = "filler";
+/// Binary logs of an hour would fill the disk.
+const FEW_LOGS: [&str; 2] = ["--loose-max-binlog-size=32M", "--loose-binlog-expire-logs-seconds=60"];
 /// Of the replication group.
 const GROUP: &str = "7d1c1f4e-0b5e-4a52-9d6b-3c1b6e6f0a11";
 
@@ -42,7 +44,10 @@ pub struct Programs {
 
 pub struct Database {
     pub setup: Setup,
+    /// Those that all proxies use, and then those of the quorum, if there is one.
     pub servers: Vec<Server>,
+    /// How many all proxies use.
+    pub main: usize,
 }
 
 pub struct Server {
@@ -59,22 +64,24 @@ pub struct Server {
 
 impl Database {
     pub async fn start(setup: Setup, programs: &Programs, dir: &Path) -> Database {
-        let servers = match setup {
+        let mut servers = match setup {
             Setup::One(_) => vec![one(programs, dir).await],
             Setup::Galera => galera(programs, dir).await,
             Setup::Group => group(programs, dir).await,
         };
-        let mut database = Database { setup, servers };
+        let main = servers.len();
+        if main == 1 {
+            for n in 0..MEMBERS {
+                servers.push(of_quorum(programs, &dir.join(format!("quorum-{n}"))).await);
+            }
+        }
+        let mut database = Database { setup, servers, main };
         database.is_whole_again().await;
         database
     }
 
-    pub fn urls(&self) -> Vec<String> {
-        self.servers.iter().map(|server| server.url.clone()).collect()
-    }
-
     pub fn is_cluster(&self) -> bool {
-        self.servers.len() > 1
+        self.main > 1
     }
 
     /// Whether each server has joined the cluster. One that stays outside by itself is told to join.
@@ -205,11 +212,15 @@ async fn one(programs: &Programs, dir: &Path) -> Server {
         ),
     );
     let data = programs.disk.as_deref().unwrap_or(dir).join("data");
-    // Binary logs of an hour would fill the disk.
-    let options = ["--loose-max-binlog-size=32M", "--loose-binlog-expire-logs-seconds=60"].map(str::to_owned);
-    let managed = serve(&program, &data, &options).await;
+    let managed = serve(&program, &data, &FEW_LOGS.map(str::to_owned)).await;
     let url = plain_account(&managed, "secret").await;
     Server { clock: Some(clock), disk: programs.disk.clone(), ..Server::new(managed, url) }
+}
+
+async fn of_quorum(programs: &Programs, dir: &Path) -> Server {
+    let managed = serve(&programs.server, dir, &FEW_LOGS.map(str::to_owned)).await;
+    let url = plain_account(&managed, "secret").await;
+    Server::new(managed, url)
 }
 
 /// The library reads the file whole or not at all.
