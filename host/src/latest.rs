@@ -1,7 +1,7 @@
 //! A value that changes, for readers that wait for its changes and need the latest value only.
 //!
-//! It is used as `tokio::sync::watch` is, except that readers go on in the order in which they began to wait. Tokio draws
-//! that order itself, and a simulation repeats a run only if all that is drawn comes from its seed.
+//! It works like `tokio::sync::watch`, except that readers are woken in the order in which they began to wait. Tokio chooses
+//! that order at random. A simulation can repeat a run only if each random choice follows from its seed.
 
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -30,14 +30,13 @@ impl<T> Shared<T> {
         Ref(self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn update<R>(&self, update: impl FnOnce(&mut State<T>) -> R) -> R {
-        let updated = update(&mut self.state.write().unwrap_or_else(PoisonError::into_inner));
+    fn update(&self, update: impl FnOnce(&mut State<T>)) {
+        update(&mut self.state.write().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_waiters();
-        updated
     }
 }
 
-/// The value as it is now. It does not change as long as this lives, and the sender waits: not to be kept.
+/// The value, which cannot change while it is borrowed: the sender waits. Not to be held for long.
 pub struct Ref<'a, T>(RwLockReadGuard<'a, State<T>>);
 
 impl<T> Deref for Ref<'_, T> {
@@ -48,34 +47,33 @@ impl<T> Deref for Ref<'_, T> {
     }
 }
 
-/// Changes the value. Each value has one.
+/// Changes the value. Each value has one sender.
 pub struct Sender<T>(Arc<Shared<T>>);
 
 impl<T> Sender<T> {
-    /// The sender of a new value, which nobody reads yet.
+    /// The sender of a new value, which has no readers yet.
     pub fn new(value: T) -> Sender<T> {
         let state = State { value, version: 0, is_closed: false };
         Sender(Arc::new(Shared { state: RwLock::new(state), changed: Notify::new() }))
     }
 
-    /// The value as it is now.
+    /// The current value.
     pub fn borrow(&self) -> Ref<'_, T> {
         self.0.borrow()
     }
 
-    /// A reader that has seen the value as it is now.
+    /// A reader that has seen the current value.
     pub fn subscribe(&self) -> Receiver<T> {
         Receiver { seen: self.borrow().0.version, shared: self.0.clone() }
     }
 
-    /// Gives the value that was there.
-    pub fn send_replace(&self, value: T) -> T {
-        let mut value = value;
+    /// Returns the previous value.
+    pub fn send_replace(&self, mut value: T) -> T {
         self.send_modify(|old| std::mem::swap(old, &mut value));
         value
     }
 
-    /// Readers take it for a change, also where `modify` leaves the value as it was.
+    /// Counts as a change, even if `modify` leaves the value as it was.
     pub fn send_modify(&self, modify: impl FnOnce(&mut T)) {
         self.0.update(|state| {
             modify(&mut state.value);
@@ -90,7 +88,7 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-/// Reads the value, and waits for changes. A copy has seen what the original had seen.
+/// Reads the value, and waits for changes. A clone has seen what the original had seen.
 pub struct Receiver<T> {
     shared: Arc<Shared<T>>,
     /// The version that was seen last.
@@ -104,26 +102,26 @@ impl<T> Clone for Receiver<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The value as it is now. It does not count as seen.
+    /// The current value, which does not count as seen.
     pub fn borrow(&self) -> Ref<'_, T> {
         self.shared.borrow()
     }
 
-    /// The value as it is now, which counts as seen.
+    /// The current value, which counts as seen.
     pub fn borrow_and_update(&mut self) -> Ref<'_, T> {
         let now = self.shared.borrow();
         self.seen = now.0.version;
         now
     }
 
-    /// Waits until there is a value that was not seen yet, which then counts as seen.
+    /// Waits until the value is one that this reader has not seen, and then counts it as seen.
     ///
     /// # Errors
-    /// Where all were seen and the sender is gone.
+    /// [`Closed`] if the reader has seen the last value and the sender is gone.
     pub async fn changed(&mut self) -> Result<(), Closed> {
         let mut changed = std::pin::pin!(self.shared.changed.notified());
         loop {
-            // What changes from here on wakes this.
+            // A change after this line is not missed.
             changed.as_mut().enable();
             {
                 let Ref(now) = self.shared.borrow();
@@ -140,10 +138,10 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// Waits until the value is as wanted. It may have changed again when this returns.
+    /// Waits until `is_wanted` holds for the value. The value may have changed again when this returns.
     ///
     /// # Errors
-    /// Where it is not, and the sender is gone.
+    /// [`Closed`] if it does not hold for the last value and the sender is gone.
     pub async fn wait_for(&mut self, mut is_wanted: impl FnMut(&T) -> bool) -> Result<(), Closed> {
         while !is_wanted(&self.borrow_and_update()) {
             self.changed().await?;

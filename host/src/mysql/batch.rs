@@ -56,6 +56,7 @@ async fn transact(
     let mut sets = link.exchange(sql::lock_rows(keys.iter().copied())).await?;
     link.learn(shared, sets.pop(), asked_at)?;
     shared.check_watched()?;
+    link.check_member()?;
     let stored = read_rows(sets.pop().unwrap_or_default())?;
     let (mut records, revisions) = assemble(&keys, stored);
     let env = environment(shared, link, &records, &keys, (link.sample.now, link.sample.now));
@@ -65,7 +66,6 @@ async fn transact(
     let writes = writes(&records, &revisions, env.now);
     if writes.is_empty() {
         link.rollback().await?;
-        link.check_membership()?;
         remember(shared, link, &records, &revisions, env.now);
         *decided = Some(Decided { mark, replies });
         return Ok(());
@@ -200,8 +200,7 @@ async fn commit(link: &mut Link, writes: Writes, deadline: Instant) -> Result<()
     let latest = link.latest(deadline);
     let floor = (!writes.new.is_empty()).then_some(link.sample.floor);
     packet.extend_from_slice(sql::commit_before(latest, floor).as_bytes());
-    link.exchange(packet).await?;
-    link.check_committed().await
+    link.commit(packet).await.map(drop)
 }
 
 /// Rows in their order, cut so that no statement is much longer than a packet.

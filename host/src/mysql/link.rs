@@ -224,25 +224,26 @@ impl Link {
         exchange(&mut self.wire, sql).await
     }
 
-    /// Whether what a COMMIT has confirmed is there. A node of a Galera cluster undoes a transaction that is in the way of what
-    /// another node has committed, and where the transaction's last packet is under way, its COMMIT succeeds all the
-    /// same. The first that a proxy commits on another node is a higher epoch.
+    /// Sends the last packet of a transaction, which ends with COMMIT, and gives the rows as [`Link::exchange`] does.
+    ///
+    /// A node of a Galera cluster undoes a transaction that is in the way of a write of another node. If it does so while the
+    /// last packet of the transaction is run, the COMMIT succeeds all the same. A proxy that uses another node first raises
+    /// the epoch there, so the epoch tells whether that may have happened.
     ///
     /// # Errors
-    /// Where the transaction may have been undone: as where the answer to the COMMIT was lost.
-    pub async fn check_committed(&mut self) -> Result<(), Fault> {
-        if !self.server.galera {
-            return Ok(());
+    /// As [`Link::exchange`]; and [`Fault::Broken`] if the transaction may have been undone.
+    pub async fn commit(&mut self, packet: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
+        let sets = self.exchange(packet).await?;
+        if self.server.galera {
+            // The transaction is over: no error of this statement says that nothing was applied.
+            let read = self.exchange(sql::epoch()).await.ok();
+            let epoch: Option<u64> = read.and_then(|mut sets| sets.pop()?.pop()?.take(0));
+            if epoch != Some(self.sample.epoch) {
+                let why = "another node of the cluster may have undone a transaction".to_owned();
+                return Err(Fault::Broken { why, slug: "undone" });
+            }
         }
-        let epoch =
-            self.exchange(sql::epoch()).await.ok().and_then(|mut sets| sets.pop()?.pop()?.take::<u64, _>(0));
-        match epoch == Some(self.sample.epoch) {
-            true => Ok(()),
-            false => Err(Fault::Broken {
-                why: "another node of the cluster may have undone a transaction".to_owned(),
-                slug: "undone",
-            }),
-        }
+        Ok(sets)
     }
 
     /// Runs one statement with these values, which is prepared when it is first used.
@@ -258,16 +259,9 @@ impl Link {
         self.sample.earliest(deadline).min(self.membership.until())
     }
 
-    /// What was read after this proxy was a member of its fleet is not to be told: the others may go by other keys by then, and
-    /// a version of before would look like one of theirs.
-    ///
-    /// # Errors
-    /// [`Fault::Conflict`], where the last sample was taken after that.
-    pub fn check_membership(&self) -> Result<(), Fault> {
-        if self.sample.now > self.membership.until() {
-            return Err(Fault::Conflict { why: NO_MEMBER.to_owned() });
-        }
-        Ok(())
+    /// See [`check_member`], at the moment of the last sample.
+    pub fn check_member(&self) -> Result<(), Fault> {
+        check_member(self.sample.now, self.membership.until())
     }
 
     /// Undoes what the transaction has done, after a fault that left the connection usable.
@@ -387,6 +381,15 @@ fn read_sample(
     check_use(server, &used_on)?;
     let grants_from = ServerTime(grants_from);
     Ok(Sample { now: ServerTime(now), before, after, epoch, floor, renamed, counter, grants_from })
+}
+
+/// Whether this proxy, a member of its fleet `until` then, is still one `now`. Others may use other keys after that, so nothing
+/// is to be decided or told: the version of an old key would look like one of a new key.
+pub fn check_member(now: ServerTime, until: ServerTime) -> Result<(), Fault> {
+    if now > until {
+        return Err(Fault::Conflict { why: NO_MEMBER.to_owned() });
+    }
+    Ok(())
 }
 
 /// Whether the tables are `used_on` this server, by their record. Where another proxy has taken another node of a Galera

@@ -354,10 +354,7 @@ pub fn counted(
         return Err(Fault::Broken { why, slug: "schema" });
     };
     link::check_use(server, &used_on)?;
-    if now > until.0 {
-        let why = "this proxy's place in the fleet is not confirmed".to_owned();
-        return Err(Fault::Conflict { why });
-    }
+    link::check_member(ServerTime(now), until)?;
     let from = begins(from, now, clock::now());
     if tokens > PER_NUMBER {
         return Ok(laid_by.then(|| (Token(own - tokens - 1), from)));

@@ -289,17 +289,15 @@ async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<
         differs |= changes_a_row(link, replace_record(name, component)).await?;
     }
     let raise = if differs { sql::raise_above_all() + ";" } else { String::new() };
-    link.exchange(raise + "COMMIT").await?;
-    link.check_committed().await?;
+    link.commit(raise + "COMMIT").await?;
     Ok(true)
 }
 
 async fn end(link: &mut Link, keep: bool) -> Result<(), Fault> {
-    if !keep {
-        return link.rollback().await;
+    match keep {
+        true => link.commit("COMMIT").await.map(drop),
+        false => link.rollback().await,
     }
-    link.exchange("COMMIT").await?;
-    link.check_committed().await
 }
 
 /// Leaves a record that is there as it is.
@@ -390,8 +388,7 @@ async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<boo
         keep_live("candidate_digest", &condition),
         sql::raise_above_all(),
     );
-    link.exchange(sql).await?;
-    link.check_committed().await?;
+    link.commit(sql).await?;
     Ok(true)
 }
 

@@ -55,7 +55,7 @@ pub fn used_on() -> String {
     format!("SELECT identity FROM {META} WHERE id=1")
 }
 
-/// One row: the epoch. Locked, it is read after what is just being applied.
+/// One row: the epoch. As it locks the row, it waits for a write that another node of a cluster has just made.
 pub fn epoch() -> String {
     format!("SELECT epoch FROM {META} WHERE id=1 LOCK IN SHARE MODE")
 }

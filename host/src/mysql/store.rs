@@ -288,8 +288,7 @@ impl Store for MysqlStore {
         Box::pin(async move {
             let work = async {
                 let mut link = Link::open(&shared).await?;
-                let floor = link.exchange(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
-                link.check_committed().await?;
+                let floor = link.commit(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
                 link.close().await;
                 floor
                     .map(Token)

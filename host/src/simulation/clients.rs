@@ -142,7 +142,7 @@ impl Client {
         // A mode that the primitive lacks is asked for now and then: policies are replaced.
         let mode = match (policy, self.random.random_range(0..40_u32)) {
             ("once", _) => Mode::Exclusive,
-            // Of one resource, mostly permits: seldom does somebody keep all others from it.
+            // Mostly permits, so that several clients hold this resource at a time.
             ("quorum", 9..36) if resource.ends_with("/1") => Mode::Permits { count: 1, limit: 0 },
             ("lease" | "quorum" | POOL | BACKOFF, 0..8) | (_, 0) => {
                 Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }

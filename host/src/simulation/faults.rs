@@ -54,7 +54,7 @@ pub enum Fault {
         proxy: usize,
         ms: u32,
     },
-    /// What the proxy asks for on sessions, named locks and row locks, takes this much longer.
+    /// Nothing that the proxy asks for on sessions with locks arrives in this time; it arrives at the end.
     SlowSessions {
         proxy: usize,
         ms: u32,
@@ -390,7 +390,8 @@ impl Kind {
         Kind::Replace,
     ];
 
-    /// Those of a run whose quorum lacks members again and again: the others must not grant what they have granted.
+    /// Those of a run in which members of the quorum are away again and again: the others must not grant again what those have
+    /// granted.
     const OF_QUORUM: [Kind; 4] = [Kind::PauseServer, Kind::PauseServer, Kind::Crash, Kind::CutOff];
 
     fn is_possible(self, what: &Failing<'_>) -> bool {
@@ -436,7 +437,7 @@ pub struct Failing<'a> {
     pub proxies: usize,
     pub servers: usize,
     pub has_second: bool,
-    /// Whether it is a node of a cluster, which has no named locks.
+    /// Whether the second server is a node of a Galera cluster. Galera has no named locks.
     pub is_cluster: bool,
     /// They may be replaced.
     pub policies: &'a [&'static str],
@@ -463,12 +464,12 @@ impl Tally {
 pub struct FaultyNetwork {
     random: Mutex<StdRng>,
     packet_faults_per_mille: AtomicU32,
-    /// The proxy is cut off until then.
-    cut_until: AtomicU64,
-    /// Its beats are lost until then.
-    silent_until: AtomicU64,
-    /// What it asks for on sessions is slow until then.
-    slow_until: AtomicU64,
+    /// The proxy is cut off.
+    cut: Spell,
+    /// Its beats are lost.
+    silence: Spell,
+    /// What it asks for on sessions with locks is late.
+    slow_sessions: Spell,
     /// What may become of a packet that has a fault, as in [`PACKET_FAULTS`].
     kinds: Vec<u32>,
     tally: Arc<Tally>,
@@ -487,9 +488,9 @@ impl FaultyNetwork {
         FaultyNetwork {
             random: Mutex::new(random),
             packet_faults_per_mille: AtomicU32::new(0),
-            cut_until: AtomicU64::new(0),
-            silent_until: AtomicU64::new(0),
-            slow_until: AtomicU64::new(0),
+            cut: Spell::default(),
+            silence: Spell::default(),
+            slow_sessions: Spell::default(),
             kinds,
             tally,
         }
@@ -503,35 +504,43 @@ impl FaultyNetwork {
     /// From now on everything arrives.
     pub fn heal(&self) {
         self.fail(0);
-        self.cut_until.store(0, Relaxed);
-        self.silent_until.store(0, Relaxed);
-        self.slow_until.store(0, Relaxed);
+        [&self.cut, &self.silence, &self.slow_sessions].into_iter().for_each(Spell::end);
     }
 
     /// Nothing arrives in the next `ms`.
     pub fn cut(&self, ms: u32) {
-        self.cut_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
+        self.cut.last(ms);
     }
 
     /// In the next `ms`, the store does not hear that the proxy lives.
     pub fn silence(&self, ms: u32) {
-        self.silent_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
+        self.silence.last(ms);
     }
 
-    /// What is asked for on sessions in the next `ms` arrives after them.
+    /// What the proxy asks for on sessions with locks in the next `ms` arrives at their end.
     pub fn slow_sessions(&self, ms: u32) {
-        self.slow_until.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
+        self.slow_sessions.last(ms);
+    }
+}
+
+/// A time in which something goes wrong.
+#[derive(Default)]
+struct Spell(AtomicU64);
+
+impl Spell {
+    /// It lasts for `ms` from now on, at least.
+    fn last(&self, ms: u32) {
+        self.0.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
     }
 
-    /// For how long a packet that asks for something on a session is under way.
-    fn slow_for(&self, sql: &[u8]) -> Option<Duration> {
-        let left_us = self.slow_until.load(Relaxed).saturating_sub(clock::now().0);
-        let is_slow = left_us > 0 && ON_SESSIONS.iter().any(|text| contains(sql, text));
-        is_slow.then(|| Duration::from_micros(left_us))
+    fn end(&self) {
+        self.0.store(0, Relaxed);
     }
 
-    fn is_silenced(&self, sql: &[u8]) -> bool {
-        clock::now().0 < self.silent_until.load(Relaxed) && contains(sql, BEAT)
+    /// What is left of it; `None` once it is over.
+    fn left(&self) -> Option<Duration> {
+        let left_us = self.0.load(Relaxed).saturating_sub(clock::now().0);
+        (left_us > 0).then(|| Duration::from_micros(left_us))
     }
 }
 
@@ -551,17 +560,18 @@ impl Network for FaultyNetwork {
         let mut way = || Duration::from_micros(random.random_range(100..1_000));
         let (there, back, hesitation) = (way(), way(), Duration::ZERO);
         let trip = |fate| Trip { hesitation, there, back, fate };
-        if self.is_silenced(sql) {
+        if self.silence.left().is_some() && contains(sql, BEAT) {
             return trip(Fate::Lost);
         }
-        if let Some(slow) = self.slow_for(sql) {
+        if let Some(left) = self.slow_sessions.left()
+            && ON_SESSIONS.iter().any(|text| contains(sql, text))
+        {
             self.tally.count("a packet of a session is slow");
-            return Trip { there: slow, ..trip(Fate::Delivered) };
+            return Trip { there: left, ..trip(Fate::Delivered) };
         }
-        let cut_us = self.cut_until.load(Relaxed).saturating_sub(clock::now().0);
-        if cut_us > 0 {
+        if let Some(left) = self.cut.left() {
             self.tally.count("a packet is sent while its proxy is cut off");
-            let again = Duration::from_micros(cut_us) + Duration::from_millis(random.random_range(0..3_000));
+            let again = left + Duration::from_millis(random.random_range(0..3_000));
             // Some packets are sent again by then.
             return match random.random_bool(0.5) {
                 true => Trip { there: again, ..trip(Fate::Delivered) },

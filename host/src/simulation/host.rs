@@ -21,7 +21,7 @@ thread_local! {
 pub struct Host {
     state: Mutex<State>,
     died: Notify,
-    /// How late its tasks start, at most.
+    /// How late its tasks start, at most, in milliseconds.
     late_ms: u32,
 }
 

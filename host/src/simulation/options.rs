@@ -132,7 +132,7 @@ impl Options {
         };
         let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
         let faults = plan(&mut random, lasts, &failing);
-        // Meanwhile clients may have gone.
+        // When a task starts late, its client may have gone.
         let late_ms = *[PROMPT_MS, PROMPT_MS, PROMPT_MS, 200].choose(&mut random).unwrap_or(&PROMPT_MS);
         // Only then do waiters come into line at once.
         let is_calm = is_calm(packet_faults_per_mille, &faults);

@@ -96,7 +96,7 @@ fn the_same_seed_gives_the_same_run() {
             .map(|run| run.map_err(|failed| (failed.violation, failed.time_line)));
         assert_eq!(runs[0], runs[1], "seed {seed}");
     }
-    // In these, many tasks wait for one thing.
+    // In these runs several tasks wait for the same value.
     for seed in [4, 12, 53, 66] {
         let runs = [(); 2].map(|()| run(&Options::of(seed)).map_err(|failed| failed.time_line));
         assert_eq!(runs[0], runs[1], "seed {seed}");

@@ -42,7 +42,7 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
     let mut planned = Vec::new();
     let mut add = |at_ms, fault| planned.push(Planned { at_ms, fault });
     match *fault {
-        // A policy that changes and changes back while a proxy is no member: leases of other keys are there when it returns.
+        // A policy changes and changes back while a proxy is no member. When the proxy returns there are leases of other keys.
         Fault::Silence { proxy, ms: 25_000.. } if may_replace && random.random_bool(0.3) => {
             let by = proxy + 1;
             let policy = what.policies.choose(random).copied().unwrap_or_default();
@@ -58,7 +58,7 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             let at_ms = at_ms + random.random_range(0..16_000);
             add(at_ms, Fault::any(random, Kind::Replace, what));
         }
-        // Another proxy is alone meanwhile, or waits for one that has gone.
+        // A policy changes while a proxy is away: another one is alone, or waits for it.
         Fault::Kill { down_ms, .. } | Fault::Restart { down_ms, .. }
             if may_replace && random.random_bool(0.2) =>
         {
@@ -101,7 +101,7 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
             };
             add(at_ms, delay);
         }
-        // A proxy that goes by both policies while others go by the next one alone.
+        // One proxy still uses the keys of both policies when the others use those of the next one alone.
         Fault::Replace { .. } if random.random_bool(0.15) => {
             let proxy = random.random_range(0..what.proxies);
             let at_ms = at_ms + random.random_range(10..1_500);

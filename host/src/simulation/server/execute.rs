@@ -26,7 +26,7 @@ impl Server {
         let is_alone = {
             let mut state = self.state();
             let session = state.session(session)?;
-            // A transaction of this packet that was undone before is not told.
+            // The session is not told of a transaction that was undone earlier in the packet.
             !session.in_transaction && !session.is_undone
         };
         let done = self.run(self.scope(session, values), statement).await;
@@ -43,7 +43,7 @@ impl Server {
         if done.is_ok() && !in_transaction {
             self.commit(session).await?;
             if is_alone {
-                // The server knows that it was undone.
+                // Galera reports a single statement that was undone.
                 self.is_undone(session)?;
             }
         }
