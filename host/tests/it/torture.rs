@@ -162,6 +162,7 @@ enum Mend {
     ServerGoesOn(usize, u32),
     /// A statement on the server of this number, which is repeated until it succeeds.
     Statement(usize, &'static str),
+    Writable(usize),
     DiskHasRoom(usize),
 }
 
@@ -238,7 +239,7 @@ impl Torture {
             32..36 => self.kill_server().await,
             36..42 => self.pause_server().await,
             42..54 => self.kill_session().await,
-            54..61 => self.read_only().await,
+            54..61 => self.read_only(),
             61..66 => self.few_connections().await,
             66..76 => self.cut(),
             76..84 => self.lose_answers(),
@@ -386,13 +387,12 @@ impl Torture {
     }
 
     /// A replication group sees to that itself.
-    async fn read_only(&mut self) -> Option<&'static str> {
+    fn read_only(&mut self) -> Option<&'static str> {
         let (n, length) = (self.any_server(), self.ms(50, 3_000));
-        if self.database.setup == Setup::Group {
+        if self.database.setup == Setup::Group || !self.database.servers[n].turn_read_only() {
             return None;
         }
-        self.broken.push((Instant::now() + length, Mend::Statement(n, "SET GLOBAL read_only=0")));
-        self.database.servers[n].ask("SET GLOBAL read_only=1").await?;
+        self.broken.push((Instant::now() + length, Mend::Writable(n)));
         Some("a server is read-only")
     }
 
@@ -495,6 +495,11 @@ impl Torture {
             Mend::DiskHasRoom(n) => {
                 self.database.servers[n].empty_disk();
                 self.sessions_are_lost(Instant::now().checked_sub(DISK_IS_FULL).expect("the machine ran"));
+            }
+            Mend::Writable(n) => {
+                if !self.database.servers[n].turn_writable().await {
+                    self.broken.push((Instant::now() + Duration::from_millis(200), mend));
+                }
             }
             Mend::Statement(n, statement) => {
                 if self.database.servers[n].ask(statement).await.is_none() {

@@ -9,6 +9,7 @@ use lockkeeper::config::{ManagedConfig, ServerBinary};
 use lockkeeper::mysql::managed::ManagedServer;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
+use tokio::task::JoinHandle;
 
 use crate::faults::plain_account;
 use crate::harness::{self, Kind, crash, eventually};
@@ -60,6 +61,8 @@ pub struct Server {
     disk: Option<PathBuf>,
     /// It is kept: where the server has too many connections, no other can be opened.
     admin: Option<Conn>,
+    /// The statement that makes it read-only, which waits for others that write.
+    turns_read_only: Option<JoinHandle<()>>,
 }
 
 impl Database {
@@ -116,7 +119,7 @@ impl Database {
 
 impl Server {
     fn new(managed: ManagedServer, url: String) -> Server {
-        Server { managed, url, clock: None, disk: None, admin: None }
+        Server { managed, url, clock: None, disk: None, admin: None, turns_read_only: None }
     }
 
     pub async fn kill(&self) {
@@ -162,6 +165,31 @@ impl Server {
         let (conn, rows) = tokio::time::timeout(STATEMENT, asked).await.ok()?.ok()?;
         self.admin = Some(conn);
         Some(rows)
+    }
+
+    /// Whether it is to take no writes; not where it is so already.
+    pub fn turn_read_only(&mut self) -> bool {
+        if self.turns_read_only.is_some() {
+            return false;
+        }
+        let url = self.managed.url().to_owned();
+        self.turns_read_only = Some(tokio::spawn(async move {
+            if let Ok(mut conn) = Conn::from_url(url).await {
+                let _ = conn.query_drop("SET GLOBAL read_only=1").await;
+            }
+        }));
+        true
+    }
+
+    /// Whether it takes writes again. The statement that made it read-only has been answered by then: it would be carried out
+    /// later.
+    pub async fn turn_writable(&mut self) -> bool {
+        let is_writable = self.turns_read_only.as_ref().is_none_or(JoinHandle::is_finished)
+            && self.ask("SET GLOBAL read_only=0").await.is_some();
+        if is_writable {
+            self.turns_read_only = None;
+        }
+        is_writable
     }
 
     async fn status(&mut self, name: &str) -> Option<String> {
