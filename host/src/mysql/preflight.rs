@@ -9,7 +9,9 @@ use crate::lock::maps::HashMap;
 pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','version_comment',\
     'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','binlog_format','read_only','super_read_only','server_uuid',\
     'server_uid','server_id','port','datadir','hostname','wsrep_on','group_replication_group_name',\
-    'group_replication_single_primary_mode','group_replication_consistency');\
+    'group_replication_single_primary_mode','group_replication_consistency',\
+    'rpl_semi_sync_source_enabled','rpl_semi_sync_source_wait_point','rpl_semi_sync_source_timeout',\
+    'rpl_semi_sync_master_enabled','rpl_semi_sync_master_wait_point','rpl_semi_sync_master_timeout');\
     SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_ready')";
 
 pub const READ_ONLY: &str = "the MySQL server is read-only: it is a replica or was demoted; point \
@@ -17,6 +19,8 @@ pub const READ_ONLY: &str = "the MySQL server is read-only: it is a replica or w
 
 const OLDEST_MYSQL: (u32, u32) = (8, 0);
 const OLDEST_MARIADB: (u32, u32) = (10, 6);
+/// For a source of semi-synchronous replication: a day. Somebody sees to the replica by then.
+const LONG_TIMEOUT_MS: u64 = 86_400_000;
 
 /// A server that may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +78,7 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
                 .to_owned(),
         );
     }
+    warnings.extend(weak_replication(value));
     let galera = is_on(value("wsrep_on"));
     if galera {
         warnings.push(
@@ -145,6 +150,31 @@ fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
             "sync_binlog is {sync} and the binary log is on: after a crash replicas can have other locks than \
              the primary; set it to 1"
         ));
+    }
+    warnings
+}
+
+/// Where semi-synchronous replication is on, what it does not keep. MariaDB and earlier versions of MySQL call the source
+/// master.
+fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for role in ["source", "master"] {
+        let of = |setting: &str| format!("rpl_semi_sync_{role}_{setting}");
+        if !is_on(value(&of("enabled"))) {
+            continue;
+        }
+        let (wait_point, timeout) = (of("wait_point"), of("timeout"));
+        if value(&wait_point).eq_ignore_ascii_case("after_commit") {
+            warnings.push(format!(
+                "{wait_point} is AFTER_COMMIT: what one proxy has read can be lost with this server; set it to AFTER_SYNC"
+            ));
+        }
+        if let Some(ms) = value(&timeout).parse::<u64>().ok().filter(|ms| *ms < LONG_TIMEOUT_MS) {
+            warnings.push(format!(
+                "{timeout} is {ms}: when no replica has answered for so many milliseconds, locks are confirmed that \
+                 are lost with this server; set it to {LONG_TIMEOUT_MS} or more"
+            ));
+        }
     }
     warnings
 }
@@ -283,6 +313,26 @@ mod tests {
             ("group_replication_single_primary_mode", "OFF"),
         ]);
         assert!(check(&alone, true).is_ok(), "the plugin is there, and no group");
+    }
+
+    #[test]
+    fn semi_synchronous_replication_warns_of_what_it_loses() {
+        for role in ["source", "master"] {
+            let source = |enabled: &str, wait_point: &str, timeout: &str| {
+                let of = |setting: &str| format!("rpl_semi_sync_{role}_{setting}");
+                let mut variables = variables(&[]);
+                variables.insert(of("enabled"), enabled.to_owned());
+                variables.insert(of("wait_point"), wait_point.to_owned());
+                variables.insert(of("timeout"), timeout.to_owned());
+                check(&variables, true).expect("it is durable").warnings
+            };
+            assert_eq!(source("ON", "AFTER_SYNC", "86400000"), [""; 0]);
+            assert_eq!(source("OFF", "AFTER_COMMIT", "10000"), [""; 0]);
+            let after_commit = source("ON", "AFTER_COMMIT", "86400000");
+            assert!(matches!(&after_commit[..], [why] if why.contains("AFTER_SYNC")), "{after_commit:?}");
+            let short = source("ON", "AFTER_SYNC", "10000");
+            assert!(matches!(&short[..], [why] if why.contains("timeout is 10000")), "{short:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use lockkeeper::mysql::managed::ManagedServer;
 use rustix::process::Signal;
 
-use super::{Kind, free_ports, signal, sql, start_with};
+use super::{Kind, eventually, free_ports, signal, sql, start_with};
 
 /// A server with a network port, which is read-only whenever it starts.
 pub struct Node {
@@ -61,6 +61,52 @@ impl Node {
             ),
         })
         .await;
+    }
+
+    /// From now on this primary confirms nothing before its replica has it, however long that takes.
+    pub async fn wait_for_replica(&self, replica: &Node) {
+        let (source, follower, restart) = match self.kind {
+            Kind::Mysql => (
+                "INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so';\
+                 SET GLOBAL rpl_semi_sync_source_timeout=86400000,rpl_semi_sync_source_wait_point='AFTER_SYNC',\
+                 rpl_semi_sync_source_enabled=1",
+                "INSTALL PLUGIN rpl_semi_sync_replica SONAME 'semisync_replica.so';\
+                 SET GLOBAL rpl_semi_sync_replica_enabled=1",
+                "STOP REPLICA IO_THREAD; START REPLICA IO_THREAD",
+            ),
+            Kind::Mariadb => (
+                "SET GLOBAL rpl_semi_sync_master_timeout=86400000,rpl_semi_sync_master_wait_point='AFTER_SYNC',\
+                 rpl_semi_sync_master_enabled=1",
+                "SET GLOBAL rpl_semi_sync_slave_enabled=1",
+                "STOP SLAVE IO_THREAD; START SLAVE IO_THREAD",
+            ),
+        };
+        replica.root(follower).await;
+        replica.root(restart).await;
+        self.root(source).await;
+        let status = if self.kind == Kind::Mysql { "source_clients" } else { "master_clients" };
+        eventually("the source knows of its replica", async || {
+            let rows = self.root(&format!("SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_{status}'")).await;
+            rows.first().and_then(|row| row.get::<String, _>(1)).as_deref() == Some("1")
+        })
+        .await;
+    }
+
+    /// From now on nothing more comes from the other node. What has come is applied.
+    pub async fn stop_receiving(&self) {
+        self.root(if self.kind == Kind::Mysql { "STOP REPLICA IO_THREAD" } else { "STOP SLAVE IO_THREAD" })
+            .await;
+    }
+
+    /// Waits until all that has come from the other node is applied, also where that one is gone.
+    pub async fn apply_all(&self) {
+        let (status, received, wait) = match self.kind {
+            Kind::Mysql => ("SHOW REPLICA STATUS", "Retrieved_Gtid_Set", "WAIT_FOR_EXECUTED_GTID_SET"),
+            Kind::Mariadb => ("SHOW SLAVE STATUS", "Gtid_IO_Pos", "MASTER_GTID_WAIT"),
+        };
+        let all: String = self.root(status).await[0].get(received).expect("a position");
+        let waited = self.root(&format!("SELECT {wait}('{all}',20)")).await;
+        assert_eq!(waited[0].get(0), Some(0), "the replica does not apply {all}");
     }
 
     /// From now on nothing more comes from the other node.

@@ -113,6 +113,45 @@ on_both! {
         world.finish().await;
     }
 
+    /// The primary waits for its replica with each commit, and is killed under load when the replica has been cut off for a
+    /// while: no lease is lost before its end, and what was done last has its outcome.
+    async fn S17_semi_synchronous_replication_keeps_what_was_confirmed(kind: Kind) {
+        let dir = folder();
+        let (a, b) = pair(kind, dir.path()).await;
+        let proxy = || async {
+            let url = [&a, &b].map(Node::url).join(",");
+            let sections = format!(
+                "[limits]\nmax_ttl_ms = {MAX_TTL_MS}\n[policies.once]\npath = \"builtin:default\"\n\
+                 settings = {{ primitive = \"once\" }}\n[[routes]]\nresource = \"once/*\"\npolicy = \"once\"\n"
+            );
+            Proxy::with(Settings { url, sections, ..Settings::default() }).await
+        };
+        let (one, other) = tokio::join!(proxy(), proxy());
+        a.wait_for_replica(&b).await;
+        let world = World::start(&[one.api_address(), other.api_address()]);
+        world.another_round().await;
+        let (client, asked) = (one.client(), json!({"resource": format!("once/{}", fresh("kept"))}));
+        let begun = client.post("/v1/once/begin", &asked).await;
+        let finish = json!({"lease_id": begun.json["lease_id"], "outcome": "sent"});
+        assert_eq!(client.post("/v1/once/finish", &finish).await.status, 200);
+
+        b.stop_receiving().await;
+        // What the replica has received is still being answered.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let confirmed = world.ledger().grants();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.ledger().grants(), confirmed, "nothing is granted that the replica does not have");
+        let killed = Instant::now();
+        a.kill();
+        b.apply_all().await;
+        b.promote().await;
+        world.another_round().await;
+        report(&world, killed, "A to a B that has all that was confirmed");
+        let again = other.client().post("/v1/once/begin", &asked).await;
+        assert_eq!((&again.json["state"], &again.json["outcome"]), (&json!("done"), &json!("sent")), "{}", again.text);
+        world.finish().await;
+    }
+
     /// A server that never heard of the epoch after its own is promoted again, and the only proxy knows
     /// of nothing: it grants no lease before those of that epoch have ended, and no token of it again.
     async fn S17_a_server_that_missed_an_epoch_goes_on_above_it(kind: Kind) {
