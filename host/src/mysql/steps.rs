@@ -17,6 +17,12 @@ pub const MARGIN_US: u64 = crate::lock::record::UNNOTICED_US;
 /// what others have seen.
 const UNWATCHED_US: u64 = 10_000_000;
 
+/// How long a step forward counts as noticed just now, in microseconds. The clock may be set forward, back and forward again,
+/// while one proxy does not look during the first two steps, and another one does not during the last two. Neither notices
+/// that it was set back. Leases that the first proxy grants in between look ended to the second one, which has noticed the
+/// first step alone.
+pub const UNSEEN_US: u64 = 2 * UNWATCHED_US;
+
 /// A clock that was set back is believed to be set forward again for this long, in microseconds: each other proxy looks at
 /// it before that, or knows that it was away.
 const SET_BACK_KEPT_US: u64 = 3 * UNWATCHED_US;
@@ -146,7 +152,8 @@ impl ClockSteps {
 
     /// The server's clock, which says `now` at some moment between `before` and `after` on our own, has said `seen` before.
     pub fn note_seen(&mut self, seen: ServerTime, now: ServerTime, before: Instant, after: Instant) {
-        if seen <= now {
+        // Another proxy may have said it a moment after this look.
+        if seen <= now.plus_us(MARGIN_US) {
             return;
         }
         let low = seen.0.cast_signed() - after.0.cast_signed();
@@ -213,11 +220,11 @@ impl ClockSteps {
     /// What is to be thought of leases that have ended by the server's clock.
     pub fn doubt(&self, now: Instant) -> Doubt {
         let Some(Jump { by_us, since, at }) = self.jump else { return Doubt::default() };
-        let ago_us = now.us_since(at);
+        let ago_us = now.us_since(at).saturating_sub(UNSEEN_US);
         if ago_us > self.longest_us.saturating_add(MARGIN_US) {
             return Doubt::default();
         }
-        Doubt { by_us, since, ago_us, longest_us: self.longest_us }
+        Doubt { by_us, since: since.plus_us(UNSEEN_US), ago_us, longest_us: self.longest_us }
     }
 
     /// Whether the clock has not been set forward in the last `us` microseconds, as far as is known.
@@ -301,8 +308,8 @@ mod tests {
         );
         let doubt = steps.doubt(Instant(11 * SECOND));
         assert!((30 * SECOND..31 * SECOND).contains(&doubt.by_us), "{doubt:?}");
-        assert_eq!(doubt.since, ServerTime(START + 31 * SECOND));
-        assert_eq!(steps.doubt(Instant(12 * SECOND)), Doubt::default());
+        assert_eq!(doubt.since, ServerTime(START + 51 * SECOND));
+        assert_eq!(steps.doubt(Instant(32 * SECOND)), Doubt::default());
         assert!(
             !steps.is_steady(Instant(12 * SECOND), 20 * SECOND),
             "longer ago than any lease, and of late"
@@ -346,7 +353,7 @@ mod tests {
             Instant(2 * SECOND),
         );
         let doubt = steps.doubt(Instant(2 * SECOND));
-        assert!(doubt.by_us >= 39 * SECOND && doubt.since == ServerTime(START + 42 * SECOND), "{doubt:?}");
+        assert!(doubt.by_us >= 39 * SECOND && doubt.since == ServerTime(START + 62 * SECOND), "{doubt:?}");
     }
 
     #[test]
@@ -354,8 +361,11 @@ mod tests {
         let mut steps = ClockSteps::new(60 * SECOND);
         steps.inherit(5 * SECOND, ServerTime(START), ServerTime(START + 20 * SECOND), Instant(100 * SECOND));
         let doubt = steps.doubt(Instant(110 * SECOND));
-        assert_eq!((doubt.by_us, doubt.since, doubt.ago_us), (5 * SECOND, ServerTime(START), 30 * SECOND));
-        assert_eq!(steps.doubt(Instant(141 * SECOND)), Doubt::default());
+        assert_eq!(
+            (doubt.by_us, doubt.since, doubt.ago_us),
+            (5 * SECOND, ServerTime(START + 20 * SECOND), 10 * SECOND)
+        );
+        assert_eq!(steps.doubt(Instant(161 * SECOND)), Doubt::default());
     }
 
     #[test]
@@ -429,8 +439,10 @@ mod tests {
             let (seen, now) = (ServerTime(START + seen), ServerTime(START + SECOND));
             steps.note_seen(seen, now, Instant(SECOND), Instant(SECOND + 100));
         };
-        note(&mut steps, SECOND / 2);
-        assert_eq!(steps.set_back_us(Instant(SECOND)), 0);
+        for said_by_another_one in [SECOND / 2, SECOND + 50_000] {
+            note(&mut steps, said_by_another_one);
+            assert_eq!(steps.set_back_us(Instant(SECOND)), 0);
+        }
         note(&mut steps, 6 * SECOND);
         assert!(steps.set_back_us(Instant(SECOND)) >= 15 * SECOND, "it went on before it was set back");
         assert_eq!(steps.recorded(Instant(SECOND)), SetBack::Unknown);

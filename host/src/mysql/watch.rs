@@ -17,7 +17,7 @@ use super::lanes::{Backoff, EXCHANGE_LIMIT};
 use super::link::{self, Fault, Link};
 use super::schema;
 use super::sql::{CLOCK, META, NOW_US};
-use super::steps::{ClockSteps, MARGIN_US, SetBack, Step};
+use super::steps::{ClockSteps, MARGIN_US, SetBack, Step, UNSEEN_US};
 use super::store::Shared;
 use super::wire::Wire;
 use crate::clock;
@@ -36,10 +36,12 @@ const LONGEST_MARGIN_US: u64 = 10_000_000;
 /// proxies have noticed, and records that the clock may have been set forward since the last of them looked.
 pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
     let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
+    // So that it concerns leases from before this look alone. Else leases that are granted after a start would last longer.
+    let since = format!("GREATEST(stepped_us,{NOW_US}-{UNSEEN_US})");
     let sql = format!(
         "UPDATE {CLOCK} SET {},seen_us=GREATEST(seen_us,{NOW_US}) WHERE id=1;\
          SELECT {NOW_US},by_us,stepped_us,grants_us,seen_us FROM {CLOCK} WHERE id=1",
-        step(&ahead, &by_us, shared.longest_us())
+        step(&ahead, &by_us, &since, shared.longest_us())
     );
     let before = clock::now();
     let row = link::exchange(wire, sql).await?.pop().and_then(|mut rows| rows.pop());
@@ -57,17 +59,19 @@ pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Assignments that record a possible step by `by_us`, where `ahead` holds. Several proxies may record the same step, and
-/// then it counts several times: no lease is in doubt for longer than it was set for. A step that is longer ago than the
-/// longest lease is over. A wait that was not over when the clock was last watched is put off.
-fn step(ahead: &str, by_us: &str, longest_us: u64) -> String {
+/// Assignments that record a possible step by `by_us`, where `ahead` holds. `since`: what the clock said when it was noticed.
+/// Several proxies may record the same step, and then it counts several times: no lease is in doubt for longer than it was
+/// set for. A step that is longer ago than the longest lease and [`UNSEEN_US`] is over. A wait that was not over when the clock
+/// was last watched is put off.
+fn step(ahead: &str, by_us: &str, since: &str, longest_us: u64) -> String {
     let grants_from = format!("GREATEST(grants_us,(SELECT grants_from FROM {META} WHERE id=1))");
     let latest = format!("{NOW_US}+{}", longest_us + LONGEST_MARGIN_US);
+    let counts_us = UNSEEN_US + longest_us + MARGIN_US;
     // They are made from left to right.
     format!(
         "grants_us=IF({ahead} AND {grants_from}>seen_us,LEAST({grants_from}+{by_us},{latest}),grants_us),\
-         by_us=IF({ahead},IF(stepped_us+{longest_us}+{MARGIN_US}>seen_us,by_us,0)+{by_us},by_us),\
-         stepped_us=IF({ahead},{NOW_US},stepped_us)"
+         by_us=IF({ahead},IF(stepped_us+{counts_us}>seen_us,by_us,0)+{by_us},by_us),\
+         stepped_us=IF({ahead},{since},stepped_us)"
     )
 }
 
@@ -146,7 +150,7 @@ fn said(seen: ServerTime, by_us: u64, set_back: SetBack, longest_us: u64) -> Str
     };
     let seen_us = seen.0 + set_back_us;
     if by_us > 0 {
-        let step = step("TRUE", &by_us.to_string(), longest_us);
+        let step = step("TRUE", &by_us.to_string(), NOW_US, longest_us);
         return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
     }
     // By the clock of now: a look that arrives late is behind what others have seen since, and must not take back the

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::host::Host;
 use super::network::{Fate, Network, Route, Trip};
 use super::pair::Pair;
 use super::server::Server;
 use super::simulate;
 use crate::config::StoreConfig;
-use crate::lock::record::{Op, Outcome};
+use crate::lock::record::{Claim, Op, Outcome};
 use crate::mysql::MysqlStore;
 use crate::mysql::conditions::*;
 use crate::store::contract;
@@ -72,6 +73,43 @@ async fn what_another_node_has_undone_is_not_confirmed(server: &Arc<Server>) {
     assert!(!is_granted, "{told:?}");
 }
 
+/// The clock is set forward, back and forward again. One proxy misses the first two steps and another one the last two, so
+/// neither notices that the clock was set back. A lease that one of them grants in between is not over for the other.
+async fn a_clock_that_is_set_to_and_fro_ends_no_lease(server: &Arc<Server>) {
+    set_to_and_fro(server, 60_000_000).await;
+    set_to_and_fro(&Server::new("server-2"), 3_000_000).await;
+}
+
+async fn set_to_and_fro(server: &Arc<Server>, by_us: i64) {
+    let proxy = || {
+        let (host, config) = (Arc::new(Host::new(0)), StoreConfig::default());
+        let open = || MysqlStore::simulated(&config, vec![route(server.clone())], 60_000, Metrics::default());
+        let store = Arc::new(host.enter(open));
+        (host, store)
+    };
+    let asks = async |(host, store): &(Arc<Host>, Arc<MysqlStore>), owner: &str| {
+        let claim = Claim { ttl_ms: 5_000, ..contract::claim(&["k"], owner) };
+        let store = store.clone();
+        let asking = async move { ask(&*store, Op::Acquire(claim), 5_000).await.expect("it is answered") };
+        let told = host.run(asking).await.expect("the proxy lives").expect("the server is there");
+        matches!(told.outcomes[0], Outcome::Granted(_))
+    };
+    let (first, second) = (proxy(), proxy());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Neither is away for so long that it would ask what others have seen.
+    second.0.pause();
+    server.set_clock(by_us);
+    tokio::time::sleep(Duration::from_millis(8_500)).await;
+    first.0.pause();
+    server.set_clock(-by_us);
+    second.0.resume();
+    assert!(asks(&second, "one").await);
+    tokio::time::sleep(Duration::from_millis(4_400)).await;
+    server.set_clock(by_us);
+    first.0.resume();
+    assert!(!asks(&first, "another").await, "the lease has half a second left");
+}
+
 macro_rules! named {
     ($($name:ident)*) => {
         /// Each condition with its name. It panics where it is not met.
@@ -85,6 +123,7 @@ macro_rules! named {
 
 crate::conditions! {
     named
+    a_clock_that_is_set_to_and_fro_ends_no_lease
     what_another_node_has_undone_is_not_confirmed
     a_paused_server_applies_nothing_late
     a_session_is_not_closed_under_its_holders
