@@ -40,6 +40,8 @@ const ROUND: usize = 25;
 const PAUSE_MS: u64 = 8_000;
 /// How long a disk is full at most, in which a server may stop at any time.
 const DISK_IS_FULL: Duration = Duration::from_secs(6);
+/// How long a server may take to do what mends it.
+const MENDED_WITHIN: Duration = Duration::from_secs(60);
 /// How long a proxy may take to stop in order.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -285,11 +287,6 @@ impl Torture {
         is_spare.then_some(n)
     }
 
-    fn way(&mut self, place: usize) -> &Way {
-        let n = self.any_server();
-        &self.places[place].ways[n]
-    }
-
     async fn kill_proxy(&mut self) -> Option<&'static str> {
         let n = self.any();
         self.crowd.killed(self.places[n].proxy.api_address());
@@ -361,7 +358,7 @@ impl Torture {
         self.database.servers[n].managed.pid()?;
         let since = Instant::now();
         self.database.servers[n].kill().await;
-        self.sessions_are_lost(since);
+        self.sessions_are_lost(n, since);
         Some("kill -9 of a server")
     }
 
@@ -382,7 +379,7 @@ impl Torture {
         let rows = self.database.servers[n].ask(any).await?;
         let id: String = rows.into_iter().next().map(mysql_async::from_row)?;
         self.database.servers[n].ask(&format!("KILL CONNECTION {id}")).await?;
-        self.sessions_are_lost(since);
+        self.sessions_are_lost(n, since);
         Some("KILL CONNECTION")
     }
 
@@ -401,7 +398,7 @@ impl Torture {
         self.broken.push((since + length, Mend::Statement(m, "SET GLOBAL max_connections=151")));
         self.database.servers[m].ask("SET GLOBAL max_connections=10").await?;
         self.places[n].ways[m].cut(Duration::ZERO);
-        self.sessions_are_lost(since);
+        self.sessions_are_lost(m, since);
         Some("too many connections")
     }
 
@@ -417,30 +414,30 @@ impl Torture {
         let (n, length, since) = (self.any_server(), self.ms(50, 3_000), Instant::now());
         self.database.servers[n].fill_disk()?;
         // A server that cannot write its binary log stops by itself.
-        self.sessions_are_lost(since);
+        self.sessions_are_lost(n, since);
         self.broken.push((since + length, Mend::DiskHasRoom(n)));
         Some("the disk is full")
     }
 
     fn cut(&mut self) -> Option<&'static str> {
-        let (n, lingers, since) = (self.any(), self.ms(0, 3_000), Instant::now());
+        let (n, m, lingers, since) = (self.any(), self.any_server(), self.ms(0, 3_000), Instant::now());
         let at_once = self.random.random_bool(0.5);
-        self.way(n).cut(if at_once { Duration::ZERO } else { lingers });
-        self.sessions_are_lost(since);
+        self.places[n].ways[m].cut(if at_once { Duration::ZERO } else { lingers });
+        self.sessions_are_lost(m, since);
         Some(if at_once { "connections are cut" } else { "connections are cut, and the server keeps them" })
     }
 
     fn lose_answers(&mut self) -> Option<&'static str> {
-        let n = self.any();
+        let (n, m) = (self.any(), self.any_server());
         // Locks of sessions are not written, so their connections last.
-        self.way(n).lose_answers();
+        self.places[n].ways[m].lose_answers();
         Some("answers to writes are lost")
     }
 
     fn stall(&mut self) -> Option<&'static str> {
-        let (n, length) = (self.any(), self.ms(50, 6_000));
+        let (n, m, length) = (self.any(), self.any_server(), self.ms(50, 6_000));
         let direction = if self.random.random_bool(0.5) { Direction::ToServer } else { Direction::ToProxy };
-        self.way(n).stall(direction, length);
+        self.places[n].ways[m].stall(direction, length);
         Some(match direction {
             Direction::ToServer => "nothing reaches the server",
             Direction::ToProxy => "no answer reaches a proxy",
@@ -457,8 +454,11 @@ impl Torture {
         Some("a policy is replaced")
     }
 
-    /// Of any proxy, at some time since that moment.
-    fn sessions_are_lost(&self, since: Instant) {
+    /// Those of any proxy on the server, at some time since that moment. No lock rests on a session of a quorum's server.
+    fn sessions_are_lost(&self, server: usize, since: Instant) {
+        if server >= self.database.main {
+            return;
+        }
         for place in &self.places {
             self.crowd.ledger().lost_sessions(place.proxy.api_address(), since);
         }
@@ -473,10 +473,13 @@ impl Torture {
     }
 
     async fn mend_all(&mut self) {
+        let began = Instant::now();
         while !self.broken.is_empty() {
+            assert!(began.elapsed() < MENDED_WITHIN, "not mended: {:?}", self.broken);
             for (_, mend) in std::mem::take(&mut self.broken) {
                 self.mend(mend).await;
             }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
@@ -494,7 +497,7 @@ impl Torture {
             Mend::ServerGoesOn(..) => {}
             Mend::DiskHasRoom(n) => {
                 self.database.servers[n].empty_disk();
-                self.sessions_are_lost(Instant::now().checked_sub(DISK_IS_FULL).expect("the machine ran"));
+                self.sessions_are_lost(n, Instant::now().checked_sub(DISK_IS_FULL).expect("the machine ran"));
             }
             Mend::Writable(n) => {
                 if !self.database.servers[n].turn_writable().await {
@@ -523,7 +526,12 @@ impl Torture {
         })
         .await;
         eprintln!("no violation in {:.1} minutes: {grants} grants checked", length.as_secs_f64() / 60.0);
-        eprintln!("{}", self.crowd.ledger().summary());
+        for (kind, grants) in self.crowd.ledger().grants_by_kind() {
+            eprintln!("{grants:>7}  {kind}");
+        }
+        let outcomes = self.crowd.ledger().outcomes();
+        assert!(outcomes > 0, "nothing was done once");
+        eprintln!("{outcomes:>7}  outcomes that clients were told");
         for (fault, times) in &self.faults {
             eprintln!("{times:>7}  {fault}");
         }

@@ -1,5 +1,5 @@
-//! What clients were told of their leases, noted as soon as they were told, and what must be true of it:
-//! promises 1 and 2.
+//! What clients were told of their leases and of the outcomes of `once`, noted as soon as they were told, and what must be true
+//! of it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub enum Said {
     },
     /// The end of a grant is another one now.
     Until { at: usize, resource: String, until: Moment },
-    /// What came of the resource, which is for something that is done once.
+    /// The outcome of a `once`.
     Outcome { resource: String, outcome: Value, at: Moment },
 }
 
@@ -90,7 +90,7 @@ struct Told {
     ends_with: Option<SocketAddr>,
 }
 
-/// What a client was told to have come of what is done once.
+/// The outcome of a `once`, as a client was told.
 struct Outcome {
     outcome: Value,
     at: Instant,
@@ -211,17 +211,19 @@ impl Ledger {
         self.lock().values().map(Vec::len).sum()
     }
 
-    /// The same by what the names of the resources begin with, up to the first slash; and how many outcomes were told.
-    pub fn summary(&self) -> String {
-        let mut grants: BTreeMap<String, usize> = BTreeMap::new();
+    /// The same by what the names of the resources begin with, up to the first slash.
+    pub fn grants_by_kind(&self) -> BTreeMap<String, usize> {
+        let mut grants = BTreeMap::new();
         for (resource, told) in &*self.lock() {
-            let first = resource.split('/').next().unwrap_or_default();
-            *grants.entry(first.to_owned()).or_default() += told.len();
+            let kind = resource.split('/').next().unwrap_or_default();
+            *grants.entry(kind.to_owned()).or_default() += told.len();
         }
-        let all = self.outcomes.lock().expect("nobody panics with it");
-        let outcomes: usize = all.values().map(Vec::len).sum();
-        let grants: Vec<String> = grants.iter().map(|(first, count)| format!("{first} {count}")).collect();
-        format!("{}; {outcomes} outcomes", grants.join(", "))
+        grants
+    }
+
+    /// How many outcomes clients were told.
+    pub fn outcomes(&self) -> usize {
+        self.outcomes.lock().expect("nobody panics with it").values().map(Vec::len).sum()
     }
 
     /// How long after this moment the first lease was asked for and granted, and its token.

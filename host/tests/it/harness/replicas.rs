@@ -92,7 +92,7 @@ impl Node {
         .await;
     }
 
-    /// From now on nothing more comes from the other node. What has come is applied.
+    /// From now on nothing more comes from the other node. What has come before is applied, unlike with [`Node::stop_following`].
     pub async fn stop_receiving(&self) {
         self.root(if self.kind == Kind::Mysql { "STOP REPLICA IO_THREAD" } else { "STOP SLAVE IO_THREAD" })
             .await;

@@ -113,8 +113,8 @@ on_both! {
         world.finish().await;
     }
 
-    /// The primary waits for its replica with each commit, and is killed under load when the replica has been cut off for a
-    /// while: no lease is lost before its end, and what was done last has its outcome.
+    /// The primary waits for its replica with each commit: nothing is granted while the replica is cut off. When the primary is
+    /// killed then, the replica has all that was confirmed.
     async fn S17_semi_synchronous_replication_keeps_what_was_confirmed(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;

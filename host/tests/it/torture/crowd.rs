@@ -1,7 +1,7 @@
 //! The clients, in processes of their own. Each process says what its clients are told as soon as they are told, and one
 //! ledger has all of it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::env;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -50,6 +50,8 @@ enum Answer {
 
 pub struct Crowd {
     ledger: Arc<Ledger>,
+    /// What the names of resources begin with.
+    kinds: BTreeSet<String>,
     processes: Vec<Process>,
     reports: u64,
 }
@@ -91,7 +93,9 @@ impl Crowd {
             process.order(&Order::Start { name: format!("client-{n}"), clients, resources, proxies }).await;
             started.push(process);
         }
-        Crowd { ledger, processes: started, reports: 0 }
+        let kind = |resource: &String| resource.split('/').next().unwrap_or_default().to_owned();
+        let kinds = resources.iter().map(kind).collect();
+        Crowd { ledger, kinds, processes: started, reports: 0 }
     }
 
     pub fn ledger(&self) -> &Ledger {
@@ -122,11 +126,15 @@ impl Crowd {
         self.processes.iter_mut().any(|process| !matches!(process.child.try_wait(), Ok(None)))
     }
 
-    /// Waits until so many leases more were granted that the last fault has been met.
+    /// Waits until so many leases more were granted that the last fault has been met, and some of each primitive.
     pub async fn another_round(&self) {
-        let goal = self.ledger.grants() + ROUND;
+        let (before, goal) = (self.ledger.grants_by_kind(), self.ledger.grants() + ROUND);
         let limit = Duration::from_secs(90);
-        within(limit, "leases are granted again", async || self.ledger.grants() >= goal).await;
+        within(limit, "leases of each primitive are granted again", async || {
+            let now = self.ledger.grants_by_kind();
+            self.ledger.grants() >= goal && self.kinds.iter().all(|kind| now.get(kind) > before.get(kind))
+        })
+        .await;
     }
 
     /// Checks all that the clients were told so far.
