@@ -11,6 +11,7 @@ pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('vers
     'server_uid','server_id','port','datadir','hostname','wsrep_on','group_replication_group_name',\
     'group_replication_single_primary_mode','group_replication_consistency',\
     'rpl_semi_sync_source_enabled','rpl_semi_sync_source_wait_point','rpl_semi_sync_source_timeout',\
+    'rpl_semi_sync_source_wait_no_replica','rpl_semi_sync_master_wait_no_slave',\
     'rpl_semi_sync_master_enabled','rpl_semi_sync_master_wait_point','rpl_semi_sync_master_timeout');\
     SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_ready')";
 
@@ -158,12 +159,17 @@ fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
 /// master.
 fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     let mut warnings = Vec::new();
-    for role in ["source", "master"] {
+    for (role, other) in [("source", "replica"), ("master", "slave")] {
         let of = |setting: &str| format!("rpl_semi_sync_{role}_{setting}");
         if !is_on(value(&of("enabled"))) {
             continue;
         }
-        let (wait_point, timeout) = (of("wait_point"), of("timeout"));
+        let (wait_point, timeout, waits) = (of("wait_point"), of("timeout"), of(&format!("wait_no_{other}")));
+        if value(&waits).eq_ignore_ascii_case("off") {
+            warnings.push(format!(
+                "{waits} is OFF: while no replica is there, locks are confirmed that are lost with this server; set it to ON"
+            ));
+        }
         if value(&wait_point).eq_ignore_ascii_case("after_commit") {
             warnings.push(format!(
                 "{wait_point} is AFTER_COMMIT: what one proxy has read can be lost with this server; set it to AFTER_SYNC"
@@ -317,7 +323,7 @@ mod tests {
 
     #[test]
     fn semi_synchronous_replication_warns_of_what_it_loses() {
-        for role in ["source", "master"] {
+        for (role, other) in [("source", "replica"), ("master", "slave")] {
             let source = |enabled: &str, wait_point: &str, timeout: &str| {
                 let of = |setting: &str| format!("rpl_semi_sync_{role}_{setting}");
                 let mut variables = variables(&[]);
@@ -332,6 +338,11 @@ mod tests {
             assert!(matches!(&after_commit[..], [why] if why.contains("AFTER_SYNC")), "{after_commit:?}");
             let short = source("ON", "AFTER_SYNC", "10000");
             assert!(matches!(&short[..], [why] if why.contains("timeout is 10000")), "{short:?}");
+            let mut alone = variables(&[]);
+            alone.insert(format!("rpl_semi_sync_{role}_enabled"), "ON".to_owned());
+            alone.insert(format!("rpl_semi_sync_{role}_wait_no_{other}"), "OFF".to_owned());
+            let alone = check(&alone, true).expect("it is durable").warnings;
+            assert!(matches!(&alone[..], [why] if why.contains("is OFF")), "{alone:?}");
         }
     }
 
