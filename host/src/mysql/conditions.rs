@@ -2,6 +2,7 @@
 //! proxy would undo what came too late, and has bounds of its own in front of the store's.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -12,9 +13,9 @@ use super::{Advisory, MysqlStore, Row, store};
 use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Op, Outcome, Release};
-use crate::lock::{Key, LeaseRef, ServerTime, Space};
+use crate::lock::{Key, LeaseRef, Mode, ServerTime, Space};
 use crate::store::registry::Registry;
-use crate::store::{Health, Reply, Store, StoreError, contract};
+use crate::store::{Health, Reply, Router, Store, StoreError, contract};
 
 /// A database of its own, and what happens to its server.
 pub trait Database {
@@ -83,6 +84,8 @@ macro_rules! conditions {
             tokens_are_not_ahead_of_the_clock
             nothing_is_told_past_the_membership_of_a_proxy
             locks_of_sessions_rest_on_the_membership_of_a_proxy
+            a_lock_that_joins_another_one_has_a_token_above_a_lease
+            a_claim_is_not_forgotten_with_what_could_not_be_sent
             tables_of_a_later_version_are_left_alone
         }
     };
@@ -454,6 +457,37 @@ fn within(key: &str, space: Space) -> Claim {
     let claim = contract::claim(&[key], "me");
     let keys: Vec<Key> = claim.keys.iter().map(|key| key.clone().within(space)).collect();
     Claim { keys: keys.into(), ..claim }
+}
+
+/// A shared lock that joins another one has no session to open, and so no other reason to ask the server for a token. The
+/// resource may have had a lease since the first one.
+pub async fn a_lock_that_joins_another_one_has_a_token_above_a_lease(database: &impl Database) {
+    let store = open(database).await;
+    let [_, (_, row)] = sessions(&store);
+    let shared = |owner: &str| Claim { owner: owner.into(), mode: Mode::Shared, ..within("k", Space::Row) };
+    granted_in_time(&*row, shared("one")).await;
+    let between = granted(&store, contract::claim(&["k"], "me")).await;
+    let joined = granted_in_time(&*row, shared("another")).await;
+    assert!(joined.token > between.token, "{joined:?} after {between:?}");
+}
+
+/// A claim in two stores has been granted when there is no place for what comes after it in its group. It was sent, so its
+/// caller undoes it.
+pub async fn a_claim_is_not_forgotten_with_what_could_not_be_sent(database: &impl Database) {
+    let store = Arc::new(open(database).await);
+    let [(space, advisory), _] = sessions(&store);
+    granted_in_time(&*advisory, within("another", space)).await;
+    let full = Row::new(&store, 8, 0);
+    let router = Router::new(store.clone(), vec![(space, advisory.into()), (Space::Row, Arc::new(full))]);
+    let claim = contract::claim(&["k"], "me");
+    let keys = [claim.keys[0].clone(), claim.keys[0].clone().within(space)];
+    let next = Op::Acquire(within("k", Space::Row));
+    let (tell, told) = oneshot::channel();
+    let group = vec![Op::Acquire(Claim { keys: keys.into(), ..claim.clone() }), next];
+    router.submit(group, clock::now().plus_ms(5_000), Box::new(|result| drop(tell.send(result))));
+    let error = told.await.expect(ANSWERED).expect_err("there is no place for the row lock");
+    assert_eq!(holders(&store, &claim).await, 1);
+    assert!(error.was_sent(), "{error}");
 }
 
 pub async fn tables_of_a_later_version_are_left_alone(database: &impl Database) {
