@@ -122,7 +122,7 @@ async fn watch(
                 return Ok(Err(lease.gone("the command was stopped for longer than its lease lasts".to_owned())));
             }
             () = lease.extended() => if !child.may_live_until(lease.kill_at()) {
-                return Ok(Err(lease.gone("it was renewed too late for the command's guard".to_owned())));
+                return Ok(Err(lease.gone("the lease was extended after the time of the command's guard".to_owned())));
             },
             signal = signals.next() => child.signal(signal),
             change = child.change() => match change? {

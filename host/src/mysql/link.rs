@@ -383,7 +383,7 @@ fn read_sample(
     Ok(Sample { now: ServerTime(now), before, after, epoch, floor, renamed, counter, grants_from })
 }
 
-/// Whether this proxy, a member of its fleet `until` then, is still one `now`. Others may use other keys after that, so nothing
+/// Fails if the membership of this proxy, which lasts `until` then, is over `now`. Others may use other keys by then, so nothing
 /// is to be decided or told: the version of an old key would look like one of a new key.
 pub fn check_member(now: ServerTime, until: ServerTime) -> Result<(), Fault> {
     if now > until {

@@ -55,7 +55,7 @@ pub fn used_on() -> String {
     format!("SELECT identity FROM {META} WHERE id=1")
 }
 
-/// One row: the epoch. As it locks the row, it waits for a write that another node of a cluster has just made.
+/// One row: the epoch. The statement locks the row, so it reads what this node has applied of the writes of other nodes.
 pub fn epoch() -> String {
     format!("SELECT epoch FROM {META} WHERE id=1 LOCK IN SHARE MODE")
 }

@@ -9,7 +9,7 @@ mod working;
 
 pub use working::Work;
 
-use self::order::{Waiting, pass};
+use self::order::{OrderOfAll, Waiting, pass};
 use super::faults::SEPARATOR;
 use super::options::Options;
 use super::server::Ended;
@@ -119,8 +119,7 @@ pub struct Checks {
     /// A fail-over has lost writes: leases, outcomes and versions may be gone. No lock has two holders for that, and tokens
     /// rise.
     pub has_lost_writes: bool,
-    /// The waiters of all proxies are checked to have one order, for [`ORDERED`].
-    orders_all: bool,
+    order_of_all: OrderOfAll,
     /// Waiters come into line over all proxies in the order in which they ask: none of their packets is late or lost.
     joins_in_order: bool,
     /// Nothing goes wrong in the run, no policy is replaced, and nobody asks for several resources: who waits for one of two
@@ -164,7 +163,7 @@ const REMEMBERED_US: u64 = 60_000_000;
 impl Checks {
     pub fn new(options: &Options) -> Checks {
         Checks {
-            orders_all: options.in_order,
+            order_of_all: OrderOfAll::of(options),
             joins_in_order: options.joins_in_order(),
             is_plain: options.is_calm() && !options.asks_for_several,
             ..Checks::default()
@@ -245,7 +244,7 @@ impl Checks {
         }
         let is_new = self.nonces.insert(lease.nonce);
         if is_new && is_of_this_proxy && self.keeps_order(resource) {
-            pass(&mut self.waiting, granted, self.orders_all);
+            pass(&mut self.waiting, granted, self.order_of_all.since());
         }
         let session = Session::of(&lease.keys, proxy);
         let has_ended = session.as_ref().is_some_and(|session| {

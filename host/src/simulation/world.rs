@@ -461,15 +461,10 @@ impl World {
             }
             Fault::NameRoutes { naming } => drop(self.naming.send_replace(*naming)),
             Fault::Replace { proxy, policy, settings } => {
-                self.is_replaced(policy);
-                if settings.global_order {
-                    lock(&self.shared.checks).gets_in_line(policy);
-                }
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
-                let (policies, fleet, table) =
-                    (proxy.policies.clone(), proxy.fleet.clone(), settings.table());
-                let name = (*policy).to_owned();
-                self.change(&proxy, async move {
+                let (policies, fleet) = (proxy.policies.clone(), proxy.fleet.clone());
+                let (name, table) = ((*policy).to_owned(), settings.table());
+                self.change(&proxy, (policy, settings.global_order), async move {
                     let component = policies.get(&name).ok_or("there is no such policy")?.component();
                     let prepared = policies.prepare(&name, &component, Some(table));
                     let prepared = prepared.map_err(|error| error.to_string())?;
@@ -483,10 +478,9 @@ impl World {
                 lock(&self.edited).insert(*policy, settings.clone());
             }
             Fault::RollBack { proxy, policy } => {
-                self.is_replaced(policy);
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
                 let (fleet, policy) = (proxy.fleet.clone(), *policy);
-                self.change(&proxy, async move {
+                self.change(&proxy, (policy, false), async move {
                     let changed = fleet.roll_back(policy).await.map_err(|error| error.to_string())?;
                     Ok(format!("{changed:?}"))
                 })
@@ -501,15 +495,22 @@ impl World {
         }
     }
 
-    /// What an operator asks of a proxy.
+    /// What an operator asks of a proxy. `in_order`: the policy is known to have one order over all proxies then.
     async fn change(
         &self,
         proxy: &Proxy,
+        (policy, in_order): (&'static str, bool),
         change: impl Future<Output = Result<String, String>> + Send + 'static,
     ) {
+        self.is_replaced(policy);
+        let begun = lock(&self.shared.checks).change_begins(policy, in_order);
         let changed = tokio::time::timeout(CHANGE, proxy.host.run(change)).await;
+        let is_live = matches!(&changed, Ok(Some(Ok(what))) if what == "Live");
+        if lock(&self.shared.checks).change_ends(policy, begun, is_live && in_order) {
+            self.shared.tally.count("an order over all proxies begins while clients wait");
+        }
         let (kind, what) = match changed {
-            Ok(Some(Ok(what))) if what == "Live" => ("a policy's change is live", what),
+            Ok(Some(Ok(what))) if is_live => ("a policy's change is live", what),
             Ok(Some(Ok(what))) => ("a policy's change goes on", what),
             Ok(Some(Err(why))) => ("a policy's change is refused", why),
             Ok(None) => ("a policy's change loses its proxy", "the proxy is gone".to_owned()),

@@ -6,6 +6,7 @@ use super::{Checks, Granted, Violation, is_of};
 use crate::clock;
 use crate::lock::{Instant, Mode};
 use crate::simulation::faults::ORDERED;
+use crate::simulation::options::Options;
 
 /// A client that waits for an exclusive lock.
 #[derive(Debug)]
@@ -18,6 +19,28 @@ pub(super) struct Waiting {
     until: Instant,
     /// A client that asked later and was granted the lock while this one waited, and when.
     passed_by: Option<(String, Instant)>,
+}
+
+/// Since when the waiters of all proxies have one order, for [`ORDERED`].
+#[derive(Debug, Default)]
+pub(super) struct OrderOfAll {
+    /// Whether an order that begins in the run is checked: nothing else happens then.
+    may_begin: bool,
+    since: Option<Instant>,
+    /// Changes of the policy that have begun, and how many of them have not ended.
+    begun: u64,
+    under_way: u64,
+}
+
+impl OrderOfAll {
+    pub fn of(options: &Options) -> OrderOfAll {
+        let since = options.in_order.then_some(Instant(0));
+        OrderOfAll { may_begin: options.may_come_into_order(), since, ..OrderOfAll::default() }
+    }
+
+    pub fn since(&self) -> Option<Instant> {
+        self.since
+    }
 }
 
 /// How long a waiter takes at most to come into line in the store, where nothing goes wrong.
@@ -40,10 +63,32 @@ impl Checks {
         self.waiting.retain(|resource, _| !is_of(resource, policy));
     }
 
-    /// The policy may get an order over all proxies: that in which its waiters come into line, and where packets are lost
-    /// that is not the order in which they ask.
-    pub fn gets_in_line(&mut self, policy: &'static str) {
-        self.in_line.insert(policy);
+    /// A change of the policy begins. [`Checks::change_ends`] wants the number that this returns. `in_order`: the policy may
+    /// get an order over all proxies. That is the order in which its waiters come into line, and where packets are lost
+    /// it is not the order in which they ask.
+    pub fn change_begins(&mut self, policy: &'static str, in_order: bool) -> u64 {
+        if in_order {
+            self.in_line.insert(policy);
+        }
+        let order = &mut self.order_of_all;
+        if policy == ORDERED {
+            order.since = None;
+            order.begun += 1;
+            order.under_way += 1;
+        }
+        order.begun
+    }
+
+    /// The change has ended. `in_order`: it is live on all proxies, and has one order for them. Whether that order is checked.
+    pub fn change_ends(&mut self, policy: &str, begun: u64, in_order: bool) -> bool {
+        let order = &mut self.order_of_all;
+        if policy != ORDERED {
+            return false;
+        }
+        order.under_way -= 1;
+        let was_alone = order.under_way == 0 && order.begun == begun;
+        order.since = (was_alone && in_order && order.may_begin).then(clock::now);
+        order.since.is_some()
     }
 
     /// Whether waiters for the resource at one proxy are granted it in the order in which they ask.
@@ -65,7 +110,7 @@ impl Checks {
         match ended.passed_by {
             // What happens at one moment has no order.
             Some((other, at)) if at < clock::now() => Err(Violation(format!(
-                "out of order: {other} was granted {resource} at the proxy that {} had asked before, and waited at",
+                "out of order: {other} was granted {resource}, which {} had asked for before, and waited for",
                 ended.owner
             ))),
             _ => Ok(()),
@@ -74,13 +119,20 @@ impl Checks {
 }
 
 /// Notes those who asked the same proxy before this one, and wait still.
-/// With `all`, also those who asked another proxy, where the policy has one order for all.
-pub(super) fn pass(waiting: &mut BTreeMap<String, Vec<Waiting>>, granted: &Granted<'_>, all: bool) {
+/// `ordered_since`: since when the policy has one order for all proxies. From then on those who asked another proxy are noted,
+/// too, also where they waited when the order began.
+pub(super) fn pass(
+    waiting: &mut BTreeMap<String, Vec<Waiting>>,
+    granted: &Granted<'_>,
+    ordered_since: Option<Instant>,
+) {
     let Granted { resource, owner, mode, asked_at, now, proxy, life, .. } = *granted;
     let is_passed = |waiting: &&mut Waiting| {
         let came_before = match waiting.proxy == (proxy, life) {
             true => waiting.asked_at < asked_at,
-            false => all && is_of(resource, ORDERED) && waiting.asked_at.plus_ms(JOINS_MS) < asked_at,
+            false => ordered_since.is_some_and(|since| {
+                is_of(resource, ORDERED) && waiting.asked_at.max(since).plus_ms(JOINS_MS) < asked_at
+            }),
         };
         came_before && now < waiting.until
     };

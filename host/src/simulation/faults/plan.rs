@@ -6,7 +6,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-use super::{Failing, Fault, Kind, Planned, Settings, Succession};
+use super::{Failing, Fault, Kind, ORDERED, Planned, Settings, Succession};
 
 /// The faults of a run, in the order of time.
 pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
@@ -32,8 +32,23 @@ pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Pla
         planned.extend(companions(random, at_ms, &fault, what));
         planned.push(Planned { at_ms, fault });
     }
+    // What would come after the end is only waited for.
+    planned.retain(|planned| u128::from(planned.at_ms) < lasts.as_millis());
     planned.sort_by_key(|planned| planned.at_ms);
     planned
+}
+
+/// The policy [`ORDERED`] gets an order over all proxies, and loses it again, while clients wait.
+pub fn changes_of_order(random: &mut StdRng, lasts: Duration, proxies: usize) -> Vec<Planned> {
+    let mut at_ms = 0;
+    let change = |global_order| {
+        at_ms += random.random_range(500..5_000);
+        let settings = Settings { global_order, ..Settings::of(ORDERED) };
+        let proxy = random.random_range(0..proxies);
+        Planned { at_ms, fault: Fault::Replace { proxy, policy: ORDERED, settings } }
+    };
+    let changes = [true, false].into_iter().cycle().map(change);
+    changes.take_while(|planned| u128::from(planned.at_ms) < lasts.as_millis()).collect()
 }
 
 /// What makes the most of a fault: chance alone seldom has both at once.
@@ -43,13 +58,14 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
     let mut add = |at_ms, fault| planned.push(Planned { at_ms, fault });
     match *fault {
         // A policy changes and changes back while a proxy is no member. When the proxy returns there are leases of other keys.
-        Fault::Silence { proxy, ms: 25_000.. } if may_replace && random.random_bool(0.3) => {
+        Fault::Silence { proxy, ms: ms @ 25_000.. } if may_replace && random.random_bool(0.3) => {
             let by = proxy + 1;
             let policy = what.policies.choose(random).copied().unwrap_or_default();
-            let at_ms = at_ms + random.random_range(11_000..18_000);
-            add(at_ms, Fault::Replace { proxy: by, policy, settings: Settings::any(random, policy, what) });
-            let at_ms = at_ms + random.random_range(1_000..6_000);
-            add(at_ms, Fault::RollBack { proxy: by, policy });
+            let back_ms = at_ms + ms - random.random_range(100..2_000);
+            let settings = Settings::any(random, policy, what);
+            let changed_ms = back_ms - random.random_range(1_000..6_000);
+            add(changed_ms, Fault::Replace { proxy: by, policy, settings });
+            add(back_ms, Fault::RollBack { proxy: by, policy });
         }
         // A change that waits for a member which is about to be counted as gone.
         Fault::Silence { .. } | Fault::CutOff { .. } | Fault::Pause { .. }
@@ -87,6 +103,13 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
         {
             let at_ms = at_ms.saturating_sub(random.random_range(300..3_000));
             add(at_ms, Fault::any(random, Kind::Replace, what));
+        }
+        // Members of a quorum are away in turn: each of three leases lacks another member.
+        Fault::PauseServer { server: server @ 1.., ms } if what.servers > 3 && random.random_bool(0.4) => {
+            let next = |server| 1 + server % (what.servers - 1);
+            for (n, server) in [(1, next(server)), (2, next(next(server)))] {
+                add(at_ms + n * (ms + random.random_range(0..30)), Fault::PauseServer { server, ms });
+            }
         }
         // Keys get other names while claims take long.
         Fault::Replace { .. } if random.random_bool(0.15) => {
