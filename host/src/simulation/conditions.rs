@@ -96,7 +96,7 @@ async fn set_to_and_fro(server: &Arc<Server>, by_us: i64) {
     };
     let (first, second) = (proxy(), proxy());
     tokio::time::sleep(Duration::from_secs(3)).await;
-    // Neither is away for so long that it would ask what others have seen.
+    // Each pause is shorter than the 10 s after which a proxy asks what others have seen.
     second.0.pause();
     server.set_clock(by_us);
     tokio::time::sleep(Duration::from_millis(8_500)).await;

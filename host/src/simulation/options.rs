@@ -188,7 +188,7 @@ impl Options {
         self.packet_faults_per_mille == 0 && self.faults.iter().all(is_change)
     }
 
-    /// Whether waiters come into line at once when a change of their policy gives them one order over all proxies.
+    /// Whether all waiters join an order over all proxies at once when a change of their policy introduces it.
     pub fn may_come_into_order(&self) -> bool {
         self.joins_in_order() && self.keep_names && self.late_ms == PROMPT_MS
     }

@@ -21,7 +21,7 @@ mod upstream;
 mod world;
 
 pub use client::{Client, Lines, Response};
-pub use ledger::{Ledger, Noted, Said};
+pub use ledger::{Ledger, Noted, Said, kind};
 pub use proxy::{Proxy, Settings, lockkeeper, program};
 pub use raw::{Raw, parsed};
 pub use replicas::Node;

@@ -45,46 +45,21 @@ const MENDED_WITHIN: Duration = Duration::from_secs(60);
 /// How long a proxy may take to stop in order.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Four primitives, of which two rest on sessions. A proxy that is silent for 4 s is gone, and after a fail-over the wait for
-/// the leases of the lost server is short.
+/// A proxy that is silent for 4 s is gone, and after a fail-over the wait for the leases of the lost server is short.
 const SECTIONS: &str = r#"
 [fleet]
 beat_ms = 250
 [limits]
 max_ttl_ms = 3_000
-[policies.advisory]
-path = "builtin:default"
-[policies.advisory.settings]
-primitive = "advisory"
-[policies.row]
-path = "builtin:default"
-[policies.row.settings]
-primitive = "row"
-[policies.once]
-path = "builtin:default"
-[policies.once.settings]
-primitive = "once"
-[[routes]]
-resource = "advisory/*"
-policy = "advisory"
-[[routes]]
-resource = "row/*"
-policy = "row"
-[[routes]]
-resource = "once/*"
-policy = "once"
 "#;
 
-/// One more, beside its stores.
-const QUORUM: &str = r#"
-[policies.quorum]
-path = "builtin:default"
-[policies.quorum.settings]
-primitive = "quorum"
-[[routes]]
-resource = "quorum/*"
-policy = "quorum"
-"#;
+/// The policy of a primitive, for resources whose names begin with that of the primitive.
+fn section_of(primitive: &str) -> String {
+    format!(
+        "[policies.{primitive}]\npath = \"builtin:default\"\nsettings = {{ primitive = \"{primitive}\" }}\n\
+         [[routes]]\nresource = \"{primitive}/*\"\npolicy = \"{primitive}\"\n"
+    )
+}
 
 #[test]
 #[ignore = "goes on for as long as asked: cargo xtask torture"]
@@ -197,9 +172,9 @@ impl Torture {
             Setup::One(_) => (&["lease", "advisory", "row"][..], &["once", "quorum"][..]),
         };
         let mut sections = format!("[policies.default]\npath = \"{}\"\n{SECTIONS}", policy.display());
-        if rare.contains(&"quorum") {
-            sections += QUORUM;
-        }
+        // The default policy is for leases.
+        let others = primitives.iter().chain(rare).filter(|primitive| **primitive != "lease");
+        sections.extend(others.map(|primitive| section_of(primitive)));
         let settings = Settings { sections, ..Settings::default() };
         let mut places = Vec::new();
         for n in 0..PROXIES {
@@ -271,7 +246,7 @@ impl Torture {
         self.random.random_range(0..self.places.len())
     }
 
-    /// A server that all proxies use, or sometimes one of a quorum.
+    /// Mostly a server that all proxies use, and sometimes a member of the quorum.
     fn any_server(&mut self) -> usize {
         let (main, all) = (self.database.main, self.database.servers.len());
         let is_of_quorum = main < all && self.random.random_bool(0.3);
@@ -454,7 +429,8 @@ impl Torture {
         Some("a policy is replaced")
     }
 
-    /// Those of any proxy on the server, at some time since that moment. No lock rests on a session of a quorum's server.
+    /// The sessions of any proxy on this server may have ended at some time since that moment. No lock rests on a session of a
+    /// member of the quorum.
     fn sessions_are_lost(&self, server: usize, since: Instant) {
         if server >= self.database.main {
             return;

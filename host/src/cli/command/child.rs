@@ -111,8 +111,8 @@ impl Child {
         Ok(child)
     }
 
-    /// Until when the command may live, whatever becomes of this process. False where that is too late, since the guard
-    /// ends the command at the time that it was told before.
+    /// Tells the guard until when the command may live, whatever becomes of this process. Returns false if the time that the
+    /// guard was told before has passed: the guard ends the command then.
     pub fn may_live_until(&mut self, kill_at: Instant) -> bool {
         if self.may_have_been_killed() {
             return false;

@@ -2,8 +2,8 @@
 //!
 //! What is committed on one node is there on the other one at once, and undoes the transactions that are in its way there.
 //! Such a transaction is told with its next packet. One that is undone while a packet of its own is run is not told, and
-//! its COMMIT succeeds: MariaDB 10.11 does the same. Of a single statement outside of a
-//! transaction the client is told.
+//! its COMMIT succeeds: MariaDB 10.11 does the same. A single statement outside of a
+//! transaction reports that it was undone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;

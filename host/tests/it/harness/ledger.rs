@@ -211,12 +211,11 @@ impl Ledger {
         self.lock().values().map(Vec::len).sum()
     }
 
-    /// The same by what the names of the resources begin with, up to the first slash.
+    /// The same by the kind of the resource.
     pub fn grants_by_kind(&self) -> BTreeMap<String, usize> {
         let mut grants = BTreeMap::new();
         for (resource, told) in &*self.lock() {
-            let kind = resource.split('/').next().unwrap_or_default();
-            *grants.entry(kind.to_owned()).or_default() += told.len();
+            *grants.entry(kind(resource).to_owned()).or_default() += told.len();
         }
         grants
     }
@@ -269,6 +268,11 @@ impl Ledger {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Told>>> {
         self.told.lock().expect("nobody panics with it")
     }
+}
+
+/// What the name of a resource begins with, up to the first slash.
+pub fn kind(resource: &str) -> &str {
+    resource.split('/').next().unwrap_or_default()
 }
 
 fn tokens(lease: &Value) -> Vec<(String, u64)> {

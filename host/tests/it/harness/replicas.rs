@@ -92,10 +92,10 @@ impl Node {
         .await;
     }
 
-    /// From now on nothing more comes from the other node. What has come before is applied, unlike with [`Node::stop_following`].
+    /// From now on nothing more comes from the other node. What has come before is applied, which it is not after
+    /// [`Node::stop_following`].
     pub async fn stop_receiving(&self) {
-        self.root(if self.kind == Kind::Mysql { "STOP REPLICA IO_THREAD" } else { "STOP SLAVE IO_THREAD" })
-            .await;
+        self.stop("IO_THREAD").await;
     }
 
     /// Waits until all that has come from the other node is applied, also where that one is gone.
@@ -111,7 +111,13 @@ impl Node {
 
     /// From now on nothing more comes from the other node.
     pub async fn stop_following(&self) {
-        self.root(if self.kind == Kind::Mysql { "STOP REPLICA" } else { "STOP SLAVE" }).await;
+        self.stop("").await;
+    }
+
+    /// Stops one of the threads that replicate, or both.
+    async fn stop(&self, thread: &str) {
+        let replica = if self.kind == Kind::Mysql { "REPLICA" } else { "SLAVE" };
+        self.root(&format!("STOP {replica} {thread}")).await;
     }
 
     pub async fn promote(&self) {

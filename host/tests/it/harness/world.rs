@@ -187,7 +187,7 @@ impl Locking {
         let ttl_ms = if is_long { habits.long_ttl_ms } else { rand::random_range(habits.ttl_ms.clone()) };
         let wait_ms = if rand::random_bool(0.7) { rand::random_range(habits.wait_ms.clone()) } else { 0 };
         let (path, resource) = if resource.starts_with(ONCE) {
-            // By the clock of the machine, which all processes of clients have.
+            // The processes of clients share the clock of the machine.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
             ("/v1/once/begin", &format!("{resource}/{}", now / WANTED_S))
         } else {

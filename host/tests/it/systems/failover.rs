@@ -15,8 +15,13 @@ mod primitives;
 const MAX_TTL_MS: u64 = 2_000;
 
 async fn proxy_of(nodes: [&Node; 2], max_ttl_ms: u64) -> Proxy {
+    proxy_with(nodes, max_ttl_ms, "").await
+}
+
+/// `more`: sections of config.toml.
+async fn proxy_with(nodes: [&Node; 2], max_ttl_ms: u64, more: &str) -> Proxy {
     let url = nodes.map(Node::url).join(",");
-    let sections = format!("[limits]\nmax_ttl_ms = {max_ttl_ms}\n");
+    let sections = format!("[limits]\nmax_ttl_ms = {max_ttl_ms}\n{more}");
     Proxy::with(Settings { url, sections, ..Settings::default() }).await
 }
 
@@ -118,14 +123,9 @@ on_both! {
     async fn S17_semi_synchronous_replication_keeps_what_was_confirmed(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
-        let proxy = || async {
-            let url = [&a, &b].map(Node::url).join(",");
-            let sections = format!(
-                "[limits]\nmax_ttl_ms = {MAX_TTL_MS}\n[policies.once]\npath = \"builtin:default\"\n\
-                 settings = {{ primitive = \"once\" }}\n[[routes]]\nresource = \"once/*\"\npolicy = \"once\"\n"
-            );
-            Proxy::with(Settings { url, sections, ..Settings::default() }).await
-        };
+        let once = "[policies.once]\npath = \"builtin:default\"\nsettings = { primitive = \"once\" }\n\
+                    [[routes]]\nresource = \"once/*\"\npolicy = \"once\"\n";
+        let proxy = || proxy_with([&a, &b], MAX_TTL_MS, once);
         let (one, other) = tokio::join!(proxy(), proxy());
         a.wait_for_replica(&b).await;
         let world = World::start(&[one.api_address(), other.api_address()]);

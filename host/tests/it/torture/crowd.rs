@@ -16,7 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
 
-use crate::harness::{self, Habits, Ledger, Noted, Said, World, within};
+use crate::harness::{self, Habits, Ledger, Noted, Said, World, kind, within};
 
 /// Grants between two faults that have been mended.
 const ROUND: usize = 60;
@@ -50,7 +50,7 @@ enum Answer {
 
 pub struct Crowd {
     ledger: Arc<Ledger>,
-    /// What the names of resources begin with.
+    /// Of the resources.
     kinds: BTreeSet<String>,
     processes: Vec<Process>,
     reports: u64,
@@ -93,8 +93,7 @@ impl Crowd {
             process.order(&Order::Start { name: format!("client-{n}"), clients, resources, proxies }).await;
             started.push(process);
         }
-        let kind = |resource: &String| resource.split('/').next().unwrap_or_default().to_owned();
-        let kinds = resources.iter().map(kind).collect();
+        let kinds = resources.iter().map(|resource| kind(resource).to_owned()).collect();
         Crowd { ledger, kinds, processes: started, reports: 0 }
     }
 
@@ -128,11 +127,13 @@ impl Crowd {
 
     /// Waits until so many leases more were granted that the last fault has been met, and some of each primitive.
     pub async fn another_round(&self) {
-        let (before, goal) = (self.ledger.grants_by_kind(), self.ledger.grants() + ROUND);
+        let before = self.ledger.grants_by_kind();
+        let goal = before.values().sum::<usize>() + ROUND;
         let limit = Duration::from_secs(90);
         within(limit, "leases of each primitive are granted again", async || {
             let now = self.ledger.grants_by_kind();
-            self.ledger.grants() >= goal && self.kinds.iter().all(|kind| now.get(kind) > before.get(kind))
+            now.values().sum::<usize>() >= goal
+                && self.kinds.iter().all(|kind| now.get(kind) > before.get(kind))
         })
         .await;
     }

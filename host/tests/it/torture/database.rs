@@ -21,7 +21,7 @@ const JOINS_WITHIN: Duration = Duration::from_secs(120);
 const MEMBERS: usize = 3;
 /// What fills a disk.
 const FILLER: &str = "filler";
-/// Binary logs of an hour would fill the disk.
+/// Keeps the binary logs small: those of an hour would fill the disk.
 const FEW_LOGS: [&str; 2] = ["--loose-max-binlog-size=32M", "--loose-binlog-expire-logs-seconds=60"];
 /// Of the replication group.
 const GROUP: &str = "7d1c1f4e-0b5e-4a52-9d6b-3c1b6e6f0a11";
@@ -61,7 +61,7 @@ pub struct Server {
     disk: Option<PathBuf>,
     /// It is kept: where the server has too many connections, no other can be opened.
     admin: Option<Conn>,
-    /// The statement that makes it read-only, which waits for others that write.
+    /// Runs the statement that makes the server read-only, which waits for statements that write.
     turns_read_only: Option<JoinHandle<()>>,
 }
 
@@ -167,7 +167,7 @@ impl Server {
         Some(rows)
     }
 
-    /// Whether it is to take no writes; not where it is so already.
+    /// Makes the server read-only. Returns false if that is under way or done already.
     pub fn turn_read_only(&mut self) -> bool {
         if self.turns_read_only.is_some() {
             return false;
@@ -181,8 +181,8 @@ impl Server {
         true
     }
 
-    /// Whether it takes writes again. The statement that made it read-only has been answered by then: it would be carried out
-    /// later.
+    /// Makes the server writable, once the statement that makes it read-only has been answered: the server could otherwise run
+    /// that one later. Returns whether the server is writable.
     pub async fn turn_writable(&mut self) -> bool {
         let is_writable = self.turns_read_only.as_ref().is_none_or(JoinHandle::is_finished)
             && self.ask("SET GLOBAL read_only=0").await.is_some();
