@@ -91,6 +91,7 @@ mod tests {
     fn contention_says_who_where_and_when() {
         let holder = HeldBy {
             owner: "worker-1".into(),
+            request: None,
             mode: Mode::Shared,
             token: Token(17),
             since: ServerTime(0),

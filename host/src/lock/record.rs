@@ -448,6 +448,8 @@ pub struct Denial {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBy {
     pub owner: Box<str>,
+    /// The id of the request that it was granted to last, where the client gave one.
+    pub request: Option<Box<str>>,
     pub mode: Mode,
     pub token: Token,
     pub since: ServerTime,
@@ -457,7 +459,8 @@ pub struct HeldBy {
 impl From<&Holder> for HeldBy {
     fn from(holder: &Holder) -> HeldBy {
         let Holder { owner, mode, token, since, until, .. } = holder;
-        HeldBy { owner: owner.clone(), mode: *mode, token: *token, since: *since, until: *until }
+        let request = holder.levels.last().and_then(|level| level.request.clone());
+        HeldBy { owner: owner.clone(), request, mode: *mode, token: *token, since: *since, until: *until }
     }
 }
 

@@ -341,6 +341,9 @@ impl Table {
         now: Instant,
         out: &mut Vec<Action>,
     ) {
+        if outcome == Outcome::Absent {
+            self.has_no_lease(id);
+        }
         match outcome {
             Outcome::Absent if over => match self.waiters.get(&id) {
                 Some(entry) if entry.deadline <= now && !entry.cancelled => self.give_up(id, None, now, out),
@@ -450,5 +453,6 @@ impl Table {
 /// The holder as those behind it see it.
 fn held_by(claim: &Claim, token: Token, since: ServerTime, grant: &Grant) -> HeldBy {
     let until = since.plus_us(grant.left_us);
-    HeldBy { owner: claim.owner.clone(), mode: claim.mode, token, since, until }
+    let (owner, request) = (claim.owner.clone(), claim.request.clone());
+    HeldBy { owner, request, mode: claim.mode, token, since, until }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::chores::Chore;
 use super::flights::Part;
-use super::queue::Place;
+use super::queue::{Known, Place};
 use super::{Action, Entry, MAX_POLL_MS, OVERDUE_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
-use crate::lock::record::{Claim, Denial};
+use crate::lock::record::{Claim, Denial, HeldBy};
 use crate::lock::{Instant, Key, Mode};
 
 impl Table {
@@ -155,9 +155,10 @@ impl Table {
         if entry.flight.is_some() {
             return;
         }
+        // It was to come into line behind others, and has asked for nothing so far.
         let has_asked = entry.in_line || entry.attempts > 0 || entry.waiter.claim.line.is_none();
-        if !has_asked && may_find_its_own(&entry.waiter.claim) {
-            // It was to come into line behind others, and has asked for nothing so far.
+        let may_have_it = !has_asked && may_find_its_own(&entry.waiter.claim);
+        if may_have_it || self.is_in_its_own_way(&entry.waiter.claim) {
             return self.probe(id, true, out);
         }
         if self.is_next_after_flight(entry) {
@@ -174,6 +175,26 @@ impl Table {
         }
         if !self.ask_once(id, out) {
             self.give_up(id, None, now, out);
+        }
+    }
+
+    /// Whether the lease in the claim's way may be its own. An earlier call of the same request, by way of another proxy, may
+    /// have been granted after this one had looked for its lease.
+    fn is_in_its_own_way(&self, claim: &Claim) -> bool {
+        let holder = |key: &Key| self.queues.get(key)?.holder.as_ref()?.held_by.as_ref();
+        claim.keys.iter().any(|key| holder(key).is_some_and(|holder| is_of_claim(holder, claim)))
+    }
+
+    /// The store has no lease of the waiter's claim: what was known of one is over.
+    pub(super) fn has_no_lease(&mut self, id: WaiterId) {
+        let Some(entry) = self.waiters.get(&id) else { return };
+        let claim = &entry.waiter.claim;
+        for key in &*claim.keys {
+            if let Some(queue) = self.queues.get_mut(key) {
+                let is_own =
+                    |known: &mut Known| known.held_by.as_ref().is_some_and(|by| is_of_claim(by, claim));
+                queue.holder.take_if(is_own);
+            }
         }
     }
 
@@ -308,6 +329,12 @@ impl Table {
 }
 fn ms_of(us: u64) -> u32 {
     u32::try_from(us / 1_000).unwrap_or(u32::MAX)
+}
+
+/// Whether the claim would be answered with this lease.
+fn is_of_claim(holder: &HeldBy, claim: &Claim) -> bool {
+    let is_repeated = claim.request.is_some() && holder.request == claim.request;
+    is_repeated || (claim.reentrant && holder.owner == claim.owner)
 }
 
 /// Whether the claim may have its lease already: it is made again, or is one level more.

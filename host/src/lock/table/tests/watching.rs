@@ -352,3 +352,32 @@ fn a_request_that_is_made_again_hears_of_its_lease_before_it_is_told_that_the_ke
     assert_eq!(told, [1, 4]);
     assert!(matches!(desk.finished[1].1, Verdict::Contended { .. }), "{:?}", desk.finished);
 }
+
+/// An earlier call of the request was answered with an error, and was granted after this one had looked for its lease.
+#[test]
+fn a_request_is_not_refused_for_a_lease_of_its_own() {
+    for is_there in [true, false] {
+        let mut desk = Desk::new();
+        desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 60_000))));
+        let mut again = waiter(2, Mode::Exclusive, 3_000);
+        again.claim.request = Some("mine".into());
+        desk.handle(Event::Enqueue(Box::new(again)));
+        desk.submitted.swap(0, 1);
+        desk.answer(Outcome::Absent);
+        let (since, until) = (ServerTime(desk.now.0), ServerTime(desk.now.0).plus_ms(9_000));
+        let (mode, token) = (Mode::Exclusive, Token(1));
+        let holder = HeldBy { owner: "me".into(), request: Some("mine".into()), mode, token, since, until };
+        let (holder, free_in_us) = (Some(holder), 9_000_000);
+        desk.answer(Outcome::Held(Denial { key: key(0), holder, free_in_us, turn: None, joined: None }));
+        desk.pass_ms(3_000);
+        let is_look = |(_, ops): &(Ticket, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
+        let look = desk.submitted.iter().position(is_look).expect("it looks for its lease again");
+        desk.submitted.swap(0, look);
+        desk.answer(if is_there { grant(2) } else { Outcome::Absent });
+        match &desk.finished[..] {
+            [(WaiterId(2), Verdict::Granted { .. })] if is_there => {}
+            [(WaiterId(2), Verdict::Contended { holder: None, .. })] if !is_there => {}
+            told => panic!("{told:?}"),
+        }
+    }
+}
