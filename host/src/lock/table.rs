@@ -50,8 +50,8 @@ const JOIN_MS: u32 = 10;
 /// How often the places that this proxy's waiters have in line are kept.
 const KEEP_PLACES_MS: u32 = 1_500;
 /// How long the undoing of a claim is tried while the store cannot be reached, beyond the end that its lease could
-/// have.
-const ABANDON_MS: u32 = 5_000;
+/// have by this proxy's clock. Where the server's clock is set back meanwhile, the lease lasts that much longer than the tries.
+pub const ABANDON_MS: u32 = 5_000;
 /// How long after its time a waiter may still come to stand behind a flight.
 const OVERDUE_MS: u32 = 1_000;
 /// After a lease has ended as far as this proxy knows, the store is asked whether it has. By then others may have
@@ -157,10 +157,8 @@ impl Table {
 
     /// Every waiter with its claim, and every lease that runs: what a new policy must be asked about.
     pub fn claims(&self) -> impl Iterator<Item = (Standing, &Claim)> {
-        let waiting = self.waiters.iter().map(|(id, entry)| {
-            let asked = entry.flight.is_some() || entry.unsure_until.is_some();
-            (Standing::Waiter { id: *id, asked }, &entry.waiter.claim)
-        });
+        let waiting =
+            self.waiters.iter().map(|(id, entry)| (Standing::Waiter { id: *id }, &entry.waiter.claim));
         waiting.chain(self.leases.claims().map(|(nonce, claim)| (Standing::Lease { nonce }, claim)))
     }
 

@@ -511,11 +511,11 @@ impl Core {
         let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
         let (shadows, shared) = (&self.shadows, &self.shared);
         let widened = self.table.claims().filter_map(|(standing, claim)| match standing {
-            Standing::Waiter { id, .. } if moved.contains(&id) => None,
-            Standing::Waiter { id, .. } if shadows.block(shared.policy_of_tag(&claim.tag)).is_some() => {
+            Standing::Waiter { id } if moved.contains(&id) => None,
+            Standing::Waiter { id } if shadows.block(shared.policy_of_tag(&claim.tag)).is_some() => {
                 Some((id, None))
             }
-            Standing::Waiter { id, .. } => shadows.widened(id, claim),
+            Standing::Waiter { id } => shadows.widened(id, claim),
             Standing::Lease { .. } => None,
         });
         let widened: Vec<_> = widened.collect();

@@ -254,17 +254,14 @@ impl Swap {
         });
         // Without new keys it is in nobody's way while the live generation names keys, too.
         let lacks_keys = if plan.is_none() { !self.beside } else { !has_keys };
-        let mut shadow = |nonce| {
-            let policy = self.prepared.generation().name();
-            shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
-        };
         match standing {
-            Standing::Lease { nonce } if lacks_keys => shadow(nonce),
+            Standing::Lease { nonce } if lacks_keys => {
+                let policy = self.prepared.generation().name();
+                shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
+            }
             Standing::Lease { .. } => {}
-            Standing::Waiter { id, asked } => {
-                if asked && lacks_keys {
-                    shadow(claim.attempt);
-                }
+            // What it was asked for before is settled: a member acknowledges a record only then.
+            Standing::Waiter { id } => {
                 // One that is refused is so as all that come now: granted later, its lease would keep out nobody who goes
                 // by the next generation alone.
                 let Some(new) = plan.as_ref().filter(|new| !new.is_refused) else {
@@ -476,8 +473,7 @@ async fn held(
     }
 }
 
-/// Lifts shadows whose lease is over. It begins late enough for attempts that were under way at the
-/// swap to have been answered.
+/// Lifts shadows whose lease is over.
 fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
     if shadows.is_empty() {
         return;
@@ -485,7 +481,6 @@ fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
     tracing::info!(leases = shadows.len(), "leases of old keys are waited for");
     let shared = shared.clone();
     vital::spawn("the watch over leases of old keys", async move {
-        tokio::time::sleep(Duration::from_millis(u64::from(shared.store_timeout_ms))).await;
         let mut left = shadows;
         while !left.is_empty() {
             let mut still = Vec::new();
@@ -505,10 +500,7 @@ fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
 
 async fn is_over(shared: &Shared, shadow: &Shadow) -> bool {
     let Ok(stored) = shared.store.read(shadow.old[0].clone()).await else { return false };
-    let casts = |holder: &&Holder| {
-        let answered = holder.levels.iter().any(|level| level.attempts.contains(&shadow.nonce));
-        holder.nonce == shadow.nonce || answered
-    };
+    let casts = |holder: &&Holder| holder.nonce == shadow.nonce;
     stored.is_none_or(|stored| {
         stored.record.holders.iter().filter(casts).all(|holder| stored.has_ended(holder))
     })

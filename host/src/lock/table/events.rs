@@ -259,14 +259,8 @@ pub enum Note {
 /// Where a claim stands on this proxy.
 #[derive(Clone, Copy, Debug)]
 pub enum Standing {
-    Waiter {
-        id: WaiterId,
-        /// Whether the store has been sent the claim, so that it may have been granted.
-        asked: bool,
-    },
-    Lease {
-        nonce: u64,
-    },
+    Waiter { id: WaiterId },
+    Lease { nonce: u64 },
 }
 
 /// One place in a queue, for those who look.
