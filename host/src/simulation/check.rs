@@ -14,6 +14,8 @@ use super::faults::SEPARATOR;
 use super::options::Options;
 use super::server::Ended;
 use crate::clock;
+use crate::lock::record::Holder;
+use crate::lock::table::ABANDON_MS;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::mysql::simulated_name;
 
@@ -85,6 +87,8 @@ struct Versions {
 struct Asked {
     /// The proxies that were asked, and which of their lives.
     proxies: Vec<(usize, u64)>,
+    /// When the last of them was asked.
+    last: Instant,
     /// The client was granted a lease, and nobody has told it that the lease is over.
     has_lease: bool,
 }
@@ -166,6 +170,7 @@ impl Checks {
             order_of_all: OrderOfAll::of(options),
             joins_in_order: options.joins_in_order(),
             is_plain: options.is_calm() && !options.asks_for_several,
+            is_clock_set: options.second_ahead_ms != 0,
             ..Checks::default()
         }
     }
@@ -329,7 +334,9 @@ impl Checks {
 
     /// A client asks a proxy.
     pub fn asks(&mut self, owner: &str, proxy: (usize, u64)) {
-        self.asked.entry(owner.to_owned()).or_default().proxies.push(proxy);
+        let asked = self.asked.entry(owner.to_owned()).or_default();
+        asked.proxies.push(proxy);
+        asked.last = clock::now();
     }
 
     /// The owner is told that its lease is released.
@@ -338,10 +345,15 @@ impl Checks {
     }
 
     /// A lease is there though its client was granted none, or has released it, and though all proxies that were asked for
-    /// it live: one of them should have taken it back.
-    pub fn is_left(&self, key: &str, owner: &str, lives: &[(usize, u64)]) -> Result<(), Violation> {
-        let Some(asked) = self.asked.get(owner) else { return Ok(()) };
-        if asked.has_lease || self.has_lost_writes || !asked.proxies.iter().all(|life| lives.contains(life)) {
+    /// it live: one of them should have taken it back. They try for as long as it would last by their own clocks, and a lease
+    /// lasts longer where the server's clock is set back.
+    pub fn is_left(&self, key: &str, holder: &Holder, lives: &[(usize, u64)]) -> Result<(), Violation> {
+        let owner = &holder.owner;
+        let Some(asked) = self.asked.get(&**owner) else { return Ok(()) };
+        let lasts_longer =
+            self.is_clock_set && clock::now() > asked.last.plus_ms(holder.ttl_ms).plus_ms(ABANDON_MS);
+        let live = asked.proxies.iter().all(|life| lives.contains(life));
+        if asked.has_lease || self.has_lost_writes || lasts_longer || !live {
             return Ok(());
         }
         Err(Violation(format!(

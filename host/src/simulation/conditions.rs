@@ -10,9 +10,11 @@ use super::server::Server;
 use super::simulate;
 use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Op, Outcome};
+use crate::lock::{Instant, Mode, Space};
 use crate::mysql::MysqlStore;
 use crate::mysql::conditions::*;
 use crate::store::contract;
+use crate::store::{Member, Quorum};
 use crate::telemetry::Metrics;
 
 /// A network that loses nothing.
@@ -110,6 +112,32 @@ async fn set_to_and_fro(server: &Arc<Server>, by_us: i64) {
     assert!(!asks(&first, "another").await, "the lease has half a second left");
 }
 
+/// Each of three leases of one permit lacks another one of three members, so no member has granted more than two.
+async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) {
+    let servers = [server.clone(), Server::new("server-2"), Server::new("server-3")];
+    let member = |server: &Arc<Server>| Member {
+        name: "member".to_owned(),
+        store: Arc::new(open(&StoreConfig::default(), server.clone())),
+    };
+    let members = servers.iter().map(member).collect();
+    let quorum = Quorum::new(members, Duration::from_millis(200), Arc::new(|| Instant(u64::MAX)));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let is_granted_without = async |away: usize| {
+        servers[away].pause();
+        let claim = Claim { mode: Mode::Permits { count: 1, limit: 2 }, ..contract::claim(&["k"], "me") };
+        let keys = [claim.keys[0].clone().within(Space::Quorum)];
+        let asked = ask(&quorum, Op::Acquire(Claim { keys: keys.into(), ..claim }), 1_000).await;
+        // What the server was sent comes too late by then.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        servers[away].go_on();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        asked.expect("it is answered").is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Granted(_)))
+    };
+    assert!(is_granted_without(2).await);
+    assert!(is_granted_without(0).await);
+    assert!(!is_granted_without(1).await, "there are two permits");
+}
+
 macro_rules! named {
     ($($name:ident)*) => {
         /// Each condition with its name. It panics where it is not met.
@@ -127,4 +155,5 @@ crate::conditions! {
     what_another_node_has_undone_is_not_confirmed
     a_paused_server_applies_nothing_late
     a_session_is_not_closed_under_its_holders
+    permits_of_a_quorum_are_counted_over_all_members
 }

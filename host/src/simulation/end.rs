@@ -34,7 +34,7 @@ pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
     };
     for Stored { key, record, now, .. } in page.items {
         for holder in record.holders.iter().filter(|holder| holder.until > now) {
-            let checked = lock(&shared.checks).is_left(key.as_str(), &holder.owner, &lives);
+            let checked = lock(&shared.checks).is_left(key.as_str(), holder, &lives);
             if let Err(violation) = checked {
                 return shared.broken(violation);
             }

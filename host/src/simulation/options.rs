@@ -48,6 +48,8 @@ pub struct Options {
     pub keep_names: bool,
     /// What there is beside the store's server.
     pub second: Option<Second>,
+    /// How far the clock of that server is ahead of the first one's, in milliseconds.
+    pub second_ahead_ms: i64,
     /// How late the tasks of proxies start, at most.
     pub late_ms: u32,
     /// Whether the report has all that happened.
@@ -168,6 +170,11 @@ impl Options {
             members,
             keep_names,
             second,
+            // Servers' clocks seldom agree.
+            second_ahead_ms: match second {
+                Some(_) => *[0, 0, 300, -300, 2_000, 60_000].choose(&mut random).unwrap_or(&0),
+                None => 0,
+            },
             policies,
             lasts,
             late_ms,
@@ -234,8 +241,9 @@ impl Options {
             options.lasts = options.lasts.min(failed_at + Duration::from_secs(1));
             options.faults.retain(|planned| u128::from(planned.at_ms) <= failed_at.as_millis());
         });
+        add(&|options| options.second_ahead_ms = 0);
         add(&|options| {
-            options.second = None;
+            (options.second, options.second_ahead_ms) = (None, 0);
             options.faults.retain(|planned| !matches!(planned.fault, Fault::FailOver { .. }));
         });
         add(&|options| options.faults.clear());
@@ -311,6 +319,9 @@ impl fmt::Display for Options {
             Some(Second::Balanced) => {
                 writeln!(f, "the store is a cluster of two nodes behind a load balancer")?;
             }
+        }
+        if self.second_ahead_ms != 0 {
+            writeln!(f, "the clock of the second server is {} ms ahead", self.second_ahead_ms)?;
         }
         for Planned { at_ms, fault } in &self.faults {
             writeln!(f, "after {at_ms} ms: {fault}")?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 
 use super::faults::Succession;
+use super::options::Second;
 use super::server::Server;
 use crate::clock;
 use crate::lock::Instant;
@@ -23,6 +24,16 @@ pub struct Pair {
 const REPLICATION: Duration = Duration::from_millis(20);
 
 impl Pair {
+    /// The clock of the second server is `ahead_ms` ahead of the first one's.
+    pub fn of(second: Second, first: Arc<Server>, ahead_ms: i64) -> Pair {
+        let pair = match second {
+            Second::Replica(behind) => Pair::new(first, behind),
+            Second::Node | Second::Balanced => Pair::cluster(first),
+        };
+        pair.servers[1].set_clock(ahead_ms * 1_000);
+        pair
+    }
+
     /// The replica has all that the primary has, and is `behind` from now on.
     pub fn new(primary: Arc<Server>, behind: Duration) -> Pair {
         let replica = Server::new("replica");

@@ -241,10 +241,7 @@ impl World {
         let server = |n| Server::new(&format!("server-{n}"));
         let servers: Vec<Arc<Server>> = (1..=options.servers()).map(server).collect();
         let first = servers[0].clone();
-        let pair = options.second.map(|second| match second {
-            Second::Replica(behind) => Arc::new(Pair::new(first, behind)),
-            Second::Node | Second::Balanced => Arc::new(Pair::cluster(first)),
-        });
+        let pair = options.second.map(|second| Arc::new(Pair::of(second, first, options.second_ahead_ms)));
         let second = pair.as_ref().map(|pair| pair.second());
         let tally = Arc::new(Tally::default());
         let network = |n| Arc::new(FaultyNetwork::new(options.seed ^ (100 + n as u64), tally.clone()));

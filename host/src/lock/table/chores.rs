@@ -18,7 +18,8 @@ const LONGEST_PAUSE_MS: u32 = 4_000;
 
 #[derive(Clone, Debug)]
 pub(super) enum Chore {
-    /// Undo a claim that may have been granted. After `until` such a grant has ended by itself.
+    /// Undo a claim that may have been granted. After `until` such a grant has ended by itself, unless the server's clock was
+    /// set back.
     Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
     /// Is the lease over, or was it renewed through another proxy?
     Look { nonce: u64 },
