@@ -12,8 +12,8 @@ use super::wire::{Target, Wire};
 use super::{Advisory, MysqlStore, Row, store};
 use crate::clock;
 use crate::config::StoreConfig;
-use crate::lock::record::{Claim, Op, Outcome, Release};
-use crate::lock::{Key, LeaseRef, Mode, ServerTime, Space};
+use crate::lock::record::{Claim, Commit, Op, Outcome, Release};
+use crate::lock::{Key, LeaseRef, Mode, ServerTime, Space, Token};
 use crate::store::registry::Registry;
 use crate::store::{Health, Reply, Router, Store, StoreError, contract};
 
@@ -83,6 +83,7 @@ macro_rules! conditions {
             a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
             tokens_are_not_ahead_of_the_clock
             nothing_is_told_past_the_membership_of_a_proxy
+            nothing_is_written_that_has_waited_for_a_membership
             locks_of_sessions_rest_on_the_membership_of_a_proxy
             a_lock_that_joins_another_one_has_a_token_above_a_lease
             a_claim_is_not_forgotten_with_what_could_not_be_sent
@@ -331,6 +332,29 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
         let told = ask(&store, op, 3_000);
         tokio::time::sleep(Duration::from_millis(700)).await;
         stranger.says("ROLLBACK").await;
+        let told = told.await.expect(ANSWERED);
+        assert!(told.is_err(), "{told:?}");
+    }
+    assert_eq!(holders(&store, &claim).await, 0);
+}
+
+/// What waits while its proxy is no member was planned by names that may be over when the proxy is a member again.
+pub async fn nothing_is_written_that_has_waited_for_a_membership(database: &impl Database) {
+    let store = open(database).await;
+    let (registry, claim) = (store.registry(), contract::claim(&["k"], "late"));
+    let commit = Commit {
+        key: claim.keys[0].clone(),
+        version: Token::default(),
+        value: None,
+        attempt: contract::fresh(),
+        request: None,
+        fingerprint: 1,
+    };
+    for op in [Op::Commit(commit), Op::Acquire(claim.clone())] {
+        registry.allow(None);
+        let told = ask(&store, op, 5_000);
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        registry.allow(Some((ServerTime(u64::MAX >> 2), clock::now().plus_ms(60_000))));
         let told = told.await.expect(ANSWERED);
         assert!(told.is_err(), "{told:?}");
     }

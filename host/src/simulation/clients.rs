@@ -71,6 +71,7 @@ pub struct Client {
     longest_ttl_ms: u32,
     /// How many of 1,000 leases the client does not release.
     forgets_per_mille: u32,
+    shared_percent: u32,
     long_holds_percent: u32,
     /// Whether the client may hold a lock on a session for long without renewing it. Where nothing goes wrong it does not: when
     /// it is not certain of the lock any more, others would still wait for it, and nobody is to wait in vain.
@@ -96,6 +97,7 @@ impl Client {
             work_ms: options.work_ms,
             longest_ttl_ms: options.longest_ttl_ms,
             forgets_per_mille: options.forgets_per_mille,
+            shared_percent: options.shared_percent,
             long_holds_percent: options.long_holds_percent,
             stands_still: !options.is_calm(),
             waits_for_routes_ms: if options.renames_routes() { LONGEST_PAUSE.as_millis() as u32 } else { 0 },
@@ -140,6 +142,7 @@ impl Client {
         let resource = self.resource(policy);
         let wait_ms = *[0, 20, 500, 3_000].choose(&mut self.random).unwrap_or(&0);
         // A mode that the primitive lacks is asked for now and then: policies are replaced.
+        let takes_shared = matches!(policy, "lease" | "quorum" | "row" | POOL | BACKOFF);
         let mode = match (policy, self.random.random_range(0..40_u32)) {
             ("once", _) => Mode::Exclusive,
             // Mostly permits, so that several clients hold this resource at a time.
@@ -147,7 +150,8 @@ impl Client {
             ("lease" | "quorum" | POOL | BACKOFF, 0..8) | (_, 0) => {
                 Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }
             }
-            ("lease" | "quorum" | "row" | POOL | BACKOFF, 8..16) | (_, 8) => Mode::Shared,
+            (_, 8) => Mode::Shared,
+            _ if takes_shared && self.random.random_ratio(self.shared_percent, 100) => Mode::Shared,
             _ => Mode::Exclusive,
         };
         self.rounds += 1;

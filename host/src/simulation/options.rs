@@ -7,6 +7,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
+mod focus;
+
 use super::application::GUARDED;
 use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, changes_of_order, plan};
 
@@ -29,6 +31,8 @@ pub struct Options {
     pub work_ms: u32,
     /// How many of 1,000 leases their clients do not release.
     pub forgets_per_mille: u32,
+    /// How many of 100 requests for `lease`, `quorum`, `row`, `pool` and `backoff` are for a shared lock.
+    pub shared_percent: u32,
     /// Of 100 locks that are held for as long as a connection lives, how many are held for very long.
     pub long_holds_percent: u32,
     /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
@@ -149,7 +153,7 @@ impl Options {
         let late_ms = *late.choose(&mut random).unwrap_or(&PROMPT_MS);
         // Only then do waiters come into line at once.
         let is_calm = is_calm(packet_faults_per_mille, &faults);
-        Options {
+        let options = Options {
             seed,
             proxies,
             // Where there are few, a resource is often free, and changes of its policy soon go live.
@@ -161,6 +165,7 @@ impl Options {
             asks_for_several,
             work_ms,
             forgets_per_mille,
+            shared_percent: 20,
             // Such locks outlive the membership of their proxy, or the use of a server.
             long_holds_percent: *[1, 1, 1, 30].choose(&mut random).unwrap_or(&1),
             in_order: is_calm && late_ms == PROMPT_MS && random.random_bool(0.7),
@@ -179,7 +184,8 @@ impl Options {
             lasts,
             late_ms,
             tells_all: false,
-        }
+        };
+        if !reorders && random.random_bool(0.1) { options.focus(&mut random) } else { options }
     }
 
     /// Whether nothing goes wrong, and no policy is replaced.

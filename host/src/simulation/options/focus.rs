@@ -1,0 +1,165 @@
+//! Runs that look at one thing: what has to come together for it seldom does by chance.
+
+use std::time::Duration;
+
+use rand::Rng;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+
+use super::{Options, PROMPT_MS, SHORT_MS};
+use crate::simulation::faults::{Fault, Planned, Settings};
+
+/// The policies whose locks rest on sessions.
+const ON_SESSIONS: [&str; 2] = ["advisory", "row"];
+
+impl Options {
+    /// A run of a few resources of one policy.
+    pub(super) fn focus(self, random: &mut StdRng) -> Options {
+        let few = Options {
+            clients: random.random_range(6..=24),
+            resources: random.random_range(1..=2),
+            asks_for_several: false,
+            longest_ttl_ms: SHORT_MS,
+            packet_faults_per_mille: 0,
+            faults: Vec::new(),
+            keep_names: false,
+            second: None,
+            second_ahead_ms: 0,
+            in_order: false,
+            late_ms: PROMPT_MS,
+            ..self
+        };
+        match random.random_range(0..7) {
+            0 => few.with_a_member_that_returns(random),
+            1 => few.with_other_modes(random),
+            2 => few.with_a_proxy_that_is_alone(random),
+            3 => few.with_claims_under_way(random),
+            4 => few.with_stalled_commits(random),
+            5 => Options {
+                policies: vec!["quorum"],
+                packet_faults_per_mille: 50,
+                members: 3,
+                shared_percent: 0,
+                ..few
+            },
+            _ => Options {
+                policies: vec![*["lease", "row", "backoff"].choose(random).unwrap_or(&"lease")],
+                shared_percent: 60,
+                forgets_per_mille: 100,
+                packet_faults_per_mille: *[0, 0, 5].choose(random).unwrap_or(&0),
+                ..few
+            },
+        }
+    }
+
+    /// The keys have other names for a while, and the old ones again when a member returns that was counted as gone. There
+    /// are leases of the other names then.
+    fn with_a_member_that_returns(self, random: &mut StdRng) -> Options {
+        let (policy, away, by) = ("lease", 0, 1);
+        let began_ms = random.random_range(500..3_000);
+        let back_ms = began_ms + 25_000;
+        let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
+        let planned = |at_ms, fault| Planned { at_ms, fault };
+        let changed_ms = back_ms - random.random_range(1_500..4_000);
+        Options {
+            policies: vec![policy],
+            proxies: 2,
+            work_ms: 800,
+            forgets_per_mille: 300,
+            lasts: Duration::from_secs(32),
+            faults: vec![
+                planned(began_ms, Fault::Silence { proxy: away, ms: 25_000 }),
+                planned(changed_ms, Fault::Replace { proxy: by, policy, settings }),
+                planned(back_ms - random.random_range(50..1_200), Fault::RollBack { proxy: by, policy }),
+            ],
+            ..self
+        }
+    }
+
+    /// The policy changes between primitives that have all modes and such that lack some, while many wait.
+    fn with_other_modes(self, random: &mut StdRng) -> Options {
+        let (policy, mut at_ms, mut faults) = ("lease", 0, Vec::new());
+        let lasts = Duration::from_secs(20);
+        for n in 0.. {
+            at_ms += random.random_range(300..2_500);
+            if u128::from(at_ms) >= lasts.as_millis() {
+                break;
+            }
+            if random.random_bool(0.5) {
+                let ms = random.random_range(50..400);
+                faults.push(Planned { at_ms: at_ms - 100, fault: Fault::StallCommits { server: 0, ms } });
+            }
+            let others = ON_SESSIONS.choose(random).copied().unwrap_or(policy);
+            let primitive = if n % 2 == 0 { others } else { policy };
+            let settings = Settings { primitive, ..Settings::of(policy) };
+            let proxy = random.random_range(0..self.proxies);
+            faults.push(Planned { at_ms, fault: Fault::Replace { proxy, policy, settings } });
+        }
+        Options { policies: vec![policy], lasts, faults, ..self }
+    }
+
+    /// Commits stall for about as long as calls wait for the store, and clients ask other proxies then.
+    fn with_stalled_commits(self, random: &mut StdRng) -> Options {
+        let (mut at_ms, mut faults) = (0, Vec::new());
+        for _ in 0..4 {
+            at_ms += random.random_range(500..3_000);
+            let ms = random.random_range(3_000..6_500);
+            faults.push(Planned { at_ms, fault: Fault::StallCommits { server: 0, ms } });
+            at_ms += ms;
+        }
+        Options {
+            policies: vec!["lease"],
+            proxies: self.proxies.max(2),
+            lasts: Duration::from_secs(30),
+            faults,
+            ..self
+        }
+    }
+
+    /// A policy changes while there is one proxy alone, whose clients hold locks on sessions for long.
+    fn with_a_proxy_that_is_alone(self, random: &mut StdRng) -> Options {
+        let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
+        let began_ms = random.random_range(4_000..10_000);
+        let down_ms = random.random_range(2_000..4_000);
+        let changed_ms = began_ms + random.random_range(0..down_ms);
+        let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
+        Options {
+            policies: vec![policy],
+            proxies: 2,
+            resources: self.resources * 4,
+            long_holds_percent: 30,
+            lasts: Duration::from_secs(25),
+            faults: vec![
+                Planned { at_ms: began_ms, fault: Fault::Restart { proxy: 0, down_ms } },
+                Planned { at_ms: changed_ms, fault: Fault::Replace { proxy: 1, policy, settings } },
+            ],
+            ..self
+        }
+    }
+
+    /// All locks on sessions end, and others are being asked for when their keys get other names.
+    fn with_claims_under_way(self, random: &mut StdRng) -> Options {
+        let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
+        let proxies = self.proxies.max(2);
+        let (mut at_ms, mut faults) = (3_000, Vec::new());
+        for stripes in [1, 0, 2] {
+            let ms = random.random_range(500..1_500);
+            faults.push(Planned { at_ms, fault: Fault::Crash { server: 0 } });
+            let slow = |proxy| Planned { at_ms, fault: Fault::SlowSessions { proxy, ms } };
+            faults.extend((0..proxies).map(slow));
+            let settings = Settings { stripes, ..Settings::of(policy) };
+            let at = at_ms + random.random_range(100..ms);
+            faults.push(Planned { at_ms: at, fault: Fault::Replace { proxy: 1, policy, settings } });
+            at_ms += random.random_range(4_000..8_000);
+        }
+        Options {
+            policies: vec![policy],
+            proxies,
+            resources: self.resources * 4,
+            long_holds_percent: 30,
+            lasts: Duration::from_secs(30),
+            faults,
+            ..self
+        }
+    }
+}
