@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+mod sessions;
+
+pub use sessions::*;
+
 use super::sql::NOW_US;
 use super::wire::{Target, Wire};
-use super::{Advisory, MysqlStore, Row, store};
+use super::{MysqlStore, Row, store};
 use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Commit, Op, Outcome, Release};
-use crate::lock::{Key, LeaseRef, Mode, ServerTime, Space, Token};
+use crate::lock::{Key, LeaseRef, ServerTime, Space, Token};
 use crate::store::registry::Registry;
 use crate::store::{Health, Reply, Router, Store, StoreError, contract};
 
@@ -86,6 +90,7 @@ macro_rules! conditions {
             nothing_is_written_that_has_waited_for_a_membership
             locks_of_sessions_rest_on_the_membership_of_a_proxy
             a_lock_that_joins_another_one_has_a_token_above_a_lease
+            an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row
             a_claim_is_not_forgotten_with_what_could_not_be_sent
             tables_of_a_later_version_are_left_alone
         }
@@ -361,82 +366,6 @@ pub async fn nothing_is_written_that_has_waited_for_a_membership(database: &impl
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
-/// Once a proxy is no member any more, the others may count it as gone and use other names for its keys. So its holders are
-/// certain of their locks only as long as it is a member, and their leases end with the membership.
-pub async fn locks_of_sessions_rest_on_the_membership_of_a_proxy(database: &impl Database) {
-    const MEMBER_MS: u32 = 3_000;
-    let store = open(database).await;
-    let registry = store.registry();
-    let allow = |ms| registry.allow(Some((ServerTime(u64::MAX), clock::now().plus_ms(ms))));
-    for (space, sessions) in sessions(&store) {
-        // Opens the session, and waits until the server counts tokens.
-        allow(60_000);
-        granted_in_time(&*sessions, within("another", space)).await;
-        allow(MEMBER_MS);
-        let claim = within("k", space);
-        let reply = ask(&*sessions, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
-        let reply = reply.expect("it is granted");
-        let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{space:?}: {reply:?}") };
-        assert!(grant.left_us <= u64::from(MEMBER_MS) * 1_000, "{space:?}: {grant:?}");
-        registry.allow(None);
-        allow(60_000);
-        let renew = Op::Renew { lease: lease(&claim, &reply).expect("it is granted"), ttl_ms: None };
-        let renewed = ask(&*sessions, renew, 5_000).await.expect(ANSWERED).expect("it is answered");
-        assert_eq!(renewed.outcomes[0], Outcome::Lost, "{space:?}");
-    }
-}
-
-/// A session that does not answer is given up. The server may still have its locks, and the holders are certain of them. The
-/// session is not closed before the leases end, because that would free the locks.
-pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database) {
-    const LASTS_MS: u32 = 15_000;
-    let (store, other) = (open(database).await, open(database).await);
-    let (ours, theirs) = (sessions(&store), sessions(&other));
-    // Opens the sessions, and waits until the server counts tokens.
-    for (n, (space, sessions)) in ours.iter().chain(&theirs).enumerate() {
-        granted_in_time(&**sessions, within(&format!("another-{n}"), *space)).await;
-    }
-    let mut ends = Vec::new();
-    for (space, sessions) in &ours {
-        let claim = Claim { ttl_ms: LASTS_MS, ..within("k", *space) };
-        granted_in_time(&**sessions, claim).await;
-        ends.push(clock::now().plus_ms(LASTS_MS));
-    }
-    database.pause();
-    // Longer than the proxy waits for a session that has leases.
-    tokio::time::sleep(Duration::from_millis(12_500)).await;
-    database.go_on();
-    for ((space, sessions), end) in theirs.iter().zip(ends) {
-        let claim = Claim { owner: "other".into(), ..within("k", *space) };
-        until("the lock is free", async || {
-            let asked = ask(&**sessions, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
-            asked.is_ok_and(|reply| lease(&claim, &reply).is_some())
-        })
-        .await;
-        // The end was noted some time after the lease began.
-        assert!(clock::now().plus_ms(1_000) > end, "{space:?}: it was granted before the lease ended");
-    }
-}
-
-/// A lock of a session is on one node of a cluster, and nobody on another node meets it.
-pub async fn locks_of_sessions_end_where_the_record_names_another_server(database: &impl Database) {
-    let store = open(database).await;
-    let mut held = Vec::new();
-    for (space, sessions) in sessions(&store) {
-        let lease = granted_in_time(&*sessions, within("k", space)).await;
-        held.push((sessions, Op::Renew { lease, ttl_ms: Some(10_000) }));
-    }
-    for (sessions, renew) in held {
-        until("the lock of a session is over", async || {
-            // The proxy notices this, and writes the name of its own server again.
-            says(database, "UPDATE lockkeeper_meta SET identity='another' WHERE id=1").await;
-            let asked = ask(&*sessions, renew.clone(), 5_000).await.expect(ANSWERED);
-            asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Lost))
-        })
-        .await;
-    }
-}
-
 /// The previous server may have granted the keys of the lease to another holder, in writes that the fail-over has lost. The
 /// lease looks alive where the server's clock may have been set forward.
 pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for(
@@ -453,46 +382,6 @@ pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waite
     let renew = Op::Renew { lease, ttl_ms: Some(10_000) };
     let asked = ask(&store, renew, 5_000).await.expect(ANSWERED).expect("it is applied");
     assert_eq!(asked.outcomes[0], Outcome::Unknown);
-}
-
-/// After a fail-over that loses writes, tokens begin just ahead of the new server's clock. A token that was further ahead
-/// could be given out a second time.
-pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
-    let store = open(database).await;
-    says(database, &format!("UPDATE lockkeeper_meta SET floor={NOW_US} WHERE id=1")).await;
-    let now = async || {
-        let rows = says(database, &format!("SELECT {NOW_US}")).await;
-        rows.into_iter().next().map(mysql_async::from_row::<u64>).expect("a row")
-    };
-    for (space, sessions) in sessions(&store) {
-        granted_in_time(&*sessions, within("k", space)).await;
-        let lease = granted(&store, contract::claim(&[&format!("{space:?}")], "me")).await;
-        assert!(lease.token.0 < now().await, "{space:?}: {lease:?}");
-    }
-}
-
-/// The stores of the primitives whose locks rest on sessions.
-fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
-    let (advisory, row) = (Advisory::new(store, 64, 1_000), Row::new(store, 8, 1_000));
-    [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
-}
-
-fn within(key: &str, space: Space) -> Claim {
-    let claim = contract::claim(&[key], "me");
-    let keys: Vec<Key> = claim.keys.iter().map(|key| key.clone().within(space)).collect();
-    Claim { keys: keys.into(), ..claim }
-}
-
-/// A shared lock that joins another one has no session to open, and so no other reason to ask the server for a token. The
-/// resource may have had a lease since the first one.
-pub async fn a_lock_that_joins_another_one_has_a_token_above_a_lease(database: &impl Database) {
-    let store = open(database).await;
-    let [_, (_, row)] = sessions(&store);
-    let shared = |owner: &str| Claim { owner: owner.into(), mode: Mode::Shared, ..within("k", Space::Row) };
-    granted_in_time(&*row, shared("one")).await;
-    let between = granted(&store, contract::claim(&["k"], "me")).await;
-    let joined = granted_in_time(&*row, shared("another")).await;
-    assert!(joined.token > between.token, "{joined:?} after {between:?}");
 }
 
 /// A claim in two stores has been granted when there is no place for what comes after it in its group. It was sent, so its

@@ -111,13 +111,6 @@ fn companions(random: &mut StdRng, at_ms: u32, fault: &Fault, what: &Failing<'_>
                 add(at_ms + n * (ms + random.random_range(0..30)), Fault::PauseServer { server, ms });
             }
         }
-        // All locks on sessions end, and others are being asked for when their keys get other names.
-        Fault::Replace { .. } if random.random_bool(0.08) => {
-            let began_ms = at_ms.saturating_sub(random.random_range(100..600));
-            add(began_ms, Fault::Crash { server: 0 });
-            let ms = random.random_range(500..1_500);
-            (0..what.proxies).for_each(|proxy| add(began_ms, Fault::SlowSessions { proxy, ms }));
-        }
         // Keys get other names while claims take long.
         Fault::Replace { .. } if random.random_bool(0.15) => {
             let at_ms = at_ms.saturating_sub(random.random_range(5..200));

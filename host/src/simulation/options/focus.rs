@@ -6,8 +6,8 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-use super::{Options, PROMPT_MS, SHORT_MS};
-use crate::simulation::faults::{Fault, Planned, Settings};
+use super::{LATE_MS, Options, PROMPT_MS, SHORT_MS};
+use crate::simulation::faults::{BACKOFF, Fault, Planned, Settings};
 
 /// The policies whose locks rest on sessions.
 const ON_SESSIONS: [&str; 2] = ["advisory", "row"];
@@ -29,7 +29,7 @@ impl Options {
             late_ms: PROMPT_MS,
             ..self
         };
-        match random.random_range(0..7) {
+        match random.random_range(0..8) {
             0 => few.with_a_member_that_returns(random),
             1 => few.with_other_modes(random),
             2 => few.with_a_proxy_that_is_alone(random),
@@ -42,8 +42,18 @@ impl Options {
                 shared_percent: 0,
                 ..few
             },
+            // Waiters that nobody wakes ask again by themselves.
+            6 => Options {
+                policies: vec![BACKOFF],
+                proxies: 2,
+                resources: 1,
+                one_apart: true,
+                late_ms: LATE_MS,
+                lasts: Duration::from_secs(40),
+                ..few
+            },
             _ => Options {
-                policies: vec![*["lease", "row", "backoff"].choose(random).unwrap_or(&"lease")],
+                policies: vec![*["lease", "row", BACKOFF].choose(random).unwrap_or(&"lease")],
                 shared_percent: 60,
                 forgets_per_mille: 100,
                 packet_faults_per_mille: *[0, 0, 5].choose(random).unwrap_or(&0),
@@ -137,26 +147,27 @@ impl Options {
         }
     }
 
-    /// All locks on sessions end, and others are being asked for when their keys get other names.
+    /// All locks on sessions have ended, and others are being asked for, when their keys get other names.
     fn with_claims_under_way(self, random: &mut StdRng) -> Options {
         let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
         let proxies = self.proxies.max(2);
         let (mut at_ms, mut faults) = (3_000, Vec::new());
         for stripes in [1, 0, 2] {
-            let ms = random.random_range(500..1_500);
-            faults.push(Planned { at_ms, fault: Fault::Crash { server: 0 } });
+            // Longer than a lease, and a little shorter than calls wait for the store.
+            let ms = random.random_range(4_000..4_900);
             let slow = |proxy| Planned { at_ms, fault: Fault::SlowSessions { proxy, ms } };
             faults.extend((0..proxies).map(slow));
             let settings = Settings { stripes, ..Settings::of(policy) };
-            let at = at_ms + random.random_range(100..ms);
+            let at = at_ms + random.random_range(SHORT_MS..ms);
             faults.push(Planned { at_ms: at, fault: Fault::Replace { proxy: 1, policy, settings } });
-            at_ms += random.random_range(4_000..8_000);
+            at_ms += ms + random.random_range(2_000..5_000);
         }
         Options {
             policies: vec![policy],
             proxies,
-            resources: self.resources * 4,
-            long_holds_percent: 30,
+            work_ms: 20,
+            forgets_per_mille: 300,
+            long_holds_percent: 0,
             lasts: Duration::from_secs(30),
             faults,
             ..self
