@@ -40,6 +40,8 @@ impl Options {
                 packet_faults_per_mille: 50,
                 members: 3,
                 shared_percent: 0,
+                // What is taken back late meets a lease that lasts.
+                forgets_per_mille: 300,
                 ..few
             },
             // Waiters that nobody wakes ask again by themselves.
@@ -70,17 +72,18 @@ impl Options {
         let back_ms = began_ms + 25_000;
         let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
         let planned = |at_ms, fault| Planned { at_ms, fault };
-        let changed_ms = back_ms - random.random_range(1_500..4_000);
+        let changed_ms = back_ms - random.random_range(3_000..6_000);
         Options {
             policies: vec![policy],
             proxies: 2,
             work_ms: 800,
             forgets_per_mille: 300,
+            longest_ttl_ms: 8_000,
             lasts: Duration::from_secs(32),
             faults: vec![
                 planned(began_ms, Fault::Silence { proxy: away, ms: 25_000 }),
                 planned(changed_ms, Fault::Replace { proxy: by, policy, settings }),
-                planned(back_ms - random.random_range(50..1_200), Fault::RollBack { proxy: by, policy }),
+                planned(back_ms - random.random_range(500..2_000), Fault::RollBack { proxy: by, policy }),
             ],
             ..self
         }
