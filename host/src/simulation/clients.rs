@@ -80,8 +80,6 @@ pub struct Client {
     waits_for_routes_ms: u32,
     /// Whether leases are so short that the client can wait for their ends.
     renews_late: bool,
-    /// The only proxy that it asks, if any, and how long it pauses before it asks again.
-    only: Option<(usize, u64)>,
     /// How often it has begun to ask.
     rounds: u32,
     shared: Arc<Shared>,
@@ -104,7 +102,6 @@ impl Client {
             stands_still: !options.is_calm(),
             waits_for_routes_ms: if options.renames_routes() { LONGEST_PAUSE.as_millis() as u32 } else { 0 },
             renews_late: !options.has_long_leases(),
-            only: options.one_apart.then_some(if n == 0 { (1, 5_000) } else { (0, 20) }),
             rounds: 0,
             shared,
         }
@@ -113,15 +110,13 @@ impl Client {
     pub async fn run(mut self) {
         while !self.shared.over.load(Relaxed) {
             self.round().await;
-            let (_, longest_ms) = self.only.unwrap_or((0, 20));
-            self.pause(longest_ms).await;
+            self.pause(20).await;
         }
     }
 
     /// Any proxy.
     fn proxy(&mut self) -> Proxy {
-        let any = self.random.random_range(0..self.proxies);
-        self.shared.proxy(self.only.map_or(any, |(only, _)| only % self.proxies))
+        self.shared.proxy(self.random.random_range(0..self.proxies))
     }
 
     /// The proxy that granted the lease; now and then another one, where any proxy can renew and release the lease.

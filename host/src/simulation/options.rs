@@ -37,9 +37,6 @@ pub struct Options {
     pub long_holds_percent: u32,
     /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
     pub in_order: bool,
-    /// Whether one client alone asks the second proxy, seldom, and all others ask the first. What that one lets go of is
-    /// free then until one of the others takes it.
-    pub one_apart: bool,
     /// The longest lease that clients ask for, in milliseconds.
     pub longest_ttl_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
@@ -78,8 +75,6 @@ pub enum Second {
 const SHORT_MS: u32 = 3_000;
 /// How late tasks start where a proxy has little to do.
 const PROMPT_MS: u32 = 4;
-/// When a task starts late, its client may have gone.
-const LATE_MS: u32 = 200;
 /// Leases that nobody knows of are noticed where they would last for long.
 const LONG_MS: u32 = 120_000;
 
@@ -153,7 +148,8 @@ impl Options {
             true => changes_of_order(&mut random, lasts, proxies),
             false => plan(&mut random, lasts, &failing),
         };
-        let late: &[u32] = if reorders { &[PROMPT_MS] } else { &[PROMPT_MS, PROMPT_MS, PROMPT_MS, LATE_MS] };
+        // When a task starts late, its client may have gone.
+        let late: &[u32] = if reorders { &[PROMPT_MS] } else { &[PROMPT_MS, PROMPT_MS, PROMPT_MS, 200] };
         let late_ms = *late.choose(&mut random).unwrap_or(&PROMPT_MS);
         // Only then do waiters come into line at once.
         let is_calm = is_calm(packet_faults_per_mille, &faults);
@@ -173,7 +169,6 @@ impl Options {
             // Such locks outlive the membership of their proxy, or the use of a server.
             long_holds_percent: *[1, 1, 1, 30].choose(&mut random).unwrap_or(&1),
             in_order: is_calm && late_ms == PROMPT_MS && random.random_bool(0.7),
-            one_apart: false,
             longest_ttl_ms,
             packet_faults_per_mille,
             faults,
@@ -190,7 +185,7 @@ impl Options {
             late_ms,
             tells_all: false,
         };
-        if !reorders && random.random_bool(0.1) { options.focus(&mut random) } else { options }
+        if !reorders && random.random_bool(0.12) { options.focus(&mut random) } else { options }
     }
 
     /// Whether nothing goes wrong, and no policy is replaced.
@@ -269,7 +264,7 @@ impl Options {
             });
         }
         add(&|options| options.asks_for_several = false);
-        add(&|options| (options.in_order, options.one_apart) = (false, false));
+        add(&|options| options.in_order = false);
         add(&|options| options.late_ms = PROMPT_MS);
         add(&|options| options.resources -= 1);
         add(&|options| options.clients /= 2);
@@ -314,9 +309,6 @@ impl fmt::Display for Options {
         }
         if self.in_order {
             writeln!(f, "`{ORDERED}` has one order of waiters for all proxies")?;
-        }
-        if self.one_apart {
-            writeln!(f, "one client asks the second proxy, seldom, and the others ask the first")?;
         }
         if self.asks_for_several {
             writeln!(f, "clients ask for several resources at once")?;
