@@ -265,6 +265,8 @@ impl Fleet {
             // are granted as soon as it may write.
             self.0.service.look_again(name).await?;
         }
+        // Nor may what it asked for while it looked be granted as soon as it may write: that has the old keys alone.
+        self.0.service.settled().await;
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();
         if !self.0.registry.establish(id, acks.clone()).await? {

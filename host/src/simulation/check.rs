@@ -11,7 +11,7 @@ pub use working::Work;
 
 use self::order::{OrderOfAll, Waiting, pass};
 use super::faults::SEPARATOR;
-use super::options::Options;
+use super::options::{Options, Second};
 use super::server::Ended;
 use crate::clock;
 use crate::lock::record::Holder;
@@ -170,7 +170,8 @@ impl Checks {
             order_of_all: OrderOfAll::of(options),
             joins_in_order: options.joins_in_order(),
             is_plain: options.is_calm() && !options.asks_for_several,
-            is_clock_set: options.second_ahead_ms != 0,
+            // Where there are two nodes, either may be used.
+            is_clock_set: options.second_ahead_ms != 0 && !matches!(options.second, Some(Second::Replica(_))),
             ..Checks::default()
         }
     }

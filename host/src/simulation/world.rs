@@ -453,6 +453,7 @@ impl World {
                 if is_balanced || (*how != Succession::Planned && pair.loses_writes()) {
                     lock(&self.shared.checks).has_lost_writes = true;
                 }
+                lock(&self.shared.checks).is_clock_set |= self.options.second_ahead_ms != 0;
                 pair.fail_over(*how, (*gap_ms, *back_ms)).await;
                 self.shared.note("the fail-over is over".to_owned());
             }

@@ -46,6 +46,7 @@ impl Table {
             replan: None,
             in_line: false,
             again: false,
+            has_looked_again: false,
             marks: false,
             waiter,
         };
@@ -155,11 +156,16 @@ impl Table {
         if entry.flight.is_some() {
             return;
         }
-        // It was to come into line behind others, and has asked for nothing so far.
         let has_asked = entry.in_line || entry.attempts > 0 || entry.waiter.claim.line.is_none();
-        let may_have_it = !has_asked && may_find_its_own(&entry.waiter.claim);
-        if may_have_it || self.is_in_its_own_way(&entry.waiter.claim) {
+        if !has_asked && may_find_its_own(&entry.waiter.claim) {
+            // It was to come into line behind others, and has asked for nothing so far.
             return self.probe(id, true, out);
+        }
+        if !entry.has_looked_again && self.is_in_its_own_way(&entry.waiter.claim) {
+            if let Some(entry) = self.waiters.get_mut(&id) {
+                entry.has_looked_again = true;
+            }
+            return self.probe(id, false, out);
         }
         if self.is_next_after_flight(entry) {
             let is_overdue = now > entry.deadline.plus_ms(OVERDUE_MS);
@@ -182,17 +188,20 @@ impl Table {
     /// have been granted after this one had looked for its lease.
     fn is_in_its_own_way(&self, claim: &Claim) -> bool {
         let holder = |key: &Key| self.queues.get(key)?.holder.as_ref()?.held_by.as_ref();
-        claim.keys.iter().any(|key| holder(key).is_some_and(|holder| is_of_claim(holder, claim)))
+        let is_own = |holder: &HeldBy| {
+            is_of_request(holder, claim) || (claim.reentrant && holder.owner == claim.owner)
+        };
+        claim.keys.iter().any(|key| holder(key).is_some_and(is_own))
     }
 
-    /// The store has no lease of the waiter's claim: what was known of one is over.
+    /// The store has no lease of the waiter's request: what was known of one is over.
     pub(super) fn has_no_lease(&mut self, id: WaiterId) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let claim = &entry.waiter.claim;
         for key in &*claim.keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 let is_own =
-                    |known: &mut Known| known.held_by.as_ref().is_some_and(|by| is_of_claim(by, claim));
+                    |known: &mut Known| known.held_by.as_ref().is_some_and(|by| is_of_request(by, claim));
                 queue.holder.take_if(is_own);
             }
         }
@@ -331,10 +340,9 @@ fn ms_of(us: u64) -> u32 {
     u32::try_from(us / 1_000).unwrap_or(u32::MAX)
 }
 
-/// Whether the claim would be answered with this lease.
-fn is_of_claim(holder: &HeldBy, claim: &Claim) -> bool {
-    let is_repeated = claim.request.is_some() && holder.request == claim.request;
-    is_repeated || (claim.reentrant && holder.owner == claim.owner)
+/// Whether the lease was granted to an earlier call of the claim's request.
+fn is_of_request(holder: &HeldBy, claim: &Claim) -> bool {
+    claim.request.is_some() && holder.request == claim.request
 }
 
 /// Whether the claim may have its lease already: it is made again, or is one level more.
