@@ -265,7 +265,7 @@ impl Fleet {
             // are granted as soon as it may write.
             self.0.service.look_again(name).await?;
         }
-        // Nor may what it asked for while it looked be granted as soon as it may write: that has the old keys alone.
+        // A claim that was sent during the look takes the old keys alone. It is answered before this proxy may write.
         self.0.service.settled().await;
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();

@@ -49,8 +49,8 @@ const STORE_RETRY_MS: u32 = 250;
 const JOIN_MS: u32 = 10;
 /// How often the places that this proxy's waiters have in line are kept.
 const KEEP_PLACES_MS: u32 = 1_500;
-/// How long the undoing of a claim is tried while the store cannot be reached, beyond the end that its lease could
-/// have by this proxy's clock. Where the server's clock is set back meanwhile, the lease lasts that much longer than the tries.
+/// While the store cannot be reached, a claim is undone again and again, until so long after its lease would end by this
+/// proxy's clock. If the server's clock is set back meanwhile, the lease may outlast the tries.
 pub const ABANDON_MS: u32 = 5_000;
 /// How long after its time a waiter may still come to stand behind a flight.
 const OVERDUE_MS: u32 = 1_000;

@@ -40,7 +40,7 @@ impl Bells {
     pub fn new(line: &Arc<Line>, proxy: usize, seed: u64) -> Bells {
         let life = line.lives.fetch_add(1, Relaxed);
         let random = Mutex::new(StdRng::seed_from_u64(seed ^ (1_000 + life)));
-        // Waiters are woken late where many are lost.
+        // Where many are lost, waiters depend on asking again by themselves.
         let lost_per_mille = if seed.is_multiple_of(4) { 300 } else { 10 };
         let address = format!("proxy-{proxy}-{life}");
         Bells { line: Arc::downgrade(line), address, random, lost_per_mille }

@@ -170,7 +170,7 @@ impl Checks {
             order_of_all: OrderOfAll::of(options),
             joins_in_order: options.joins_in_order(),
             is_plain: options.is_calm() && !options.asks_for_several,
-            // Where there are two nodes, either may be used.
+            // Proxies may use either node of a cluster at any time, and a replica after a fail-over.
             is_clock_set: options.second_ahead_ms != 0 && !matches!(options.second, Some(Second::Replica(_))),
             ..Checks::default()
         }

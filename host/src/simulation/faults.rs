@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 mod plan;
 
-pub use plan::{changes_of_order, plan};
+pub use plan::plan;
 
 use super::application::GUARDED;
 use super::network::{Fate, Network, Trip};

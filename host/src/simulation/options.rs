@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 mod focus;
 
 use super::application::GUARDED;
-use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, changes_of_order, plan};
+use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, plan};
 
 /// The policies of a run. Each starts out with the primitive of the same name; a resource of `pool` is any one of
 /// several leases, `backoff` asks for leases again and again, and `guarded` is for the requests of guarded routes.
@@ -114,16 +114,10 @@ impl Options {
                 policies.push("row");
             }
         }
-        // Nothing but the order of waiters changes.
-        let reorders = random.random_bool(0.04);
-        if reorders && !policies.contains(&ORDERED) {
-            policies.push(ORDERED);
-        }
-        let second = second.filter(|_| !reorders);
         let changeable: Vec<&str> =
             policies.iter().copied().filter(|policy| CHANGEABLE.contains(policy)).collect();
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
-        let keep_names = reorders || random.random_bool(0.3);
+        let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
         // Where each client works for long, few locks are granted.
         let work_ms = *[20, 80, 800].choose(&mut random).unwrap_or(&80);
@@ -142,15 +136,10 @@ impl Options {
             () if random.random_bool(0.15) => 300,
             () => 10 + work_ms / 20,
         };
-        let packets: &[u32] = if reorders { &[0] } else { &[0, 1, 5, 20] };
-        let packet_faults_per_mille = *packets.choose(&mut random).unwrap_or(&0);
-        let faults = match reorders {
-            true => changes_of_order(&mut random, lasts, proxies),
-            false => plan(&mut random, lasts, &failing),
-        };
+        let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
+        let faults = plan(&mut random, lasts, &failing);
         // When a task starts late, its client may have gone.
-        let late: &[u32] = if reorders { &[PROMPT_MS] } else { &[PROMPT_MS, PROMPT_MS, PROMPT_MS, 200] };
-        let late_ms = *late.choose(&mut random).unwrap_or(&PROMPT_MS);
+        let late_ms = *[PROMPT_MS, PROMPT_MS, PROMPT_MS, 200].choose(&mut random).unwrap_or(&PROMPT_MS);
         // Only then do waiters come into line at once.
         let is_calm = is_calm(packet_faults_per_mille, &faults);
         let options = Options {
@@ -185,7 +174,7 @@ impl Options {
             late_ms,
             tells_all: false,
         };
-        if !reorders && random.random_bool(0.12) { options.focus(&mut random) } else { options }
+        if random.random_bool(0.16) { options.focus(&mut random) } else { options }
     }
 
     /// Whether nothing goes wrong, and no policy is replaced.

@@ -187,21 +187,24 @@ impl Table {
     /// Whether the lease in the claim's way may be its own. An earlier call of the same request, by way of another proxy, may
     /// have been granted after this one had looked for its lease.
     fn is_in_its_own_way(&self, claim: &Claim) -> bool {
-        let holder = |key: &Key| self.queues.get(key)?.holder.as_ref()?.held_by.as_ref();
         let is_own = |holder: &HeldBy| {
             is_of_request(holder, claim) || (claim.reentrant && holder.owner == claim.owner)
         };
-        claim.keys.iter().any(|key| holder(key).is_some_and(is_own))
+        claim.keys.iter().filter_map(|key| self.known_holder(key)?.held_by.as_ref()).any(is_own)
     }
 
-    /// The store has no lease of the waiter's request: what was known of one is over.
+    /// What is known of the lease in the way of those who wait for the key.
+    pub(super) fn known_holder(&self, key: &Key) -> Option<&Known> {
+        self.queues.get(key)?.holder.as_ref()
+    }
+
+    /// The store has no lease of the waiter's request, so a lease of the request that was known has ended.
     pub(super) fn has_no_lease(&mut self, id: WaiterId) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let claim = &entry.waiter.claim;
+        let is_own = |known: &mut Known| known.held_by.as_ref().is_some_and(|by| is_of_request(by, claim));
         for key in &*claim.keys {
             if let Some(queue) = self.queues.get_mut(key) {
-                let is_own =
-                    |known: &mut Known| known.held_by.as_ref().is_some_and(|by| is_of_request(by, claim));
                 queue.holder.take_if(is_own);
             }
         }
@@ -276,7 +279,7 @@ impl Table {
         reason: Option<String>,
         now: Instant,
     ) -> Verdict {
-        let known = keys.iter().find_map(|key| self.queues.get(key)?.holder.as_ref());
+        let known = keys.iter().find_map(|key| self.known_holder(key));
         let (holder, left_ms) = match (known, denial) {
             (Some(known), _) => (known.held_by.clone(), known.until.ms_since(now)),
             (None, Some(denial)) => (denial.holder.clone(), ms_of(denial.free_in_us)),

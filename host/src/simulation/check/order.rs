@@ -21,7 +21,7 @@ pub(super) struct Waiting {
     passed_by: Option<(String, Instant)>,
 }
 
-/// Since when the waiters of all proxies have one order, for [`ORDERED`].
+/// When the waiters of all proxies came into one order, for [`ORDERED`].
 #[derive(Debug, Default)]
 pub(super) struct OrderOfAll {
     /// Whether an order that begins in the run is checked: nothing else happens then.
@@ -63,9 +63,9 @@ impl Checks {
         self.waiting.retain(|resource, _| !is_of(resource, policy));
     }
 
-    /// A change of the policy begins. [`Checks::change_ends`] wants the number that this returns. `in_order`: the policy may
-    /// get an order over all proxies. That is the order in which its waiters come into line, and where packets are lost
-    /// it is not the order in which they ask.
+    /// A change of the policy begins. Returns its number, for [`Checks::change_ends`]. `in_order`: the policy may get an order
+    /// over all proxies. Its waiters are granted in the order in which they come into line then. If packets are lost, that is
+    /// not the order in which they ask.
     pub fn change_begins(&mut self, policy: &'static str, in_order: bool) -> u64 {
         if in_order {
             self.in_line.insert(policy);

@@ -6,7 +6,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-use super::{Failing, Fault, Kind, ORDERED, Planned, Settings, Succession};
+use super::{Failing, Fault, Kind, Planned, Settings, Succession};
 
 /// The faults of a run, in the order of time.
 pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Planned> {
@@ -36,19 +36,6 @@ pub fn plan(random: &mut StdRng, lasts: Duration, what: &Failing<'_>) -> Vec<Pla
     planned.retain(|planned| u128::from(planned.at_ms) < lasts.as_millis());
     planned.sort_by_key(|planned| planned.at_ms);
     planned
-}
-
-/// The policy [`ORDERED`] gets an order over all proxies, and loses it again, while clients wait.
-pub fn changes_of_order(random: &mut StdRng, lasts: Duration, proxies: usize) -> Vec<Planned> {
-    let mut at_ms = 0;
-    let change = |global_order| {
-        at_ms += random.random_range(500..5_000);
-        let settings = Settings { global_order, ..Settings::of(ORDERED) };
-        let proxy = random.random_range(0..proxies);
-        Planned { at_ms, fault: Fault::Replace { proxy, policy: ORDERED, settings } }
-    };
-    let changes = [true, false].into_iter().cycle().map(change);
-    changes.take_while(|planned| u128::from(planned.at_ms) < lasts.as_millis()).collect()
 }
 
 /// What makes the most of a fault: chance alone seldom has both at once.

@@ -1,4 +1,4 @@
-//! Runs that look at one thing: what has to come together for it seldom does by chance.
+//! Runs that are each made for one kind of mistake. They have the events that seldom coincide by chance.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
 use super::{Options, PROMPT_MS, SHORT_MS};
-use crate::simulation::faults::{Fault, Planned, Settings};
+use crate::simulation::faults::{Fault, ORDERED, Planned, Settings};
 
 /// The policies whose locks rest on sessions.
 const ON_SESSIONS: [&str; 2] = ["advisory", "row"];
@@ -29,17 +29,18 @@ impl Options {
             late_ms: PROMPT_MS,
             ..self
         };
-        // As often as each is found by few of its runs, so much more often it is chosen.
-        match random.random_range(0..7) {
+        // A mistake that few of its runs show has more of them.
+        match random.random_range(0..9) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
+            4 | 5 => few.with_changes_of_order(random),
             _ => few.with_other_modes(random),
         }
     }
 
-    /// The keys have other names for a while, and the old ones again when a member returns that was counted as gone. There
-    /// are leases of the other names then.
+    /// While a member is counted as gone, the policy gives keys other names, and the old ones again. There are leases of the
+    /// other names when the member returns.
     fn with_a_member_that_returns(self, random: &mut StdRng) -> Options {
         let (policy, away, by) = ("lease", 0, 1);
         let began_ms = random.random_range(500..3_000);
@@ -63,7 +64,7 @@ impl Options {
         }
     }
 
-    /// The policy changes between primitives that have all modes and such that lack some, while many wait.
+    /// While many clients wait, the policy changes between a primitive that has all modes and primitives that lack some.
     fn with_other_modes(self, random: &mut StdRng) -> Options {
         let (policy, mut at_ms, mut faults) = ("lease", 0, Vec::new());
         let lasts = Duration::from_secs(20);
@@ -83,6 +84,21 @@ impl Options {
             faults.push(Planned { at_ms, fault: Fault::Replace { proxy, policy, settings } });
         }
         Options { policies: vec![policy], shared_percent: 50, lasts, faults, ..self }
+    }
+
+    /// The policy [`ORDERED`] gets an order over all proxies, and loses it again, while clients wait.
+    fn with_changes_of_order(self, random: &mut StdRng) -> Options {
+        let (mut at_ms, proxies) = (0, self.proxies);
+        let change = |global_order| {
+            at_ms += random.random_range(500..5_000);
+            let settings = Settings { global_order, ..Settings::of(ORDERED) };
+            let proxy = random.random_range(0..proxies);
+            Planned { at_ms, fault: Fault::Replace { proxy, policy: ORDERED, settings } }
+        };
+        let changes = [true, false].into_iter().cycle().map(change);
+        let faults =
+            changes.take_while(|planned| u128::from(planned.at_ms) < self.lasts.as_millis()).collect();
+        Options { policies: vec![ORDERED], keep_names: true, faults, ..self }
     }
 
     /// A policy changes while there is one proxy alone, whose clients hold locks on sessions for long.
