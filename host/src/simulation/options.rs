@@ -174,7 +174,7 @@ impl Options {
             late_ms,
             tells_all: false,
         };
-        if random.random_bool(0.16) { options.focus(&mut random) } else { options }
+        if random.random_bool(0.12) { options.focus(&mut random) } else { options }
     }
 
     /// Whether nothing goes wrong, and no policy is replaced.
