@@ -482,6 +482,11 @@ impl Claim {
     pub fn of(&self, key: &Key) -> Claim {
         Claim { keys: [key.clone()].into(), any: false, ..self.clone() }
     }
+
+    /// Whether the claim may have its lease already: its request is made again, or it is for one level more.
+    pub fn may_have_its_lease(&self) -> bool {
+        self.reentrant || self.request.is_some()
+    }
 }
 
 impl From<&str> for Left {

@@ -100,7 +100,7 @@ struct Entry {
     marks: bool,
     /// It became its turn while a flight was under way that may not have seen it.
     again: bool,
-    /// Its time is up, and it has been asked whether the lease in its way is its own.
+    /// Its time is up, and the store has been asked whether the lease in its way is its own.
     has_looked_again: bool,
 }
 
@@ -244,5 +244,8 @@ impl Entry {
         }
     }
 }
+
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
 #[cfg(test)]
 mod tests;

@@ -235,7 +235,11 @@ impl Client {
         let proxy = self.proxy();
         let mut asked = self.acquire(proxy, request, asked_at).await;
         let may_repeat = request.request_id.is_some();
-        if may_repeat && matches!(asked, Some((_, Err(AcquireError::Store(_))))) {
+        let is_unknown = match &asked {
+            None => self.random.random_bool(0.5),
+            Some((_, told)) => matches!(told, Err(AcquireError::Store(_))),
+        };
+        if may_repeat && is_unknown {
             let other = self.proxy();
             asked = self.acquire(other, request, asked_at).await;
         }
@@ -303,19 +307,13 @@ impl Client {
             self.note(&format!("leaves while it waits for {resource}"));
             return None;
         };
-        if let Some(Err(AcquireError::Contended { key, holder: Some(holder), .. })) = &asked
-            && *holder.owner == *request.owner
-            && key.space() == Space::Table
-            && lock(&self.shared.checks).keeps_names(resource)
-        {
-            let why = format!("{} is refused {resource} for a lease of its own", request.owner);
-            self.shared.broken(Violation(why));
-        }
         if let Some(Err(error)) = &asked {
             self.note(&format!("is refused {resource}: {error}"));
         }
-        if let Some(Err(AcquireError::Contended { .. })) = &asked {
-            self.shared.check(|checks| checks.told_held(resource, asked_at, clock::now()));
+        if let Some(Err(AcquireError::Contended { key, holder, .. })) = &asked {
+            let is_own = key.space() == Space::Table
+                && holder.as_ref().is_some_and(|holder| *holder.owner == *request.owner);
+            self.shared.check(|checks| checks.told_held(request, is_own, asked_at, clock::now()));
         }
         asked
     }

@@ -14,7 +14,7 @@ use crate::lock::{Instant, Mode, Space};
 use crate::mysql::MysqlStore;
 use crate::mysql::conditions::*;
 use crate::store::contract;
-use crate::store::{Member, Quorum};
+use crate::store::{Member, Quorum, Store};
 use crate::telemetry::Metrics;
 
 /// A network that loses nothing.
@@ -112,8 +112,8 @@ async fn set_to_and_fro(server: &Arc<Server>, by_us: i64) {
     assert!(!asks(&first, "another").await, "the lease has half a second left");
 }
 
-/// Each of three leases of one permit lacks another one of three members, so no member has granted more than two.
-async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) {
+/// Three servers, and a quorum of them that has begun to grant.
+async fn quorum(server: &Arc<Server>) -> ([Arc<Server>; 3], Quorum) {
     let servers = [server.clone(), Server::new("server-2"), Server::new("server-3")];
     let member = |server: &Arc<Server>| Member {
         name: "member".to_owned(),
@@ -122,20 +122,59 @@ async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) 
     let members = servers.iter().map(member).collect();
     let quorum = Quorum::new(members, Duration::from_millis(200), Arc::new(|| Instant(u64::MAX)));
     tokio::time::sleep(Duration::from_secs(3)).await;
+    (servers, quorum)
+}
+
+async fn outcome(store: &impl Store, claim: Claim) -> Option<Outcome> {
+    let keys = claim.keys.iter().map(|key| key.clone().within(Space::Quorum)).collect();
+    let asked = ask(store, Op::Acquire(Claim { keys, ..claim }), 1_000).await.expect("it is answered");
+    asked.ok().map(|mut reply| reply.outcomes.remove(0))
+}
+
+/// What happens while one of the servers stands still. What that server was sent comes too late afterwards.
+async fn without<T>(server: &Arc<Server>, happens: impl Future<Output = T>) -> T {
+    server.pause();
+    let happened = happens.await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    server.go_on();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    happened
+}
+
+/// Each of three leases of one permit lacks another one of three members, so no member has granted more than two.
+async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) {
+    let (servers, quorum) = quorum(server).await;
+    let mode = Mode::Permits { count: 1, limit: 2 };
     let is_granted_without = async |away: usize| {
-        servers[away].pause();
-        let claim = Claim { mode: Mode::Permits { count: 1, limit: 2 }, ..contract::claim(&["k"], "me") };
-        let keys = [claim.keys[0].clone().within(Space::Quorum)];
-        let asked = ask(&quorum, Op::Acquire(Claim { keys: keys.into(), ..claim }), 1_000).await;
-        // What the server was sent comes too late by then.
-        tokio::time::sleep(Duration::from_millis(1_500)).await;
-        servers[away].go_on();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        asked.expect("it is answered").is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Granted(_)))
+        let told =
+            without(&servers[away], outcome(&quorum, Claim { mode, ..contract::claim(&["k"], "me") })).await;
+        matches!(told, Some(Outcome::Granted(_)))
     };
     assert!(is_granted_without(2).await);
     assert!(is_granted_without(0).await);
     assert!(!is_granted_without(1).await, "there are two permits");
+}
+
+/// Two members of three know the lease of a request, and the third has granted the key to somebody else.
+async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease(server: &Arc<Server>) {
+    let (servers, quorum) = quorum(server).await;
+    for lacking in 0..servers.len() {
+        let key = format!("k{lacking}");
+        let claim = |owner| Claim { ttl_ms: 60_000, ..contract::claim(&[&key], owner) };
+        let asks = || Claim { request: Some(key.as_str().into()), ..claim("me") };
+        let told = without(&servers[lacking], outcome(&quorum, asks())).await;
+        assert!(matches!(told, Some(Outcome::Granted(_))), "{told:?}");
+        let alone = open(&StoreConfig::default(), servers[lacking].clone());
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let told = outcome(&alone, claim("another")).await;
+        assert!(matches!(told, Some(Outcome::Granted(_))), "{told:?}");
+        let told = outcome(&quorum, asks()).await;
+        assert!(matches!(told, Some(Outcome::Granted(_))), "{told:?}");
+        for silent in (0..servers.len()).filter(|silent| *silent != lacking) {
+            let told = without(&servers[silent], outcome(&quorum, asks())).await;
+            assert!(!matches!(told, Some(Outcome::Held(_))), "{told:?}");
+        }
+    }
 }
 
 macro_rules! named {
@@ -156,4 +195,5 @@ crate::conditions! {
     a_paused_server_applies_nothing_late
     a_session_is_not_closed_under_its_holders
     permits_of_a_quorum_are_counted_over_all_members
+    a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease
 }

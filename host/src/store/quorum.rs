@@ -98,8 +98,9 @@ impl Quorum {
         round
     }
 
-    /// Asks one member first, and the others unless it has granted somebody else just now. They are asked as it
-    /// answers: so they, too, hear of the groups in the order of the calls.
+    /// Asks one member first, and the others unless it has granted somebody else just now: then no claim of the group may
+    /// have its lease already, as that member may be one that does not know it. They are asked as it answers: so they, too,
+    /// hear of the groups in the order of the calls.
     fn ask_claims(&self, group: Vec<Op>, deadline: Instant) -> Round {
         let (tell, votes) = unbounded_channel();
         let first = self.first(&group[0].keys()[0]);
@@ -108,9 +109,11 @@ impl Quorum {
         let rest = Arc::new(Rest { members, first, deadline, open, refused });
         let mut round = Round::new(group.clone(), self.members.len(), votes);
         round.rest = Some(rest.clone());
+        let is_new = |op: &Op| matches!(op, Op::Acquire(claim) if !claim.may_have_its_lease());
+        let are_new = group.iter().all(is_new);
         let young_us = 2 * self.patience.min(LONGEST_CLAIM).as_micros() as u64 + YOUNG_US;
         let done = Box::new(move |result: Result<Reply, StoreError>| {
-            let is_refused = result.as_ref().is_ok_and(|reply| is_refused(reply, young_us));
+            let is_refused = result.as_ref().is_ok_and(|reply| are_new && is_refused(reply, young_us));
             if is_refused && rest.leave() {
                 reached(Branch::FirstRefuses);
                 rest.refused.store(true, Ordering::SeqCst);

@@ -304,6 +304,7 @@ impl Table {
     }
 
     fn denied(&mut self, id: WaiterId, denial: Denial, now: Instant, out: &mut Vec<Action>) {
+        self.has_no_lease(id);
         // None of several is free.
         let any = self.waiters.get(&id).filter(|entry| entry.waiter.claim.any);
         let keys = any.map_or_else(|| [denial.key.clone()].into(), |entry| entry.waiter.claim.keys.clone());

@@ -294,7 +294,9 @@ impl Table {
         let at_head = self.first_present(key) == Some(id);
         match next {
             Next::GiveUp { reason } if self.waiters.get(&id).is_some_and(|e| e.flight.is_none()) => {
-                self.give_up(id, Some(reason), now, out);
+                if !self.looks_again(id, now, out) {
+                    self.give_up(id, Some(reason), now, out);
+                }
             }
             next if at_head && self.queues.get(key).is_some_and(|q| !q.ready && q.poll_at.is_none()) => {
                 self.sleep(key, &next, now);

@@ -20,9 +20,9 @@ impl Table {
             |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
         // In an order over all proxies the store hears of everybody at once.
         let asks_at_once = waiter.claim.line.is_some();
-        let may_find_its_own = may_find_its_own(&waiter.claim);
-        let may_rejoin = may_find_its_own || asks_at_once;
-        if waiter.claim.keys.iter().any(full) && !may_find_its_own {
+        let may_have_its_lease = waiter.claim.may_have_its_lease();
+        let may_rejoin = may_have_its_lease || asks_at_once;
+        if waiter.claim.keys.iter().any(full) && !may_have_its_lease {
             let verdict = self.turned_away(&waiter, now);
             out.push(Action::Finish { waiter: id, verdict });
             return;
@@ -156,17 +156,10 @@ impl Table {
         if entry.flight.is_some() {
             return;
         }
-        let has_asked = entry.in_line || entry.attempts > 0 || entry.waiter.claim.line.is_none();
-        if !has_asked && may_find_its_own(&entry.waiter.claim) {
-            // It was to come into line behind others, and has asked for nothing so far.
-            return self.probe(id, true, out);
+        if self.looks_again(id, now, out) {
+            return;
         }
-        if !entry.has_looked_again && self.is_in_its_own_way(&entry.waiter.claim) {
-            if let Some(entry) = self.waiters.get_mut(&id) {
-                entry.has_looked_again = true;
-            }
-            return self.probe(id, false, out);
-        }
+        let Some(entry) = self.waiters.get(&id) else { return };
         if self.is_next_after_flight(entry) {
             let is_overdue = now > entry.deadline.plus_ms(OVERDUE_MS);
             match self.waiters.get_mut(&id).filter(|_| is_overdue) {
@@ -182,6 +175,26 @@ impl Table {
         if !self.ask_once(id, out) {
             self.give_up(id, None, now, out);
         }
+    }
+
+    /// Before a waiter is told that its key is held, it looks once more for a lease of its own that may be in its way. Whether
+    /// it does.
+    pub(super) fn looks_again(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> bool {
+        let Some(entry) = self.waiters.get(&id).filter(|entry| !entry.has_looked_again) else { return false };
+        let claim = &entry.waiter.claim;
+        // It was to come into line behind others, and has asked for nothing so far.
+        let asks_first =
+            claim.line.is_some() && !entry.in_line && entry.attempts == 0 && claim.may_have_its_lease();
+        if !asks_first && !self.is_in_its_own_way(claim) {
+            return false;
+        }
+        let is_late = entry.deadline <= now;
+        let over = asks_first && is_late;
+        if let Some(entry) = self.waiters.get_mut(&id) {
+            entry.has_looked_again = is_late;
+        }
+        self.probe(id, over, out);
+        true
     }
 
     /// Whether the lease in the claim's way may be its own. An earlier call of the same request, by way of another proxy, may
@@ -346,9 +359,4 @@ fn ms_of(us: u64) -> u32 {
 /// Whether the lease was granted to an earlier call of the claim's request.
 fn is_of_request(holder: &HeldBy, claim: &Claim) -> bool {
     claim.request.is_some() && holder.request == claim.request
-}
-
-/// Whether the claim may have its lease already: it is made again, or is one level more.
-fn may_find_its_own(claim: &Claim) -> bool {
-    claim.reentrant || claim.request.is_some()
 }

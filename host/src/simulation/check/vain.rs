@@ -1,7 +1,8 @@
-//! Whether a client waits for what nobody has.
+//! Whether a client waits for what nobody has, or for what it has itself.
 
-use super::{Checks, Violation, is_of, parts};
+use super::{Checks, Held, Violation, is_of, parts};
 use crate::lock::Instant;
+use crate::service::Request;
 use crate::simulation::faults::POOL;
 
 /// How long a waiter may take at most until it is granted what is free, where nothing goes wrong: waiters that poll sleep for
@@ -19,8 +20,21 @@ impl Checks {
         }
     }
 
-    /// A client that asked for the resource at `asked_at`, and waited since then, is told that it is held.
-    pub fn told_held(&self, resource: &str, asked_at: Instant, now: Instant) -> Result<(), Violation> {
+    /// A client that asked at `asked_at`, and waited since then, is told that the resource is held. `by_itself`: that a lease
+    /// of the client is in its way.
+    pub fn told_held(
+        &self,
+        request: &Request,
+        by_itself: bool,
+        asked_at: Instant,
+        now: Instant,
+    ) -> Result<(), Violation> {
+        let resource = &request.resource;
+        // Under other names its lease is another one.
+        let has_it = by_itself || self.has_lease_of(request, asked_at, now);
+        if has_it && self.keeps_names(resource) {
+            return Err(Violation(format!("{} is refused {resource} for a lease of its own", request.owner)));
+        }
         let waited_since = Instant(now.0.saturating_sub(u64::from(TAKEN_WITHIN_MS) * 1_000));
         // In the first seconds after its start a server counts no tokens of `advisory` and `row`. Which of the keys of a pool
         // are free is not known here.
@@ -39,5 +53,14 @@ impl Checks {
                 "in vain: {resource} was waited for until it was told to be held, and nobody has had it for {TAKEN_WITHIN_MS} ms"
             ))),
         }
+    }
+
+    /// Whether an earlier call of the request had been answered by then with a lease that is certain now, and that any proxy
+    /// finds: it does not rest on a session.
+    fn has_lease_of(&self, request: &Request, asked_at: Instant, now: Instant) -> bool {
+        let asked = request.request_id.as_ref().and_then(|id| self.requests.get(id));
+        let held = asked.and_then(|(resource, nonce)| self.known(resource, *nonce));
+        let is_certain = |held: &Held| held.session.is_none() && held.from <= asked_at && now < held.until;
+        held.is_some_and(is_certain)
     }
 }

@@ -30,11 +30,12 @@ impl Options {
             ..self
         };
         // A mistake that few of its runs show has more of them.
-        match random.random_range(0..9) {
+        match random.random_range(0..10) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
             4 | 5 => few.with_changes_of_order(random),
+            6 => few.with_slow_members_of_a_quorum(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -144,6 +145,25 @@ impl Options {
             forgets_per_mille: 300,
             long_holds_percent: 0,
             lasts: Duration::from_secs(30),
+            faults,
+            ..self
+        }
+    }
+
+    /// What takes a refused claim for several keys back comes late to a member of the quorum.
+    fn with_slow_members_of_a_quorum(self, random: &mut StdRng) -> Options {
+        let (mut at_ms, mut faults) = (0, Vec::new());
+        while u128::from(at_ms) < self.lasts.as_millis() {
+            let (server, ms) = (random.random_range(1..=3), random.random_range(300..2_000));
+            faults.push(Planned { at_ms, fault: Fault::StallCommits { server, ms } });
+            at_ms += random.random_range(500..3_000);
+        }
+        Options {
+            policies: vec!["quorum"],
+            members: 3,
+            resources: random.random_range(2..=3),
+            asks_for_several: true,
+            packet_faults_per_mille: 20,
             faults,
             ..self
         }

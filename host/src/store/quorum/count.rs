@@ -157,7 +157,7 @@ impl Ballot {
         if let Some(outcome) = refused {
             return Some(outcome.clone());
         }
-        if !self.is_majority(self.votes.len()) {
+        if !self.is_majority(self.votes.len()) || self.may_have_been_granted() {
             return None;
         }
         if self.asks == Asks::Rejoin {
@@ -177,6 +177,14 @@ impl Ballot {
                 Outcome::Held(denial)
             }),
         }
+    }
+
+    /// Whether an earlier call of the request may have its lease: some members know the lease, and with those that were not
+    /// heard they may be a majority.
+    fn may_have_been_granted(&self) -> bool {
+        let knowing = self.number(|outcome| matches!(outcome, Outcome::Granted(grant) if grant.repeated));
+        let silent = self.count.members - self.votes.len();
+        knowing > 0 && self.is_majority(knowing + silent)
     }
 
     fn renewed(&self) -> Option<Outcome> {

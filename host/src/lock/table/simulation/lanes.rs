@@ -47,7 +47,7 @@ impl Sim {
         for key in groups.iter().flatten().flat_map(Op::keys) {
             records.insert(key.clone(), self.store.get(key).cloned());
         }
-        let outcomes = run(&mut records, groups, tried, &env, mark);
+        let outcomes = record::run(&mut records, groups, tried, &env, mark);
         if !commits {
             return outcomes;
         }

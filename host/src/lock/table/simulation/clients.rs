@@ -3,7 +3,7 @@
 use super::*;
 
 impl Sim {
-    pub(super) fn client(&mut self) {
+    pub(in crate::lock::table) fn client(&mut self) {
         let proxy = self.random.below(PROXIES as u64) as usize;
         match self.random.below(100) {
             0..45 => self.acquire(proxy),
@@ -20,10 +20,16 @@ impl Sim {
         }
     }
 
-    pub(super) fn acquire(&mut self, proxy: usize) {
-        let claim = self.claim();
+    pub(in crate::lock::table) fn acquire(&mut self, proxy: usize) {
+        let is_repeated = !self.asked.is_empty() && self.random.chance(10);
+        let (claim, rank, ticket) = match is_repeated {
+            true => self.asked[self.random.below(self.asked.len() as u64) as usize].clone(),
+            false => (self.claim(), self.random.below(2) as i32, self.serial),
+        };
+        if claim.request.is_some() && !is_repeated {
+            self.asked.push((claim.clone(), rank, ticket));
+        }
         let repeats = if claim.request.is_some() && self.random.chance(30) { 2 } else { 1 };
-        let (rank, ticket) = (self.random.below(2) as i32, self.serial);
         for n in 0..repeats {
             let wait_ms = match self.random.below(10) {
                 0..3 => 0,
@@ -40,7 +46,7 @@ impl Sim {
         }
     }
 
-    pub(super) fn waiter(&mut self, proxy: usize, mut claim: Claim, wait_ms: u32) -> Waiter {
+    pub(in crate::lock::table) fn waiter(&mut self, proxy: usize, mut claim: Claim, wait_ms: u32) -> Waiter {
         self.serial += 1;
         claim.attempt = self.serial * 1_000 + 7;
         (claim.proxy, claim.waits) = (proxy.to_string().into(), wait_ms > 0);
@@ -57,13 +63,13 @@ impl Sim {
         }
     }
 
-    pub(super) fn enqueue(&mut self, proxy: usize, waiter: Waiter) {
-        let until = self.now.plus_ms(waiter.wait_ms);
-        self.open.insert((proxy, waiter.id), (until, waiter.claim.clone()));
+    pub(in crate::lock::table) fn enqueue(&mut self, proxy: usize, waiter: Waiter) {
+        let (asked, deadline) = (self.now, self.now.plus_ms(waiter.wait_ms));
+        self.open.insert((proxy, waiter.id), Open { asked, deadline, claim: waiter.claim.clone() });
         self.tell(proxy, Event::Enqueue(Box::new(waiter)));
     }
 
-    pub(super) fn claim(&mut self) -> Claim {
+    pub(in crate::lock::table) fn claim(&mut self) -> Claim {
         let mut keys = vec![key(self.random.below(KEYS as u64))];
         if self.random.chance(20) {
             keys.push(key(self.random.below(KEYS as u64)));
@@ -103,20 +109,20 @@ impl Sim {
         }
     }
 
-    pub(super) fn some_belief(&mut self) -> Option<u64> {
+    pub(in crate::lock::table) fn some_belief(&mut self) -> Option<u64> {
         let mut nonces: Vec<u64> = self.beliefs.keys().copied().collect();
         nonces.sort_unstable();
         (!nonces.is_empty()).then(|| nonces[self.random.below(nonces.len() as u64) as usize])
     }
 
-    pub(super) fn release(&mut self, proxy: usize) {
+    pub(in crate::lock::table) fn release(&mut self, proxy: usize) {
         if let Some(nonce) = self.some_belief() {
             self.give_back(proxy, nonce);
         }
     }
 
     /// A client stops believing before it releases.
-    pub(super) fn give_back(&mut self, proxy: usize, nonce: u64) {
+    pub(in crate::lock::table) fn give_back(&mut self, proxy: usize, nonce: u64) {
         let Some(belief) = self.beliefs.get_mut(&nonce) else { return };
         let lease = belief.lease.clone();
         let outcome = (belief.is_once && self.random.chance(60)).then(|| "1".into());
@@ -131,7 +137,7 @@ impl Sim {
         self.tell(proxy, Event::Release { id, release: Release { lease, attempt: self.serial, outcome } });
     }
 
-    pub(super) fn cancel(&mut self) {
+    pub(in crate::lock::table) fn cancel(&mut self) {
         let mut ids: Vec<_> = self.open.keys().copied().collect();
         ids.sort_unstable();
         if ids.is_empty() {
@@ -142,7 +148,7 @@ impl Sim {
         self.tell(proxy, Event::Cancel(id));
     }
 
-    pub(super) fn renew(&mut self, proxy: usize) {
+    pub(in crate::lock::table) fn renew(&mut self, proxy: usize) {
         let Some(nonce) = self.some_belief() else { return };
         let lease = self.beliefs[&nonce].lease.clone();
         let outcome = self.on_store(vec![Op::Renew { lease, ttl_ms: None }]).remove(0);
@@ -162,13 +168,13 @@ impl Sim {
     }
 
     /// A policy swap: every waiter for one of two keys waits for both from now on.
-    pub(super) fn replan(&mut self) {
+    pub(in crate::lock::table) fn replan(&mut self) {
         let pair = [key(self.random.below(KEYS as u64)), key(self.random.below(KEYS as u64))];
         let mut ids: Vec<_> = self.open.keys().copied().collect();
         ids.sort_unstable();
         for (proxy, waiter) in ids {
             // An earlier one may have made room for it.
-            let Some((_, claim)) = self.open.get_mut(&(proxy, waiter)) else { continue };
+            let Some(Open { claim, .. }) = self.open.get_mut(&(proxy, waiter)) else { continue };
             let concerned = claim.keys.iter().any(|key| pair.contains(key));
             if !concerned || claim.request.is_some() || claim.reentrant || claim.keep_ms > 0 {
                 continue;

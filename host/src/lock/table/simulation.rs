@@ -1,0 +1,430 @@
+//! Simulations of the table alone: two proxies on one store, random events in virtual time, and after each step the
+//! promises. A thousand of them take half a second, and they see what the table does where its users would only wait.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::lock::ServerTime;
+use crate::lock::maps::{HashMap, HashSet};
+use crate::lock::record::{self, Env, Holder, InLine, Mark, Op, Record, Records, Tag, Tried, Turn};
+
+mod clients;
+mod lanes;
+mod random;
+
+use lanes::Sent;
+use random::Random;
+
+pub(super) const PROXIES: usize = 2;
+const KEYS: usize = 3;
+const STEPS: usize = 60;
+const OWNERS: u64 = 6;
+/// Nobody waits for so long while all keys are free. A place, or a turn, that is left of somebody else lasts
+/// 5 s; after that a waiter has asked within 2 s.
+const STUCK_MS: u32 = 10_000;
+/// The store's clock is this far ahead of the proxies'.
+pub(super) const SERVER_AHEAD_US: u64 = 1_700_000_000_000_000;
+
+/// Something that will happen.
+#[derive(Debug)]
+enum Due {
+    /// A client does something.
+    Client,
+    Apply {
+        proxy: usize,
+        sent: Sent,
+        lost: bool,
+    },
+    /// A batch whose answer was lost is run again.
+    Again {
+        proxy: usize,
+        batch: Vec<Sent>,
+    },
+    Tell {
+        proxy: usize,
+        event: Event,
+    },
+}
+
+/// A client's belief that it holds a lease.
+#[derive(Debug)]
+pub(super) struct Belief {
+    lease: LeaseRef,
+    tokens: Vec<Token>,
+    mode: Mode,
+    is_once: bool,
+    from: Instant,
+    until: Instant,
+    levels: u32,
+    /// Requests that were answered with it: each counts once.
+    requests: HashSet<Box<str>>,
+}
+
+/// A waiter without an answer.
+#[derive(Debug)]
+pub(super) struct Open {
+    asked: Instant,
+    deadline: Instant,
+    claim: Claim,
+}
+
+pub(super) struct Sim {
+    random: Random,
+    trace: bool,
+    pub(super) now: Instant,
+    serial: u64,
+    due: BTreeMap<(Instant, u64), Due>,
+    pub(super) proxies: Vec<Table>,
+    last_apply: Vec<Instant>,
+    pub(super) store: BTreeMap<Key, Record>,
+    pub(super) beliefs: HashMap<u64, Belief>,
+    /// Waiters without an answer.
+    pub(super) open: HashMap<(usize, WaiterId), Open>,
+    /// Requests that may be made again: their claims, ranks and tickets.
+    asked: Vec<(Claim, i32, u64)>,
+    /// By proxy and ticket: the attempts that the store is asked for.
+    under_way: HashMap<(usize, Ticket), Vec<Option<u64>>>,
+    /// Releases without an answer: their lease, and their attempt.
+    open_releases: HashMap<(usize, ReleaseId), (u64, u64)>,
+    /// Commits that are asked for past the tables: their attempts.
+    open_commits: HashMap<Ticket, u64>,
+    /// The attempts of releases and commits that were carried out.
+    carried_out: HashSet<u64>,
+    /// The attempts of claims that tables were told of: they were granted, or refused.
+    answered: HashSet<u64>,
+    /// What the last batch of each proxy's connection was signed with.
+    marks: Vec<Mark>,
+    /// Leases that some client was told of: they may outlast the run, unless they were released.
+    delivered: HashSet<u64>,
+    released: HashSet<u64>,
+    /// Leases that their client released: an answer that comes later does not revive them.
+    given_up: HashSet<u64>,
+    last_token: HashMap<Key, Token>,
+    /// From when on nothing but waiters of other proxies keeps a key from being granted.
+    free_from: HashMap<Key, Instant>,
+    /// Of each proxy.
+    pub(super) grants: [u64; PROXIES],
+    /// Whether calls of the store fail, answers get lost, and proxies that live are taken for gone.
+    pub(super) has_faults: bool,
+    fault_until: Instant,
+    /// A policy's choice is being carried out.
+    chosen: bool,
+}
+
+pub(super) fn key(n: u64) -> Key {
+    Key::new(&format!("k{n}")).expect("a short key")
+}
+
+/// One run, which follows from its seed: how many leases were granted in it. `tells_all`: print what happens.
+///
+/// # Panics
+/// Where a promise is broken.
+pub fn run(seed: u64, tells_all: bool) -> u64 {
+    Sim::new(seed, tells_all).run()
+}
+
+impl Sim {
+    pub(super) fn new(seed: u64, trace: bool) -> Sim {
+        Sim {
+            random: Random::new(seed),
+            trace,
+            now: Instant(1_000_000),
+            serial: 0,
+            due: BTreeMap::new(),
+            proxies: (0..PROXIES).map(|_| Table::new()).collect(),
+            last_apply: vec![Instant(0); PROXIES],
+            store: BTreeMap::new(),
+            beliefs: HashMap::default(),
+            open: HashMap::default(),
+            asked: Vec::new(),
+            under_way: HashMap::default(),
+            open_releases: HashMap::default(),
+            open_commits: HashMap::default(),
+            carried_out: HashSet::default(),
+            answered: HashSet::default(),
+            marks: (0..PROXIES as u64).map(|writer| Mark { writer, at: ServerTime(0) }).collect(),
+            delivered: HashSet::default(),
+            released: HashSet::default(),
+            given_up: HashSet::default(),
+            last_token: HashMap::default(),
+            free_from: HashMap::default(),
+            grants: [0; PROXIES],
+            has_faults: true,
+            fault_until: Instant(0),
+            chosen: false,
+        }
+    }
+
+    fn run(mut self) -> u64 {
+        let mut at = self.now;
+        for _ in 0..STEPS {
+            at = at.plus_us(self.random.below(6_000));
+            self.schedule(at, Due::Client);
+        }
+        while self.step() {}
+        self.check_end();
+        self.grants.iter().sum()
+    }
+
+    /// The next thing happens. False where there is none.
+    pub(super) fn step(&mut self) -> bool {
+        let Some(next) = self.next_moment() else { return false };
+        self.now = self.now.max(next);
+        match self.due.first_key_value() {
+            Some(((at, _), _)) if *at <= self.now => {
+                if let Some((_, due)) = self.due.pop_first() {
+                    self.happen(due);
+                }
+            }
+            _ => self.timeouts(),
+        }
+        self.check();
+        self.check_progress();
+        true
+    }
+
+    fn next_moment(&self) -> Option<Instant> {
+        let timers = self.proxies.iter().filter_map(Table::poll_timeout);
+        timers.chain(self.due.keys().map(|(at, _)| *at).next()).min()
+    }
+
+    fn schedule(&mut self, at: Instant, due: Due) {
+        self.serial += 1;
+        self.due.insert((at.max(self.now), self.serial), due);
+    }
+
+    fn happen(&mut self, due: Due) {
+        if self.trace {
+            println!("{:>9} {due:?}", self.now.0);
+        }
+        match due {
+            Due::Client => self.client(),
+            Due::Tell { proxy, event } => self.tell(proxy, event),
+            Due::Apply { proxy, sent, lost } => self.apply(proxy, sent, lost),
+            Due::Again { proxy, batch } => self.again(proxy, batch),
+        }
+    }
+
+    fn timeouts(&mut self) {
+        self.chosen = false;
+        for proxy in 0..PROXIES {
+            let mut out = Vec::new();
+            self.proxies[proxy].handle_timeout(self.now, &mut out);
+            self.perform(proxy, out);
+        }
+    }
+
+    fn tell(&mut self, proxy: usize, event: Event) {
+        let mut out = Vec::new();
+        self.chosen = matches!(event, Event::Chosen { .. });
+        if let Event::Completed { ticket, result } = &event {
+            let asked = self.under_way.remove(&(proxy, *ticket)).unwrap_or_default();
+            let outcomes = result.iter().flat_map(|answer| &answer.outcomes);
+            let is_answer = |outcome: &Outcome| matches!(outcome, Outcome::Granted(_) | Outcome::Held(_));
+            let answered = asked.into_iter().zip(outcomes).filter(|(_, outcome)| is_answer(outcome));
+            self.answered.extend(answered.filter_map(|(attempt, _)| attempt));
+        }
+        self.proxies[proxy].handle(event, self.now, &mut out);
+        self.perform(proxy, out);
+    }
+
+    fn perform(&mut self, proxy: usize, actions: Vec<Action>) {
+        for action in actions {
+            if self.trace {
+                println!("{:>9}   {proxy} {action:?}", self.now.0);
+            }
+            match action {
+                Action::Submit { ticket, ops } => self.submit(proxy, ticket, ops),
+                Action::Choose { key, choice, candidates, .. } => {
+                    let n = self.random.below(candidates.len() as u64 + 1) as usize;
+                    let waiter = candidates.get(n).map(|candidate| candidate.waiter);
+                    let at = self.now.plus_us(self.random.below(2_000));
+                    self.schedule(at, Due::Tell { proxy, event: Event::Chosen { key, choice, waiter } });
+                }
+                // A waiter whose client has gone has no policy that could be asked.
+                Action::Backoff { waiter, .. } if !self.open.contains_key(&(proxy, waiter)) => {}
+                Action::Backoff { waiter, key, contention } => {
+                    let decision = match self.random.below(10) {
+                        0 => Next::GiveUp { reason: "enough".into() },
+                        1..3 => Next::WakeUp,
+                        _ => Next::Poll {
+                            after_ms: (self.random.below(40) as u32) << contention.attempt.min(5),
+                        },
+                    };
+                    let at = self.now.plus_us(self.random.below(2_000));
+                    self.schedule(at, Due::Tell { proxy, event: Event::Backoff { waiter, key, decision } });
+                }
+                Action::Finish { waiter, verdict } => self.finished(proxy, waiter, verdict),
+                Action::Released { id, result } => {
+                    let open = self.open_releases.remove(&(proxy, id));
+                    let (nonce, attempt) = open.expect("a release answered twice");
+                    let told_lost = result == Ok(Outcome::Lost);
+                    assert!(!told_lost || !self.carried_out.contains(&attempt), "{nonce} was released");
+                    if result == Ok(Outcome::Released { levels_left: 0 }) {
+                        self.released.insert(nonce);
+                    }
+                }
+                Action::Ring { key, turn } => self.ring(proxy, key, &turn),
+                Action::Gone { .. } | Action::Note(_) => {}
+            }
+        }
+    }
+
+    /// Rings get lost, and come late; and who does not answer may be there all the same.
+    fn ring(&mut self, proxy: usize, key: Key, turn: &Turn) {
+        let at = self.now.plus_us(self.random.below(3_000));
+        let peer: usize = turn.proxy.parse().expect("proxies are named by their numbers");
+        let (proxy, event) = match self.random.below(10) {
+            _ if peer == proxy => (proxy, Event::Orphan { key, turn: turn.clone() }),
+            0..2 => return,
+            2..4 if self.has_faults => (proxy, Event::PeerGone { peer: turn.proxy.clone(), key }),
+            _ => (peer, Event::Wake(key)),
+        };
+        self.schedule(at, Due::Tell { proxy, event });
+    }
+
+    fn submit(&mut self, proxy: usize, ticket: Ticket, ops: Vec<Op>) {
+        let mut attempts = Vec::with_capacity(ops.len());
+        for op in &ops {
+            if let Op::Acquire(claim) = op {
+                self.check_order(proxy, claim);
+            }
+            let attempt = match op {
+                Op::Acquire(claim) | Op::Rejoin(claim) => Some(claim.attempt),
+                _ => None,
+            };
+            // What takes a refused one back may come late, and one that was granted may have been released.
+            let is_new = attempt.is_none_or(|attempt| !self.answered.contains(&attempt));
+            assert!(is_new, "an attempt that was answered is asked for again: {op:?}");
+            attempts.push(attempt);
+        }
+        self.under_way.insert((proxy, ticket), attempts);
+        let asked_at = self.now;
+        let delay = self.random.below(3_000);
+        // A lane answers in order.
+        let at = self.now.plus_us(delay).max(self.last_apply[proxy]);
+        self.last_apply[proxy] = at;
+        let lost = self.has_faults && (self.random.chance(5) || self.now < self.fault_until);
+        self.schedule(at, Due::Apply { proxy, sent: Sent { ticket, ops, asked_at, tried: None }, lost });
+    }
+
+    /// Nobody of the same rank or a better one, whose policy leaves the order to arrival, is passed
+    /// over while waiting for just this key.
+    fn check_order(&self, proxy: usize, claim: &Claim) {
+        let table = &self.proxies[proxy];
+        let find = |entry: &&Entry| entry.waiter.claim.attempt == claim.attempt;
+        let Some(mine) = table.waiters.values().find(find) else { return };
+        // Of those in line the store says who is first.
+        if claim.mode != Mode::Exclusive || claim.line.is_some() || self.chosen {
+            return;
+        }
+        for key in &*claim.keys {
+            let chooser = table.queue(key, self.now).iter().any(|queued| {
+                table.waiters.get(&queued.waiter).is_some_and(|entry| entry.waiter.asks_choice)
+            });
+            let ahead = table.queues[key].ahead_of(mine.place).next();
+            assert!(chooser || ahead.is_none(), "{ahead:?} was passed over at {key}");
+        }
+    }
+
+    fn finished(&mut self, proxy: usize, waiter: WaiterId, verdict: Verdict) {
+        let open = self.open.remove(&(proxy, waiter));
+        let Some(Open { asked, deadline, claim }) = open else {
+            panic!("{waiter:?} was answered twice, or after it left")
+        };
+        let late = self.now.ms_since(deadline);
+        assert!(late < 100, "{waiter:?} was answered {late} ms late");
+        assert!(claim.keep_ms > 0 || !matches!(verdict, Verdict::Done(_)), "{waiter:?} wanted a lease");
+        if let (Verdict::Contended { holder, .. }, Some(request)) = (&verdict, &claim.request) {
+            let has_it = |belief: &Belief| belief.requests.contains(request) && belief.from <= asked;
+            let is_own = |holder: &HeldBy| holder.request.as_ref() == Some(request);
+            let is_own = holder.as_ref().is_some_and(is_own) || self.beliefs.values().any(has_it);
+            assert!(!is_own, "{waiter:?} is refused for a lease of its own");
+        }
+        if let Verdict::Granted { grant, keys, attempt, asked_at, .. } = verdict {
+            if self.random.chance(5) {
+                let ttl_ms = claim.ttl_ms;
+                let event = Event::Undelivered { nonce: grant.nonce, keys, attempt, ttl_ms };
+                self.schedule(self.now, Due::Tell { proxy, event });
+                return;
+            }
+            self.grants[proxy] += 1;
+            assert_eq!(keys.len(), grant.tokens.len());
+            self.delivered.insert(grant.nonce);
+            if self.given_up.contains(&grant.nonce) {
+                return;
+            }
+            let until = asked_at.plus_us(grant.left_us);
+            let lease = LeaseRef { keys, nonce: grant.nonce, token: grant.tokens[0] };
+            let belief = self.beliefs.entry(grant.nonce).or_insert_with(|| Belief {
+                lease,
+                tokens: grant.tokens.clone(),
+                mode: claim.mode,
+                is_once: claim.keep_ms > 0,
+                from: self.now,
+                until,
+                levels: 0,
+                requests: HashSet::default(),
+            });
+            assert_eq!(belief.tokens, grant.tokens, "one lease with two tokens");
+            if claim.request.is_none_or(|request| belief.requests.insert(request)) {
+                belief.levels += 1;
+            }
+            belief.until = belief.until.max(until);
+        }
+    }
+
+    /// Those who are certain of a key fit together.
+    fn check(&mut self) {
+        let now = self.now;
+        self.beliefs.retain(|_, belief| belief.until > now);
+        for n in 0..KEYS as u64 {
+            let key = key(n);
+            let holders: Vec<&Belief> =
+                self.beliefs.values().filter(|b| b.lease.keys.contains(&key)).collect();
+            let exclusive = holders.iter().any(|holder| holder.mode == Mode::Exclusive);
+            assert!(!exclusive || holders.len() == 1, "{key} has {holders:?}");
+            let shared = holders.iter().filter(|holder| holder.mode == Mode::Shared).count();
+            assert!(shared == 0 || shared == holders.len(), "{key} mixes {holders:?}");
+            let permits: u32 = holders.iter().map(|h| permits(h.mode)).sum();
+            assert!(permits <= 3, "{key} has {permits} permits out");
+        }
+    }
+
+    /// Nobody waits beside free keys for ever.
+    fn check_progress(&self) {
+        let free_from = self.free_from.values().max().copied().unwrap_or_default().max(self.fault_until);
+        let waiters = self.proxies.iter().flat_map(|table| table.waiters.values());
+        for entry in waiters.filter(|entry| !entry.cancelled) {
+            let beside_ms = self.now.ms_since(free_from.max(entry.arrived));
+            assert!(beside_ms < STUCK_MS, "all keys have been free for {beside_ms} ms: {entry:?}");
+        }
+    }
+
+    /// Everybody was answered, nothing was leaked.
+    fn check_end(&self) {
+        assert!(self.open.is_empty(), "never answered: {:?}", self.open);
+        assert!(self.open_releases.is_empty(), "releases never answered");
+        assert!(self.open_commits.is_empty(), "commits never answered");
+        for table in &self.proxies {
+            assert!(table.waiters.is_empty() && table.flights.is_empty(), "the table is busy: {table:?}");
+            assert!(table.queues.is_empty(), "queues are left: {:?}", table.queues);
+            assert_eq!(table.leases.len(), 0);
+        }
+        // A grant that ends sooner than its undoing would be tried again is left to end.
+        let end = ServerTime(self.now.0 + SERVER_AHEAD_US).plus_ms(STORE_RETRY_MS + 10);
+        for (key, record) in &self.store {
+            let told = |h: &Holder| self.delivered.contains(&h.nonce) && !self.released.contains(&h.nonce);
+            let leaked = |h: &&Holder| h.until > end && !told(h);
+            let leak = record.holders.iter().find(leaked);
+            assert!(leak.is_none(), "{key} is still held: {leak:?}");
+        }
+    }
+}
+
+fn permits(mode: Mode) -> u32 {
+    match mode {
+        Mode::Permits { count, .. } => count,
+        _ => 0,
+    }
+}
