@@ -1,6 +1,6 @@
 //! `cargo xtask mutate`: faults that are put into the source on purpose, which the simulation has to find.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,9 +16,10 @@ use crate::{paths, sim, wasm};
 
 /// Breaks the program on purpose, in one place after the other, and checks that the simulation finds each fault.
 ///
-/// The faults are in xtask/mutations.toml. Each is put into a copy of the source, built, and searched for with
-/// `cargo xtask sim`, from the same first seed on. What the searches print is kept in target/mutate/. Ends with exit
-/// code 1 where a fault was not found.
+/// The faults are in xtask/mutations.toml. They are put into a copy of the source, and each is searched for with
+/// `cargo xtask sim`, from the same first seed on. One program has most of them, and is told by LOCKKEEPER_MUTATION
+/// which one it is to have. What the searches print is kept in target/mutate/. Ends with exit code 1 where a fault was
+/// not found.
 #[derive(clap::Args)]
 pub struct Args {
     /// Try only the mutations with these names.
@@ -45,6 +46,28 @@ struct Mutation {
     file: String,
     find: String,
     replace: String,
+    /// The fault needs a program of its own.
+    #[serde(default)]
+    alone: bool,
+}
+
+/// Stands in a replacement for what is true in a program that is to have the fault.
+const MUTATED: &str = "MUTATED";
+const SWITCH: &str = r#"
+pub(crate) fn is_mutated(name: &str) -> bool {
+    use std::sync::LazyLock;
+    static NAME: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("LOCKKEEPER_MUTATION").ok());
+    NAME.as_deref() == Some(name)
+}
+"#;
+const LIBRARY: &str = "host/src/lib.rs";
+
+/// One or several faults that are built together.
+struct Program<'a> {
+    name: String,
+    mutations: Vec<&'a Mutation>,
+    /// By file, from the top of the checkout: its text with the faults.
+    files: BTreeMap<&'a str, String>,
 }
 
 /// What came of a search.
@@ -97,46 +120,121 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn try_all(args: &Args, mutations: &[Mutation]) -> Result<Vec<Finding>> {
     let dir = paths::target().join("mutate");
     let source = dir.join("source");
-    let mut progress = Progress::new(mutations.len() + 1);
-    progress.next("building the copy of the source (some minutes the first time)");
     wasm::ensure()?;
     copy_source(&source)?;
-    build(&dir)?;
+    let programs = programs(mutations, |file| read(&source.join(file)))?;
+    let mut progress = Progress::new(programs.len());
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let mut findings = Vec::new();
-    let mut searches: VecDeque<JoinHandle<Result<Finding>>> = VecDeque::new();
-    // One that cannot be built takes no others with it.
-    for mutation in mutations {
-        progress.next(&format!("{}: {}", mutation.name, mutation.breaks));
-        let file = source.join(&mutation.file);
-        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        fs::write(&file, mutation.apply(&text)?)?;
-        let built = build(&dir);
-        fs::write(&file, text)?;
-        if searches.len() >= cores
-            && let Some(first) = searches.pop_front()
-        {
-            findings.push(outcome(first)?);
+    let mut findings = BTreeMap::new();
+    let mut searches: VecDeque<(&str, JoinHandle<Result<Finding>>)> = VecDeque::new();
+    let mut finish = |(name, search): (_, JoinHandle<Result<Finding>>)| {
+        let finding = search.join().unwrap_or_else(|_| bail!("the thread of a search has panicked"))?;
+        findings.insert(name, finding);
+        anyhow::Ok(())
+    };
+    for program in &programs {
+        progress.next(&program.told());
+        // One that cannot be built takes no others with it.
+        let built = program.build(&dir, &source);
+        if let Err(error) = &built {
+            eprintln!("  {:<28} {error:#}", program.name);
         }
-        searches.push_back(match built {
-            Ok(()) => {
-                let search = Search::begin(args, &dir, &mutation.name)?;
-                thread::spawn(|| search.finish())
+        for mutation in &program.mutations {
+            if searches.len() >= cores
+                && let Some(first) = searches.pop_front()
+            {
+                finish(first)?;
             }
-            Err(error) => {
-                eprintln!("  {:<28} {error:#}", mutation.name);
-                thread::spawn(|| Ok(Finding::NotBuilt))
-            }
-        });
+            let search = match &built {
+                Ok(binary) => {
+                    let search = Search::begin(args, &dir, binary, &mutation.name)?;
+                    thread::spawn(|| search.finish())
+                }
+                Err(_) => thread::spawn(|| Ok(Finding::NotBuilt)),
+            };
+            searches.push_back((&mutation.name, search));
+        }
     }
-    for search in searches {
-        findings.push(outcome(search)?);
-    }
-    Ok(findings)
+    searches.into_iter().try_for_each(finish)?;
+    let in_order = mutations.iter().filter_map(|mutation| findings.remove(&*mutation.name));
+    Ok(in_order.collect())
 }
 
-fn outcome(search: JoinHandle<Result<Finding>>) -> Result<Finding> {
-    search.join().unwrap_or_else(|_| bail!("the thread of a search has panicked"))
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// As few programs as have all faults.
+fn programs<'a>(
+    mutations: &'a [Mutation],
+    read: impl Fn(&str) -> Result<String>,
+) -> Result<Vec<Program<'a>>> {
+    let (alone, together): (Vec<_>, Vec<_>) = mutations.iter().partition(|mutation| mutation.alone);
+    let mut programs = Vec::new();
+    if !together.is_empty() {
+        let files = BTreeMap::from([(LIBRARY, read(LIBRARY)? + SWITCH)]);
+        let name = "together".to_owned();
+        let mut program = Program { name, mutations: together.clone(), files };
+        for mutation in together {
+            program.change(mutation, &mutation.switched(), &read)?;
+        }
+        programs.push(program);
+    }
+    for mutation in alone {
+        let (name, files) = (mutation.name.clone(), BTreeMap::new());
+        let mut program = Program { name, mutations: vec![mutation], files };
+        program.change(mutation, &mutation.replace, &read)?;
+        programs.push(program);
+    }
+    Ok(programs)
+}
+
+impl<'a> Program<'a> {
+    fn change(
+        &mut self,
+        mutation: &'a Mutation,
+        replace: &str,
+        read: impl Fn(&str) -> Result<String>,
+    ) -> Result<()> {
+        let text = match self.files.remove(&*mutation.file) {
+            Some(text) => text,
+            None => read(&mutation.file)?,
+        };
+        self.files.insert(&mutation.file, mutation.apply(&text, replace)?);
+        Ok(())
+    }
+
+    fn told(&self) -> String {
+        match &self.mutations[..] {
+            [mutation] => format!("{}: {}", mutation.name, mutation.breaks),
+            all => format!("{} faults in one program", all.len()),
+        }
+    }
+
+    /// Where the program is.
+    fn build(&self, dir: &Path, source: &Path) -> Result<PathBuf> {
+        let before: Result<Vec<(PathBuf, String)>> = self
+            .files
+            .keys()
+            .map(|file| {
+                let file = source.join(file);
+                read(&file).map(|text| (file, text))
+            })
+            .collect();
+        let before = before?;
+        for (file, text) in &self.files {
+            fs::write(source.join(file), text)?;
+        }
+        let built = build(dir);
+        for (file, text) in before {
+            fs::write(file, text)?;
+        }
+        built?;
+        let program = dir.join(&self.name);
+        fs::copy(sim::program(&dir.join("target")), &program)
+            .with_context(|| format!("cannot copy the program to {}", program.display()))?;
+        Ok(program)
+    }
 }
 
 /// Copies what belongs to the checkout. A file that is the same is left alone, so that it is not built again.
@@ -189,13 +287,11 @@ const LAST_RUN: Duration = Duration::from_secs(120);
 const SHARES: u32 = 5;
 
 impl Search {
-    fn begin(args: &Args, dir: &Path, name: &str) -> Result<Search> {
-        let program = dir.join(name);
-        fs::copy(sim::program(&dir.join("target")), &program)
-            .with_context(|| format!("cannot copy the program to {}", program.display()))?;
+    fn begin(args: &Args, dir: &Path, program: &Path, name: &str) -> Result<Search> {
         let log = dir.join(format!("{name}.txt"));
         let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let mut search = Command::new(&program);
+        let mut search = Command::new(program);
+        search.env("LOCKKEEPER_MUTATION", name);
         search.args(["--no-shrink", "--minutes", &args.minutes.to_string()]);
         search.args(["--seed", &args.seed.to_string()]).env("RUST_BACKTRACE", "0");
         let child = search.stdout(output.try_clone()?).stderr(output).spawn();
@@ -284,12 +380,36 @@ impl fmt::Display for Columns<'_> {
 impl Mutation {
     /// # Errors
     /// Where the text is not in the file, or is there more than once.
-    fn apply(&self, text: &str) -> Result<String> {
+    fn apply(&self, text: &str, replace: &str) -> Result<String> {
         match text.matches(&self.find).count() {
-            1 => Ok(text.replacen(&self.find, &self.replace, 1)),
+            1 => Ok(text.replacen(&self.find, replace, 1)),
             times => {
                 bail!("the mutation {} does not apply: its text is in {} {times} times", self.name, self.file)
             }
+        }
+    }
+
+    /// What stands in a program that is told whether it is to have the fault.
+    fn switched(&self) -> String {
+        let is_on = format!("crate::is_mutated({:?})", self.name);
+        let (find, replace) = (&*self.find, &*self.replace);
+        if replace.contains(MUTATED) {
+            return replace.replace(MUTATED, &is_on);
+        }
+        let either = |find: &str, replace: &str| format!("if {is_on} {{ {replace} }} else {{ {find} }}");
+        for keyword in ["if ", "while "] {
+            let condition = |text| str::strip_prefix(text, keyword)?.strip_suffix(" {");
+            if let (Some(find), Some(replace)) = (condition(find), condition(replace)) {
+                return format!("{keyword}({}) {{", either(find, replace));
+            }
+        }
+        let binding = |text| str::strip_prefix(text, "let ")?.strip_suffix(';')?.split_once(" = ");
+        match (binding(find), binding(replace)) {
+            (Some((name, find)), Some((same, replace))) if name == same => {
+                format!("let {name} = {};", either(find, replace))
+            }
+            _ if find.ends_with(';') => either(find, replace),
+            _ => format!("({})", either(find, replace)),
         }
     }
 }
@@ -312,10 +432,12 @@ mod tests {
     #[test]
     fn each_mutation_applies() {
         let mutations = mutations().expect("they can be read");
+        let source = |file: &str| read(&paths::root().join(file));
+        let programs = programs(&mutations, source).unwrap_or_else(|error| panic!("{error}"));
+        for (file, mutated) in programs.iter().flat_map(|program| &program.files) {
+            assert_ne!(*mutated, source(file).expect("the file is there"), "{file} is not changed");
+        }
         for mutation in &mutations {
-            let text = fs::read_to_string(paths::root().join(&mutation.file)).expect("the file is there");
-            let mutated = mutation.apply(&text).unwrap_or_else(|error| panic!("{error}"));
-            assert_ne!(mutated, text, "{} changes nothing", mutation.name);
             let others = mutations.iter().filter(|other| other.name == mutation.name).count();
             assert_eq!(others, 1, "two mutations are named {}", mutation.name);
         }

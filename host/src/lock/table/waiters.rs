@@ -185,10 +185,10 @@ impl Table {
         // It was to come into line behind others, and has asked for nothing so far.
         let asks_first =
             claim.line.is_some() && !entry.in_line && entry.attempts == 0 && claim.may_have_its_lease();
-        if !asks_first && !self.is_in_its_own_way(claim) {
+        let is_late = entry.deadline <= now;
+        if !asks_first && !self.is_in_its_own_way(claim, is_late) {
             return false;
         }
-        let is_late = entry.deadline <= now;
         let over = asks_first && is_late;
         if let Some(entry) = self.waiters.get_mut(&id) {
             entry.has_looked_again = is_late;
@@ -198,11 +198,11 @@ impl Table {
     }
 
     /// Whether the lease in the claim's way may be its own. An earlier call of the same request, by way of another proxy, may
-    /// have been granted after this one had looked for its lease.
-    fn is_in_its_own_way(&self, claim: &Claim) -> bool {
-        let is_own = |holder: &HeldBy| {
-            is_of_request(holder, claim) || (claim.reentrant && holder.owner == claim.owner)
-        };
+    /// have been granted after this one had looked for its lease. One level more may be refused for its mode: its policy may
+    /// give up then, so that it is `late` when it looks.
+    fn is_in_its_own_way(&self, claim: &Claim, late: bool) -> bool {
+        let is_of_owner = |holder: &HeldBy| late && claim.reentrant && holder.owner == claim.owner;
+        let is_own = |holder: &HeldBy| is_of_request(holder, claim) || is_of_owner(holder);
         claim.keys.iter().filter_map(|key| self.known_holder(key)?.held_by.as_ref()).any(is_own)
     }
 

@@ -381,3 +381,36 @@ fn a_request_is_not_refused_for_a_lease_of_its_own() {
         }
     }
 }
+
+/// The lease becomes known while the policy is asked.
+#[test]
+fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
+    let mut desk = Desk::new();
+    let denial = |owner: &str, request: Option<&str>| {
+        let (since, until) = (ServerTime(0), ServerTime(20_000_000));
+        let (request, mode, token) = (request.map(Into::into), Mode::Exclusive, Token(1));
+        let holder = Some(HeldBy { owner: owner.into(), request, mode, token, since, until });
+        Outcome::Held(Denial { key: key(0), holder, free_in_us: 9_000_000, turn: None, joined: None })
+    };
+    let mut again = Waiter { asks_backoff: true, ..waiter(1, Mode::Exclusive, 60_000) };
+    again.claim.request = Some("mine".into());
+    desk.handle(Event::Enqueue(Box::new(again)));
+    desk.answer(denial("another", None));
+    let mut in_line = waiter(2, Mode::Exclusive, 60_000);
+    in_line.claim.line = Some(InLine { ticket: 2, rank: 0, joined: None, returns: false });
+    desk.handle(Event::Enqueue(Box::new(in_line)));
+    desk.answer(denial("me", Some("mine")));
+    let gives_up = |desk: &mut Desk| {
+        let decision = Next::GiveUp { reason: "enough".into() };
+        desk.handle(Event::Backoff { waiter: WaiterId(1), key: key(0), decision });
+    };
+    gives_up(&mut desk);
+    assert!(desk.finished.is_empty(), "{:?}", desk.finished);
+    desk.answer(Outcome::Absent);
+    gives_up(&mut desk);
+    assert!(
+        matches!(desk.finished[..], [(WaiterId(1), Verdict::Contended { holder: None, .. })]),
+        "{:?}",
+        desk.finished
+    );
+}
