@@ -177,6 +177,20 @@ async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_
     }
 }
 
+/// Somebody holds the key at two members. The third has granted a claim of which nobody was told, and one of the two is silent
+/// when the same claim asks again.
+async fn a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it(server: &Arc<Server>) {
+    let (servers, quorum) = quorum(server).await;
+    let claim = |owner| Claim { ttl_ms: 60_000, ..contract::claim(&["k"], owner) };
+    let told = without(&servers[2], outcome(&quorum, claim("another"))).await;
+    assert!(matches!(told, Some(Outcome::Granted(_))), "{told:?}");
+    let asks = claim("me");
+    let told = without(&servers[0], without(&servers[1], outcome(&quorum, asks.clone()))).await;
+    assert!(told.is_none(), "{told:?}");
+    let told = without(&servers[1], outcome(&quorum, asks)).await;
+    assert!(matches!(told, Some(Outcome::Held(_))), "{told:?}");
+}
+
 macro_rules! named {
     ($($name:ident)*) => {
         /// Each condition with its name. It panics where it is not met.
@@ -196,4 +210,5 @@ crate::conditions! {
     a_session_is_not_closed_under_its_holders
     permits_of_a_quorum_are_counted_over_all_members
     a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease
+    a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it
 }

@@ -49,7 +49,7 @@ pub fn search(search: &Search) -> bool {
             break;
         }
         SEED.store(seed, Ordering::Relaxed);
-        if !tables_hold(seed, search.tells_all) {
+        if !tables_hold(seed) {
             total.print(worked() - began);
             return false;
         }
@@ -103,13 +103,18 @@ fn meets_conditions() -> bool {
     unmet.is_none()
 }
 
-/// Whether no promise is broken in the runs of the lock table alone that belong to this seed.
-fn tables_hold(seed: u64, tells_all: bool) -> bool {
+/// Whether no promise is broken in the runs of the lock table alone that belong to this seed. Prints what happens in the first
+/// one that breaks a promise.
+fn tables_hold(seed: u64) -> bool {
     let mut seeds = (0..TABLES).map(|n| seed.wrapping_mul(TABLES).wrapping_add(n));
     IS_OF_TABLE.store(true, Ordering::Relaxed);
-    let all_hold = seeds.all(|seed| panic::catch_unwind(|| table::run(seed, tells_all)).is_ok());
+    let failed = seeds.find(|seed| panic::catch_unwind(|| table::run(*seed, false)).is_err());
     IS_OF_TABLE.store(false, Ordering::Relaxed);
-    all_hold
+    if let Some(seed) = failed {
+        drop(panic::take_hook());
+        let _ = panic::catch_unwind(|| table::run(seed, true));
+    }
+    failed.is_none()
 }
 
 /// The seed of the run that is under way; 0 before the first one.

@@ -320,6 +320,8 @@ impl Table {
         }
         self.keep_places_later(id, now);
         self.marked(id, &denial);
+        // The members of a quorum that had no part in the refusal may have granted it earlier.
+        self.undo_unsure(id);
         if let Some(entry) = self.waiters.get_mut(&id) {
             if let Some(own) = &mut entry.waiter.claim.line {
                 own.joined = denial.joined.or(own.joined);
@@ -328,7 +330,6 @@ impl Table {
             entry.waiter.claim.attempt = entry.waiter.claim.attempt.wrapping_add(ATTEMPTS_APART).max(1);
             entry.denial = Some(denial);
             entry.store_error = None;
-            entry.unsure_until = None;
         }
         self.stay_or_go(id, now, out);
     }

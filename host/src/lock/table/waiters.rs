@@ -119,15 +119,17 @@ impl Table {
 
     /// Takes a waiter without a grant out of its queues; what it may have been granted is undone.
     pub(super) fn drop_out(&mut self, id: WaiterId) -> Option<Entry> {
+        self.undo_unsure(id);
         let entry = self.remove(id)?;
         debug_assert!(entry.flight.is_none(), "the answer decides on a waiter that is asked for");
-        self.undo_unsure(&entry);
         self.leave_line(&entry);
         Some(entry)
     }
 
-    pub(super) fn undo_unsure(&mut self, entry: &Entry) {
-        if let Some(until) = entry.unsure_until {
+    /// Takes back what the waiter may have been granted without a word of it.
+    pub(super) fn undo_unsure(&mut self, id: WaiterId) {
+        let Some(entry) = self.waiters.get_mut(&id) else { return };
+        if let Some(until) = entry.unsure_until.take() {
             let claim = &entry.waiter.claim;
             let (keys, attempt) = (claim.keys.clone(), claim.attempt);
             self.chore_later(Chore::Abandon { keys, attempt, until });
@@ -318,9 +320,8 @@ impl Table {
             }
             return;
         }
+        self.undo_unsure(id);
         let Some(mut entry) = self.remove(id) else { return };
-        self.undo_unsure(&entry);
-        entry.unsure_until = None;
         let old = entry.waiter.claim.keys.clone();
         let joined = entry.waiter.claim.line.as_ref().and_then(|own| own.joined);
         entry.waiter.claim = *claim;

@@ -32,7 +32,7 @@ impl Checks {
         let resource = &request.resource;
         // Under other names its lease is another one.
         let has_it = by_itself || self.has_lease_of(request, asked_at, now);
-        if has_it && self.keeps_names(resource) {
+        if has_it && self.keeps_names(resource) && !self.has_lost_writes {
             return Err(Violation(format!("{} is refused {resource} for a lease of its own", request.owner)));
         }
         let waited_since = Instant(now.0.saturating_sub(u64::from(TAKEN_WITHIN_MS) * 1_000));

@@ -20,6 +20,8 @@ impl Count {
 pub struct Ballot {
     count: Count,
     asks: Asks,
+    /// The claim's, where it is one.
+    attempt: Option<u64>,
     votes: Vec<Vote>,
     failures: usize,
     /// Members that were asked and have not said no: what they were asked for they may have done.
@@ -54,7 +56,11 @@ impl Ballot {
                 Asks::Other
             }
         };
-        Ballot { count, asks, votes: Vec::new(), failures: 0, unsure: vec![true; count.members] }
+        let attempt = match op {
+            Op::Acquire(claim) | Op::Rejoin(claim) => Some(claim.attempt),
+            _ => None,
+        };
+        Ballot { count, asks, attempt, votes: Vec::new(), failures: 0, unsure: vec![true; count.members] }
     }
 
     pub fn count(&mut self, member: usize, outcome: Outcome) {
@@ -87,7 +93,8 @@ impl Ballot {
         let (yes, heard) = (self.yes(), self.votes.len());
         let is_hopeless = !self.is_majority(yes + open);
         let is_heard = self.is_majority(heard) || !self.is_majority(heard + open);
-        open == 0 || self.is_majority(yes) || (is_hopeless && is_heard)
+        let is_no = is_hopeless && is_heard && !self.may_have_been_granted();
+        open == 0 || self.is_majority(yes) || is_no
     }
 
     /// The most members that said the same yes.
@@ -150,6 +157,9 @@ impl Ballot {
                 repeated: first.repeated,
             }));
         }
+        if self.may_have_been_granted() {
+            return None;
+        }
         let said = |says: fn(&Outcome) -> bool| self.votes.iter().map(|vote| &vote.outcome).find(|o| says(o));
         let refused = said(|outcome| {
             matches!(outcome, Outcome::RequestReused { .. } | Outcome::Full | Outcome::Done(_))
@@ -157,7 +167,7 @@ impl Ballot {
         if let Some(outcome) = refused {
             return Some(outcome.clone());
         }
-        if !self.is_majority(self.votes.len()) || self.may_have_been_granted() {
+        if !self.is_majority(self.votes.len()) {
             return None;
         }
         if self.asks == Asks::Rejoin {
@@ -179,10 +189,16 @@ impl Ballot {
         }
     }
 
-    /// Whether an earlier call of the request may have its lease: some members know the lease, and with those that were not
-    /// heard they may be a majority.
+    /// Whether an earlier call of the request may have been told of its lease: some members know the lease, and with those
+    /// that were not heard they may be a majority. What an earlier round of this very claim was granted, nobody was told of.
     fn may_have_been_granted(&self) -> bool {
-        let knowing = self.number(|outcome| matches!(outcome, Outcome::Granted(grant) if grant.repeated));
+        let of_another_call = self.votes.iter().filter_map(|vote| match &vote.outcome {
+            Outcome::Granted(grant) if grant.repeated && Some(grant.nonce) != self.attempt => {
+                Some(grant.nonce)
+            }
+            _ => None,
+        });
+        let knowing = of_another_call.map(|nonce| self.tokens(nonce).count()).max().unwrap_or(0);
         let silent = self.count.members - self.votes.len();
         knowing > 0 && self.is_majority(knowing + silent)
     }
