@@ -37,12 +37,12 @@ pub mod simulated {
         BEGAN.set(None);
     }
 
-    /// As long ago as the machine was started.
-    const BOOTED_US: u64 = 1_000_000_000;
+    /// When a simulation begins. The machine was started some time before.
+    pub const BEGINNING: Instant = Instant(1_000_000_000);
 
     pub fn now() -> Option<Instant> {
         let began = BEGAN.get()?;
-        Some(Instant(BOOTED_US + began.elapsed().as_micros() as u64))
+        Some(BEGINNING.plus_us(began.elapsed().as_micros() as u64))
     }
 }
 

@@ -14,21 +14,21 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Each seed is one run, and the same seed gives the same run. Ends with exit code 1 at the first promise that is
 /// broken, after it has looked for a smaller run that breaks it as well.
 #[derive(Parser)]
-#[command(name = "sim")]
+#[command(name = "sim", bin_name = "cargo xtask sim")]
 struct Args {
     /// Search for this many minutes of processor time. On a busy machine that takes longer.
     #[arg(long, value_name = "M", conflicts_with = "seeds")]
     minutes: Option<f64>,
-    /// Run so many seeds. One where neither this nor --minutes is given, and --seed is.
+    /// Run so many seeds: 100, or one with --seed, where neither this nor --minutes is given.
     #[arg(long, value_name = "N")]
     seeds: Option<u64>,
     /// The first seed; the next ones are each one higher. Chosen at random where it is left out.
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Print all that happens, not only what came before a failure.
+    /// Print all that happens in the run, not only the last of it.
     #[arg(long)]
     all: bool,
-    /// Print what the proxies log in the smallest run that fails.
+    /// Print what the proxies log in the run that fails: the smallest one that was found, unless `--no-shrink` is given.
     #[arg(long)]
     log: bool,
     /// Print the run that fails as it was found, and look for no smaller one.

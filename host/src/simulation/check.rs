@@ -139,6 +139,8 @@ pub struct Checks {
     history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
     at_once: usize,
+    /// A promise is broken: what happens from now on does not matter.
+    has_ended: bool,
 }
 
 /// One answer to an acquire.
@@ -178,9 +180,18 @@ impl Checks {
 
     /// Notes what happened, to be read where a check fails.
     pub fn note(&mut self, now: Instant, what: String) {
+        if self.has_ended {
+            return;
+        }
         let is_same_moment = self.history.last().is_some_and(|(at, _)| *at == now);
         self.at_once = if is_same_moment { self.at_once + 1 } else { 0 };
         self.history.push((now, what));
+    }
+
+    /// The last thing that is noted.
+    pub fn ends(&mut self, now: Instant, violation: &Violation) {
+        self.note(now, format!("BROKEN: {}", violation.0));
+        self.has_ended = true;
     }
 
     /// How many grants were checked: leases that were granted to clients, and guarded requests that reached the application.
@@ -487,7 +498,7 @@ impl Checks {
     /// What happened, as lines of text.
     pub fn time_line(&self, last: usize) -> String {
         let from = self.history.len().saturating_sub(last);
-        let began = self.history.first().map_or(Instant(0), |(at, _)| *at);
+        let began = clock::simulated::BEGINNING;
         let line =
             |(at, what): &(Instant, String)| format!("{:>12.6} s  {what}\n", at.us_since(began) as f64 / 1e6);
         self.history[from..].iter().map(line).collect()

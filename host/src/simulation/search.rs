@@ -78,7 +78,7 @@ pub fn search(search: &Search) -> bool {
                     log.with_timer(Virtual).with_ansi(false).init();
                     let _ = run(&failed.options);
                 }
-                print_failed(seed, &failed);
+                print_failed(seed, &failed, search.shrinks);
                 return false;
             }
         }
@@ -153,7 +153,8 @@ struct Virtual;
 
 impl tracing_subscriber::fmt::time::FormatTime for Virtual {
     fn format_time(&self, to: &mut tracing_subscriber::fmt::format::Writer<'_>) -> std::fmt::Result {
-        write!(to, "{:>12.6} s ", clock::now().0 as f64 / 1e6)
+        let since = clock::now().us_since(clock::simulated::BEGINNING);
+        write!(to, "{:>12.6} s ", since as f64 / 1e6)
     }
 }
 
@@ -211,11 +212,12 @@ fn with_other_seeds(options: Options) -> impl Iterator<Item = Options> {
     (0..SEEDS_EACH).map(move |n| Options { seed: seed + n * SEEDS_APART, ..options.clone() })
 }
 
-fn print_failed(seed: u64, failed: &Failed) {
+fn print_failed(seed: u64, failed: &Failed, is_shrunk: bool) {
     println!("\nBROKEN: {}\n", failed.violation.0);
     println!("{}", failed.time_line);
     println!(
-        "seed {seed}: cargo xtask sim --seed {seed}\nthe smallest run that was found: {}",
+        "seed {seed}: cargo xtask sim --seed {seed}\n{}: {}",
+        if is_shrunk { "the smallest run that was found" } else { "the run" },
         failed.options
     );
 }

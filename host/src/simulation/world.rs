@@ -155,7 +155,9 @@ impl Shared {
     }
 
     pub fn broken(&self, violation: Violation) {
-        lock(&self.violation).get_or_insert((violation, clock::now()));
+        let now = clock::now();
+        lock(&self.checks).ends(now, &violation);
+        lock(&self.violation).get_or_insert((violation, now));
         self.over.store(true, Relaxed);
     }
 
