@@ -87,6 +87,7 @@ macro_rules! conditions {
             a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
             tokens_are_not_ahead_of_the_clock
             nothing_is_told_past_the_membership_of_a_proxy
+            a_paused_server_writes_nothing_past_the_membership_of_a_proxy
             nothing_is_written_that_has_waited_for_a_membership
             locks_of_sessions_rest_on_the_membership_of_a_proxy
             a_lock_that_joins_another_one_has_a_token_above_a_lease
@@ -96,6 +97,8 @@ macro_rules! conditions {
         }
     };
 }
+
+const SERVER_TIME: &str = "SELECT TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
 
 /// The server is stopped before it is asked, and finds the statement when it goes on.
 pub async fn a_paused_server_applies_nothing_late(database: &impl Database) {
@@ -327,12 +330,10 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
     let mut stranger = database.stranger().await;
     warm(&store, &["a", "b"]).await;
     let registry = store.registry();
-    let lock = "BEGIN; SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE; \
-         SELECT TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
+    let lock = format!("BEGIN; SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE; {SERVER_TIME}");
     let claim = contract::claim(&["a", "b"], "late");
     for op in [Op::Acquire(claim.clone()), Op::Read { key: claim.keys[0].clone() }] {
-        let now: u64 =
-            stranger.says(lock).await.into_iter().next().map(mysql_async::from_row).expect("a row");
+        let now = stranger.says(&lock).await.into_iter().next().map(mysql_async::from_row).expect("a row");
         registry.allow(Some((ServerTime(now).plus_us(400_000), clock::now().plus_ms(60_000))));
         let told = ask(&store, op, 3_000);
         tokio::time::sleep(Duration::from_millis(700)).await;
@@ -341,6 +342,27 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
         assert!(told.is_err(), "{told:?}");
     }
     assert_eq!(holders(&store, &claim).await, 0);
+}
+
+/// The membership ends while the statement waits for the server, which goes on long before the caller's time is up.
+pub async fn a_paused_server_writes_nothing_past_the_membership_of_a_proxy(database: &impl Database) {
+    let store = open(database).await;
+    for keys in [&["one"][..], &["two", "three"]] {
+        warm(&store, keys).await;
+        let now = says(database, SERVER_TIME).await.into_iter().next().map(mysql_async::from_row);
+        let until = ServerTime(now.expect("a row")).plus_us(400_000);
+        store.registry().allow(Some((until, clock::now().plus_ms(60_000))));
+        database.pause();
+        let claim = contract::claim(keys, "late");
+        let told = ask(&store, Op::Acquire(claim.clone()), 5_000);
+        tokio::time::sleep(Duration::from_millis(1_000)).await;
+        database.go_on();
+        let told = told.await.expect(ANSWERED);
+        assert!(told.is_err(), "{told:?}");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(holders(&store, &claim).await, 0, "{keys:?}");
+        store.registry().allow(Some((ServerTime(u64::MAX >> 2), clock::now().plus_ms(60_000))));
+    }
 }
 
 /// What waits while its proxy is no member was planned by names that may be over when the proxy is a member again.
