@@ -22,6 +22,9 @@ const OWNERS: u64 = 6;
 /// Nobody waits for so long while all keys are free. A place, or a turn, that is left of somebody else lasts
 /// 5 s; after that a waiter has asked within 2 s.
 const STUCK_MS: u32 = 10_000;
+/// Nobody is answered so late: a waiter whose time is up is asked for once, and looks once for a lease of its own. What the
+/// store is sent is run again for 70 ms at most, and takes 6 ms on the way.
+const LATE_MS: u32 = 152;
 /// The store's clock is this far ahead of the proxies'.
 pub(super) const SERVER_AHEAD_US: u64 = 1_700_000_000_000_000;
 
@@ -333,7 +336,7 @@ impl Sim {
             panic!("{waiter:?} was answered twice, or after it left")
         };
         let late = self.now.ms_since(deadline);
-        assert!(late < 100, "{waiter:?} was answered {late} ms late");
+        assert!(late < LATE_MS, "{waiter:?} was answered {late} ms late");
         assert!(claim.keep_ms > 0 || !matches!(verdict, Verdict::Done(_)), "{waiter:?} wanted a lease");
         if let (Verdict::Contended { holder, .. }, Some(request)) = (&verdict, &claim.request) {
             let has_it = |belief: &Belief| belief.requests.contains(request) && belief.from <= asked;

@@ -409,7 +409,10 @@ fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
     desk.answer(Outcome::Absent);
     gives_up(&mut desk);
     assert!(
-        matches!(desk.finished[..], [(WaiterId(1), Verdict::Contended { holder: None, .. })]),
+        matches!(
+            desk.finished[..],
+            [(WaiterId(1), Verdict::Contended { holder: Some(HeldBy { request: None, .. }), .. })]
+        ),
         "{:?}",
         desk.finished
     );
