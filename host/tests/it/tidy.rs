@@ -243,7 +243,7 @@ fn one_module_gives_random_numbers() {
     let mut faults = Vec::new();
     let gives = |source: &&Source| !matches!(source.module(), Some("random" | "simulation" | "bin"));
     for source in shipped().iter().filter(gives) {
-        let words = ["rand::random", "rand::rng", "use rand"];
+        let words = ["rand::random", "rand::rng", "use rand::"];
         for (n, line) in source.code().filter(|(_, line)| words.iter().any(|word| line.contains(word))) {
             faults.push(format!("{}:{n}: {}", source.path, line.trim()));
         }
