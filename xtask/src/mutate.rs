@@ -51,7 +51,7 @@ struct Mutation {
     alone: bool,
 }
 
-/// Stands in a replacement for what is true in a program that is to have the fault.
+/// In a replacement, stands for the condition that the program is told to have the fault.
 const MUTATED: &str = "MUTATED";
 const SWITCH: &str = r#"
 pub(crate) fn is_mutated(name: &str) -> bool {
@@ -164,7 +164,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// As few programs as have all faults.
+/// One program for the faults that can be built together, and one for each of the others.
 fn programs<'a>(
     mutations: &'a [Mutation],
     read: impl Fn(&str) -> Result<String>,
@@ -213,17 +213,11 @@ impl<'a> Program<'a> {
 
     /// Where the program is.
     fn build(&self, dir: &Path, source: &Path) -> Result<PathBuf> {
-        let before: Result<Vec<(PathBuf, String)>> = self
-            .files
-            .keys()
-            .map(|file| {
-                let file = source.join(file);
-                read(&file).map(|text| (file, text))
-            })
-            .collect();
-        let before = before?;
+        let mut before = Vec::new();
         for (file, text) in &self.files {
-            fs::write(source.join(file), text)?;
+            let file = source.join(file);
+            before.push((file.clone(), read(&file)?));
+            fs::write(file, text)?;
         }
         let built = build(dir);
         for (file, text) in before {
@@ -389,7 +383,7 @@ impl Mutation {
         }
     }
 
-    /// What stands in a program that is told whether it is to have the fault.
+    /// The text that takes the place of `find` in a program that is told whether to have the fault.
     fn switched(&self) -> String {
         let is_on = format!("crate::is_mutated({:?})", self.name);
         let (find, replace) = (&*self.find, &*self.replace);
@@ -433,11 +427,11 @@ mod tests {
     fn each_mutation_applies() {
         let mutations = mutations().expect("they can be read");
         let source = |file: &str| read(&paths::root().join(file));
-        let programs = programs(&mutations, source).unwrap_or_else(|error| panic!("{error}"));
-        for (file, mutated) in programs.iter().flat_map(|program| &program.files) {
-            assert_ne!(*mutated, source(file).expect("the file is there"), "{file} is not changed");
-        }
+        programs(&mutations, source).unwrap_or_else(|error| panic!("{error}"));
         for mutation in &mutations {
+            let text = source(&mutation.file).expect("the file is there");
+            let mutated = mutation.apply(&text, &mutation.replace).unwrap_or_else(|error| panic!("{error}"));
+            assert_ne!(mutated, text, "{} changes nothing", mutation.name);
             let others = mutations.iter().filter(|other| other.name == mutation.name).count();
             assert_eq!(others, 1, "two mutations are named {}", mutation.name);
         }

@@ -19,7 +19,7 @@ struct Args {
     /// Search for this many minutes of processor time. On a busy machine that takes longer.
     #[arg(long, value_name = "M", conflicts_with = "seeds")]
     minutes: Option<f64>,
-    /// Run so many seeds: 100, or one with --seed, where neither this nor --minutes is given.
+    /// How many seeds to run. Without this and --minutes: one if --seed is given, and 100 otherwise.
     #[arg(long, value_name = "N")]
     seeds: Option<u64>,
     /// The first seed; the next ones are each one higher. Chosen at random where it is left out.
@@ -28,7 +28,7 @@ struct Args {
     /// Print all that happens in the run, not only the last of it.
     #[arg(long)]
     all: bool,
-    /// Print what the proxies log in the run that fails: the smallest one that was found, unless `--no-shrink` is given.
+    /// Print what the proxies log in the run that fails: in the smallest one that was found, unless --no-shrink is given.
     #[arg(long)]
     log: bool,
     /// Print the run that fails as it was found, and look for no smaller one.

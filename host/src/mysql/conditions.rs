@@ -97,8 +97,6 @@ macro_rules! conditions {
     };
 }
 
-const SERVER_TIME: &str = "SELECT TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
-
 /// The server is stopped before it is asked, and finds the statement when it goes on.
 pub async fn a_paused_server_applies_nothing_late(database: &impl Database) {
     let store = open(database).await;
@@ -329,7 +327,7 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
     let mut stranger = database.stranger().await;
     warm(&store, &["a", "b"]).await;
     let registry = store.registry();
-    let lock = format!("BEGIN; SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE; {SERVER_TIME}");
+    let lock = format!("BEGIN; SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE; SELECT {NOW_US}");
     let claim = contract::claim(&["a", "b"], "late");
     for op in [Op::Acquire(claim.clone()), Op::Read { key: claim.keys[0].clone() }] {
         let now = stranger.says(&lock).await.into_iter().next().map(mysql_async::from_row).expect("a row");
@@ -348,7 +346,8 @@ pub async fn a_paused_server_writes_nothing_past_the_membership_of_a_proxy(datab
     let store = open(database).await;
     for keys in [&["one"][..], &["two", "three"]] {
         warm(&store, keys).await;
-        let now = says(database, SERVER_TIME).await.into_iter().next().map(mysql_async::from_row);
+        let now =
+            says(database, &format!("SELECT {NOW_US}")).await.into_iter().next().map(mysql_async::from_row);
         let until = ServerTime(now.expect("a row")).plus_us(400_000);
         store.registry().allow(Some((until, clock::now().plus_ms(60_000))));
         database.pause();

@@ -139,7 +139,7 @@ pub struct Checks {
     history: Vec<(Instant, String)>,
     /// How much has happened at the last moment.
     at_once: usize,
-    /// A promise is broken: what happens from now on does not matter.
+    /// A promise is broken. Later events are not noted.
     has_ended: bool,
 }
 
@@ -188,7 +188,7 @@ impl Checks {
         self.history.push((now, what));
     }
 
-    /// The last thing that is noted.
+    /// Notes that a promise is broken, and nothing that comes after it.
     pub fn ends(&mut self, now: Instant, violation: &Violation) {
         self.note(now, format!("BROKEN: {}", violation.0));
         self.has_ended = true;

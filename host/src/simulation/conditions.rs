@@ -131,7 +131,7 @@ async fn outcome(store: &impl Store, claim: Claim) -> Option<Outcome> {
     asked.ok().map(|mut reply| reply.outcomes.remove(0))
 }
 
-/// What happens while one of the servers stands still. What that server was sent comes too late afterwards.
+/// Does something while one of the servers stands still. What that server was sent meanwhile is too late when it goes on.
 async fn without<T>(server: &Arc<Server>, happens: impl Future<Output = T>) -> T {
     server.pause();
     let happened = happens.await;
@@ -177,8 +177,8 @@ async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_
     }
 }
 
-/// Somebody holds the key at two members. The third has granted a claim of which nobody was told, and one of the two is silent
-/// when the same claim asks again.
+/// Another client holds the key at two members of three. The third has granted it to a claim that was not told so. One of the
+/// two is silent when the same claim asks again.
 async fn a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it(server: &Arc<Server>) {
     let (servers, quorum) = quorum(server).await;
     let claim = |owner| Claim { ttl_ms: 60_000, ..contract::claim(&["k"], owner) };

@@ -30,8 +30,8 @@ pub struct Search {
     pub shrinks: bool,
 }
 
-/// So many runs of the lock table alone come before each run of whole proxies. They take a fifteenth of the time, and their
-/// grants are not counted.
+/// How many runs of the lock table alone come before each run of whole proxies. They take a fifteenth of the time. Their grants
+/// are not counted.
 const TABLES: u64 = 40;
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -103,8 +103,8 @@ fn meets_conditions() -> bool {
     unmet.is_none()
 }
 
-/// Whether no promise is broken in the runs of the lock table alone that belong to this seed. Prints what happens in the first
-/// one that breaks a promise.
+/// Runs the lock table alone, for this seed. Returns whether all promises are kept, and prints the events of the first run
+/// that breaks one.
 fn tables_hold(seed: u64) -> bool {
     let mut seeds = (0..TABLES).map(|n| seed.wrapping_mul(TABLES).wrapping_add(n));
     IS_OF_TABLE.store(true, Ordering::Relaxed);
@@ -120,7 +120,7 @@ fn tables_hold(seed: u64) -> bool {
 /// The seed of the run that is under way; 0 before the first one.
 static SEED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether it is a run of the lock table alone.
+/// Whether the run that is under way is one of the lock table alone.
 static IS_OF_TABLE: AtomicBool = AtomicBool::new(false);
 
 /// Whether something has panicked in it.

@@ -98,9 +98,9 @@ impl Quorum {
         round
     }
 
-    /// Asks one member first, and the others unless it has granted somebody else just now: then no claim of the group may
-    /// have its lease already, as that member may be one that does not know it. They are asked as it answers: so they, too,
-    /// hear of the groups in the order of the calls.
+    /// Asks one member first. Where it refuses all claims of a group for holders that have come of late, its refusal is the
+    /// answer, unless a claim may have its lease already: this member may not know that lease. Otherwise the other members
+    /// are asked as the first one answers, so that they, too, hear of the groups in the order of the calls.
     fn ask_claims(&self, group: Vec<Op>, deadline: Instant) -> Round {
         let (tell, votes) = unbounded_channel();
         let first = self.first(&group[0].keys()[0]);

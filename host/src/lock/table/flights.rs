@@ -320,7 +320,7 @@ impl Table {
         }
         self.keep_places_later(id, now);
         self.marked(id, &denial);
-        // The members of a quorum that had no part in the refusal may have granted it earlier.
+        // Members of a quorum that took no part in the refusal may have granted an earlier round.
         self.undo_unsure(id);
         if let Some(entry) = self.waiters.get_mut(&id) {
             if let Some(own) = &mut entry.waiter.claim.line {

@@ -1,5 +1,6 @@
-//! Simulations of the table alone: two proxies on one store, random events in virtual time, and after each step the
-//! promises. A thousand of them take half a second, and they see what the table does where its users would only wait.
+//! Simulates the lock table alone: two tables on one store, with random events in virtual time. The promises are checked
+//! after each step. A thousand runs take half a second. They see each claim that a table sends, where clients would only
+//! notice that they wait.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +23,9 @@ const OWNERS: u64 = 6;
 /// Nobody waits for so long while all keys are free. A place, or a turn, that is left of somebody else lasts
 /// 5 s; after that a waiter has asked within 2 s.
 const STUCK_MS: u32 = 10_000;
-/// Nobody is answered so late: a waiter whose time is up is asked for once, and looks once for a lease of its own. What the
-/// store is sent is run again for 70 ms at most, and takes 6 ms on the way.
+/// Each answer comes earlier than this after its deadline. A waiter whose time is up may be asked for twice: as it comes into
+/// line, and as the next one or to look for a lease of its own. The store runs a batch again for 70 ms at most, and a batch and
+/// its answer take 6 ms on the way.
 const LATE_MS: u32 = 152;
 /// The store's clock is this far ahead of the proxies'.
 pub(super) const SERVER_AHEAD_US: u64 = 1_700_000_000_000_000;
@@ -59,7 +61,7 @@ pub(super) struct Belief {
     from: Instant,
     until: Instant,
     levels: u32,
-    /// Requests that were answered with it: each counts once.
+    /// The ids of the requests that were granted this lease. Each of them is one level.
     requests: HashSet<Box<str>>,
 }
 
@@ -83,9 +85,9 @@ pub(super) struct Sim {
     pub(super) beliefs: HashMap<u64, Belief>,
     /// Waiters without an answer.
     pub(super) open: HashMap<(usize, WaiterId), Open>,
-    /// Requests that may be made again: their claims, ranks and tickets.
+    /// Claims with a request id, which clients may send again, with their ranks and tickets.
     asked: Vec<(Claim, i32, u64)>,
-    /// By proxy and ticket: the attempts that the store is asked for.
+    /// By proxy and ticket: the attempts of the claims that are on their way to the store.
     under_way: HashMap<(usize, Ticket), Vec<Option<u64>>>,
     /// Releases without an answer: their lease, and their attempt.
     open_releases: HashMap<(usize, ReleaseId), (u64, u64)>,
@@ -93,7 +95,7 @@ pub(super) struct Sim {
     open_commits: HashMap<Ticket, u64>,
     /// The attempts of releases and commits that were carried out.
     carried_out: HashSet<u64>,
-    /// The attempts of claims that tables were told of: they were granted, or refused.
+    /// The attempts of the claims whose grant or refusal a table was told of.
     answered: HashSet<u64>,
     /// What the last batch of each proxy's connection was signed with.
     marks: Vec<Mark>,
@@ -296,7 +298,7 @@ impl Sim {
                 Op::Acquire(claim) | Op::Rejoin(claim) => Some(claim.attempt),
                 _ => None,
             };
-            // What takes a refused one back may come late, and one that was granted may have been released.
+            // A refused attempt may be undone late, and a granted one may have been released.
             let is_new = attempt.is_none_or(|attempt| !self.answered.contains(&attempt));
             assert!(is_new, "an attempt that was answered is asked for again: {op:?}");
             attempts.push(attempt);

@@ -1,4 +1,4 @@
-//! The table's simulation, and scenes of few waiters.
+//! Tests of the lock table: many seeds of its simulation, and scenes with a few waiters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,7 +29,11 @@ fn promises_hold_under_random_events() {
                     let run = std::panic::catch_unwind(|| run(seed, false));
                     match run {
                         Ok(n) => grants.fetch_add(n, Ordering::Relaxed),
-                        Err(_) => panic!("seed {seed} fails"),
+                        Err(_) => {
+                            println!("seed {seed} fails:");
+                            let _ = std::panic::catch_unwind(|| simulation::run(seed, true));
+                            panic!("seed {seed} fails");
+                        }
                     };
                 }
             });

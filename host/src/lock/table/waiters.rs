@@ -126,7 +126,7 @@ impl Table {
         Some(entry)
     }
 
-    /// Takes back what the waiter may have been granted without a word of it.
+    /// Undoes a grant that the waiter may have, although no answer told of it.
     pub(super) fn undo_unsure(&mut self, id: WaiterId) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if let Some(until) = entry.unsure_until.take() {
@@ -179,8 +179,8 @@ impl Table {
         }
     }
 
-    /// Before a waiter is told that its key is held, it looks once more for a lease of its own that may be in its way. Whether
-    /// it does.
+    /// Asks the store once more whether the lease in the waiter's way is its own, before the waiter is told that its key is
+    /// held. Returns false where there is no reason to ask.
     pub(super) fn looks_again(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> bool {
         let Some(entry) = self.waiters.get(&id).filter(|entry| !entry.has_looked_again) else { return false };
         let claim = &entry.waiter.claim;
@@ -200,8 +200,8 @@ impl Table {
     }
 
     /// Whether the lease in the claim's way may be its own. An earlier call of the same request, by way of another proxy, may
-    /// have been granted after this one had looked for its lease. One level more may be refused for its mode: its policy may
-    /// give up then, so that it is `late` when it looks.
+    /// have been granted after this one had looked for its lease. A reentrant claim may be refused for its mode while its owner
+    /// holds the key: it looks only when its time is up (`late`), as its policy could not give up otherwise.
     fn is_in_its_own_way(&self, claim: &Claim, late: bool) -> bool {
         let is_of_owner = |holder: &HeldBy| late && claim.reentrant && holder.owner == claim.owner;
         let is_own = |holder: &HeldBy| is_of_request(holder, claim) || is_of_owner(holder);

@@ -20,8 +20,8 @@ impl Checks {
         }
     }
 
-    /// A client that asked at `asked_at`, and waited since then, is told that the resource is held. `by_itself`: that a lease
-    /// of the client is in its way.
+    /// A client asked at `asked_at`, has waited since then, and is told now that the resource is held. `by_itself`: the answer
+    /// names a lease of the client's own.
     pub fn told_held(
         &self,
         request: &Request,
@@ -55,8 +55,8 @@ impl Checks {
         }
     }
 
-    /// Whether an earlier call of the request had been answered by then with a lease that is certain now, and that any proxy
-    /// finds: it does not rest on a session.
+    /// Whether an earlier call of the request had been granted a lease by then, which its client is certain of now. Any proxy
+    /// finds the lease, as it does not rest on a session.
     fn has_lease_of(&self, request: &Request, asked_at: Instant, now: Instant) -> bool {
         let asked = request.request_id.as_ref().and_then(|id| self.requests.get(id));
         let held = asked.and_then(|(resource, nonce)| self.known(resource, *nonce));

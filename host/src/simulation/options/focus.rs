@@ -150,7 +150,7 @@ impl Options {
         }
     }
 
-    /// What takes a refused claim for several keys back comes late to a member of the quorum.
+    /// A member of the quorum is slow to undo a refused claim for several keys.
     fn with_slow_members_of_a_quorum(self, random: &mut StdRng) -> Options {
         let (mut at_ms, mut faults) = (0, Vec::new());
         while u128::from(at_ms) < self.lasts.as_millis() {

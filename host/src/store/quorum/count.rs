@@ -20,7 +20,7 @@ impl Count {
 pub struct Ballot {
     count: Count,
     asks: Asks,
-    /// The claim's, where it is one.
+    /// The attempt of a claim.
     attempt: Option<u64>,
     votes: Vec<Vote>,
     failures: usize,
@@ -189,8 +189,9 @@ impl Ballot {
         }
     }
 
-    /// Whether an earlier call of the request may have been told of its lease: some members know the lease, and with those
-    /// that were not heard they may be a majority. What an earlier round of this very claim was granted, nobody was told of.
+    /// Whether an earlier call of the request may have been granted its lease: some members know the lease, and together with
+    /// the silent members they may be a majority. A grant from an earlier round of this same claim does not count, as no
+    /// client was told of it.
     fn may_have_been_granted(&self) -> bool {
         let of_another_call = self.votes.iter().filter_map(|vote| match &vote.outcome {
             Outcome::Granted(grant) if grant.repeated && Some(grant.nonce) != self.attempt => {

@@ -382,7 +382,7 @@ fn a_request_is_not_refused_for_a_lease_of_its_own() {
     }
 }
 
-/// The lease becomes known while the policy is asked.
+/// The table learns of the lease while the policy decides.
 #[test]
 fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
     let mut desk = Desk::new();
