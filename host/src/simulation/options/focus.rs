@@ -30,12 +30,13 @@ impl Options {
             ..self
         };
         // A mistake that few of its runs show has more of them.
-        match random.random_range(0..10) {
+        match random.random_range(0..11) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
             4 | 5 => few.with_changes_of_order(random),
             6 => few.with_slow_members_of_a_quorum(random),
+            7 => few.with_a_member_that_pauses(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -61,6 +62,33 @@ impl Options {
                 planned(changed_ms, Fault::Replace { proxy: by, policy, settings }),
                 planned(back_ms - random.random_range(500..2_000), Fault::RollBack { proxy: by, policy }),
             ],
+            ..self
+        }
+    }
+
+    /// A member pauses for a part of its membership, and its clients hold locks on sessions. Meanwhile the store's clock is set
+    /// forward past the end of the membership, and the keys get other names.
+    fn with_a_member_that_pauses(self, random: &mut StdRng) -> Options {
+        let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
+        let (away, by) = (0, 1);
+        let planned = |at_ms, fault| Planned { at_ms, fault };
+        let mut faults = Vec::new();
+        for (at_ms, stripes) in [(3_000, 1), (22_000, 0), (41_000, 2)] {
+            let began_ms = at_ms + random.random_range(0..2_000);
+            let step_ms = began_ms + random.random_range(100..2_000);
+            let changed_ms = step_ms + random.random_range(100..1_000);
+            let settings = Settings { stripes, ..Settings::of(policy) };
+            faults.push(planned(began_ms, Fault::Pause { proxy: away, ms: 8_000 }));
+            faults.push(planned(step_ms, Fault::SetClock { server: 0, by_ms: 60_000 }));
+            faults.push(planned(changed_ms, Fault::Replace { proxy: by, policy, settings }));
+        }
+        Options {
+            policies: vec![policy],
+            proxies: 2,
+            resources: self.resources * 4,
+            long_holds_percent: 30,
+            lasts: Duration::from_secs(55),
+            faults,
             ..self
         }
     }
