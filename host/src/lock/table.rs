@@ -161,7 +161,7 @@ impl Table {
     pub fn claims(&self) -> impl Iterator<Item = (Standing, &Claim)> {
         let waiting =
             self.waiters.iter().map(|(id, entry)| (Standing::Waiter { id: *id }, &entry.waiter.claim));
-        waiting.chain(self.leases.claims().map(|(nonce, claim)| (Standing::Lease { nonce }, claim)))
+        waiting.chain(self.leases.standing())
     }
 
     /// When [`Table::handle_timeout`] has something to do.

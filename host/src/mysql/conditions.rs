@@ -73,6 +73,7 @@ macro_rules! conditions {
         $of_each! {
             $($alone)*
             a_slow_transaction_applies_nothing_late
+            a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy
             a_row_that_is_gone_is_looked_for
             a_row_that_was_made_again_is_not_the_remembered_one
             clean_up_cannot_come_between_the_floor_and_a_new_row
@@ -85,6 +86,7 @@ macro_rules! conditions {
             a_record_that_names_another_server_ends_the_use_of_this_one
             locks_of_sessions_end_where_the_record_names_another_server
             a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
+            a_lease_is_not_made_longer_while_another_server_may_be_in_use
             tokens_are_not_ahead_of_the_clock
             nothing_is_told_past_the_membership_of_a_proxy
             nothing_is_written_that_has_waited_for_a_membership
@@ -341,27 +343,18 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
-/// The membership ends while the statement waits for the server, which goes on long before the caller's time is up.
-pub async fn a_paused_server_writes_nothing_past_the_membership_of_a_proxy(database: &impl Database) {
+/// The membership of a proxy ends while its transaction is under way, which has read its rows in time.
+pub async fn a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy(database: &impl Database) {
     let store = open(database).await;
-    for keys in [&["one"][..], &["two", "three"]] {
-        warm(&store, keys).await;
-        let now =
-            says(database, &format!("SELECT {NOW_US}")).await.into_iter().next().map(mysql_async::from_row);
-        let until = ServerTime(now.expect("a row")).plus_us(400_000);
-        store.registry().allow(Some((until, clock::now().plus_ms(60_000))));
-        database.pause();
-        let claim = contract::claim(keys, "late");
-        let told = ask(&store, Op::Acquire(claim.clone()), 5_000);
-        tokio::time::sleep(Duration::from_millis(1_000)).await;
-        database.go_on();
-        let told = told.await.expect(ANSWERED);
-        assert!(told.is_err(), "{told:?}");
-        store.registry().allow(Some((ServerTime(u64::MAX >> 2), clock::now().plus_ms(60_000))));
-        store.ready(Duration::from_secs(30)).await;
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(holders(&store, &claim).await, 0, "{keys:?}");
-    }
+    database.slow_down(Duration::from_millis(400)).await;
+    let now = says(database, &format!("SELECT {NOW_US}")).await.into_iter().next().map(mysql_async::from_row);
+    let until = ServerTime(now.expect("a row")).plus_us(500_000);
+    store.registry().allow(Some((until, clock::now().plus_ms(60_000))));
+    let claim = contract::claim(&["k", "l"], "late");
+    let told = ask(&store, Op::Acquire(claim.clone()), 5_000).await.expect(ANSWERED);
+    assert!(told.is_err(), "{told:?}");
+    store.registry().allow(Some((ServerTime(u64::MAX >> 2), clock::now().plus_ms(60_000))));
+    assert_eq!(holders(&store, &claim).await, 0);
 }
 
 /// What waits while its proxy is no member was planned by names that may be over when the proxy is a member again.
@@ -403,6 +396,19 @@ pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waite
     let renew = Op::Renew { lease, ttl_ms: Some(10_000) };
     let asked = ask(&store, renew, 5_000).await.expect(ANSWERED).expect("it is applied");
     assert_eq!(asked.outcomes[0], Outcome::Unknown);
+}
+
+/// The server before this one may be in use still, and grants the keys to others once the lease has ended there.
+pub async fn a_lease_is_not_made_longer_while_another_server_may_be_in_use(database: &impl Database) {
+    let claim = Claim { ttl_ms: 5_000, ..contract::claim(&["k"], "me") };
+    let lease = granted(&open(database).await, claim).await;
+    // Longer than any lease.
+    let waits = format!("UPDATE lockkeeper_meta SET grants_from={NOW_US}+100000000000 WHERE id=1");
+    says(database, &waits).await;
+    let store = open(database).await;
+    let renew = Op::Renew { lease, ttl_ms: Some(60_000) };
+    let told = ask(&store, renew, 5_000).await.expect(ANSWERED).expect("it is applied");
+    assert!(matches!(told.outcomes[0], Outcome::Renewed { left_us: ..=5_000_000 }), "{told:?}");
 }
 
 /// A claim in two stores has been granted when there is no place for what comes after it in its group. It was sent, so its

@@ -25,11 +25,12 @@ use tokio::sync::oneshot;
 
 use super::core::Msg;
 use super::{Shared, via};
+use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Claim, Holder, InLine, Tag};
 use crate::lock::table::{Standing, WaiterId};
-use crate::lock::{Key, Mode};
+use crate::lock::{Instant, Key, Mode};
 use crate::policy::{Again, Generation, Plan, PlanRequest, Prepared};
 use crate::random;
 use crate::store::StoreError;
@@ -205,6 +206,8 @@ pub(super) struct Swap {
     beside: bool,
     plans: Plans,
     stored: Vec<Shadow>,
+    /// When the look at the store began that found these, where there was one.
+    looked_at: Option<Instant>,
     reply: oneshot::Sender<Step>,
 }
 
@@ -255,7 +258,9 @@ impl Swap {
         // Without new keys it is in nobody's way while the live generation names keys, too.
         let lacks_keys = if plan.is_none() { !self.beside } else { !has_keys };
         match standing {
-            Standing::Lease { nonce } if lacks_keys => {
+            // The loop learns of the end a little later than the store.
+            Standing::Lease { since, until, .. } if self.is_over(since, until) => {}
+            Standing::Lease { nonce, .. } if lacks_keys => {
                 let policy = self.prepared.generation().name();
                 shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
             }
@@ -278,6 +283,11 @@ impl Swap {
                 }
             }
         }
+    }
+
+    /// Whether a lease that this proxy has known `since` then has ended, unless the look found it in the store.
+    fn is_over(&self, since: Instant, until: Instant) -> bool {
+        until <= clock::now() && self.looked_at.is_some_and(|looked_at| since < looked_at)
     }
 
     /// The place of a waiter that has none so far. Its client does not find it again on another proxy: the whole of its
@@ -313,14 +323,14 @@ impl Swap {
 /// is opened.
 pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
     let open = shared.gate.is_open();
-    if open { look(shared, prepared).await } else { swap(shared, prepared, Vec::new(), false).await }
+    if open { look(shared, prepared).await } else { swap(shared, prepared, None, false).await }
 }
 
 /// Makes a checked generation live, or leaves the live one as it is, with a look at all leases.
 pub(super) async fn look(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-    let name = prepared.generation().name();
+    let (name, looked_at) = (prepared.generation().name(), clock::now());
     let held = complete(held(shared, |tag| shared.policy_of_tag(tag) == name).await?)?;
-    swap(shared, prepared, held, false).await
+    swap(shared, prepared, Some((looked_at, held)), false).await
 }
 
 /// The leases of guarded requests, of all proxies and of those that have died: their nonces, and their resources.
@@ -339,7 +349,7 @@ fn complete((held, unheard): (Vec<Held>, Vec<String>)) -> Result<Vec<Held>, Stor
 /// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
 /// trouble yet: whoever is granted takes the live one's keys as well.
 pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Result<(), StoreError> {
-    swap(shared, candidate, Vec::new(), true).await.map(drop)
+    swap(shared, candidate, None, true).await.map(drop)
 }
 
 /// Why the candidate cannot be the only one that names keys yet, as a sentence. It waits for two kinds of leases to end:
@@ -375,17 +385,19 @@ pub(super) async fn holds_up(
 async fn swap(
     shared: &Arc<Shared>,
     prepared: Prepared,
-    held: Vec<Held>,
+    look: Option<(Instant, Vec<Held>)>,
     beside: bool,
 ) -> Result<Arc<Generation>, StoreError> {
     let candidate = prepared.generation().clone();
+    let (looked_at, held) = look.map_or((None, Vec::new()), |(at, held)| (Some(at), held));
     let mut plans = HashMap::default();
     let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
     for _ in 0..ROUNDS {
         plans = replan(shared, candidate.clone(), plans, asked).await?;
         let stored = held.iter().filter_map(|lease| lease.shadow(&plans, candidate.name())).collect();
         let (reply, step) = oneshot::channel();
-        let swap = Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, reply };
+        let swap =
+            Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, looked_at, reply };
         shared.tell(Msg::Swap(swap));
         match step.await.map_err(|_| StoreError::stopped())? {
             Step::Missing(more) => asked = more,

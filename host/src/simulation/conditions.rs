@@ -207,7 +207,6 @@ crate::conditions! {
     a_clock_that_is_set_to_and_fro_ends_no_lease
     what_another_node_has_undone_is_not_confirmed
     a_paused_server_applies_nothing_late
-    a_paused_server_writes_nothing_past_the_membership_of_a_proxy
     a_session_is_not_closed_under_its_holders
     permits_of_a_quorum_are_counted_over_all_members
     a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease

@@ -259,8 +259,15 @@ pub enum Note {
 /// Where a claim stands on this proxy.
 #[derive(Clone, Copy, Debug)]
 pub enum Standing {
-    Waiter { id: WaiterId },
-    Lease { nonce: u64 },
+    Waiter {
+        id: WaiterId,
+    },
+    /// This proxy has known the lease `since` then. Unless another proxy has renewed it, it ends at `until`.
+    Lease {
+        nonce: u64,
+        since: Instant,
+        until: Instant,
+    },
 }
 
 /// One place in a queue, for those who look.

@@ -1,7 +1,7 @@
 //! The leases that this proxy knows: to notice when they end.
 
 use super::flights::Part;
-use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Table, Timer, Token};
+use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Standing, Table, Timer, Token};
 
 use crate::lock::maps::HashMap;
 
@@ -27,6 +27,13 @@ impl Leases {
 
     pub fn claims(&self) -> impl Iterator<Item = (u64, &Claim)> {
         self.by_nonce.iter().map(|(nonce, lease)| (*nonce, &lease.claim))
+    }
+
+    pub fn standing(&self) -> impl Iterator<Item = (Standing, &Claim)> {
+        self.by_nonce.iter().map(|(nonce, lease)| {
+            let Lease { since, until, .. } = *lease;
+            (Standing::Lease { nonce: *nonce, since, until }, &lease.claim)
+        })
     }
 
     pub fn find(&self, nonce: u64) -> Option<&Lease> {

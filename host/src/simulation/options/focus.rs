@@ -111,6 +111,13 @@ impl Options {
             let settings = Settings { primitive, ..Settings::of(policy) };
             let proxy = random.random_range(0..self.proxies);
             faults.push(Planned { at_ms, fault: Fault::Replace { proxy, policy, settings } });
+            // One proxy goes by both policies while the others go by the next one alone.
+            if random.random_bool(0.3) {
+                let proxy = random.random_range(0..self.proxies);
+                let silent_ms = at_ms + random.random_range(50..800);
+                faults.push(Planned { at_ms: silent_ms, fault: Fault::Silence { proxy, ms: 3_000 } });
+                at_ms += 3_000;
+            }
         }
         Options { policies: vec![policy], shared_percent: 50, lasts, faults, ..self }
     }

@@ -85,6 +85,5 @@ macro_rules! on_own_servers {
 
 on_own_servers! {
     a_paused_server_applies_nothing_late
-    a_paused_server_writes_nothing_past_the_membership_of_a_proxy
     a_session_is_not_closed_under_its_holders
 }
