@@ -36,7 +36,7 @@ impl Options {
             2 | 3 => few.with_a_member_that_returns(random),
             4 | 5 => few.with_changes_of_order(random),
             6 => few.with_slow_members_of_a_quorum(random),
-            7 => few.with_a_member_that_pauses(random),
+            7 => few.with_a_member_that_is_silent_for_a_while(random),
             _ => few.with_other_modes(random),
         }
     }
@@ -66,31 +66,23 @@ impl Options {
         }
     }
 
-    /// A member pauses for a part of its membership, and its clients hold locks on sessions. Meanwhile the store's clock is set
-    /// forward past the end of the membership, and the keys get other names.
-    fn with_a_member_that_pauses(self, random: &mut StdRng) -> Options {
-        let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
-        let (away, by) = (0, 1);
+    /// The beats of a member are lost for a part of its membership. Meanwhile the policy gives keys other names, and the
+    /// store's clock is set forward past the end of the membership, and back.
+    fn with_a_member_that_is_silent_for_a_while(self, random: &mut StdRng) -> Options {
+        let (policy, away, by) = ("lease", 0, 1);
         let planned = |at_ms, fault| Planned { at_ms, fault };
+        let step = |by_ms| Fault::SetClock { server: 0, by_ms };
         let mut faults = Vec::new();
-        for (at_ms, stripes) in [(3_000, 1), (22_000, 0), (41_000, 2)] {
-            let began_ms = at_ms + random.random_range(0..2_000);
-            let step_ms = began_ms + random.random_range(100..2_000);
-            let changed_ms = step_ms + random.random_range(100..1_000);
+        for (at_ms, stripes) in [(1_000, 1), (22_000, 0), (43_000, 2)] {
             let settings = Settings { stripes, ..Settings::of(policy) };
-            faults.push(planned(began_ms, Fault::Pause { proxy: away, ms: 8_000 }));
-            faults.push(planned(step_ms, Fault::SetClock { server: 0, by_ms: 60_000 }));
-            faults.push(planned(changed_ms, Fault::Replace { proxy: by, policy, settings }));
+            let step_ms = at_ms + random.random_range(100..2_000);
+            let back_ms = step_ms + random.random_range(1_000..4_000);
+            faults.push(planned(at_ms, Fault::Silence { proxy: away, ms: 9_000 }));
+            faults.push(planned(at_ms + 50, Fault::Replace { proxy: by, policy, settings }));
+            faults.push(planned(step_ms, step(60_000)));
+            faults.push(planned(back_ms, step(-60_000)));
         }
-        Options {
-            policies: vec![policy],
-            proxies: 2,
-            resources: self.resources * 4,
-            long_holds_percent: 30,
-            lasts: Duration::from_secs(55),
-            faults,
-            ..self
-        }
+        Options { policies: vec![policy], proxies: 2, lasts: Duration::from_secs(55), faults, ..self }
     }
 
     /// While many clients wait, the policy changes between a primitive that has all modes and primitives that lack some.
