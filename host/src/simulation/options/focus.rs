@@ -46,21 +46,22 @@ impl Options {
     fn with_a_member_that_returns(self, random: &mut StdRng) -> Options {
         let (policy, away, by) = ("lease", 0, 1);
         let began_ms = random.random_range(500..3_000);
-        let back_ms = began_ms + 25_000;
+        let back_ms = began_ms + 30_000;
         let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
         let planned = |at_ms, fault| Planned { at_ms, fault };
-        let changed_ms = back_ms - random.random_range(3_000..6_000);
+        // By the time of the second change, the leases of the old names have ended.
+        let changed_ms = back_ms - random.random_range(9_000..12_000);
         Options {
             policies: vec![policy],
             proxies: 2,
             work_ms: 800,
-            forgets_per_mille: 300,
+            forgets_per_mille: 500,
             longest_ttl_ms: 8_000,
-            lasts: Duration::from_secs(32),
+            lasts: Duration::from_secs(38),
             faults: vec![
-                planned(began_ms, Fault::Silence { proxy: away, ms: 25_000 }),
+                planned(began_ms, Fault::Silence { proxy: away, ms: 30_000 }),
                 planned(changed_ms, Fault::Replace { proxy: by, policy, settings }),
-                planned(back_ms - random.random_range(500..2_000), Fault::RollBack { proxy: by, policy }),
+                planned(back_ms - random.random_range(200..1_500), Fault::RollBack { proxy: by, policy }),
             ],
             ..self
         }
