@@ -109,6 +109,9 @@ pub(super) struct Sim {
     free_from: HashMap<Key, Instant>,
     /// Of each proxy.
     pub(super) grants: [u64; PROXIES],
+    /// How many of 100 claims are for several keys, and how many have a request id.
+    several_percent: u64,
+    with_id_percent: u64,
     /// Whether calls of the store fail, answers get lost, and proxies that live are taken for gone.
     pub(super) has_faults: bool,
     fault_until: Instant,
@@ -130,8 +133,10 @@ pub fn run(seed: u64, tells_all: bool) -> u64 {
 
 impl Sim {
     pub(super) fn new(seed: u64, trace: bool) -> Sim {
+        let mut random = Random::new(seed);
+        let (several_percent, with_id_percent) = if random.chance(25) { (60, 80) } else { (20, 30) };
         Sim {
-            random: Random::new(seed),
+            random,
             trace,
             now: Instant(1_000_000),
             serial: 0,
@@ -154,6 +159,8 @@ impl Sim {
             last_token: HashMap::default(),
             free_from: HashMap::default(),
             grants: [0; PROXIES],
+            several_percent,
+            with_id_percent,
             has_faults: true,
             fault_until: Instant(0),
             chosen: false,

@@ -71,7 +71,7 @@ impl Sim {
 
     pub(in crate::lock::table) fn claim(&mut self) -> Claim {
         let mut keys = vec![key(self.random.below(KEYS as u64))];
-        if self.random.chance(20) {
+        if self.random.chance(self.several_percent) {
             keys.push(key(self.random.below(KEYS as u64)));
         }
         keys.sort_unstable();
@@ -90,7 +90,7 @@ impl Sim {
             waits: false,
             attempt: 0,
             owner: format!("o{}", self.random.below(OWNERS)).into(),
-            request: self.random.chance(30).then(|| format!("r{}", self.serial).into()),
+            request: self.random.chance(self.with_id_percent).then(|| format!("r{}", self.serial).into()),
             fingerprint: 1,
             mode,
             ttl_ms: if self.random.chance(70) { 20 + self.random.below(200) as u32 } else { 2_000 },
