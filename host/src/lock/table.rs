@@ -100,8 +100,8 @@ struct Entry {
     marks: bool,
     /// It became its turn while a flight was under way that may not have seen it.
     again: bool,
-    /// Its time is up, and the store has been asked whether the lease in its way is its own.
-    has_looked_again: bool,
+    /// Its time is up, and the store has been asked whether the lease in its way is its own: the token of that lease.
+    looked_for: Option<Token>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

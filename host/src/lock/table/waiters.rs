@@ -7,7 +7,7 @@ use super::flights::Part;
 use super::queue::{Known, Place};
 use super::{Action, Entry, MAX_POLL_MS, OVERDUE_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
 use crate::lock::record::{Claim, Denial, HeldBy};
-use crate::lock::{Instant, Key, Mode};
+use crate::lock::{Instant, Key, Mode, Token};
 
 impl Table {
     pub(super) fn enqueue(&mut self, waiter: Waiter, now: Instant, out: &mut Vec<Action>) {
@@ -46,7 +46,7 @@ impl Table {
             replan: None,
             in_line: false,
             again: false,
-            has_looked_again: false,
+            looked_for: None,
             marks: false,
             waiter,
         };
@@ -182,30 +182,39 @@ impl Table {
     /// Asks the store once more whether the lease in the waiter's way is its own, before the waiter is told that its key is
     /// held. Returns false where there is no reason to ask.
     pub(super) fn looks_again(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> bool {
-        let Some(entry) = self.waiters.get(&id).filter(|entry| !entry.has_looked_again) else { return false };
+        let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
         // It was to come into line behind others, and has asked for nothing so far.
         let asks_first =
             claim.line.is_some() && !entry.in_line && entry.attempts == 0 && claim.may_have_its_lease();
         let is_late = entry.deadline <= now;
-        if !asks_first && !self.is_in_its_own_way(claim, is_late) {
+        let own = self.own_in_the_way(claim, is_late);
+        // Another call of the request may have been granted since.
+        let is_new = |own: &HeldBy, last: Token| is_of_request(own, claim) && own.token != last;
+        let may_find = match entry.looked_for {
+            Some(last) => own.is_some_and(|own| is_new(own, last)),
+            None => asks_first || own.is_some(),
+        };
+        if !may_find {
             return false;
         }
         let over = asks_first && is_late;
+        let looks_for = own.map_or(Token::ANY, |own| own.token);
         if let Some(entry) = self.waiters.get_mut(&id) {
-            entry.has_looked_again = is_late;
+            entry.looked_for = is_late.then_some(looks_for);
         }
         self.probe(id, over, out);
         true
     }
 
-    /// Whether the lease in the claim's way may be its own. An earlier call of the same request, by way of another proxy, may
+    /// The lease in the claim's way that may be its own. An earlier call of the same request, by way of another proxy, may
     /// have been granted after this one had looked for its lease. A reentrant claim may be refused for its mode while its owner
     /// holds the key: it looks only when its time is up (`late`), as its policy could not give up otherwise.
-    fn is_in_its_own_way(&self, claim: &Claim, late: bool) -> bool {
+    fn own_in_the_way(&self, claim: &Claim, late: bool) -> Option<&HeldBy> {
         let is_of_owner = |holder: &HeldBy| late && claim.reentrant && holder.owner == claim.owner;
-        let is_own = |holder: &HeldBy| is_of_request(holder, claim) || is_of_owner(holder);
-        claim.keys.iter().filter_map(|key| self.known_holder(key)?.held_by.as_ref()).any(is_own)
+        let holders = || claim.keys.iter().filter_map(|key| self.known_holder(key)?.held_by.as_ref());
+        let of_request = holders().find(|holder| is_of_request(holder, claim));
+        of_request.or_else(|| holders().find(|holder| is_of_owner(holder)))
     }
 
     /// What is known of the lease in the way of those who wait for the key.
