@@ -201,7 +201,7 @@ impl Target {
 
     async fn connect(&self) -> io::Result<Link> {
         #[cfg(any(test, feature = "simulation"))]
-        if let Some(stream) = crate::simulation::application::connect() {
+        if let Some(stream) = crate::simulation::application::connect().await {
             return self.speak(stream).await;
         }
         let limit = self.limits.connect_timeout;

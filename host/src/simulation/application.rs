@@ -1,7 +1,7 @@
 //! The application behind the guarded routes, and the way to it through a proxy.
 //!
-//! It works on each request for a while, on a connection that is a pair of buffers. A connection that its proxy closes
-//! ends the work that is under way on it.
+//! It works on each request for a while, on a connection that is a pair of buffers. Some connections take seconds to open,
+//! and some are closed after an answer. A connection that its proxy closes ends the work that is under way on it.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -35,6 +35,8 @@ pub const GUARDED: &str = "guarded";
 pub const WAIT_MS: u32 = 3_000;
 /// How long the application works on a request, at most.
 pub const LONG_WORK_MS: u32 = 6_000;
+/// How long a connection to the application takes to open, at most: longer than a lease lasts.
+pub const SLOW_CONNECTION_MS: u32 = 4_000;
 /// How long it takes until routes that cannot go live yet are tried again.
 const RETRY: Duration = Duration::from_secs(1);
 /// Of a connection, in bytes.
@@ -67,15 +69,22 @@ pub fn end() {
 }
 
 /// A connection of a proxy to the application. `None` where this thread has none.
-pub fn connect() -> Option<DuplexStream> {
+pub async fn connect() -> Option<DuplexStream> {
     let application = APPLICATION.with_borrow(Clone::clone)?;
+    let (opens_ms, is_kept) = {
+        let mut random = lock(&application.random);
+        let longest_ms = if random.random_bool(0.1) { SLOW_CONNECTION_MS } else { 1 };
+        (random.random_range(0..longest_ms), random.random_bool(0.7))
+    };
+    tokio::time::sleep(Duration::from_millis(opens_ms.into())).await;
     let (near, far) = duplex(BUFFER);
     tokio::spawn(async move {
         let answer = service_fn(move |request| {
             let application = application.clone();
             async move { application.answer(request).await }
         });
-        let _ = server::Builder::new().serve_connection(TokioIo::new(far), answer).await;
+        let mut server = server::Builder::new();
+        let _ = server.keep_alive(is_kept).serve_connection(TokioIo::new(far), answer).await;
     });
     Some(near)
 }

@@ -129,6 +129,8 @@ pub struct Checks {
     /// Nothing goes wrong in the run, no policy is replaced, and nobody asks for several resources: who waits for one of two
     /// keeps those behind it from the other.
     is_plain: bool,
+    /// Whether guarded requests may go on when their leases are lost.
+    lets_finish: bool,
     /// By resource: when a lease of it last began or ended.
     moved: BTreeMap<String, Instant>,
     /// By resource: the guarded requests that the application works on.
@@ -172,6 +174,7 @@ impl Checks {
             order_of_all: OrderOfAll::of(options),
             joins_in_order: options.joins_in_order(),
             is_plain: options.is_calm() && !options.asks_for_several,
+            lets_finish: options.lets_finish(),
             // Proxies may use either node of a cluster at any time, and a replica after a fail-over.
             is_clock_set: options.second_ahead_ms != 0 && !matches!(options.second, Some(Second::Replica(_))),
             ..Checks::default()

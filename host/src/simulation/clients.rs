@@ -209,7 +209,11 @@ impl Client {
         self.note(&format!("sends a request for {resource} through proxy {}", proxy.index));
         let leaves = self.random.random_bool(0.1);
         let waits_ms = application::WAIT_MS + self.waits_for_routes_ms;
-        let longest = waits_ms + 2 * TIMEOUT_MS + SLACK_MS + application::LONG_WORK_MS;
+        let longest = waits_ms
+            + 2 * TIMEOUT_MS
+            + SLACK_MS
+            + application::LONG_WORK_MS
+            + 2 * application::SLOW_CONNECTION_MS;
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
         let limit = Duration::from_millis(patience.into());
         let answered = tokio::time::timeout(limit, application::send(&asked, near)).await;

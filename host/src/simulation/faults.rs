@@ -135,6 +135,8 @@ pub struct Settings {
     pub permits: u32,
     /// Whether requests for some resources are refused: a separator ends their names.
     pub refuses: bool,
+    /// Whether a guarded request goes on when its lease is lost.
+    pub lets_finish: bool,
 }
 
 impl Settings {
@@ -153,6 +155,7 @@ impl Settings {
             global_order: false,
             permits: 2,
             refuses: false,
+            lets_finish: false,
         }
     }
 
@@ -183,10 +186,10 @@ impl Settings {
             primitive,
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
             stripes: if pool > 0 { 0 } else { *[0, 0, 1, 2].choose(random).unwrap_or(&0) },
-            pool,
             global_order,
             permits: *[1, 2, 2].choose(random).unwrap_or(&2),
             refuses: !global_order && pool == 0 && !what.asks_for_several && random.random_bool(0.2),
+            ..Settings::of(policy)
         }
     }
 
@@ -204,7 +207,7 @@ impl Settings {
         };
         table.insert("permits".to_owned(), self.permits.into());
         table.insert("keep_ms".to_owned(), KEEP_MS.into());
-        table.insert("on_loss".to_owned(), "cut".into());
+        table.insert("on_loss".to_owned(), if self.lets_finish { "finish" } else { "cut" }.into());
         table
     }
 }

@@ -195,6 +195,12 @@ impl Options {
         self.joins_in_order() && self.keep_names && self.late_ms == PROMPT_MS
     }
 
+    /// Whether guarded requests may go on when their leases are lost.
+    pub fn lets_finish(&self) -> bool {
+        let lets_finish = |planned: &Planned| matches!(&planned.fault, Fault::Replace { settings, .. } if settings.lets_finish);
+        self.faults.iter().any(lets_finish)
+    }
+
     /// Whether the guarded routes give requests other names.
     pub fn renames_routes(&self) -> bool {
         self.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. }))

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use super::{Checks, Violation};
-use crate::lock::Token;
+use crate::clock;
+use crate::lock::{Instant, Token};
 use crate::simulation::host::Host;
 
 /// How long after a pause a proxy may take to break off work whose lease is over.
 const SETTLES_WITHIN_MS: u32 = 500;
+
+/// How long after the last look at its lease a request may arrive, where nothing breaks it off.
+const PASSED_ON_WITHIN_MS: u32 = 20;
 
 /// A guarded request that the application works on.
 pub struct Work {
@@ -32,23 +36,29 @@ impl Checks {
     pub fn begins_work(&mut self, resource: &str, work: Work) -> Result<(), Violation> {
         let under_way = self.work.entry(resource.to_owned()).or_default();
         let mut checked = Ok(());
+        let passed_on = under_way.highest_at.plus_ms(PASSED_ON_WITHIN_MS);
+        let is_on_its_way = self.lets_finish && clock::now() <= passed_on;
         if !work.may_be_late() {
             self.works += 1;
             let (owner, token) = (&work.owner, work.token.0);
-            if let Some(other) = under_way.works.iter().find(|other| !other.may_be_late()) {
+            if let Some(other) =
+                under_way.works.iter().find(|other| !other.may_be_late() && !self.lets_finish)
+            {
                 checked = Err(Violation(format!(
                     "two requests at once: the application works on {resource} for {owner} with token {token}, and for {} \
                      with token {}",
                     other.owner, other.token.0
                 )));
-            } else if work.token <= under_way.highest {
+            } else if work.token <= under_way.highest && !is_on_its_way {
                 checked = Err(Violation(format!(
                     "tokens do not rise: a request of {owner} for {resource} has token {token}, after one with {}",
                     under_way.highest.0
                 )));
             }
         }
-        under_way.highest = under_way.highest.max(work.token);
+        if work.token > under_way.highest {
+            (under_way.highest, under_way.highest_at) = (work.token, clock::now());
+        }
         under_way.works.push(work);
         checked
     }
@@ -73,4 +83,6 @@ pub struct UnderWay {
     works: Vec<Work>,
     /// The highest token of all that have come.
     highest: Token,
+    /// When it came.
+    highest_at: Instant,
 }

@@ -7,6 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
 use super::{Options, PROMPT_MS, SHORT_MS};
+use crate::simulation::application::GUARDED;
 use crate::simulation::faults::{Fault, ORDERED, Planned, Settings};
 
 /// The policies whose locks rest on sessions.
@@ -30,12 +31,13 @@ impl Options {
             ..self
         };
         // A mistake that few of its runs show has more of them.
-        match random.random_range(0..11) {
+        match random.random_range(0..12) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 => few.with_claims_under_way(random),
             2 | 3 => few.with_a_member_that_returns(random),
             4 | 5 => few.with_changes_of_order(random),
             6 => few.with_slow_members_of_a_quorum(random),
+            8 => few.with_requests_that_may_finish(random),
             7 => few.with_a_member_that_is_silent_for_a_while(random),
             _ => few.with_other_modes(random),
         }
@@ -176,6 +178,20 @@ impl Options {
             faults,
             ..self
         }
+    }
+
+    /// Guarded requests go on when their leases are lost, and proxies are cut off for longer than a lease lasts: also while a
+    /// connection to the application opens.
+    fn with_requests_that_may_finish(self, random: &mut StdRng) -> Options {
+        let settings = Settings { lets_finish: true, ..Settings::of(GUARDED) };
+        let replaced = Fault::Replace { proxy: 0, policy: GUARDED, settings };
+        let (mut at_ms, mut faults) = (2_000, vec![Planned { at_ms: 0, fault: replaced }]);
+        while u128::from(at_ms) < self.lasts.as_millis() {
+            let (proxy, ms) = (random.random_range(0..2), random.random_range(2_000..4_500));
+            faults.push(Planned { at_ms, fault: Fault::CutOff { proxy, ms } });
+            at_ms += random.random_range(1_000..6_000);
+        }
+        Options { policies: vec![GUARDED], proxies: 2, work_ms: 80, keep_names: true, faults, ..self }
     }
 
     /// A member of the quorum is slow to undo a refused claim for several keys.
