@@ -25,10 +25,6 @@ impl Leases {
         self.by_nonce.len()
     }
 
-    pub fn claims(&self) -> impl Iterator<Item = (u64, &Claim)> {
-        self.by_nonce.iter().map(|(nonce, lease)| (*nonce, &lease.claim))
-    }
-
     pub fn standing(&self) -> impl Iterator<Item = (Standing, &Claim)> {
         self.by_nonce.iter().map(|(nonce, lease)| {
             let Lease { since, until, .. } = *lease;
@@ -42,7 +38,8 @@ impl Leases {
 
     /// The leases that hold a key.
     pub fn of(&self, key: &Key) -> Vec<u64> {
-        self.claims().filter(|(_, claim)| claim.keys.contains(key)).map(|(nonce, _)| nonce).collect()
+        let holds = |lease: &Lease| lease.claim.keys.contains(key);
+        self.by_nonce.iter().filter(|(_, lease)| holds(lease)).map(|(nonce, _)| *nonce).collect()
     }
 
     pub fn claim(&self, nonce: u64) -> Option<&Claim> {

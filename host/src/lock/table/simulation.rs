@@ -23,7 +23,7 @@ const OWNERS: u64 = 6;
 /// Nobody waits for so long while all keys are free. A place, or a turn, that is left of somebody else lasts
 /// 5 s; after that a waiter has asked within 2 s.
 const STUCK_MS: u32 = 10_000;
-/// Each answer comes earlier than this after its deadline. A waiter whose time is up may be asked for three times: as it comes
+/// No answer comes later than this after its deadline. A waiter whose time is up may be asked for three times: as it comes
 /// into line, as the next one or to look for a lease of its own, and to look for one that has been granted since. The store runs
 /// a batch again for 70 ms at most, and a batch and its answer take 6 ms on the way.
 const LATE_MS: u32 = 228;

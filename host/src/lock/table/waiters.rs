@@ -207,8 +207,8 @@ impl Table {
         true
     }
 
-    /// The lease in the claim's way that may be its own. An earlier call of the same request, by way of another proxy, may
-    /// have been granted after this one had looked for its lease. A reentrant claim may be refused for its mode while its owner
+    /// The lease that keeps the claim from a key, if the same request or the same owner may have that lease. An earlier call of
+    /// the request, made through another proxy, may have been granted after this one had looked for its lease. A reentrant claim may be refused for its mode while its owner
     /// holds the key: it looks only when its time is up (`late`), as its policy could not give up otherwise.
     fn own_in_the_way(&self, claim: &Claim, late: bool) -> Option<&HeldBy> {
         let is_of_owner = |holder: &HeldBy| late && claim.reentrant && holder.owner == claim.owner;

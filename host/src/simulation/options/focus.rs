@@ -37,8 +37,8 @@ impl Options {
             2 | 3 => few.with_a_member_that_returns(random),
             4 | 5 => few.with_changes_of_order(random),
             6 => few.with_slow_members_of_a_quorum(random),
-            8 => few.with_requests_that_may_finish(random),
             7 => few.with_a_member_that_is_silent_for_a_while(random),
+            8 => few.with_requests_that_may_finish(random),
             _ => few.with_other_modes(random),
         }
     }
