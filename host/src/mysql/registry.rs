@@ -271,6 +271,15 @@ async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<
     let records =
         format!("BEGIN;SELECT name,seq FROM {POLICIES} FORCE INDEX (PRIMARY) ORDER BY name FOR UPDATE");
     let is_first = link.exchange(records).await?.pop().is_none_or(|records| records.is_empty());
+    // All that locks both locks records before members, and records by name: else two of them could deadlock. Where there is
+    // no record yet, the first to insert is waited for by the others.
+    let mut own: Vec<_> = own.iter().collect();
+    own.sort_by_key(|(name, _)| name);
+    let mut differs = false;
+    for (name, component) in &own {
+        // What had no record may have gone by other names before.
+        differs |= changes_a_row(link, insert_record(name, component)).await? && !is_first;
+    }
     // All rows are locked, so that of two that found at once the second one sees the first.
     let all = format!(
         "SELECT id FROM {PROXIES} FORCE INDEX (PRIMARY) ORDER BY id FOR UPDATE;\
@@ -281,10 +290,7 @@ async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<
         link.rollback().await?;
         return Ok(false);
     }
-    let mut differs = false;
     for (name, component) in own {
-        // What had no record may have gone by other names before.
-        differs |= changes_a_row(link, insert_record(name, component)).await? && !is_first;
         link.exchange(keep_replaced(name, component)).await?;
         differs |= changes_a_row(link, replace_record(name, component)).await?;
     }
@@ -300,10 +306,11 @@ async fn end(link: &mut Link, keep: bool) -> Result<(), Fault> {
     }
 }
 
-/// Leaves a record that is there as it is.
+/// Leaves a record that is there as it is, and locks it for writing: `INSERT IGNORE` would lock it for reading, and of two
+/// that do so neither can change it.
 fn insert_record(name: &str, live: &Component) -> Vec<u8> {
     let head = format!(
-        "INSERT IGNORE INTO {POLICIES} (name,seq,phase,live_digest,live_settings,since_us,live) \
+        "INSERT INTO {POLICIES} (name,seq,phase,live_digest,live_settings,since_us,live) \
          VALUES ({},1,'settled',{},{},{NOW_US},",
         hexed(name),
         hexed(&live.version.digest),
@@ -311,7 +318,7 @@ fn insert_record(name: &str, live: &Component) -> Vec<u8> {
     );
     let mut sql = head.into_bytes();
     sql::quote(&mut sql, &live.bytes);
-    sql.push(b')');
+    sql.extend_from_slice(b") ON DUPLICATE KEY UPDATE seq=seq");
     sql
 }
 

@@ -169,6 +169,36 @@ pub async fn sql(url: &str, statements: &str) -> Vec<mysql_async::Row> {
     rows
 }
 
+/// Counts the deadlocks that a server finds.
+pub struct Deadlocks {
+    url: String,
+    before: i64,
+}
+
+impl Deadlocks {
+    pub async fn from_now(url: &str) -> Deadlocks {
+        Deadlocks { url: url.to_owned(), before: Deadlocks::count(url).await }
+    }
+
+    /// Fails with the server's own account of the last deadlock.
+    pub async fn expect(&self, expected: i64) {
+        let found = Deadlocks::count(&self.url).await - self.before;
+        if found == expected {
+            return;
+        }
+        let status: String = sql(&self.url, "SHOW ENGINE INNODB STATUS").await[0].get(2).expect("a text");
+        let (_, last) = status.split_once("LATEST DETECTED DEADLOCK").unwrap_or_default();
+        let last = last.split("\nTRANSACTIONS").next().unwrap_or_default();
+        panic!("{found} deadlocks instead of {expected}, the last one: {last}");
+    }
+
+    async fn count(url: &str) -> i64 {
+        let counted =
+            "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS WHERE NAME='lock_deadlocks'";
+        sql(url, counted).await[0].get(0).expect("a number")
+    }
+}
+
 /// Sends a signal to a process that the tests started. One that is stopped has stopped when this returns.
 pub fn signal(pid: u32, signal: Signal) {
     let number = Pid::from_raw(pid.cast_signed()).expect("a process number");

@@ -4,7 +4,11 @@ use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 
 use super::*;
-use crate::harness::lockkeeper;
+use crate::harness::{Deadlocks, lockkeeper, own_server};
+
+/// Records beside that of the default policy, in an order that is not that of their names.
+const TWO_POLICIES: &str =
+    "[policies.second]\npath = \"builtin:default\"\n[policies.another]\npath = \"builtin:default\"";
 
 on_both! {
     /// Promise 9, with its holders and waiters: what a killed proxy granted is renewed and released
@@ -50,6 +54,24 @@ on_both! {
         let next = claim.await.unwrap();
         assert_eq!(next.status, 200, "{}", next.text);
         assert!(next.number("token") > lease.number("token"), "{} after {}", next.text, lease.text);
+    }
+
+    /// One of them records its policies and the others follow it.
+    async fn proxies_that_start_at_the_same_moment_do_not_deadlock(kind: Kind) {
+        let dir = folder();
+        let server = own_server(kind, dir.path()).await;
+        let deadlocks = Deadlocks::from_now(server.url()).await;
+        for round in 0..8 {
+            let url = server.url().replace("/lockkeeper?", &format!("/round{round}?"));
+            let dirs = [folder(), folder(), folder()];
+            let [one, two, three] = [0, 1, 2].map(|n| start(&url, dirs[n].path(), default_policy(), TWO_POLICIES));
+            let proxies = tokio::join!(one, two, three);
+            for proxy in [&proxies.0, &proxies.1, &proxies.2] {
+                until_members(proxy, 3).await;
+            }
+        }
+        deadlocks.expect(0).await;
+        server.stop().await;
     }
 
     /// A proxy that stops in good order is not waited for.

@@ -7,7 +7,7 @@ use mysql_async::prelude::Queryable;
 use tokio::sync::Mutex;
 
 use super::*;
-use crate::harness::{Statements, Upstream, crash, within};
+use crate::harness::{Deadlocks, Statements, Upstream, crash, within};
 use crate::policies::BASKET;
 
 /// "Within a second, or at the next call", on a busy machine.
@@ -67,20 +67,6 @@ async fn kill_sessions(url: &str, ids: impl IntoIterator<Item = String>) {
         }
     }
     conn.disconnect().await.expect("the server says goodbye");
-}
-
-/// Deadlocks that the server has found since it was started.
-async fn deadlocks(url: &str) -> i64 {
-    let counted =
-        "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS WHERE NAME='lock_deadlocks'";
-    sql(url, counted).await[0].get(0).expect("a number")
-}
-
-/// What the server tells of the last deadlock.
-async fn last_deadlock(url: &str) -> String {
-    let status: String = sql(url, "SHOW ENGINE INNODB STATUS").await[0].get(2).expect("a text");
-    let (_, deadlock) = status.split_once("LATEST DETECTED DEADLOCK").unwrap_or_default();
-    deadlock.split("\nTRANSACTIONS").next().unwrap_or_default().to_owned()
 }
 
 async fn waits(proxy: &Proxy, body: Value) -> tokio::task::JoinHandle<crate::harness::Response> {
@@ -257,7 +243,7 @@ on_both! {
         let mut first = mysql_async::Conn::from_url(url).await.expect("a connection");
         let mut second = mysql_async::Conn::from_url(url).await.expect("a connection");
         let insert = |key: &str| format!("INSERT INTO theirs VALUES ('{key}',1) ON DUPLICATE KEY UPDATE n=n+1");
-        let before = deadlocks(url).await;
+        let theirs = Deadlocks::from_now(url).await;
         first.query_drop("BEGIN").await.unwrap();
         second.query_drop("BEGIN").await.unwrap();
         first.query_drop(insert("a")).await.unwrap();
@@ -268,8 +254,7 @@ on_both! {
         };
         assert!(deadlock(&results.0) || deadlock(&results.1), "{results:?}");
         drop((first, second));
-        let counted = deadlocks(url).await;
-        assert_eq!(counted, before + 1, "the server counts it");
+        theirs.expect(1).await;
 
         // Rows crosswise: both proxies ask for the same at the same moment, in opposite orders.
         let policy = dir.path().join("basket.wasm");
@@ -278,6 +263,7 @@ on_both! {
         let upstream = Upstream::start().await;
         let sections = guarded(&policy, &[("/task/{*all}", upstream.good)], "wait_ms = 60_000");
         let settings = Settings { url: url.to_owned(), sections, ..Settings::default() };
+        let ours = Deadlocks::from_now(url).await;
         let (one, other) = (Proxy::with(settings.clone()).await, Proxy::with(settings).await);
         let ask = async |proxy: &Proxy, race: &str, items: &[String]| {
             let answer = proxy.guarded().send("PUT", &format!("/task/{race}?ms=2&items={}", items.join(",")), "").await;
@@ -296,8 +282,7 @@ on_both! {
         for proxy in [&one, &other] {
             assert_eq!(proxy.metric("lockkeeper_grants_total", &["primitive=\"row\""]).await, 128.0);
         }
-        let found = deadlocks(url).await - counted;
-        assert_eq!(found, 0, "no deadlock: {}", if found > 0 { last_deadlock(url).await } else { String::new() });
+        ours.expect(0).await;
         server.stop().await;
     }
 

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
-use crate::harness::lockkeeper;
+use crate::harness::{Deadlocks, lockkeeper};
 
 async fn begin(client: &Client, resource: &str, wait_ms: u32) -> crate::harness::Response {
     client.post("/v1/once/begin", &json!({"resource": resource, "wait_ms": wait_ms})).await
@@ -136,10 +136,7 @@ on_both! {
         let proxy = proxy(server.url(), "default", settings).await;
         proxy.until_ready().await;
         other.until_ready().await;
-        let deadlocks = "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS \
-                         WHERE NAME='lock_deadlocks'";
-        let count = async || sql(server.url(), deadlocks).await[0].get::<i64, _>(0).unwrap();
-        let before = count().await;
+        let deadlocks = Deadlocks::from_now(server.url()).await;
         for order in 0..4 {
             let resource = format!("orders/{order}");
             let submits = join_all((0..64).map(|n| {
@@ -160,7 +157,7 @@ on_both! {
             assert_eq!(answers.iter().filter(|(ran, _)| *ran).count(), 1);
             assert!(answers.iter().all(|(_, outcome)| *outcome == answers[0].1), "{answers:?}");
         }
-        assert_eq!(count().await, before, "no deadlock");
+        deadlocks.expect(0).await;
 
         // Records are purged after their time.
         let client = proxy.client();
