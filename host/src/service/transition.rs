@@ -259,7 +259,8 @@ impl Swap {
         let lacks_keys = if plan.is_none() { !self.beside } else { !has_keys };
         match standing {
             // The loop learns of the end a little later than the store.
-            Standing::Lease { since, until, .. } if self.is_over(since, until) => {}
+            Standing::Lease { since, until, .. } if has_ended(since, until, self.looked_at, clock::now()) => {
+            }
             Standing::Lease { nonce, .. } if lacks_keys => {
                 let policy = self.prepared.generation().name();
                 shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
@@ -283,11 +284,6 @@ impl Swap {
                 }
             }
         }
-    }
-
-    /// Whether a lease that this proxy has known `since` then has ended, unless the look found it in the store.
-    fn is_over(&self, since: Instant, until: Instant) -> bool {
-        until <= clock::now() && self.looked_at.is_some_and(|looked_at| since < looked_at)
     }
 
     /// The place of a waiter that has none so far. Its client does not find it again on another proxy: the whole of its
@@ -344,6 +340,12 @@ fn complete((held, unheard): (Vec<Held>, Vec<String>)) -> Result<Vec<Held>, Stor
         true => Ok(held),
         false => Err(StoreError::Unavailable { why: unheard.join("; ") }),
     }
+}
+
+/// Whether a lease that this proxy has known `since` then has ended, as far as the lock table knows. What a look at the store
+/// began too early to find is taken for a lease that runs: another proxy may have made it longer.
+fn has_ended(since: Instant, until: Instant, looked_at: Option<Instant>, now: Instant) -> bool {
+    until <= now && looked_at.is_some_and(|looked_at| since < looked_at)
 }
 
 /// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
@@ -540,6 +542,16 @@ mod tests {
         assert_eq!(shadows.widen(&keys(&["old"])), None, "the old key needs nothing more");
         shadows.remove(1);
         assert_eq!(shadows.on_key.keys().collect::<Vec<_>>(), [&keys(&["new"])[0]]);
+    }
+
+    #[test]
+    fn a_lease_has_ended_that_a_later_look_would_have_found() {
+        let at = Instant;
+        let (since, until, now) = (at(1_000), at(5_000), at(6_000));
+        assert!(has_ended(since, until, Some(at(1_001)), now));
+        assert!(!has_ended(since, until, Some(at(1_000)), now), "the look may have been too early for it");
+        assert!(!has_ended(since, until, Some(at(1_001)), at(4_999)), "it runs");
+        assert!(!has_ended(since, until, None, now), "nothing was looked at");
     }
 
     #[test]

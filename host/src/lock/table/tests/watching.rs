@@ -417,3 +417,48 @@ fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
         desk.finished
     );
 }
+
+/// Three calls of one request. The second here has looked for the lease of the one on another proxy when that is granted again.
+#[test]
+fn a_request_is_not_refused_for_a_lease_that_it_was_granted_after_its_look() {
+    for is_there in [true, false] {
+        let mut desk = Desk::new();
+        let mine = |id, wait_ms| {
+            let mut waiter = waiter(id, Mode::Shared, wait_ms);
+            waiter.claim.request = Some("mine".into());
+            Event::Enqueue(Box::new(waiter))
+        };
+        let elsewhere = |desk: &Desk, token| {
+            let (since, until) = (ServerTime(desk.now.0), ServerTime(desk.now.0).plus_ms(9_000));
+            let (owner, request) = ("me".into(), Some("mine".into()));
+            let holder = HeldBy { owner, request, mode: Mode::Exclusive, token: Token(token), since, until };
+            let (holder, free_in_us) = (Some(holder), 9_000_000);
+            Outcome::Held(Denial { key: key(0), holder, free_in_us, turn: None, joined: None })
+        };
+        let look = |desk: &mut Desk| {
+            let is_look = |(_, ops): &(Ticket, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
+            let look = desk.submitted.iter().position(is_look).expect("it looks for its lease");
+            desk.submitted.swap(0, look);
+        };
+        desk.handle(mine(1, 60_000));
+        desk.handle(mine(2, 10));
+        look(&mut desk);
+        desk.answer(Outcome::Absent);
+        let held = elsewhere(&desk, 1);
+        desk.answer(held);
+        desk.pass_ms(10);
+        desk.handle(Event::Wake(key(0)));
+        look(&mut desk);
+        desk.answer(Outcome::Absent);
+        desk.answer(grant(1));
+        let held = elsewhere(&desk, 9);
+        desk.answer(held);
+        look(&mut desk);
+        desk.answer(if is_there { grant(2) } else { Outcome::Absent });
+        match &desk.finished[..] {
+            [_, (WaiterId(2), Verdict::Granted { .. })] if is_there => {}
+            [_, (WaiterId(2), Verdict::Contended { .. })] if !is_there => {}
+            told => panic!("{told:?}"),
+        }
+    }
+}
