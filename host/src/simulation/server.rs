@@ -196,10 +196,10 @@ impl Server {
         std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Where the same revision of a lease's row had two contents, in a sentence: proxies that remember the one would write
-    /// over the other.
-    pub fn two_contents(&self) -> Option<String> {
-        self.state().two_contents.take()
+    /// What went wrong on this server, in a sentence. The same revision of a lease's row had two contents: proxies that remember
+    /// the one would write over the other. Or transactions waited for each other: row locks are taken in one order.
+    pub fn broken(&self) -> Option<String> {
+        self.state().broken.take()
     }
 
     /// How long a session may say nothing.

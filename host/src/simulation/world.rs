@@ -143,11 +143,10 @@ impl Shared {
                 }
             }
         }
-        let one_content = || match self.servers.iter().find_map(|server| server.two_contents()) {
-            Some(why) => Err(Violation(format!("two contents: {why}"))),
-            None => Ok(()),
+        let servers = || {
+            self.servers.iter().find_map(|server| server.broken()).map_or(Ok(()), |why| Err(Violation(why)))
         };
-        let checked = check(&mut checks).and_then(|()| checks.time_passes()).and_then(|()| one_content());
+        let checked = check(&mut checks).and_then(|()| checks.time_passes()).and_then(|()| servers());
         drop(checks);
         if let Err(violation) = checked {
             self.broken(violation);

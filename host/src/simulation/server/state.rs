@@ -85,7 +85,8 @@ pub struct State {
     contents: BTreeMap<(PrimaryKey, i128), Row>,
     /// Whether the clock was set back. A new row may then begin with a revision that an earlier row of its key had.
     pub is_set_back: bool,
-    pub two_contents: Option<String>,
+    /// The first thing that may not happen on any server.
+    pub broken: Option<String>,
     /// What was committed and no replica has yet; `None` where there is no replica.
     pub log: Option<VecDeque<(Instant, Change)>>,
 }
@@ -132,8 +133,16 @@ impl State {
             format!("by session {id} of proxy {proxy}")
         };
         let names = self.names.iter().map(|(name, (id, times))| format!("{name} {times} times {}", of(id)));
-        let rows = self.locks.iter().flat_map(|((_, key), lock)| {
-            lock.holders.iter().map(move |(id, strength)| format!("{key:?} {strength:?} {}", of(id)))
+        let rows = self.locks.iter().flat_map(|((table, key), lock)| {
+            let row = move |strength: &Strength| {
+                format!("{} {key:?} {strength:?}", self.tables[*table].definition.name)
+            };
+            let held = lock.holders.iter().map(move |(id, strength)| format!("{} {}", row(strength), of(id)));
+            let wanted = lock
+                .waiters
+                .iter()
+                .map(move |(id, strength)| format!("{} waited for {}", row(strength), of(id)));
+            held.chain(wanted)
         });
         names.chain(rows).collect()
     }
@@ -278,8 +287,9 @@ impl State {
             let known = self.contents.entry((key.clone(), number)).or_insert_with(|| row.clone());
             if known != row {
                 let (now, before) = (shown(row), shown(known));
-                let why = format!("revision {number} of a row is ({now}), and was ({before}) before");
-                self.two_contents.get_or_insert(why);
+                let why =
+                    format!("two contents: revision {number} of a row is ({now}), and was ({before}) before");
+                self.broken.get_or_insert(why);
             }
         }
     }
@@ -400,6 +410,8 @@ impl State {
             lock.waiters.push_back((id, strength));
         }
         if self.waits_for(id, id, &mut Vec::new()) {
+            let why = format!("deadlock: session {id} would wait for itself: {}", self.locked().join(", "));
+            self.broken.get_or_insert(why);
             self.leave_line(id, place);
             return Err(Failure::new(
                 1213,
