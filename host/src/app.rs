@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::api::Api;
-use crate::bell::{self, Bells};
 use crate::config::{Config, GuardConfig, MemberConfig, ServerChoice, StoreConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
@@ -19,17 +18,18 @@ use crate::http::{self, Listener, TlsError};
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
 use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
+use crate::peers::{self, PeerClient};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
-use crate::service::{Bell, Parts, Service};
+use crate::service::{Parts, Peers, Service};
 use crate::store::{Health, Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 use crate::vital;
 use crate::watch::watch;
 
-mod desk;
+mod policy_rollout;
 pub(crate) mod reload;
 
-use desk::Desk;
+use policy_rollout::PolicyRollout;
 use reload::Refused;
 
 /// How long the start waits for the store before it serves without it.
@@ -96,10 +96,10 @@ pub struct App {
     guards: Vec<(String, Listener)>,
     guard: Guard,
     /// Where other proxies wake this one's waiters, and its name among them.
-    bell: (TcpListener, String),
+    peer_listener: (TcpListener, String),
     managed: Option<ManagedServer>,
     stores: Vec<Arc<MysqlStore>>,
-    desk: Desk,
+    policy_rollout: PolicyRollout,
     service: Service,
     fleet: Fleet,
     metrics: Metrics,
@@ -116,7 +116,7 @@ impl App {
         http::raise_file_limit();
         let api = listen("api.listen", config.api)?;
         let admin = listen("admin.listen", config.admin)?;
-        let bell = listen("fleet.listen", config.fleet.listen)?;
+        let peer_listener = listen("fleet.listen", config.fleet.listen)?;
         let guards = config.guards.iter().map(guarded_listener).collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
         let (settings, counts) = (config.clone(), metrics.clone());
@@ -134,14 +134,14 @@ impl App {
         if let Health::Unavailable { why } = store.health() {
             tracing::info!("{why}");
         }
-        greet(&store.ready(STORE_PATIENCE).await);
+        log_health(&store.ready(STORE_PATIENCE).await);
         let members = members(&config, &metrics)?;
-        let reached_at = reached_at(&config, &bell);
-        let bells = Bells::new(reached_at);
-        let bell = (bell, bells.name().to_owned());
+        let reached_at = reached_at(&config, &peer_listener);
+        let peers = PeerClient::new(reached_at);
+        let peer_listener = (peer_listener, peers.name().to_owned());
         let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
         let service = Service::start_closed(Parts {
-            bell: Arc::new(bells),
+            peers: Arc::new(peers),
             store: Arc::new(spaces(&config, &store, &members)),
             policies: policies.clone(),
             routes: config.routes.clone(),
@@ -167,9 +167,22 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         );
-        let desk = Desk::new(policies, fleet.clone(), loaded);
+        let policy_rollout = PolicyRollout::new(policies, fleet.clone(), loaded);
         let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
-        Ok(App { config, api, admin, guards, guard, bell, managed, stores, desk, service, fleet, metrics })
+        Ok(App {
+            config,
+            api,
+            admin,
+            guards,
+            guard,
+            peer_listener,
+            managed,
+            stores,
+            policy_rollout,
+            service,
+            fleet,
+            metrics,
+        })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while it is not ready any more; then drains: waiters are
@@ -179,7 +192,7 @@ impl App {
     /// # Errors
     /// Where the policy files cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let desk = self.desk.clone();
+        let policy_rollout = self.policy_rollout.clone();
         let files = policy::files(&self.config.policies);
         let watching = watch(files, self.config.engine.max_component_bytes);
         let (watcher, changes) = watching.map_err(StartError::Watch)?;
@@ -188,7 +201,7 @@ impl App {
             reload::watch_routes(&self.config, guard.clone(), self.fleet.clone(), self.metrics.clone())
                 .map_err(StartError::Watch)?;
         let reloads = [
-            vital::spawn("the reload of policies", desk.clone().reload(changes)),
+            vital::spawn("the reload of policies", policy_rollout.clone().reload(changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
         let [draining, drained] = [CancellationToken::new(), CancellationToken::new()];
@@ -198,12 +211,16 @@ impl App {
             self.config.http.clone(),
             draining.clone(),
         );
-        let admin = admin(&self.config, &self.service, &self.fleet, &self.metrics, desk, refused, &stop);
+        let admin =
+            admin(&self.config, &self.service, &self.fleet, &self.metrics, policy_rollout, refused, &stop);
         let guards: Vec<&str> = self.guards.iter().map(|(address, _)| address.as_str()).collect();
         tracing::info!(api = %address(&self.api), admin = %address(&self.admin), guard = guards.join(","), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
-        let (bell, name) = self.bell;
-        vital::spawn("the bell", bell::answer(bell, name, self.service.clone(), draining.clone()));
+        let (peers, name) = self.peer_listener;
+        vital::spawn(
+            "notifications from other proxies",
+            peers::serve(peers, name, self.service.clone(), draining.clone()),
+        );
         let (api_listener, admin_listener) = (Listener::plain(self.api), Listener::plain(self.admin));
         let serve = http::serve(api_listener, api, limits.clone(), metrics.clone(), draining.clone());
         let mut fronts = vec![vital::spawn("the listener of the API", serve)];
@@ -256,13 +273,13 @@ fn admin(
     service: &Service,
     fleet: &Fleet,
     metrics: &Metrics,
-    desk: Desk,
+    policy_rollout: PolicyRollout,
     config_refused: Refused,
     stop: &CancellationToken,
 ) -> Admin {
     Admin {
         service: service.clone(),
-        policies: Arc::new(desk),
+        policies: Arc::new(policy_rollout),
         fleet: fleet.clone(),
         metrics: metrics.clone(),
         max_component_bytes: config.engine.max_component_bytes,
@@ -290,8 +307,8 @@ fn guarded_listener(guard: &GuardConfig) -> Result<(String, Listener), StartErro
 }
 
 /// Where other proxies reach the listener.
-fn reached_at(config: &Config, bell: &TcpListener) -> SocketAddr {
-    let bound = bell.local_addr().unwrap_or(config.fleet.listen);
+fn reached_at(config: &Config, peers: &TcpListener) -> SocketAddr {
+    let bound = peers.local_addr().unwrap_or(config.fleet.listen);
     config.fleet.advertise.unwrap_or(bound)
 }
 
@@ -331,7 +348,7 @@ fn spaces(config: &Config, store: &Arc<MysqlStore>, members: &[(String, Arc<Mysq
     Router::new(store.clone(), others)
 }
 
-fn greet(health: &Health) {
+fn log_health(health: &Health) {
     match health {
         Health::Ready { server, warnings } => {
             tracing::info!(server, "the store is ready");

@@ -14,7 +14,7 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-pub use fault::{Fault, Place};
+pub use fault::{Fault, Location};
 pub use guard::{
     Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template, TlsFiles,
     UpstreamLimits, naming,
@@ -69,7 +69,7 @@ impl Config {
             None => (default, Ok(String::new())),
         };
         let text = text.map_err(|error| {
-            vec![Fault { place: Place::File(path.to_owned()), what: format!("cannot be read: {error}") }]
+            vec![Fault { place: Location::File(path.to_owned()), what: format!("cannot be read: {error}") }]
         })?;
         let file = path.exists().then(|| path.to_owned());
         Ok(Config { file, ..raw::parse(path, &text, env)? })

@@ -31,7 +31,7 @@ use crate::lock::maps::HashMap;
 use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
-use crate::store::registry::{Component, Pulse, ROUTES, Registry, Version, View, guard_record};
+use crate::store::registry::{Component, PolicyVersion, Pulse, ROUTES, Registry, View, guard_record};
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -104,7 +104,7 @@ struct Inner {
 /// By name.
 type Records = Vec<(String, Component)>;
 
-fn versions(records: &Records) -> BTreeMap<String, Version> {
+fn versions(records: &Records) -> BTreeMap<String, PolicyVersion> {
     records.iter().map(|(name, component)| (name.clone(), component.version.clone())).collect()
 }
 
@@ -265,7 +265,7 @@ impl Inner {
     }
 
     /// The generation of each policy that is live here.
-    fn own(&self) -> BTreeMap<String, Version> {
+    fn own(&self) -> BTreeMap<String, PolicyVersion> {
         let version = |name: &str| Some((name.to_owned(), version_of(&*self.policies.get(name)?)));
         self.policies.names().filter_map(version).collect()
     }
@@ -299,8 +299,8 @@ impl Inner {
     }
 }
 
-fn version_of(generation: &Generation) -> Version {
-    Version {
+fn version_of(generation: &Generation) -> PolicyVersion {
+    PolicyVersion {
         digest: generation.digest().to_string(),
         settings: serde_json::to_string(generation.settings()).unwrap_or_default(),
     }
@@ -332,5 +332,5 @@ fn recorded<'a>(texts: impl IntoIterator<Item = &'a str>, shown: Vec<u8>) -> Com
         hash.update(text.as_bytes());
     }
     let digest = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    Component { version: Version { digest, settings: "{}".to_owned() }, bytes: shown.into() }
+    Component { version: PolicyVersion { digest, settings: "{}".to_owned() }, bytes: shown.into() }
 }

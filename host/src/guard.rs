@@ -31,7 +31,7 @@ use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
 use crate::random;
 use crate::route::{self, Asked};
-use crate::service::{AcquireError, Answer, Guarded, Request as Wanted, Service, Via};
+use crate::service::{AcquireError, Guarded, RefusalResponse, Request as Wanted, RoutedRequest, Service};
 use crate::store::Health;
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -49,7 +49,7 @@ mod socket;
 mod tunnel;
 mod underway;
 mod upload;
-mod upstream;
+pub mod upstream;
 
 pub use change::Change;
 use exchange::Exchange;
@@ -63,11 +63,11 @@ use upload::{Prefix, Upload};
 
 /// What all guarded listeners have in common.
 pub struct Guard {
-    shared: Arc<Shared>,
+    shared: Arc<GuardContext>,
     routes: Vec<Arc<ArcSwap<Routes>>>,
 }
 
-struct Shared {
+struct GuardContext {
     service: Service,
     targets: Targets,
     limits: Limits,
@@ -82,7 +82,7 @@ struct Shared {
 
 /// The handler of one listener.
 pub struct Front {
-    shared: Arc<Shared>,
+    shared: Arc<GuardContext>,
     /// The place of the listener.
     place: usize,
     routes: Arc<ArcSwap<Routes>>,
@@ -103,7 +103,7 @@ impl Guard {
         let routes: Vec<_> = routes.collect();
         let (tasks, has_looked) = (TaskTracker::new(), AtomicBool::new(false));
         let under_way = Arc::new(UnderWay::new());
-        let shared = Shared { service, targets, limits, http, metrics, tasks, under_way, has_looked };
+        let shared = GuardContext { service, targets, limits, http, metrics, tasks, under_way, has_looked };
         let guard = Guard { shared: Arc::new(shared), routes };
         if !guard.routes.is_empty() {
             let watch = health::watch(guard.shared.clone(), guard.routes.clone(), upstreams.health_every);
@@ -129,7 +129,7 @@ impl Guard {
     }
 }
 
-impl Shared {
+impl GuardContext {
     /// Whether requests need not wait to find that the store is gone.
     fn store_is_gone(&self) -> bool {
         let is_gone = matches!(self.service.store_health(), Health::Unavailable { .. });
@@ -260,9 +260,11 @@ impl Front {
         let shared = &self.shared;
         let once = || Once {
             fingerprint: wanted
-                .via
+                .routed
                 .as_ref()
-                .map_or_else(String::new, |via| replay::fingerprint(&via.http, &parts.headers, &lock.caller))
+                .map_or_else(String::new, |routed| {
+                    replay::fingerprint(&routed.http, &parts.headers, &lock.caller)
+                })
                 .into(),
             names_caller: replay::callers(&parts.headers, &lock.caller).next().is_some(),
             max_bytes: lock.max_replay_bytes,
@@ -311,7 +313,7 @@ fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wante
         wait_ms: lock.wait_ms,
         request_id: None,
         labels: asked.labels,
-        via: Some(Via { policy: route.policy.clone(), http: Arc::new(asked.http) }),
+        routed: Some(RoutedRequest { policy: route.policy.clone(), http: Arc::new(asked.http) }),
     }
 }
 
@@ -326,7 +328,7 @@ enum Grant {
 }
 
 /// The policy's answer to a client whose request cannot have its lock. Who holds it is for operators to know.
-fn contended(answer: Answer, error: &AcquireError) -> Response {
+fn contended(answer: RefusalResponse, error: &AcquireError) -> Response {
     let mut problem = Problem::new(Kind::Contended, answer.detail)
         .status(answer.status)
         .with("retry_after_ms", answer.retry_after_ms)

@@ -157,7 +157,7 @@ pub async fn serve<H: Handler>(
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(limits.max_connections));
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
-    let shared = Arc::new(connection::Shared { handler, limits, metrics, stop: stop.clone() });
+    let shared = Arc::new(connection::ConnectionContext { handler, limits, metrics, stop: stop.clone() });
     loop {
         let accepted = tokio::select! {
             biased;
@@ -190,7 +190,11 @@ pub async fn serve<H: Handler>(
 }
 
 /// Tells a client that there are too many connections, while there are not too many of those.
-fn refuse<H: Handler>(stream: TcpStream, shared: &connection::Shared<H>, refusals: &Arc<Semaphore>) {
+fn refuse<H: Handler>(
+    stream: TcpStream,
+    shared: &connection::ConnectionContext<H>,
+    refusals: &Arc<Semaphore>,
+) {
     let Ok(place) = Arc::clone(refusals).try_acquire_owned() else { return };
     let problem = Problem::new(
         Kind::Overloaded,

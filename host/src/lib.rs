@@ -23,7 +23,6 @@
 pub mod admin;
 pub mod api;
 pub mod app;
-pub mod bell;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -35,6 +34,7 @@ pub mod http;
 pub mod latest;
 pub mod lock;
 pub mod mysql;
+pub mod peers;
 pub mod policy;
 pub mod random;
 mod route;

@@ -13,7 +13,7 @@
 //! | [`fast`], [`cache`] | one statement for one key, on a remembered row |
 //! | [`link`] | a connection that was checked and may be used; errors; one exchange with the server |
 //! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
-//! | [`servers`], [`scout`] | which of several servers is used, and what is seen of the others |
+//! | [`servers`], [`prober`] | which of several servers is used, and what is seen of the others |
 //! | [`registry`], [`membership`] | the proxies of one server, their policies, and until when this one may write |
 //! | [`steps`], [`watch`] | whether the server's clock has been set: since this process looked, and before |
 //! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
@@ -29,25 +29,25 @@ pub mod managed;
 mod batch;
 mod cache;
 mod clean;
+mod clock_steps;
+mod clock_watch;
 mod codec;
-mod fast;
 mod health;
 mod lanes;
 mod link;
 mod membership;
+mod optimistic;
 mod pinned;
 mod preflight;
+mod prober;
 mod queue;
 mod read;
 mod registry;
 mod schema;
-mod scout;
 mod servers;
 mod sql;
-mod steps;
 mod store;
-mod watch;
-mod wire;
+pub mod wire;
 
 pub use pinned::advisory::Advisory;
 #[cfg(any(test, feature = "simulation"))]

@@ -26,7 +26,7 @@ pub use builtin::builtin;
 pub use check::{Report, check_file, load_file};
 pub use engine::{Engine, EngineError};
 pub use generation::{Again, Generation};
-pub use generations::{Naming, Policies, Prepared};
+pub use generations::{ActivePolicy, Policies, Prepared};
 pub use module::Digest;
 pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
@@ -126,7 +126,7 @@ pub enum Primitive {
     Quorum,
 }
 
-/// Why there is no plan. Naming fails closed: the request is refused either way.
+/// Why there is no plan. ActivePolicy fails closed: the request is refused either way.
 #[derive(Clone, Debug)]
 pub enum PlanError {
     /// The policy said no, for this reason.
@@ -255,7 +255,7 @@ pub struct ResponseContention {
 
 /// What a guarded request is answered that cannot get its lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct RefusalResponse {
     /// 400 to 599.
     pub status: u16,
     pub retry_after_ms: u32,

@@ -11,7 +11,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Kept, Left, Op, Outcome, Release, Tag, Version};
+use crate::lock::record::{HeldBy, Left, Op, Outcome, Release, StoredValue, Tag, Version};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::random;
@@ -20,32 +20,32 @@ use crate::telemetry::Metrics;
 use crate::vital;
 
 mod acquire;
-mod both;
 mod core;
 mod gate;
 mod history;
 mod hold;
 mod resume;
+mod rollout;
+mod routed;
+mod swap;
 #[cfg(test)]
 pub(crate) mod tests;
-mod transition;
 mod values;
-mod via;
 mod views;
 
 use self::acquire::Call;
 use self::core::Msg;
 use self::gate::Gate;
 pub use hold::{Hold, Keeping};
+pub use routed::{RESERVED, RoutedRequest};
 pub use values::{Begun, Committed, Guarded, Versioned};
-pub use via::{RESERVED, Via};
 
-pub use crate::policy::{Answer, HttpView, OnLoss};
+pub use crate::policy::{HttpView, OnLoss, RefusalResponse};
 
 /// What a [`Service`] is made of.
 pub struct Parts {
     pub store: Arc<dyn Store>,
-    pub bell: Arc<dyn Bell>,
+    pub peers: Arc<dyn Peers>,
     pub policies: Policies,
     pub routes: Vec<Route>,
     pub limits: Limits,
@@ -55,24 +55,24 @@ pub struct Parts {
 }
 
 /// How proxies wake each other's waiters. What it loses costs time only: everybody polls, too.
-pub trait Bell: Send + Sync + 'static {
+pub trait Peers: Send + Sync + 'static {
     /// By which the others find this proxy. No other, and no earlier run of this one, has it.
     fn name(&self) -> &str;
 
     /// Tells a proxy that one of its waiters is next. `gone` is called where it is known to have ended; it
     /// must not block.
-    fn ring(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>);
+    fn notify(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>);
 }
 
 /// The bell of a proxy that no other knows.
-pub struct Alone;
+pub struct NoPeers;
 
-impl Bell for Alone {
+impl Peers for NoPeers {
     fn name(&self) -> &str {
         "alone"
     }
 
-    fn ring(&self, _peer: &str, _key: &Key, gone: Box<dyn FnOnce() + Send>) {
+    fn notify(&self, _peer: &str, _key: &Key, gone: Box<dyn FnOnce() + Send>) {
         gone();
     }
 }
@@ -90,7 +90,7 @@ pub struct Request {
     pub request_id: Option<String>,
     pub labels: Vec<(String, String)>,
     /// Set for a guarded request.
-    pub via: Option<Via>,
+    pub routed: Option<RoutedRequest>,
 }
 
 /// A grant, as its client is told of it.
@@ -148,7 +148,7 @@ pub enum AcquireError {
     NoPrimitive { policy: String, primitive: &'static str, why: String },
     /// A `once` that was done before: no lease, but its outcome. Only [`Service::begin`] meets it.
     #[error("it was done before")]
-    Done(Kept),
+    Done(StoredValue),
     /// The version is not the one that was read. Only [`Service::commit`] meets it.
     #[error("the version is {version} by now", version = .0.version)]
     Conflict(Version),
@@ -216,7 +216,7 @@ pub struct LockEntry {
     pub token: Token,
     pub holders: Vec<HolderEntry>,
     /// What a `once` or a commit has left with the key.
-    pub kept: Option<Kept>,
+    pub kept: Option<StoredValue>,
 }
 
 #[derive(Clone, Debug)]
@@ -290,16 +290,16 @@ pub enum NoticeKind {
 /// Everything that a front can ask. Cheap to clone.
 #[derive(Clone)]
 pub struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceContext>,
 }
 
 /// The answer to a release that is under way.
 type Releasing = oneshot::Receiver<Result<Outcome, String>>;
 
 /// What the loop, the callers and the background tasks share.
-struct Shared {
+struct ServiceContext {
     store: Arc<dyn Store>,
-    bell: Arc<dyn Bell>,
+    peers: Arc<dyn Peers>,
     /// The bell's name.
     proxy: Arc<str>,
     policies: Policies,
@@ -333,10 +333,10 @@ impl Service {
     pub fn start_closed(parts: Parts) -> Service {
         let (inbox, messages) = mpsc::unbounded_channel();
         let (notices, _) = broadcast::channel(parts.limits.watch_buffer);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServiceContext {
             store: parts.store,
-            proxy: parts.bell.name().into(),
-            bell: parts.bell,
+            proxy: parts.peers.name().into(),
+            peers: parts.peers,
             policies: parts.policies,
             routes: parts.routes,
             limits: parts.limits,
@@ -502,9 +502,9 @@ impl Service {
     }
 
     /// Makes a checked policy live; holders and waiters of the one before keep their locks, also
-    /// where the new one names keys differently (see [`transition`]).
+    /// where the new one names keys differently (see [`swap`]).
     pub async fn go_live(&self, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
-        transition::go_live(&self.shared, prepared).await
+        swap::go_live(&self.shared, prepared).await
     }
 
     pub fn store_health(&self) -> Health {
@@ -530,7 +530,7 @@ fn new_release(lease: LeaseRef, outcome: Option<Left>) -> Release {
     Release { lease, attempt: random::within(1..u64::MAX), outcome }
 }
 
-impl Shared {
+impl ServiceContext {
     fn tell(&self, message: Msg) {
         // The loop ends only with the runtime.
         let _ = self.inbox.send(message);
@@ -561,12 +561,12 @@ impl Shared {
 
     /// The policy that decides about what a lease was granted for.
     fn policy_of_tag<'a>(&'a self, tag: &'a Tag) -> &'a str {
-        via::policy(tag).unwrap_or_else(|| self.policy_of(&tag.resource))
+        routed::policy(tag).unwrap_or_else(|| self.policy_of(&tag.resource))
     }
 
     /// The policy that decides about a request.
     fn policy_for<'a>(&'a self, request: &'a Request) -> &'a str {
-        request.via.as_ref().map_or_else(|| self.policy_of(&request.resource), |via| &via.policy)
+        request.routed.as_ref().map_or_else(|| self.policy_of(&request.resource), |routed| &routed.policy)
     }
 
     /// The policy that decides about a resource.

@@ -4,16 +4,15 @@
 //! the servers ([`server`]), the way there ([`network`]), and time.
 
 pub mod application;
-pub mod bells;
 pub mod check;
 pub mod clients;
 pub mod conditions;
 pub mod end;
 pub mod faults;
-pub mod host;
 pub mod network;
 pub mod options;
 pub mod pair;
+pub mod peers;
 pub mod search;
 pub mod server;
 pub mod world;

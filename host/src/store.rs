@@ -12,16 +12,16 @@ use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 pub mod contract;
 pub mod memory;
-mod moved;
 mod quorum;
 pub mod registry;
 mod router;
+mod space_adapter;
 
 pub use quorum::{Allowed, Member, Quorum};
 pub use router::Router;
 
 /// A boxed future: the trait stays usable behind `dyn`.
-pub type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub type StoreFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Called once with what became of a group, from the store's own task: it must not block.
 pub type Done = Box<dyn FnOnce(Result<Reply, StoreError>) + Send>;
@@ -45,10 +45,11 @@ pub trait Store: Send + Sync + 'static {
     fn submit_renewal(&self, op: Op, deadline: Instant, done: Done);
 
     /// Held keys with this prefix, in byte order, from after `after`, at most `limit`.
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>>;
+    fn list(&self, prefix: String, after: Option<Key>, limit: usize)
+    -> StoreFuture<Result<Page, StoreError>>;
 
     /// One key's record; `None` where the store has never seen it or has forgotten it.
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>>;
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>>;
 
     fn health(&self) -> Health;
 
@@ -66,14 +67,14 @@ pub trait Store: Send + Sync + 'static {
 
     /// Waits until nobody is certain of a lease that would end with this proxy, if none is granted or renewed from
     /// now on.
-    fn rested(&self) -> Answer<()> {
+    fn rested(&self) -> StoreFuture<()> {
         Box::pin(std::future::ready(()))
     }
 
     /// Has every token that is given from now on be above all that were given before, whatever their keys were
     /// called, and above `least`: a bound of those that were given. Where tokens of several spaces go by one
     /// floor, that of the table serves for all, and is raised by the [`Registry`](registry::Registry).
-    fn raise_tokens(&self, _least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+    fn raise_tokens(&self, _least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         Box::pin(std::future::ready(Ok(Token::default())))
     }
 

@@ -12,7 +12,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::config::LogConfig;
-use crate::policy::{FaultKind, Hook};
 
 mod policies;
 mod process;
@@ -80,12 +79,12 @@ impl Metrics {
     }
 
     /// A policy failed and the request was refused or the built-in answer was used.
-    pub fn policy_fault(&self, policy: &str, hook: Hook, kind: FaultKind) {
-        self.inner.policies.fault(policy, hook, kind);
+    pub fn policy_fault(&self, policy: &str, hook: &'static str, reason: &'static str) {
+        self.inner.policies.fault(policy, hook, reason);
     }
 
     /// A policy was asked and answered.
-    pub fn policy_call(&self, policy: &str, hook: Hook, took: Duration) {
+    pub fn policy_call(&self, policy: &str, hook: &'static str, took: Duration) {
         self.inner.policies.call(policy, hook, took);
     }
 
@@ -324,8 +323,8 @@ mod tests {
         metrics.acquire("default", "granted", Duration::from_millis(3));
         metrics.acquire("default", "contended", Duration::from_millis(3));
         metrics.acquire("default", "something-new", Duration::ZERO);
-        metrics.policy_fault("default", Hook::Plan, FaultKind::Trap);
-        metrics.policy_call("default", Hook::Choose, Duration::from_micros(9));
+        metrics.policy_fault("default", "plan", "trap");
+        metrics.policy_call("default", "choose", Duration::from_micros(9));
         metrics.policy_load("default", "live");
         metrics.grant("advisory");
         metrics.renewal("renewed");

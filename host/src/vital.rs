@@ -11,6 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use futures_util::FutureExt;
 use tokio::task::{JoinError, JoinHandle};
 
+#[cfg(any(test, feature = "simulation"))]
+pub mod process;
+
 /// What a Rust program that panics ends with.
 const EXIT_PANIC: i32 = 101;
 
@@ -48,11 +51,11 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 
 /// A simulation has several processes.
 #[cfg(any(test, feature = "simulation"))]
-pub use crate::simulation::host::hosted as of_this_process;
+pub use process::in_process as of_this_process;
 
 /// A simulation has a scheduler of its own.
 #[cfg(any(test, feature = "simulation"))]
-pub use crate::simulation::host::scheduled;
+pub use process::scheduled;
 
 #[cfg(not(any(test, feature = "simulation")))]
 pub fn scheduled<F: Future>(task: F) -> F {

@@ -63,7 +63,7 @@ pub enum Refusal {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct PolicyResponse {
     /// `live`, `unchanged`, `rolled_back`, `called_off`, or `under_way` with a status of 202.
     outcome: &'static str,
     /// Of a change that was called off, what would have gone live.
@@ -120,7 +120,7 @@ impl Pushed {
             Pushed::UnderWay { policy, waits_for } => ("under_way", policy, waits_for, None),
             Pushed::CalledOff { policy, candidate } => ("called_off", policy, Vec::new(), Some(candidate)),
         };
-        let mut response = http::json(&Answer { outcome, candidate, waits_for, policy });
+        let mut response = http::json(&PolicyResponse { outcome, candidate, waits_for, policy });
         if outcome == "under_way" {
             *response.status_mut() = StatusCode::ACCEPTED;
         }

@@ -30,7 +30,7 @@ pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Problem>
         wait_ms: fields.integer("wait_ms", 0..=limits.max_wait_ms)?,
         request_id,
         labels: labels(fields.take("labels"), limits)?,
-        via: None,
+        routed: None,
     };
     fields.finish()?;
     Ok(request)

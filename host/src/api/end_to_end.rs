@@ -11,7 +11,7 @@ use super::*;
 use crate::config::{Config, EngineLimits};
 use crate::http;
 use crate::policy::{Engine, Policies};
-use crate::service::{Alone, Parts};
+use crate::service::{NoPeers, Parts};
 use crate::store::memory::Memory;
 use crate::telemetry::Metrics;
 
@@ -37,7 +37,7 @@ fn start_on(memory: &Memory, limits: Limits) -> Proxy {
     let engine = Engine::new(&EngineLimits::default()).unwrap();
     let policies = Policies::load(&engine, &config.policies, &limits, &metrics).unwrap();
     let service = Service::start(Parts {
-        bell: Arc::new(Alone),
+        peers: Arc::new(NoPeers),
         store: Arc::new(memory.store()),
         policies,
         routes: Vec::new(),

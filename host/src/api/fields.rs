@@ -9,7 +9,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::value::RawValue;
 
 use crate::http::{Kind, Problem};
-use crate::lock::record::{Kept, Origin};
+use crate::lock::record::{Origin, StoredValue};
 
 /// The members of one JSON object that have not been read yet.
 pub struct Fields<'a> {
@@ -173,7 +173,7 @@ pub fn raw<'b>(
 ///
 /// # Errors
 /// Where it is the answer to a guarded request, which is for the clients of its route alone.
-pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a Kept) -> Result<T, Problem> {
+pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a StoredValue) -> Result<T, Problem> {
     if kept.origin != Origin::Api {
         let detail = "it was done by a guarded request, and the answer is for the clients of its route";
         return Err(Problem::new(Kind::Conflict, detail).with("state", "done"));

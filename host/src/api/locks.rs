@@ -7,7 +7,7 @@ use super::Api;
 use crate::fronts::mode::Shown;
 use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
-use crate::lock::record::{Kept, Origin};
+use crate::lock::record::{Origin, StoredValue};
 use crate::lock::{Key, Mode, Space};
 use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry};
 
@@ -140,7 +140,7 @@ impl From<LockEntry> for Lock {
 }
 
 impl KeptValue {
-    fn listed(kept: &Kept) -> KeptValue {
+    fn listed(kept: &StoredValue) -> KeptValue {
         KeptValue {
             value: None,
             since: time::rfc3339(kept.since.0),
@@ -148,7 +148,7 @@ impl KeptValue {
         }
     }
 
-    fn shown(kept: &Kept) -> KeptValue {
+    fn shown(kept: &StoredValue) -> KeptValue {
         let value = Some(kept).filter(|kept| kept.origin == Origin::Api).map(|kept| kept.value.clone());
         let value = value.and_then(|value| RawValue::from_string(value.into()).ok());
         KeptValue { value, ..KeptValue::listed(kept) }

@@ -11,7 +11,7 @@ use super::leases::{known_lease, lease_id_of};
 use crate::fronts::time;
 use crate::http::{Problem, Response, json};
 use crate::lock::Mode;
-use crate::lock::record::Kept;
+use crate::lock::record::StoredValue;
 use crate::service::{AcquireError, Begun};
 
 pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
@@ -62,7 +62,7 @@ struct Finished<'a> {
 }
 
 impl<'a> Done<'a> {
-    fn new(kept: &'a Kept) -> Result<Done<'a>, Problem> {
+    fn new(kept: &'a StoredValue) -> Result<Done<'a>, Problem> {
         Ok(Done {
             state: "done",
             outcome: super::fields::kept_value(kept)?,

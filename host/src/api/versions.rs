@@ -66,7 +66,7 @@ fn request(api: &Api, fields: &mut Fields<'_>) -> Result<Request, Problem> {
         wait_ms: None,
         request_id: None,
         labels: labels(fields.take("labels"), &api.limits)?,
-        via: None,
+        routed: None,
     })
 }
 

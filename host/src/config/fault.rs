@@ -6,12 +6,12 @@ use std::path::PathBuf;
 /// One thing that is wrong. Reads `config.toml:12: store.lanes: is 0; must be from 1 to 64`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    pub place: Place,
+    pub place: Location,
     pub what: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Location {
     File(PathBuf),
     /// Lines count from 1.
     Line(PathBuf, usize),
@@ -22,9 +22,9 @@ pub enum Place {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::File(file) => write!(f, "{}: {}", file.display(), self.what),
-            Place::Line(file, line) => write!(f, "{}:{line}: {}", file.display(), self.what),
-            Place::Env(name) => write!(f, "{name}: {}", self.what),
+            Location::File(file) => write!(f, "{}: {}", file.display(), self.what),
+            Location::Line(file, line) => write!(f, "{}:{line}: {}", file.display(), self.what),
+            Location::Env(name) => write!(f, "{name}: {}", self.what),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use super::fault::{Fault, Place, suggestion};
+use super::fault::{Fault, Location, suggestion};
 use super::reader::{Document, Env, Section, resolve};
 use super::{
     Config, EngineLimits, FleetConfig, HttpLimits, Limits, LogConfig, ManagedConfig, MemberConfig,
@@ -357,7 +357,7 @@ pub(super) fn milliseconds(
     Duration::from_millis(section.integer(key, range, default))
 }
 
-pub(super) fn address(text: &str, _place: &Place) -> Result<SocketAddr, String> {
+pub(super) fn address(text: &str, _place: &Location) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is not an address; must be like 127.0.0.1:7070 or [::1]:7070"))
 }
 
@@ -406,7 +406,7 @@ fn check_url(text: &str) -> Result<(), String> {
     }
 }
 
-fn server_binary(text: &str, place: &Place) -> Result<ServerBinary, String> {
+fn server_binary(text: &str, place: &Location) -> Result<ServerBinary, String> {
     match text {
         "auto" => Ok(ServerBinary::Auto),
         "mysql" => Ok(ServerBinary::Mysql),
@@ -421,7 +421,7 @@ fn server_binary(text: &str, place: &Place) -> Result<ServerBinary, String> {
     }
 }
 
-fn policy_source(text: &str, place: &Place) -> Result<PolicySource, String> {
+fn policy_source(text: &str, place: &Location) -> Result<PolicySource, String> {
     if let Some(name) = text.strip_prefix("builtin:") {
         if BUILTINS.contains(&name) {
             return Ok(PolicySource::Builtin(name.to_owned()));

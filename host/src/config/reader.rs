@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::fault::{Fault, Place, suggestion};
+use super::fault::{Fault, Location, suggestion};
 
 /// The environment variables that a configuration may be changed by.
 pub type Env = BTreeMap<String, String>;
@@ -34,7 +34,7 @@ pub struct Section<'a> {
     document: &'a Document<'a>,
     /// Empty for the top level.
     path: String,
-    place: Place,
+    place: Location,
     table: Option<&'a DeTable<'a>>,
     known: RefCell<Vec<&'static str>>,
     /// Elements of lists have no environment variables.
@@ -56,14 +56,14 @@ impl<'a> Document<'a> {
         Section {
             document: self,
             path: String::new(),
-            place: Place::File(self.file.to_owned()),
+            place: Location::File(self.file.to_owned()),
             table: Some(table),
             known: RefCell::default(),
             takes_env: true,
         }
     }
 
-    pub fn fault(&self, place: Place, what: impl Into<String>) {
+    pub fn fault(&self, place: Location, what: impl Into<String>) {
         self.faults.borrow_mut().push(Fault { place, what: what.into() });
     }
 
@@ -99,9 +99,9 @@ impl<'a> Document<'a> {
         self.scalars.borrow().values().cloned().collect()
     }
 
-    fn line_of(&self, byte: usize) -> Place {
+    fn line_of(&self, byte: usize) -> Location {
         let before = self.text.get(..byte).unwrap_or(self.text);
-        Place::Line(self.file.to_owned(), 1 + before.matches('\n').count())
+        Location::Line(self.file.to_owned(), 1 + before.matches('\n').count())
     }
 }
 
@@ -153,7 +153,7 @@ impl<'a> Section<'a> {
         &self,
         key: &'static str,
         default: T,
-        parse: impl FnOnce(&str, &Place) -> Result<T, String>,
+        parse: impl FnOnce(&str, &Location) -> Result<T, String>,
     ) -> T {
         self.text(key, parse).unwrap_or(default)
     }
@@ -162,7 +162,7 @@ impl<'a> Section<'a> {
     pub fn required<T>(
         &self,
         key: &'static str,
-        parse: impl FnOnce(&str, &Place) -> Result<T, String>,
+        parse: impl FnOnce(&str, &Location) -> Result<T, String>,
     ) -> Option<T> {
         if self.scalar(key).is_none() {
             self.fault(self.place.clone(), key, "is missing".to_owned());
@@ -299,7 +299,7 @@ impl<'a> Section<'a> {
     fn inner(
         &self,
         path: String,
-        place: Place,
+        place: Location,
         value: Option<&'a DeValue<'a>>,
         takes_env: bool,
     ) -> Section<'a> {
@@ -314,7 +314,11 @@ impl<'a> Section<'a> {
         Section { document: self.document, path, place, table, known: RefCell::default(), takes_env }
     }
 
-    fn text<T>(&self, key: &'static str, parse: impl FnOnce(&str, &Place) -> Result<T, String>) -> Option<T> {
+    fn text<T>(
+        &self,
+        key: &'static str,
+        parse: impl FnOnce(&str, &Location) -> Result<T, String>,
+    ) -> Option<T> {
         let (given, place) = self.scalar(key)?;
         let text = match given {
             Given::Env(text) => text,
@@ -327,21 +331,21 @@ impl<'a> Section<'a> {
         parse(text, &place).map_err(|what| self.fault(place, key, what)).ok()
     }
 
-    fn scalar(&self, key: &'static str) -> Option<(Given<'a>, Place)> {
+    fn scalar(&self, key: &'static str) -> Option<(Given<'a>, Location)> {
         self.known.borrow_mut().push(key);
         if self.takes_env {
             let name = env_name(&self.path_of(key));
             let given = self.document.env.get(&name);
             self.document.scalars.borrow_mut().insert(name.clone(), self.path_of(key));
             if let Some(value) = given {
-                return Some((Given::Env(value), Place::Env(name)));
+                return Some((Given::Env(value), Location::Env(name)));
             }
         }
         let (name, value) = self.table?.get_key_value(key)?;
         Some((Given::File(value.get_ref()), self.document.line_of(name.span().start)))
     }
 
-    fn fault(&self, place: Place, key: &str, what: impl Into<String>) {
+    fn fault(&self, place: Location, key: &str, what: impl Into<String>) {
         let what = what.into();
         self.document.fault(place, format!("{}: {what}", self.path_of(key)));
     }
@@ -353,10 +357,10 @@ impl<'a> Section<'a> {
 
 /// A path as the file means it: relative to the file, and to the working directory where it came
 /// from the environment.
-pub fn resolve(path: &str, place: &Place) -> PathBuf {
+pub fn resolve(path: &str, place: &Location) -> PathBuf {
     match place {
-        Place::Line(file, _) | Place::File(file) => file.parent().unwrap_or(Path::new("")).join(path),
-        Place::Env(_) => path.into(),
+        Location::Line(file, _) | Location::File(file) => file.parent().unwrap_or(Path::new("")).join(path),
+        Location::Env(_) => path.into(),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Fleet, Stage, component_of, version_of};
 use crate::clock;
 use crate::policy::{Generation, Prepared};
 use crate::store::StoreError;
-use crate::store::registry::{Record, Version, View};
+use crate::store::registry::{PolicyRecord, PolicyVersion, View};
 
 /// How long whoever asked for a change waits for all members; the change goes on after that.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -126,8 +126,8 @@ impl Fleet {
     }
 
     /// Has the record's candidate dropped: the live version stays. `None` where the record has changed.
-    async fn call_off(&self, record: &Record) -> Result<Option<Changed>, ChangeError> {
-        let Record { name, seq, live, candidate, .. } = record;
+    async fn call_off(&self, record: &PolicyRecord) -> Result<Option<Changed>, ChangeError> {
+        let PolicyRecord { name, seq, live, candidate, .. } = record;
         let candidate = candidate.as_ref().map(|candidate| candidate.digest.clone()).unwrap_or_default();
         let why = format!(
             "an operator kept {} at proxy {}, and called the change to {candidate} off",
@@ -155,7 +155,7 @@ impl Fleet {
     }
 
     /// Waits for the end of the change whose record of both has this number.
-    async fn outcome(&self, name: &str, seq: u64, version: &Version) -> Result<Changed, ChangeError> {
+    async fn outcome(&self, name: &str, seq: u64, version: &PolicyVersion) -> Result<Changed, ChangeError> {
         let mut views = self.0.view.subscribe();
         let until = clock::now().plus_us(PATIENCE.as_micros() as u64);
         loop {
@@ -185,11 +185,11 @@ impl Fleet {
 }
 
 /// Whether no change is under way, and another version is live.
-fn is_settled_elsewhere(record: Option<&Record>, version: &Version) -> bool {
+fn is_settled_elsewhere(record: Option<&PolicyRecord>, version: &PolicyVersion) -> bool {
     record.is_some_and(|record| record.candidate.is_none() && record.live != *version)
 }
 
-fn busy(view: &View, record: &Record) -> ChangeError {
+fn busy(view: &View, record: &PolicyRecord) -> ChangeError {
     let waits_for = drive::names(view, &machine::waited_for(view, &record.name, record.seq));
     ChangeError::Busy { since_ms: view.now.ms_since(record.since), waits_for }
 }

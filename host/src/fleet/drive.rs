@@ -7,7 +7,7 @@ use futures_util::future::OptionFuture;
 use serde_json::{Map, Value};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::machine::{self, Joining, Naming, Newcomer, Step};
+use super::machine::{self, FleetAction, Joining, Newcomer, PolicyVersions};
 use super::{Fleet, Records, Stage, host, version_of, versions};
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -17,7 +17,7 @@ use crate::lock::{Instant, ServerTime};
 use crate::policy::Prepared;
 use crate::random;
 use crate::store::StoreError;
-use crate::store::registry::{Component, Member, Pulse, Record, Version, View};
+use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, View};
 use crate::vital;
 
 /// A statement of a process that has ended may still wait for a row's lock: so long, in microseconds.
@@ -116,7 +116,7 @@ impl Fleet {
     async fn join(&self, watch: &mut Watch, fresh: bool) {
         loop {
             let id = self.register().await;
-            match self.establish(watch, id, fresh).await {
+            match self.activate(watch, id, fresh).await {
                 Some(acks) => {
                     let mut state = self.0.state();
                     (state.stage, state.acks, state.trouble) = (Stage::Member, acks, None);
@@ -158,7 +158,7 @@ impl Fleet {
     }
 
     /// What this member has acknowledged when it may grant; `None` where its row is gone.
-    async fn establish(&self, watch: &mut Watch, id: u64, fresh: bool) -> Option<BTreeMap<String, u64>> {
+    async fn activate(&self, watch: &mut Watch, id: u64, fresh: bool) -> Option<BTreeMap<String, u64>> {
         let own = self.0.own();
         // Only once: of two that start together, each with policies of its own, the first follows the second.
         let mut founds = fresh;
@@ -182,9 +182,9 @@ impl Fleet {
             };
             let established = match joining {
                 Joining::Wait(why) => Err(Trouble::Refused(why)),
-                Joining::Found | Joining::Rename => {
+                Joining::Initialize | Joining::Rename => {
                     reached(Branch::Founds);
-                    self.found(id, &view, names, records).await
+                    self.initialize(id, &view, names, records).await
                 }
                 Joining::Follow => self.catch_up(id, &view, (&own, records), fresh).await.map(Some),
             };
@@ -208,11 +208,11 @@ impl Fleet {
     }
 
     /// Its own policies are the recorded ones then, and it goes on as one that follows.
-    async fn found(
+    async fn initialize(
         &self,
         id: u64,
         view: &View,
-        names: &Naming,
+        names: &PolicyVersions,
         own: Records,
     ) -> Result<Option<BTreeMap<String, u64>>, Trouble> {
         if let Some(why) = machine::named_otherwise(view, names) {
@@ -224,7 +224,7 @@ impl Fleet {
         if !view.records.is_empty() && own.iter().any(differs) {
             self.0.service.raise_tokens().await?;
         }
-        match self.0.registry.found(id, own).await? {
+        match self.0.registry.initialize(id, own).await? {
             true => Ok(None),
             false => Err(Trouble::Changed),
         }
@@ -246,7 +246,7 @@ impl Fleet {
         &self,
         id: u64,
         view: &View,
-        (own, records): (&BTreeMap<String, Version>, Records),
+        (own, records): (&BTreeMap<String, PolicyVersion>, Records),
         fresh: bool,
     ) -> Result<BTreeMap<String, u64>, Trouble> {
         if records.iter().any(|(name, _)| view.record(name).is_none()) {
@@ -256,7 +256,7 @@ impl Fleet {
             return Err(Trouble::Changed);
         }
         for record in &view.records {
-            self.conform(record).await?;
+            self.apply_record(record).await?;
         }
         // What it asked for before it was counted as gone may be granted until then.
         self.0.service.settled().await;
@@ -269,7 +269,7 @@ impl Fleet {
         self.0.service.settled().await;
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();
-        if !self.0.registry.establish(id, acks.clone()).await? {
+        if !self.0.registry.activate(id, acks.clone()).await? {
             return Err(Trouble::Changed);
         }
         for (name, version) in own.iter().filter(|_| fresh) {
@@ -280,7 +280,7 @@ impl Fleet {
         Ok(acks)
     }
 
-    fn differs(&self, name: &str, own: &Version, live: &Version) {
+    fn differs(&self, name: &str, own: &PolicyVersion, live: &PolicyVersion) {
         let what = format!(
             "config.toml has {} with the settings {}, and the other proxies go by {} with {}; this one does, \
              too: to change them all, `lockkeeper policy push {name} FILE`",
@@ -315,9 +315,9 @@ impl Fleet {
             let mut moved = false;
             for step in machine::steps(&view, id, &acks, &gone) {
                 moved |= match step {
-                    Step::Evict { id, beat } => self.evict_one(&view, id, beat).await,
-                    Step::Conform(record) => self.acknowledge(&record).await,
-                    Step::Settle { name, seq } => self.settle(&name, seq).await,
+                    FleetAction::Evict { id, beat } => self.evict_one(&view, id, beat).await,
+                    FleetAction::ApplyRecord(record) => self.acknowledge(&record).await,
+                    FleetAction::Settle { name, seq } => self.settle(&name, seq).await,
                 };
             }
             if moved {
@@ -360,7 +360,7 @@ impl Fleet {
     async fn evict(&self, watch: &mut Watch, view: &View, me: u64) {
         let gone = watch.gone(view, &self.0.host);
         for step in machine::evictions(view, me, &gone) {
-            if let Step::Evict { id, beat } = step {
+            if let FleetAction::Evict { id, beat } = step {
                 self.evict_one(view, id, beat).await;
             }
         }
@@ -392,7 +392,7 @@ impl Fleet {
     }
 
     /// Whether the record was followed, or called off.
-    async fn acknowledge(&self, record: &Record) -> bool {
+    async fn acknowledge(&self, record: &PolicyRecord) -> bool {
         let name = &record.name;
         match self.follows(record).await {
             Ok(None) => {
@@ -434,24 +434,24 @@ impl Fleet {
     ///
     /// The order counts. Once it conforms, it plans nothing more by the record before. Once that has settled,
     /// nothing that was planned so can still be granted. Only then are the leases complete that are looked at.
-    async fn follows(&self, record: &Record) -> Result<Option<String>, Trouble> {
-        self.conform(record).await?;
+    async fn follows(&self, record: &PolicyRecord) -> Result<Option<String>, Trouble> {
+        self.apply_record(record).await?;
         self.0.service.settled().await;
         Ok(self.waits_for_leases(record).await)
     }
 
     /// Whether other proxies could go by the candidate's keys alone while a lease lasts that they would not respect. Those
     /// that join later are no exception: until the lease has ended the record has them take the keys of both.
-    async fn waits_for_leases(&self, record: &Record) -> Option<String> {
-        let candidate = self.0.policies.naming(&record.name)?.candidate.clone()?;
+    async fn waits_for_leases(&self, record: &PolicyRecord) -> Option<String> {
+        let candidate = self.0.policies.active(&record.name)?.candidate.clone()?;
         // Where the leases cannot be read nobody knows.
         self.0.service.holds_up(candidate).await.unwrap_or_else(|error| Some(error.to_string()))
     }
 
     /// Has claims take the keys that the record says. A policy that this proxy does not have names none.
-    async fn conform(&self, record: &Record) -> Result<(), Trouble> {
+    async fn apply_record(&self, record: &PolicyRecord) -> Result<(), Trouble> {
         let (service, policies) = (&self.0.service, &self.0.policies);
-        let Some(naming) = policies.naming(&record.name) else { return Ok(()) };
+        let Some(naming) = policies.active(&record.name) else { return Ok(()) };
         if version_of(&naming.live) != record.live {
             let known = naming.candidate.clone().filter(|known| version_of(known) == record.live);
             let next = match known {
@@ -469,7 +469,7 @@ impl Fleet {
             }
         }
         if let Some(candidate) = &record.candidate {
-            let named = policies.naming(&record.name).and_then(|naming| naming.candidate.clone());
+            let named = policies.active(&record.name).and_then(|naming| naming.candidate.clone());
             if named.is_none_or(|named| version_of(&named) != *candidate) {
                 let next = self.prepared(record, candidate).await?;
                 service.name_with(next).await?;
@@ -479,7 +479,11 @@ impl Fleet {
     }
 
     /// A recorded version, checked by this proxy.
-    pub(super) async fn prepared(&self, record: &Record, version: &Version) -> Result<Prepared, Trouble> {
+    pub(super) async fn prepared(
+        &self,
+        record: &PolicyRecord,
+        version: &PolicyVersion,
+    ) -> Result<Prepared, Trouble> {
         let known = self.0.prepared.lock().map(|mut known| known.remove(&record.name)).unwrap_or_default();
         if let Some(known) = known.filter(|known| version_of(known.generation()) == *version) {
             return Ok(known);

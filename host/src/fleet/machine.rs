@@ -9,39 +9,39 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::ServerTime;
-use crate::store::registry::{Member, Record, Version, View};
+use crate::store::registry::{Member, PolicyRecord, PolicyVersion, View};
 
 /// How long beats come faster after a record has changed, in microseconds.
 const HURRY_US: u64 = 10_000_000;
 
 /// One thing to be done. Each may be done by several members at once: one of them wins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum FleetAction {
     /// The member is gone.
     Evict { id: u64, beat: ServerTime },
     /// Go where the record is, and acknowledge it.
-    Conform(Record),
+    ApplyRecord(PolicyRecord),
     /// Every member names keys by both.
     Settle { name: String, seq: u64 },
 }
 
 /// What the member `me` does, which has acknowledged `acks`. `gone`: members that are.
-pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, gone: &BTreeSet<u64>) -> Vec<Step> {
+pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, gone: &BTreeSet<u64>) -> Vec<FleetAction> {
     let mut steps = evictions(view, me, gone);
     for record in &view.records {
         // A view may have been read before this proxy's own last step: what is older is done.
         if acks.get(&record.name).is_none_or(|acked| *acked < record.seq) {
-            steps.push(Step::Conform(record.clone()));
+            steps.push(FleetAction::ApplyRecord(record.clone()));
         } else if record.candidate.is_some() && waited_for(view, &record.name, record.seq).is_empty() {
-            steps.push(Step::Settle { name: record.name.clone(), seq: record.seq });
+            steps.push(FleetAction::Settle { name: record.name.clone(), seq: record.seq });
         }
     }
     steps
 }
 
-pub fn evictions(view: &View, me: u64, gone: &BTreeSet<u64>) -> Vec<Step> {
+pub fn evictions(view: &View, me: u64, gone: &BTreeSet<u64>) -> Vec<FleetAction> {
     let is_gone = |member: &&Member| member.id != me && gone.contains(&member.id);
-    let evict = |member: &Member| Step::Evict { id: member.id, beat: member.beat };
+    let evict = |member: &Member| FleetAction::Evict { id: member.id, beat: member.beat };
     view.members.iter().filter(is_gone).map(evict).collect()
 }
 
@@ -54,7 +54,7 @@ pub fn is_silent(view: &View, member: &Member, seen_for_us: u64) -> bool {
 /// Whether something is under way that began a short while ago: beats come faster then. What takes longer
 /// waits for a lease, a silent member or an operator, and is not over sooner for being asked about.
 pub fn hurries(view: &View) -> bool {
-    let pending = |record: &Record| {
+    let pending = |record: &PolicyRecord| {
         record.candidate.is_some() || !waited_for(view, &record.name, record.seq).is_empty()
     };
     view.records.iter().any(|record| view.now.us_since(record.since) < HURRY_US && pending(record))
@@ -73,7 +73,7 @@ pub enum Beginning {
     Busy,
 }
 
-pub fn beginning(record: &Record, version: &Version) -> Beginning {
+pub fn beginning(record: &PolicyRecord, version: &PolicyVersion) -> Beginning {
     let seq = record.seq;
     match &record.candidate {
         Some(candidate) if candidate == version => Beginning::Join { seq },
@@ -101,7 +101,7 @@ pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
 }
 
 /// The view after a change was begun.
-pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: Version) {
+pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: PolicyVersion) {
     if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
         (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), None);
         record.since = view.now;
@@ -110,7 +110,7 @@ pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: Version) {
 
 /// The view after the candidate has become the live one.
 pub fn settled(view: &mut View, name: &str, seq: u64) {
-    let of_both = |record: &&mut Record| record.name == name && record.seq == seq;
+    let of_both = |record: &&mut PolicyRecord| record.name == name && record.seq == seq;
     if let Some(record) = view.records.iter_mut().find(of_both)
         && let Some(candidate) = record.candidate.take()
     {
@@ -138,7 +138,7 @@ pub enum Joining {
     /// Not yet: why.
     Wait(String),
     /// Nobody else may grant: its own policies become the recorded ones, and it follows them then.
-    Found,
+    Initialize,
     /// Nobody else may grant: its own names of guarded requests become the recorded ones, and it follows them then.
     Rename,
     /// It takes the recorded policies, whatever its own are.
@@ -163,16 +163,16 @@ pub struct Newcomer<'a> {
     pub id: u64,
     pub routes: &'a str,
     /// How it names guarded requests, by record.
-    pub naming: &'a Naming,
+    pub naming: &'a PolicyVersions,
     /// Its own policies, where they may become the recorded ones: it has just started, and they have not been
     /// before.
-    pub own: Option<&'a BTreeMap<String, Version>>,
+    pub own: Option<&'a BTreeMap<String, PolicyVersion>>,
     /// The first beat that it saw of each member.
     pub first_beats: &'a BTreeMap<u64, ServerTime>,
 }
 
 /// How guarded requests are named, by record.
-pub type Naming = BTreeMap<String, Version>;
+pub type PolicyVersions = BTreeMap<String, PolicyVersion>;
 
 /// How a proxy comes to name guarded requests in another way while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,7 +192,12 @@ pub const OTHERS: &str = "the new routes name requests differently, and other pr
 ///
 /// # Errors
 /// Why it cannot now.
-pub fn renaming(view: &View, member: Option<u64>, own: &Naming, wanted: &Naming) -> Result<Renaming, String> {
+pub fn renaming(
+    view: &View,
+    member: Option<u64>,
+    own: &PolicyVersions,
+    wanted: &PolicyVersions,
+) -> Result<Renaming, String> {
     let Some(me) = member else {
         // Where it has other records, what is recorded under their names may be of a time before.
         return match own.keys().eq(wanted.keys()) && are_recorded(view, wanted) {
@@ -209,13 +214,13 @@ pub fn renaming(view: &View, member: Option<u64>, own: &Naming, wanted: &Naming)
 }
 
 /// Whether each of these names is the recorded one.
-pub fn are_recorded(view: &View, wanted: &Naming) -> bool {
+pub fn are_recorded(view: &View, wanted: &PolicyVersions) -> bool {
     wanted.iter().all(|(name, version)| view.record(name).is_some_and(|record| record.live == *version))
 }
 
 /// Why guarded requests may have had other names before, as far as is recorded: under a record of the same name or
 /// under another one. A proxy without guarded routes names none.
-pub fn named_otherwise(view: &View, own: &Naming) -> Option<String> {
+pub fn named_otherwise(view: &View, own: &PolicyVersions) -> Option<String> {
     if own.is_empty() {
         return None;
     }
@@ -243,7 +248,7 @@ pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
             shown(other.id)
         ));
     }
-    let is_other = |(name, version): &(&String, &Version)| {
+    let is_other = |(name, version): &(&String, &PolicyVersion)| {
         view.record(name).is_some_and(|record| record.live != **version)
     };
     let renamed = newcomer.naming.iter().find(is_other);
@@ -258,9 +263,9 @@ pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
         return if renamed.is_some() { Joining::Rename } else { Joining::Follow };
     };
     if others.is_empty() {
-        return Joining::Found;
+        return Joining::Initialize;
     }
-    let differs = |(name, version): (&String, &Version)| {
+    let differs = |(name, version): (&String, &PolicyVersion)| {
         view.record(name).is_some_and(|record| record.live != *version)
     };
     // Whoever lives goes on with the recorded policies, and this one has to follow. Those that have died
@@ -290,7 +295,7 @@ pub enum Fate {
     Unknown,
 }
 
-pub fn fate(view: &View, name: &str, seq: u64, candidate: &Version) -> Fate {
+pub fn fate(view: &View, name: &str, seq: u64, candidate: &PolicyVersion) -> Fate {
     let Some(record) = view.record(name) else { return Fate::Unknown };
     let waits_for = waited_for(view, name, record.seq);
     if record.seq <= seq {

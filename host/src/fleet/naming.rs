@@ -34,7 +34,7 @@ impl Fleet {
     fn renaming(
         &self,
         view: &View,
-        own: &machine::Naming,
+        own: &machine::PolicyVersions,
         naming: &BTreeMap<String, String>,
     ) -> Result<Renaming, String> {
         let member = {
@@ -66,7 +66,7 @@ impl Fleet {
         let records = naming_records(naming);
         let mut own = self.0.naming.lock().await;
         let id = self.0.state().id;
-        match self.0.registry.found(id, records.clone()).await {
+        match self.0.registry.initialize(id, records.clone()).await {
             Ok(true) => {
                 *own = records;
                 self.0.hurry.notify_one();

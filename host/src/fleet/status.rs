@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Fleet, Inner, Stage, WRITES, drive, machine};
 use crate::clock;
-use crate::store::registry::{Member, Record, View};
+use crate::store::registry::{Member, PolicyRecord as Recorded, View};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct FleetStatus {
@@ -74,7 +74,7 @@ impl Fleet {
     pub fn records(&self) -> Vec<PolicyRecord> {
         let view = self.0.view.borrow();
         let held_up = self.0.state().held_up.clone();
-        let record = |record: &Record| PolicyRecord {
+        let record = |record: &Recorded| PolicyRecord {
             held_up: held_up.get(&record.name).cloned(),
             ..policy_record(&view, record)
         };
@@ -117,7 +117,7 @@ impl Inner {
     }
 }
 
-fn policy_record(view: &View, record: &Record) -> PolicyRecord {
+fn policy_record(view: &View, record: &Recorded) -> PolicyRecord {
     PolicyRecord {
         name: record.name.clone(),
         phase: if record.candidate.is_some() { "both" } else { "settled" },

@@ -130,8 +130,8 @@ fn is_renamed(named: &Named, old: &Routes, new: &Routes, limits: &Limits) -> boo
 /// Whether two requests are planned alike by every policy.
 fn is_same(one: &Wanted, other: &Wanted) -> bool {
     let plain = |wanted: &Wanted| {
-        let via = wanted.via.as_ref().map(|via| (via.policy.clone(), via.http.clone()));
-        (wanted.resource.clone(), wanted.mode, wanted.labels.clone(), via)
+        let routed = wanted.routed.as_ref().map(|routed| (routed.policy.clone(), routed.http.clone()));
+        (wanted.resource.clone(), wanted.mode, wanted.labels.clone(), routed)
     };
     plain(one) == plain(other)
 }
@@ -155,13 +155,13 @@ mod tests {
     use super::*;
     use crate::config::{HttpLimits, UpstreamLimits};
     use crate::service::tests::{memory, request, service};
-    use crate::service::{Guarded, Hold, Service, Via};
+    use crate::service::{Guarded, Hold, RoutedRequest, Service};
     use crate::telemetry::Metrics;
 
     /// A guarded request that has its lock.
     async fn under_way(service: &Service, resource: &str) -> Hold {
-        let via = Via { policy: "default".into(), http: Arc::default() };
-        let request = Wanted { ttl_ms: Some(60_000), via: Some(via), ..request(resource) };
+        let routed = RoutedRequest { policy: "default".into(), http: Arc::default() };
+        let request = Wanted { ttl_ms: Some(60_000), routed: Some(routed), ..request(resource) };
         let guarded = service.guard(&request).await.expect("it is free");
         let Guarded::Held(hold) = guarded else { panic!("it was not done before") };
         *hold

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::locked::{Locked, lost};
-use super::relay::{self, Answer, Relay, Telling};
+use super::relay::{self, Relay, RelayedBody, Telling};
 use super::routes::Route;
 use super::upload::{Sending, Upload};
 use super::upstream::{self, Connection, SendError};
@@ -75,7 +75,7 @@ impl Exchange {
             return Ok(end(head, lock).await);
         }
         let recording = lock.as_ref().and_then(|lock| lock.recording(&head));
-        let mut answer = Answer::new(relay::Parts {
+        let mut answer = RelayedBody::new(relay::Parts {
             body,
             connection,
             sending: self.sending.clone(),
@@ -92,7 +92,7 @@ impl Exchange {
     }
 
     /// How the client is told what becomes of the lock; in the head, where it is known already.
-    fn telling(&self, head: &mut response::Parts, answer: &Answer) -> Telling {
+    fn telling(&self, head: &mut response::Parts, answer: &RelayedBody) -> Telling {
         if let Some(status) = answer.status() {
             head.headers.insert(headers::LOCK_STATUS, status);
             return Telling::Nothing;

@@ -10,7 +10,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::Shared;
+use super::GuardContext;
 use super::routes::{Route, Routes};
 use super::upstream::Target;
 
@@ -22,7 +22,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// Asks each upstream of a route with a `health` path, again and again, and closes connections that
 /// nobody uses.
-pub async fn watch(shared: Arc<Shared>, routes: Vec<Arc<ArcSwap<Routes>>>, every: Duration) {
+pub async fn watch(shared: Arc<GuardContext>, routes: Vec<Arc<ArcSwap<Routes>>>, every: Duration) {
     let mut rounds = tokio::time::interval(every);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut sweeps = tokio::time::interval(SWEEP);
@@ -35,7 +35,7 @@ pub async fn watch(shared: Arc<Shared>, routes: Vec<Arc<ArcSwap<Routes>>>, every
     }
 }
 
-async fn round(shared: &Shared, routes: &[Arc<ArcSwap<Routes>>]) {
+async fn round(shared: &GuardContext, routes: &[Arc<ArcSwap<Routes>>]) {
     let routes: Vec<Arc<Routes>> = routes.iter().map(|routes| routes.load_full()).collect();
     let questions = shared.targets.all().into_iter().map(|target| {
         let leads_there = |route: &&Arc<Route>| route.targets.iter().any(|known| Arc::ptr_eq(known, &target));

@@ -33,16 +33,16 @@ use crate::vital;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, BrokenBody>>>;
 
-/// Passes an [`Answer`] on piece by piece.
+/// Passes an [`RelayedBody`] on piece by piece.
 pub struct Relay {
-    shared: Arc<Shared>,
+    shared: Arc<RelayContext>,
     /// Gives the client up where it does not read on; `None` for an answer that has arrived in whole.
     watching: Option<AbortHandle>,
     /// A drain waits for answers that are under way.
     _under_way: TaskTrackerToken,
 }
 
-struct Shared {
+struct RelayContext {
     state: Mutex<State>,
     why: OnceLock<String>,
     tasks: TaskTracker,
@@ -50,7 +50,7 @@ struct Shared {
 
 struct State {
     /// `None` once the client was given up.
-    answer: Option<Box<Answer>>,
+    answer: Option<Box<RelayedBody>>,
     /// The client's connection, while it waits for the next piece.
     waits: Option<Waker>,
     /// When the client last took a piece.
@@ -68,7 +68,7 @@ pub enum Telling {
 }
 
 /// The body of an answer as it arrives, with the lock that it is under.
-pub struct Answer {
+pub struct RelayedBody {
     body: Incoming,
     idle: Idle,
     connection: Option<Connection>,
@@ -120,26 +120,26 @@ impl From<Broken> for Problem {
 }
 
 impl Relay {
-    pub fn new(mut answer: Answer, telling: Telling, tasks: TaskTracker) -> Relay {
+    pub fn new(mut answer: RelayedBody, telling: Telling, tasks: TaskTracker) -> Relay {
         answer.telling = telling;
         let watched = (!answer.upstream_done)
             .then(|| (answer.idle.limit(), answer.lock.as_ref().and_then(Locked::cut)));
         let under_way = tasks.token();
         let state = State { answer: Some(Box::new(answer)), waits: None, taken_at: clock::now() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), why: OnceLock::new(), tasks });
+        let shared = Arc::new(RelayContext { state: Mutex::new(state), why: OnceLock::new(), tasks });
         let watching = watched
             .map(|(limit, cut)| vital::detach(watch(Arc::downgrade(&shared), limit, cut)).abort_handle());
         Relay { shared, watching, _under_way: under_way }
     }
 }
 
-impl Shared {
+impl RelayContext {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The client gets no more of the answer, and is told so if it waits for a piece.
-    fn give_up(&self, state: &mut State, why: String) -> Option<Box<Answer>> {
+    fn give_up(&self, state: &mut State, why: String) -> Option<Box<RelayedBody>> {
         tracing::debug!(why, "a client gets no more of its answer");
         let _ = self.why.set(why);
         state.waits.take().into_iter().for_each(Waker::wake);
@@ -148,7 +148,7 @@ impl Shared {
 
     /// Reads the rest of an answer without its client: the application is not told, and works on under its lock. When
     /// that is lost nothing is left to wait for.
-    fn finish_alone(&self, mut answer: Box<Answer>) {
+    fn finish_alone(&self, mut answer: Box<RelayedBody>) {
         if answer.lock.is_none() && answer.keeping.is_none() {
             return;
         }
@@ -167,7 +167,7 @@ impl Shared {
 /// Gives a client up that has taken nothing for `limit`, and an answer whose lease is lost and is to be cut off then:
 /// while the client does not read, nothing asks for the body. A client that waits for the next piece is not the one that
 /// takes nothing.
-async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'static, Arc<str>>>) {
+async fn watch(shared: Weak<RelayContext>, limit: Duration, cut: Option<BoxFuture<'static, Arc<str>>>) {
     let mut cut = std::pin::pin!(lost(cut).fuse());
     loop {
         let until = {
@@ -204,10 +204,10 @@ async fn watch(shared: Weak<Shared>, limit: Duration, cut: Option<BoxFuture<'sta
     }
 }
 
-impl Answer {
+impl RelayedBody {
     /// For a body that has not ended.
-    pub fn new(parts: Parts) -> Answer {
-        Answer {
+    pub fn new(parts: Parts) -> RelayedBody {
+        RelayedBody {
             idle: Idle::new(parts.idle_timeout),
             connection: Some(parts.connection),
             sending: parts.sending,
@@ -253,7 +253,7 @@ impl Answer {
         marked.map(|_| LOST).or_else(|| self.status.clone())
     }
 
-    /// Whether the client may have to be told more of the lock than [`Answer::status`] says now.
+    /// Whether the client may have to be told more of the lock than [`RelayedBody::status`] says now.
     pub fn may_tell(&self) -> bool {
         self.lock.as_ref().is_some_and(|lock| lock.marks() || lock.is_once())
     }

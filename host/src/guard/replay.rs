@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::headers;
 use crate::http::{Body, Kind, Problem, Response};
-use crate::lock::record::{Kept, Origin};
+use crate::lock::record::{Origin, StoredValue};
 use crate::service::HttpView;
 
 /// An answer as it is kept: JSON.
@@ -156,7 +156,7 @@ impl Recording {
 }
 
 /// The kept answer again.
-pub fn replay(kept: &Kept, fingerprint: &str, resource: &str) -> Result<Response, Problem> {
+pub fn replay(kept: &StoredValue, fingerprint: &str, resource: &str) -> Result<Response, Problem> {
     let outcome = match serde_json::from_str::<Outcome>(&kept.value) {
         Ok(outcome) if kept.origin == Origin::Route => outcome,
         _ => {

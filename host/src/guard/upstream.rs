@@ -201,8 +201,8 @@ impl Target {
 
     async fn connect(&self) -> io::Result<Link> {
         #[cfg(any(test, feature = "simulation"))]
-        if let Some(stream) = crate::simulation::application::connect().await {
-            return self.speak(stream).await;
+        if let Some(open) = simulated::APPLICATION.with_borrow(Clone::clone) {
+            return self.speak(open().await).await;
         }
         let limit = self.limits.connect_timeout;
         let late = |_| {
@@ -259,5 +259,22 @@ impl Connection {
             let mut kept = self.target.kept.lock().unwrap_or_else(PoisonError::into_inner);
             kept.push(Kept { link: self.link, until });
         }
+    }
+}
+/// The application of a simulation.
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulated {
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    use futures_util::future::BoxFuture;
+    use tokio::io::DuplexStream;
+
+    /// Opens a connection to the application.
+    pub type Open = Arc<dyn Fn() -> BoxFuture<'static, DuplexStream> + Send + Sync>;
+
+    thread_local! {
+        /// Of the simulation that runs on this thread.
+        pub static APPLICATION: RefCell<Option<Open>> = const { RefCell::new(None) };
     }
 }

@@ -8,7 +8,7 @@ use crate::clock;
 use crate::config::HttpLimits;
 use crate::lock::Instant;
 
-/// Shared between the socket, the handlers and the task of one connection.
+/// ConnectionContext between the socket, the handlers and the task of one connection.
 ///
 /// HTTP/1 uses it from one task only; HTTP/2 handlers run in tasks of their own.
 pub struct Activity {

@@ -33,7 +33,7 @@ use crate::config::HttpLimits;
 use crate::telemetry::Metrics;
 
 /// What the connections of a listener have in common.
-pub struct Shared<H> {
+pub struct ConnectionContext<H> {
     pub handler: H,
     pub limits: HttpLimits,
     pub metrics: Metrics,
@@ -56,7 +56,7 @@ pub async fn run<H: Handler>(
     stream: TcpStream,
     address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
-    shared: Arc<Shared<H>>,
+    shared: Arc<ConnectionContext<H>>,
 ) {
     let mut peer = Peer::new(address, tls.is_some());
     if H::WATCHES_PEERS {
@@ -248,7 +248,10 @@ struct Watchdog<'a, S> {
 }
 
 impl<'a> Watchdog<'a, ()> {
-    fn new<H>(shared: &'a Shared<H>, activity: &'a Activity) -> Watchdog<'a, impl Future<Output = ()> + 'a> {
+    fn new<H>(
+        shared: &'a ConnectionContext<H>,
+        activity: &'a Activity,
+    ) -> Watchdog<'a, impl Future<Output = ()> + 'a> {
         Watchdog {
             limits: &shared.limits,
             activity,
@@ -292,7 +295,7 @@ impl<S: Future<Output = ()>> Future for Watchdog<'_, S> {
 
 /// Answers the requests of one connection.
 struct Requests<H> {
-    shared: Arc<Shared<H>>,
+    shared: Arc<ConnectionContext<H>>,
     activity: Arc<Activity>,
     peer: Arc<Peer>,
 }
@@ -386,14 +389,14 @@ fn should_warn() -> Option<u64> {
     Some(UNSAID.swap(0, Relaxed))
 }
 
-async fn refuse<H: Handler>(socket: Socket, shared: &Shared<H>) {
+async fn refuse<H: Handler>(socket: Socket, shared: &ConnectionContext<H>) {
     let Some(refusal) = socket.refusal() else { return };
     let problem = Problem::from(refusal);
     shared.metrics.http(H::FRONT, problem.status_code());
     answer_and_close(socket.into_stream(), &problem).await;
 }
 
-async fn timed_out<H: Handler>(stream: Stream, shared: &Shared<H>) {
+async fn timed_out<H: Handler>(stream: Stream, shared: &ConnectionContext<H>) {
     shared.metrics.http(H::FRONT, 408);
     let detail = format!("the headers did not arrive within {} ms", shared.limits.header_timeout.as_millis());
     answer_and_close(stream, &Problem::new(Kind::Timeout, detail)).await;

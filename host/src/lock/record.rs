@@ -12,13 +12,13 @@ use super::{Key, LeaseRef, Mode, ServerTime, Token};
 mod decide;
 mod doubt;
 mod env;
-mod line;
+mod global_queue;
 mod replay;
 
 pub use decide::apply;
 pub use doubt::Doubt;
 pub use env::Env;
-pub use replay::{MARK_KEPT_US, MAX_MARKS, Mark, Tried, run};
+pub use replay::{BATCH_ID_KEPT_US, BatchId, MAX_BATCH_IDS, Tried, run};
 
 /// Ended grants with a request id that a key remembers, to tell a repeated call from a new one.
 pub const ENDED_KEPT: usize = 8;
@@ -35,7 +35,7 @@ pub const MAX_REPEATS: usize = 8;
 pub const UNKNOWN: &str =
     "nothing tells what became of it: an answer was lost, or writes that a server had not passed on";
 /// The longest line of a key over all proxies.
-pub const MAX_LINE: usize = 1_000;
+pub const MAX_GLOBAL_QUEUE: usize = 1_000;
 /// How far the store's clock may be set forward without anybody noticing: a lease that has ended by it is
 /// respected for as long, as its holder may count on.
 pub const UNNOTICED_US: u64 = 100_000;
@@ -64,12 +64,12 @@ pub struct Record {
     /// [`NAMELESS_KEPT`] and [`COMMITS_KEPT`] say.
     pub ended: Vec<Ended>,
     /// What the primitives `once` and `version` keep with the key.
-    pub kept: Option<Kept>,
+    pub kept: Option<StoredValue>,
     /// Those who wait for the key in an order that holds over all proxies, the first one first. At most
-    /// [`MAX_LINE`].
-    pub line: Vec<Place>,
-    /// The batches that changed the record of late, the last one of each connection. At most [`MAX_MARKS`].
-    pub marks: Vec<Mark>,
+    /// [`MAX_GLOBAL_QUEUE`].
+    pub global_queue: Vec<GlobalPlace>,
+    /// The batches that changed the record of late, the last one of each connection. At most [`MAX_BATCH_IDS`].
+    pub batch_ids: Vec<BatchId>,
     /// The other proxies that wait for the key without a line, the one that came first first. At most
     /// [`MAX_WANTED`].
     pub wanted: Vec<Wanted>,
@@ -77,7 +77,7 @@ pub struct Record {
 
 /// A waiter's place in the line of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GlobalPlace {
     pub ticket: u64,
     /// Whose waiter it is.
     pub proxy: Arc<str>,
@@ -104,21 +104,21 @@ pub struct Wanted {
 
 /// How a claim stands in line with those of other proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InLine {
-    /// A number that no other waiter has. Kept as long as it waits, whatever becomes of its keys. Made of the
+pub struct GlobalTicket {
+    /// A number that no other waiter has. StoredValue as long as it waits, whatever becomes of its keys. Made of the
     /// request where that has an id: the same request on another proxy has the same ticket.
-    pub ticket: u64,
+    pub number: u64,
     /// Lower ranks go first; within a rank, the waiter of which the store heard first.
     pub rank: i32,
     /// When it joined, as far as the store has told.
     pub joined: Option<ServerTime>,
-    /// See [`Place::returns`].
+    /// See [`GlobalPlace::returns`].
     pub returns: bool,
 }
 
 /// What is done to the line of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LineChange {
+pub enum GlobalQueueChange {
     /// Nothing: whose turn is it?
     Look,
     /// The place of a waiter that waits no more on this proxy, unless another proxy has taken the place over. Without
@@ -132,7 +132,7 @@ pub enum LineChange {
 
 /// The waiter that could have a key now, if it asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct NextWaiter {
     pub proxy: Arc<str>,
     /// Of its place in line; `None` where any waiter of the proxy may ask.
     pub ticket: Option<u64>,
@@ -141,7 +141,7 @@ pub struct Turn {
 /// A value that stays when nobody holds the key: the outcome of a `once`, or what was committed with
 /// a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredValue {
     /// JSON text.
     pub value: Box<str>,
     pub since: ServerTime,
@@ -254,7 +254,7 @@ pub struct Claim {
     pub waits: bool,
     /// Grant one of the keys that is free, not all of them.
     pub any: bool,
-    /// A random number that no other claim has. Kept when the same claim is sent again because its
+    /// A random number that no other claim has. StoredValue when the same claim is sent again because its
     /// answer was lost.
     pub attempt: u64,
     pub owner: Box<str>,
@@ -270,7 +270,7 @@ pub struct Claim {
     /// 0 for every other primitive.
     pub keep_ms: u32,
     /// Set where the order of waiters holds over all proxies.
-    pub line: Option<InLine>,
+    pub global: Option<GlobalTicket>,
     pub tag: Tag,
 }
 
@@ -331,9 +331,9 @@ pub enum Op {
     Force {
         key: Key,
     },
-    Line {
+    GlobalQueue {
         key: Key,
-        change: LineChange,
+        change: GlobalQueueChange,
     },
     /// The key's version and what is kept with it.
     Read {
@@ -351,9 +351,10 @@ impl Op {
                 &lease.keys
             }
             Op::Abandon { keys, .. } => keys,
-            Op::Force { key } | Op::Line { key, .. } | Op::Read { key } | Op::Commit(Commit { key, .. }) => {
-                std::slice::from_ref(key)
-            }
+            Op::Force { key }
+            | Op::GlobalQueue { key, .. }
+            | Op::Read { key }
+            | Op::Commit(Commit { key, .. }) => std::slice::from_ref(key),
         }
     }
 }
@@ -367,14 +368,14 @@ pub enum Outcome {
     /// An acquire or a commit found a key taken.
     Held(Denial),
     /// A `once` claim found that it was done before.
-    Done(Kept),
+    Done(StoredValue),
     /// The request id was used with another body, or its lease has ended.
     RequestReused {
         ended: bool,
     },
     /// The owner is at [`MAX_LEVELS`], or the key at [`MAX_HOLDERS`].
     Full,
-    /// The key's line is at [`MAX_LINE`].
+    /// The key's line is at [`MAX_GLOBAL_QUEUE`].
     Crowded,
     /// Renewed, or raised.
     Renewed {
@@ -393,8 +394,8 @@ pub enum Outcome {
     },
     Abandoned,
     /// The first in line, if the key is free.
-    Line {
-        turn: Option<Turn>,
+    GlobalQueue {
+        next_waiter: Option<NextWaiter>,
     },
     Version(Version),
     Committed {
@@ -411,7 +412,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     pub version: Token,
-    pub kept: Option<Kept>,
+    pub kept: Option<StoredValue>,
 }
 
 /// A grant, new or found again by its request id.
@@ -440,7 +441,7 @@ pub struct Denial {
     /// Microseconds until the first change that could let this claim in, unless somebody releases.
     pub free_in_us: u64,
     /// The key is free, and this one's.
-    pub turn: Option<Turn>,
+    pub next_waiter: Option<NextWaiter>,
     /// When the claim joined the lines of its keys, where it did.
     pub joined: Option<ServerTime>,
 }
@@ -513,7 +514,7 @@ impl Holder {
     }
 }
 
-impl Place {
+impl GlobalPlace {
     /// Lower goes first.
     fn order(&self) -> (i32, ServerTime, u64) {
         (self.rank, self.joined, self.ticket)

@@ -12,14 +12,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::record::{Claim, Denial, Grant, HeldBy, Kept, LineChange, Outcome, Release, UNNOTICED_US};
+use super::record::{
+    Claim, Denial, GlobalQueueChange, Grant, HeldBy, Outcome, Release, StoredValue, UNNOTICED_US,
+};
 use super::{Instant, Key, LeaseRef, Mode, Token};
 
 mod chores;
 mod events;
-mod flights;
+mod global_queue;
+mod in_flight;
 mod leases;
-mod line;
 mod queue;
 mod turns;
 mod waiters;
@@ -28,9 +30,9 @@ pub use events::*;
 pub use turns::built_in_backoff;
 
 use chores::{Chore, Chores};
-use flights::Flight;
+use in_flight::InFlight;
 use leases::Leases;
-use queue::{Place, Queue};
+use queue::{Queue, QueuePosition};
 
 use crate::lock::maps::HashMap;
 
@@ -62,7 +64,7 @@ const LOOK_MS: u32 = (UNNOTICED_US / 1_000) as u32;
 pub struct Table {
     queues: HashMap<Key, Queue>,
     waiters: HashMap<WaiterId, Entry>,
-    flights: HashMap<Ticket, Flight>,
+    in_flight: HashMap<SubmissionId, InFlight>,
     leases: Leases,
     chores: Chores,
     timers: BTreeSet<(Instant, Timer)>,
@@ -80,11 +82,11 @@ pub struct Table {
 #[derive(Debug)]
 struct Entry {
     waiter: Waiter,
-    place: Place,
+    place: QueuePosition,
     arrived: Instant,
     deadline: Instant,
     /// The flight that asks the store for this waiter.
-    flight: Option<Ticket>,
+    in_flight: Option<SubmissionId>,
     cancelled: bool,
     attempts: u32,
     last_sleep_ms: u32,
@@ -95,7 +97,7 @@ struct Entry {
     unsure_until: Option<Instant>,
     replan: Option<Box<Claim>>,
     /// The store may have a place in line for it.
-    in_line: bool,
+    in_global_queue: bool,
     /// The flight that asks for it leaves this proxy's mark where it is denied.
     marks: bool,
     /// It became its turn while a flight was under way that may not have seen it.
@@ -138,7 +140,7 @@ impl Table {
 
     /// Whether the store still owes an answer.
     pub fn busy(&self) -> bool {
-        !self.flights.is_empty() || !self.waiters.is_empty() || self.chores.are_due()
+        !self.in_flight.is_empty() || !self.waiters.is_empty() || self.chores.are_due()
     }
 
     /// Whether the lease runs, as far as this proxy knows.
@@ -191,8 +193,10 @@ impl Table {
                 self.wake(&key, now, out);
             }
             Event::Wake(key) => self.wake(&key, now, out),
-            Event::Orphan { key, turn } => self.orphan(key, turn, now, out),
-            Event::PeerGone { peer, key } => self.line(key, LineChange::Evict { proxy: peer }, out),
+            Event::Orphan { key, next_waiter } => self.orphan(key, next_waiter, now, out),
+            Event::PeerGone { peer, key } => {
+                self.change_global_queue(key, GlobalQueueChange::Evict { proxy: peer }, out);
+            }
             Event::Replan { waiter, claim } => self.replan(waiter, claim, now, out),
             Event::Shutdown => self.shut_down(out),
         }
@@ -223,7 +227,7 @@ impl Table {
                 }
                 Some((at, Timer::Chores)) => self.chores_go_on(at.max(now), out),
                 Some((_, Timer::Leave(key, proxy, ticket))) => {
-                    self.line(key, LineChange::Leave { proxy, ticket }, out);
+                    self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket }, out);
                 }
                 Some((_, Timer::Join(key))) => self.join(&key, now, out),
                 Some((_, Timer::Keep(key))) => self.keep_places(&key, now, out),

@@ -8,11 +8,11 @@ use super::cache;
 use super::codec;
 use super::link::{Fault, Link};
 use super::sql::{self, RowWrite};
-use super::store::Shared;
+use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
-use crate::lock::record::{self, Env, Holder, Mark, Op, Record, Records, Tried};
+use crate::lock::record::{self, BatchId, Env, Holder, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
 
@@ -23,20 +23,20 @@ const STATEMENT_ROWS: usize = 1024;
 
 /// What was decided of a batch. It is noted before the batch is sent, so that it is there if the answer is lost.
 pub struct Decided {
-    pub mark: Mark,
+    pub batch_id: BatchId,
     pub replies: Vec<Reply>,
 }
 
 /// Runs the groups in order; nothing is applied after `deadline`. On an error nothing was applied, or, where the
 /// connection broke and something is `decided`, it is not known whether that was.
 pub async fn run(
-    shared: &Shared,
+    context: &Context,
     link: &mut Link,
     work: (&[Vec<Op>], &mut [Option<Tried>]),
     deadline: Instant,
     decided: &mut Option<Decided>,
 ) -> Result<(), Fault> {
-    let result = transact(shared, link, work, deadline, decided).await;
+    let result = transact(context, link, work, deadline, decided).await;
     if matches!(result, Err(Fault::Conflict { .. } | Fault::Rejected { .. })) {
         // A statement that failed has undone itself only: the rest would be kept by a COMMIT.
         link.rollback().await?;
@@ -45,7 +45,7 @@ pub async fn run(
 }
 
 async fn transact(
-    shared: &Shared,
+    context: &Context,
     link: &mut Link,
     (groups, tried): (&[Vec<Op>], &mut [Option<Tried>]),
     deadline: Instant,
@@ -54,32 +54,32 @@ async fn transact(
     let keys: BTreeSet<&Key> = groups.iter().flatten().flat_map(Op::keys).collect();
     let asked_at = clock::now();
     let mut sets = link.exchange(sql::lock_rows(keys.iter().copied())).await?;
-    link.learn(shared, sets.pop(), asked_at)?;
-    shared.check_watched()?;
+    link.learn(context, sets.pop(), asked_at)?;
+    context.check_watched()?;
     link.check_member()?;
     let stored = read_rows(sets.pop().unwrap_or_default())?;
     let (mut records, revisions) = assemble(&keys, stored);
-    let env = environment(shared, link, &records, &keys, (link.sample.now, link.sample.now));
-    let mark = link.next_mark();
-    let outcomes = record::run(&mut records, groups, tried, &env, mark);
+    let env = environment(context, link, &records, &keys, (link.sample.now, link.sample.now));
+    let batch_id = link.next_batch_id();
+    let outcomes = record::run(&mut records, groups, tried, &env, batch_id);
     let replies = outcomes.into_iter().map(|outcomes| Reply { outcomes, asked_at, now: env.now }).collect();
     let writes = writes(&records, &revisions, env.now);
     if writes.is_empty() {
         link.rollback().await?;
-        remember(shared, link, &records, &revisions, env.now);
-        *decided = Some(Decided { mark, replies });
+        remember(context, link, &records, &revisions, env.now);
+        *decided = Some(Decided { batch_id, replies });
         return Ok(());
     }
-    *decided = Some(Decided { mark, replies });
+    *decided = Some(Decided { batch_id, replies });
     commit(link, writes, deadline).await?;
-    remember(shared, link, &records, &revisions, env.now);
+    remember(context, link, &records, &revisions, env.now);
     Ok(())
 }
 
 /// What the decisions need to know. `now` is the server's time that they are made for, and `earliest` the earliest that
 /// it can be.
 pub fn environment<'a>(
-    shared: &Shared,
+    context: &Context,
     link: &Link,
     records: &Records,
     keys: impl IntoIterator<Item = &'a &'a Key>,
@@ -88,8 +88,8 @@ pub fn environment<'a>(
     let sample = &link.sample;
     let own = clock::now();
     let (doubt, set_back_us, waits_until, steady) = {
-        let steps = shared.steps();
-        let steady = steps.is_steady(own, record::MARK_KEPT_US);
+        let steps = context.clock_steps();
+        let steady = steps.is_steady(own, record::BATCH_ID_KEPT_US);
         (steps.doubt(own), steps.set_back_us(own), steps.waits_until(), steady)
     };
     let is_in_doubt = |holder: &Holder| holder.free_at() <= now && !doubt.has_ended(holder, earliest);
@@ -105,7 +105,7 @@ pub fn environment<'a>(
         others: Token(sample.counter),
         grants_from: sample.grants_from.max(now.plus_us(waits_until.us_since(own))),
         takeover,
-        longest_us: shared.longest_us(),
+        longest_us: context.longest_us(),
         set_back_us,
         steady,
     }
@@ -219,16 +219,25 @@ fn statements(mut rows: &[RowWrite]) -> impl Iterator<Item = &[RowWrite]> {
 }
 
 /// Rows that were only read, too: a look at a lease that has ended comes just before somebody takes it over.
-fn remember(shared: &Shared, link: &Link, records: &Records, revisions: &HashMap<Key, u64>, now: ServerTime) {
+fn remember(
+    context: &Context,
+    link: &Link,
+    records: &Records,
+    revisions: &HashMap<Key, u64>,
+    now: ServerTime,
+) {
     for (key, &revision) in revisions {
         if let Some(record) = records.get(key) {
-            shared.cache.put(key.clone(), cache::Row { record: record.clone(), revision, era: link.era() });
+            context.cache.put(
+                key.clone(),
+                cache::Row { record: record.clone(), revision, cache_scope: link.cache_scope() },
+            );
         }
     }
     for (key, record, _) in records.changed() {
         let revision = next_revision(revisions.get(key), now);
-        let row = cache::Row { record: record.clone(), revision, era: link.era() };
-        shared.cache.put(key.clone(), row);
+        let row = cache::Row { record: record.clone(), revision, cache_scope: link.cache_scope() };
+        context.cache.put(key.clone(), row);
     }
 }
 

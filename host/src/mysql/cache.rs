@@ -21,15 +21,15 @@ const MAX_HOLDERS: usize = 16;
 pub struct Row {
     pub record: Record,
     pub revision: u64,
-    pub era: Era,
+    pub cache_scope: CacheScope,
 }
 
 /// While the era lasts, no row is deleted, and a revision names one content of a row. Every deletion of rows is
 /// preceded by a rise of the floor (see [`clean`](super::clean)), and so begins another era.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Era {
+pub struct CacheScope {
     /// The choice of the server.
-    pub turn: u64,
+    pub generation: u64,
     pub epoch: u64,
     pub floor: u64,
 }
@@ -52,11 +52,11 @@ impl Cache {
     }
 
     /// Takes the row out: whoever changes it puts the new one back.
-    pub fn take(&self, key: &Key, era: Era) -> Option<Row> {
+    pub fn take(&self, key: &Key, cache_scope: CacheScope) -> Option<Row> {
         let mut shard = self.shard(key);
         let young = shard.young.remove(key);
         let old = shard.old.remove(key);
-        young.or(old).filter(|row| row.era == era)
+        young.or(old).filter(|row| row.cache_scope == cache_scope)
     }
 
     pub fn put(&self, key: Key, row: Row) {
@@ -98,10 +98,10 @@ mod tests {
         Key::new(&format!("key-{n}")).expect("it is a key")
     }
 
-    const ERA: Era = Era { turn: 1, epoch: 1, floor: 1 };
+    const SCOPE: CacheScope = CacheScope { generation: 1, epoch: 1, floor: 1 };
 
     fn row(revision: u64) -> Row {
-        Row { record: Record::default(), revision, era: ERA }
+        Row { record: Record::default(), revision, cache_scope: SCOPE }
     }
 
     #[test]
@@ -115,19 +115,23 @@ mod tests {
             shard.young.len() + shard.old.len()
         });
         assert!(kept.sum::<usize>() <= 2 * SHARDS * HALF);
-        assert_eq!(cache.take(&key(99_999), ERA).map(|row| row.revision), Some(99_999));
-        assert!(cache.take(&key(0), ERA).is_none());
+        assert_eq!(cache.take(&key(99_999), SCOPE).map(|row| row.revision), Some(99_999));
+        assert!(cache.take(&key(0), SCOPE).is_none());
     }
 
     #[test]
     fn another_era_forgets() {
         let cache = Cache::new();
-        for era in [Era { turn: 2, ..ERA }, Era { epoch: 2, ..ERA }, Era { floor: 2, ..ERA }] {
+        for cache_scope in [
+            CacheScope { generation: 2, ..SCOPE },
+            CacheScope { epoch: 2, ..SCOPE },
+            CacheScope { floor: 2, ..SCOPE },
+        ] {
             cache.put(key(1), row(5));
-            assert!(cache.take(&key(1), era).is_none(), "{era:?}");
-            assert!(cache.take(&key(1), ERA).is_none(), "it is forgotten");
+            assert!(cache.take(&key(1), cache_scope).is_none(), "{cache_scope:?}");
+            assert!(cache.take(&key(1), SCOPE).is_none(), "it is forgotten");
         }
         cache.put(key(1), row(5));
-        assert!(cache.take(&key(1), ERA).is_some());
+        assert!(cache.take(&key(1), SCOPE).is_some());
     }
 }

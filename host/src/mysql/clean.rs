@@ -2,7 +2,7 @@
 //!
 //! The floor is raised first, above the tokens of the rows that are to go, so that the next token of each key is
 //! above its last one. Then those rows are deleted that are still as they were before the rise: they were
-//! written in an earlier [`Era`](super::cache::Era), so a proxy that remembers one of them does not use it any more.
+//! written in an earlier [`CacheScope`](super::cache::CacheScope), so a proxy that remembers one of them does not use it any more.
 //! Rows that are in use are skipped.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use mysql_async::Row;
 use super::lanes::Backoff;
 use super::link::{Fault, Link};
 use super::sql::{self, LEASES, ROWS};
-use super::store::Shared;
+use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
@@ -30,16 +30,16 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 const SHORTEST_REST: Duration = Duration::from_millis(200);
 
 /// Sweeps over the table again and again until the store is closed.
-pub async fn run(shared: Arc<Shared>) {
-    let rest = (shared.clean_after / 4).clamp(SHORTEST_REST, LONGEST_REST);
+pub async fn run(context: Arc<Context>) {
+    let rest = (context.clean_after / 4).clamp(SHORTEST_REST, LONGEST_REST);
     let mut backoff = Backoff::new();
     let mut rows_swept = clock::now();
     loop {
         let mut wait = rest;
         tokio::select! {
             biased;
-            () = shared.stop.cancelled() => return,
-            swept = sweep(&shared, &mut rows_swept) => match swept {
+            () = context.stop.cancelled() => return,
+            swept = sweep(&context, &mut rows_swept) => match swept {
                 Ok(0) => backoff = Backoff::new(),
                 Ok(deleted) => tracing::debug!(deleted, "deleted the rows of idle keys"),
                 Err(fault) => {
@@ -50,19 +50,19 @@ pub async fn run(shared: Arc<Shared>) {
         }
         tokio::select! {
             biased;
-            () = shared.stop.cancelled() => return,
+            () = context.stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
         }
     }
 }
 
 /// How many rows were deleted.
-async fn sweep(shared: &Shared, rows_swept: &mut Instant) -> Result<usize, Fault> {
-    let mut link = Link::open(shared).await?;
+async fn sweep(context: &Context, rows_swept: &mut Instant) -> Result<usize, Fault> {
+    let mut link = Link::open(context).await?;
     let mut deleted = 0;
     let mut after = Vec::new();
     loop {
-        let idle = within_limit("looking for idle rows", page(shared, &mut link, &after)).await?;
+        let idle = within_limit("looking for idle rows", page(context, &mut link, &after)).await?;
         let Some(last) = idle.last() else { break };
         after.clone_from(&last.key);
         for rows in idle.chunks(CHUNK) {
@@ -73,7 +73,7 @@ async fn sweep(shared: &Shared, rows_swept: &mut Instant) -> Result<usize, Fault
             break;
         }
     }
-    if clock::now().us_since(*rows_swept) >= shared.clean_after.as_micros() as u64 {
+    if clock::now().us_since(*rows_swept) >= context.clean_after.as_micros() as u64 {
         deleted += within_limit("deleting free rows", free_rows(&mut link)).await?;
         *rows_swept = clock::now();
     }
@@ -111,8 +111,8 @@ struct Idle {
 }
 
 /// Idle rows from behind `after`, once the floor is above their tokens.
-async fn page(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<Vec<Idle>, Fault> {
-    let Some(idle_since) = idle_since(shared) else { return Ok(Vec::new()) };
+async fn page(context: &Context, link: &mut Link, after: &[u8]) -> Result<Vec<Idle>, Fault> {
+    let Some(idle_since) = idle_since(context) else { return Ok(Vec::new()) };
     // Without locks, for it may look at many rows that are in use.
     let found = format!(
         "SELECT k,revision,token FROM {LEASES} WHERE k>{} AND until_us<{} ORDER BY k LIMIT {PAGE}",
@@ -134,11 +134,11 @@ async fn page(shared: &Shared, link: &mut Link, after: &[u8]) -> Result<Vec<Idle
 
 /// Rows of which nothing lasted longer than this are idle. It is no later than it has to be where the server's clock was
 /// set forward: the rows of leases that run would look idle.
-fn idle_since(shared: &Shared) -> Option<ServerTime> {
+fn idle_since(context: &Context) -> Option<ServerTime> {
     let now = clock::now();
-    let steps = shared.steps();
+    let steps = context.clock_steps();
     let (earliest, _) = steps.server_time(now).filter(|_| steps.is_watched())?;
-    let unsure_us = steps.doubt(now).by_us.saturating_add(shared.clean_after.as_micros() as u64);
+    let unsure_us = steps.doubt(now).by_us.saturating_add(context.clean_after.as_micros() as u64);
     Some(ServerTime(earliest.0.saturating_sub(unsure_us)))
 }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock::record::{Committed, Ended, Holder, Kept, Level, Mark, Origin, Place, Record, Tag, Wanted};
+use crate::lock::record::{
+    BatchId, Committed, Ended, GlobalPlace, Holder, Level, Origin, Record, StoredValue, Tag, Wanted,
+};
 use crate::lock::{Mode, ServerTime, Token};
 
 /// The text could not be read as a record.
@@ -23,8 +25,8 @@ pub fn encode(record: &Record) -> Vec<u8> {
         not_before: record.not_before.0,
         ended: record.ended.iter().map(EndedState::from).collect(),
         kept: record.kept.as_ref().map(KeptState::from),
-        line: LineState::from(&record.line[..]),
-        marks: record.marks.iter().map(|mark| (mark.writer, mark.at.0)).collect(),
+        line: LineState::from(&record.global_queue[..]),
+        marks: record.batch_ids.iter().map(|mark| (mark.writer, mark.at.0)).collect(),
         wanted: record.wanted.iter().map(WantedState::from).collect(),
     };
     serde_json::to_vec(&state).expect("strings and numbers always serialize")
@@ -37,9 +39,13 @@ pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
         holders: state.holders.into_iter().map(Holder::from).collect(),
         not_before: ServerTime(state.not_before),
         ended: state.ended.into_iter().map(Ended::from).collect(),
-        kept: state.kept.map(Kept::from),
-        line: state.line.into(),
-        marks: state.marks.into_iter().map(|(writer, at)| Mark { writer, at: ServerTime(at) }).collect(),
+        kept: state.kept.map(StoredValue::from),
+        global_queue: state.line.into(),
+        batch_ids: state
+            .marks
+            .into_iter()
+            .map(|(writer, at)| BatchId { writer, at: ServerTime(at) })
+            .collect(),
         wanted: state.wanted.into_iter().map(Wanted::from).collect(),
     })
 }
@@ -324,8 +330,8 @@ impl From<EndedState<'_>> for Ended {
     }
 }
 
-impl<'a> From<&'a Kept> for KeptState<'a> {
-    fn from(kept: &'a Kept) -> KeptState<'a> {
+impl<'a> From<&'a StoredValue> for KeptState<'a> {
+    fn from(kept: &'a StoredValue) -> KeptState<'a> {
         KeptState {
             value: Cow::Borrowed(&kept.value),
             since: kept.since.0,
@@ -336,9 +342,9 @@ impl<'a> From<&'a Kept> for KeptState<'a> {
     }
 }
 
-impl From<KeptState<'_>> for Kept {
-    fn from(state: KeptState<'_>) -> Kept {
-        Kept {
+impl From<KeptState<'_>> for StoredValue {
+    fn from(state: KeptState<'_>) -> StoredValue {
+        StoredValue {
             value: boxed(state.value),
             since: ServerTime(state.since),
             until: ServerTime(state.until.unwrap_or(u64::MAX)),
@@ -354,8 +360,8 @@ impl LineState<'_> {
     }
 }
 
-impl<'a> From<&'a [Place]> for LineState<'a> {
-    fn from(line: &'a [Place]) -> LineState<'a> {
+impl<'a> From<&'a [GlobalPlace]> for LineState<'a> {
+    fn from(line: &'a [GlobalPlace]) -> LineState<'a> {
         let mut state = LineState::default();
         for place in line {
             let known = state.proxies.iter().position(|proxy| **proxy == *place.proxy);
@@ -370,19 +376,20 @@ impl<'a> From<&'a [Place]> for LineState<'a> {
     }
 }
 
-impl From<LineState<'_>> for Vec<Place> {
-    fn from(state: LineState<'_>) -> Vec<Place> {
+impl From<LineState<'_>> for Vec<GlobalPlace> {
+    fn from(state: LineState<'_>) -> Vec<GlobalPlace> {
         let proxies: Vec<Arc<str>> = state.proxies.iter().map(|proxy| proxy.as_ref().into()).collect();
         let joined = state.joined.into_iter().chain(std::iter::repeat((0, false)));
-        let place =
-            |((ticket, n, until, rank), (joined, returns)): ((u64, usize, u64, i32), (u64, bool))| Place {
+        let place = |((ticket, n, until, rank), (joined, returns)): ((u64, usize, u64, i32), (u64, bool))| {
+            GlobalPlace {
                 ticket,
                 proxy: proxies.get(n).cloned().unwrap_or_else(|| "".into()),
                 rank,
                 joined: ServerTime(joined),
                 returns,
                 until: ServerTime(until),
-            };
+            }
+        };
         state.places.into_iter().zip(joined).map(place).collect()
     }
 }
@@ -459,30 +466,34 @@ mod tests {
                     committed: Some(Committed { version: Token(5), fingerprint: 6 }),
                 },
             ],
-            kept: Some(Kept {
+            kept: Some(StoredValue {
                 value: "{\"a\":[1,\"\\\\\"]}".into(),
                 since: ServerTime(1),
                 until: ServerTime(u64::MAX),
                 nonce: 4,
                 origin: Origin::Route,
             }),
-            line: vec![place(1, "a", 0), place(2, "b", 0), place(3, "a", 7)],
-            marks: vec![Mark { writer: u64::MAX, at: ServerTime(1) }, Mark { writer: 2, at: ServerTime(3) }],
+            global_queue: vec![place(1, "a", 0), place(2, "b", 0), place(3, "a", 7)],
+            batch_ids: vec![
+                BatchId { writer: u64::MAX, at: ServerTime(1) },
+                BatchId { writer: 2, at: ServerTime(3) },
+            ],
             wanted: vec![Wanted { proxy: "b".into(), since: ServerTime(1), passed: 2, until: ServerTime(3) }],
         }
     }
 
-    fn place(ticket: u64, proxy: &str, rank: i32) -> Place {
+    fn place(ticket: u64, proxy: &str, rank: i32) -> GlobalPlace {
         let (joined, until) = (ServerTime(ticket + 4), ServerTime(ticket + 9));
-        Place { ticket, proxy: proxy.into(), rank, joined, returns: ticket == 2, until }
+        GlobalPlace { ticket, proxy: proxy.into(), rank, joined, returns: ticket == 2, until }
     }
 
     /// An earlier version wrote a line without times.
     #[test]
     fn places_of_before_are_read() {
         let line = r#"{"line":{"proxies":["a","b"],"places":[[7,1,9,0],[8,0,9,0]]}}"#;
-        let places = decode(1, line.as_bytes()).expect("it was a record").line;
-        let read = |place: &Place| (place.ticket, place.proxy.to_string(), place.joined.0, place.returns);
+        let places = decode(1, line.as_bytes()).expect("it was a record").global_queue;
+        let read =
+            |place: &GlobalPlace| (place.ticket, place.proxy.to_string(), place.joined.0, place.returns);
         assert_eq!(
             places.iter().map(read).collect::<Vec<_>>(),
             [(7, "b".to_owned(), 0, false), (8, "a".to_owned(), 0, false)]

@@ -45,12 +45,12 @@ impl Stranger {
     /// # Panics
     /// Where the URL cannot be read, or the server does not answer.
     pub async fn at(url: &str) -> Stranger {
-        let site = store::read_url(url).expect("the URL is good");
-        Stranger::to(&site.target).await
+        let endpoint = store::read_url(url).expect("the URL is good");
+        Stranger::to(&endpoint.target).await
     }
 
     #[cfg(any(test, feature = "simulation"))]
-    pub async fn simulated(route: crate::simulation::network::Route) -> Stranger {
+    pub async fn simulated(route: Arc<dyn super::wire::Connect>) -> Stranger {
         Stranger::to(&Target::Simulated(route)).await
     }
 

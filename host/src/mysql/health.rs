@@ -8,33 +8,33 @@ use crate::store::Health;
 
 /// Where the lanes report. The store is ready while each lane has a connection, or has lost it
 /// and not yet failed to open another.
-pub struct Board {
-    seats: Mutex<Vec<Seat>>,
+pub struct LaneHealth {
+    lanes: Mutex<Vec<LaneState>>,
     now: latest::Sender<Health>,
 }
 
 #[derive(Clone)]
-enum Seat {
+enum LaneState {
     Connecting,
     Up { server: String, warnings: Vec<String> },
     Down { why: String },
 }
 
-impl Board {
+impl LaneHealth {
     /// `address` is what the operator knows the server by.
-    pub fn new(seats: usize, address: &str) -> Board {
+    pub fn new(lanes: usize, address: &str) -> LaneHealth {
         let why = format!("connecting to the MySQL server at {address}");
         let now = latest::Sender::new(Health::Unavailable { why });
-        Board { seats: Mutex::new(vec![Seat::Connecting; seats]), now }
+        LaneHealth { lanes: Mutex::new(vec![LaneState::Connecting; lanes]), now }
     }
 
-    pub fn up(&self, seat: usize, server: &str, warnings: &[String]) {
-        self.set(seat, Seat::Up { server: server.to_owned(), warnings: warnings.to_vec() });
+    pub fn up(&self, lane_index: usize, server: &str, warnings: &[String]) {
+        self.set(lane_index, LaneState::Up { server: server.to_owned(), warnings: warnings.to_vec() });
     }
 
     /// `why` tells the operator what to do.
-    pub fn down(&self, seat: usize, why: String) {
-        self.set(seat, Seat::Down { why });
+    pub fn down(&self, lane_index: usize, why: String) {
+        self.set(lane_index, LaneState::Down { why });
     }
 
     pub fn now(&self) -> Health {
@@ -49,29 +49,29 @@ impl Board {
         self.now()
     }
 
-    fn set(&self, seat: usize, state: Seat) {
-        let mut seats = self.lock();
-        seats[seat] = state;
-        let Some(health) = summary(&seats) else { return };
+    fn set(&self, lane_index: usize, state: LaneState) {
+        let mut lanes = self.lock();
+        lanes[lane_index] = state;
+        let Some(health) = summary(&lanes) else { return };
         if self.now() != health {
             self.now.send_replace(health);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Seat>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<LaneState>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// `None` while nothing more is known than at the start.
-fn summary(seats: &[Seat]) -> Option<Health> {
+fn summary(lanes: &[LaneState]) -> Option<Health> {
     let mut ready = None;
     let mut connecting = false;
-    for seat in seats {
-        match seat {
-            Seat::Down { why } => return Some(Health::Unavailable { why: why.clone() }),
-            Seat::Connecting => connecting = true,
-            Seat::Up { server, warnings } => {
+    for lane_index in lanes {
+        match lane_index {
+            LaneState::Down { why } => return Some(Health::Unavailable { why: why.clone() }),
+            LaneState::Connecting => connecting = true,
+            LaneState::Up { server, warnings } => {
                 ready.get_or_insert(Health::Ready { server: server.clone(), warnings: warnings.clone() });
             }
         }
@@ -85,14 +85,14 @@ mod tests {
 
     #[test]
     fn ready_means_every_lane() {
-        let board = Board::new(2, "here");
-        board.up(0, "MySQL 9", &[]);
-        assert!(matches!(board.now(), Health::Unavailable { why } if why.contains("here")));
-        board.up(1, "MySQL 9", &["weak".to_owned()]);
-        assert!(matches!(board.now(), Health::Ready { .. }));
-        board.down(1, "it is gone".to_owned());
-        assert_eq!(board.now(), Health::Unavailable { why: "it is gone".to_owned() });
-        board.up(1, "MySQL 9", &[]);
-        assert!(matches!(board.now(), Health::Ready { .. }));
+        let health = LaneHealth::new(2, "here");
+        health.up(0, "MySQL 9", &[]);
+        assert!(matches!(health.now(), Health::Unavailable { why } if why.contains("here")));
+        health.up(1, "MySQL 9", &["weak".to_owned()]);
+        assert!(matches!(health.now(), Health::Ready { .. }));
+        health.down(1, "it is gone".to_owned());
+        assert_eq!(health.now(), Health::Unavailable { why: "it is gone".to_owned() });
+        health.up(1, "MySQL 9", &[]);
+        assert!(matches!(health.now(), Health::Ready { .. }));
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::{self, Decided};
-use super::fast;
 use super::link::{Fault, IDLE_S, Link};
-use super::queue::{Batch, LATE, Queue, Ticket, first_deadline};
-use super::store::Shared;
+use super::optimistic;
+use super::queue::{Batch, LATE, Queue, Responder, first_deadline};
+use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
@@ -25,16 +25,16 @@ pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 const GATE_POLL: Duration = Duration::from_millis(50);
 
 /// Runs what comes through `queue` until the store is closed.
-pub async fn run(shared: Arc<Shared>, mut queue: Queue, seat: usize) {
-    while let Some(mut link) = open(&shared, &mut queue, Some(seat)).await {
-        match serve(&shared, &mut link, &mut queue).await {
+pub async fn run(context: Arc<Context>, mut queue: Queue, lane_index: usize) {
+    while let Some(mut link) = open(&context, &mut queue, Some(lane_index)).await {
+        match serve(&context, &mut link, &mut queue).await {
             Ok(()) => {
                 link.close().await;
                 break;
             }
             Err(fault) => {
-                shared.metrics.store_error(fault.slug());
-                tracing::warn!(lane = seat, "lost the connection to the MySQL server: {fault}");
+                context.metrics.store_error(fault.slug());
+                tracing::warn!(lane = lane_index, "lost the connection to the MySQL server: {fault}");
             }
         }
     }
@@ -58,44 +58,44 @@ impl Backoff {
 
 /// Opens a connection, however long it takes; `None` once the store is closed. Work that waits
 /// expires meanwhile. A connection without a seat does not count for the store's health.
-pub async fn open(shared: &Shared, queue: &mut Queue, seat: Option<usize>) -> Option<Link> {
+pub async fn open(context: &Context, queue: &mut Queue, lane_index: Option<usize>) -> Option<Link> {
     let mut backoff = Backoff::new();
     let mut why = LATE.to_owned();
     loop {
         let opened = tokio::select! {
             biased;
-            opened = Link::open(shared) => opened,
-            () = shared.stop.cancelled() => return None,
+            opened = Link::open(context) => opened,
+            () = context.stop.cancelled() => return None,
             never = queue.expire(&why) => match never {},
         };
         let fault = match opened {
             Ok(link) => {
-                if let Some(seat) = seat {
-                    shared.health.up(seat, &link.server.name, &link.server.warnings);
+                if let Some(lane_index) = lane_index {
+                    context.health.up(lane_index, &link.server.name, &link.server.warnings);
                 }
                 return Some(link);
             }
             Err(fault) => fault,
         };
-        shared.metrics.store_error(fault.slug());
-        tracing::debug!(lane = seat, "cannot use the MySQL server: {fault}");
+        context.metrics.store_error(fault.slug());
+        tracing::debug!(lane = lane_index, "cannot use the MySQL server: {fault}");
         why = fault.to_string();
-        if let Some(seat) = seat {
-            shared.health.down(seat, why.clone());
+        if let Some(lane_index) = lane_index {
+            context.health.down(lane_index, why.clone());
         }
         tokio::select! {
             biased;
             () = tokio::time::sleep(backoff.next()) => {}
-            () = shared.stop.cancelled() => return None,
+            () = context.stop.cancelled() => return None,
             never = queue.expire(&why) => match never {},
         }
     }
 }
 
 /// `Ok` once the store is closed and everything is answered.
-async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+async fn serve(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     loop {
-        if shared.stop.is_cancelled() {
+        if context.stop.is_cancelled() {
             queue.close();
             if !queue.has_work() {
                 return Ok(());
@@ -107,12 +107,12 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
                 if !open {
                     return Ok(());
                 }
-                may_write(shared, queue).await;
-                run_batch(shared, link, queue).await?;
+                may_write(context, queue).await;
+                run_batch(context, link, queue).await?;
             }
-            () = shared.stop.cancelled() => {}
+            () = context.stop.cancelled() => {}
             () = tokio::time::sleep(Duration::from_secs(IDLE_S)) => {
-                let refreshed = tokio::time::timeout(EXCHANGE_LIMIT, link.refresh(shared)).await;
+                let refreshed = tokio::time::timeout(EXCHANGE_LIMIT, link.refresh(context)).await;
                 refreshed.unwrap_or_else(|_| Err(Fault::timeout("an idle connection")))?;
             }
         }
@@ -120,16 +120,16 @@ async fn serve(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<()
 }
 
 /// Waits until this proxy is a member of its fleet: what it would write before that is refused.
-async fn may_write(shared: &Shared, queue: &mut Queue) {
-    while !shared.membership.may_write() {
-        if shared.membership.is_lost() {
+async fn may_write(context: &Context, queue: &mut Queue) {
+    while !context.membership.may_write() {
+        if context.membership.is_lost() {
             reached(Branch::BatchGivenUp);
             queue.give_up_claims(NO_MEMBER);
         }
         tokio::select! {
             biased;
-            () = shared.membership.opened() => {}
-            () = shared.stop.cancelled() => return,
+            () = context.membership.opened() => {}
+            () = context.stop.cancelled() => return,
             () = tokio::time::sleep(GATE_POLL) => {}
             never = queue.expire(NO_MEMBER) => match never {},
         }
@@ -137,12 +137,12 @@ async fn may_write(shared: &Shared, queue: &mut Queue) {
 }
 
 /// Runs one batch. What is not answered then goes back to the queue, before everything else.
-async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
+async fn run_batch(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     let mut batch = queue.batch();
-    expire(&mut batch.tickets, LATE);
+    expire(&mut batch.responders, LATE);
     batch.retain_open();
     let Some(deadline) = batch.deadline() else { return Ok(()) };
-    let fault = match exchange(shared, link, queue, &mut batch, deadline).await {
+    let fault = match exchange(context, link, queue, &mut batch, deadline).await {
         Ok(replies) => {
             batch.answer(replies);
             return Ok(());
@@ -156,16 +156,16 @@ async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Resul
             queue.put_back(batch);
             return Err(fault);
         }
-        Fault::Rejected { why } if alone => reject(shared, batch, &why),
+        Fault::Rejected { why } if alone => reject(context, batch, &why),
         Fault::Conflict { .. } if alone => {
-            shared.metrics.store_error(fault.slug());
+            context.metrics.store_error(fault.slug());
             tokio::time::sleep(Backoff::new().next()).await;
             queue.put_back(batch);
         }
         _ => {
-            shared.metrics.store_error(fault.slug());
+            context.metrics.store_error(fault.slug());
             reached(Branch::BatchApart);
-            run_apart(shared, link, queue, batch).await?;
+            run_apart(context, link, queue, batch).await?;
         }
     }
     Ok(())
@@ -173,11 +173,11 @@ async fn run_batch(shared: &Shared, link: &mut Link, queue: &mut Queue) -> Resul
 
 /// After a fault of a whole batch: one group's trouble is not to be that of all. Whatever has
 /// trouble by itself goes back to the queue, and so does what came after it for the same key.
-async fn run_apart(shared: &Shared, link: &mut Link, queue: &mut Queue, batch: Batch) -> Result<(), Fault> {
+async fn run_apart(context: &Context, link: &mut Link, queue: &mut Queue, batch: Batch) -> Result<(), Fault> {
     let mut later = Batch::default();
     let mut broken = None;
     for mut single in batch.split() {
-        expire(&mut single.tickets, LATE);
+        expire(&mut single.responders, LATE);
         let Some(deadline) = single.deadline() else { continue };
         let first = &single.groups[0][0].keys()[0];
         let blocked = later.groups.iter().any(|group| group[0].keys()[0] == *first);
@@ -185,9 +185,9 @@ async fn run_apart(shared: &Shared, link: &mut Link, queue: &mut Queue, batch: B
             later.append(single);
             continue;
         }
-        match exchange(shared, link, queue, &mut single, deadline).await {
+        match exchange(context, link, queue, &mut single, deadline).await {
             Ok(replies) => single.answer(replies),
-            Err(Fault::Rejected { why }) => reject(shared, single, &why),
+            Err(Fault::Rejected { why }) => reject(context, single, &why),
             Err(Fault::Conflict { .. }) => later.append(single),
             Err(fault @ Fault::Broken { .. }) => {
                 broken = Some(fault);
@@ -201,7 +201,7 @@ async fn run_apart(shared: &Shared, link: &mut Link, queue: &mut Queue, batch: B
 
 /// One attempt at the batch. Groups that reach their deadline meanwhile are answered then.
 async fn exchange(
-    shared: &Shared,
+    context: &Context,
     link: &mut Link,
     queue: &mut Queue,
     batch: &mut Batch,
@@ -211,16 +211,16 @@ async fn exchange(
     let ops = batch.ops();
     let mut decided = None;
     let sent: Vec<bool> =
-        batch.tickets.iter_mut().map(|ticket| std::mem::replace(&mut ticket.sent, true)).collect();
+        batch.responders.iter_mut().map(|responder| std::mem::replace(&mut responder.sent, true)).collect();
     let result = {
         let groups = (&batch.groups[..], &mut batch.tried[..]);
-        let mut work = pin!(execute(shared, link, groups, deadline, &mut decided));
-        watched(work.as_mut(), &mut batch.tickets, queue).await
+        let mut work = pin!(execute(context, link, groups, deadline, &mut decided));
+        watched(work.as_mut(), &mut batch.responders, queue).await
     };
     match (result, decided) {
         (Ok(()), decided) => {
             let took = Duration::from_micros(clock::now().us_since(began));
-            shared.metrics.batch(ops, took);
+            context.metrics.batch(ops, took);
             Ok(decided.map_or_else(Vec::new, |decided| decided.replies))
         }
         (Err(fault @ Fault::Broken { .. }), Some(decided)) => {
@@ -229,14 +229,14 @@ async fn exchange(
         }
         (Err(fault), _) => {
             // Nothing of it was applied.
-            batch.tickets.iter_mut().zip(sent).for_each(|(ticket, sent)| ticket.sent = sent);
+            batch.responders.iter_mut().zip(sent).for_each(|(responder, sent)| responder.sent = sent);
             Err(fault)
         }
     }
 }
 
 async fn execute(
-    shared: &Shared,
+    context: &Context,
     link: &mut Link,
     (groups, tried): (&[Vec<Op>], &mut [Option<Tried>]),
     deadline: Instant,
@@ -244,27 +244,27 @@ async fn execute(
 ) -> Result<(), Fault> {
     // What became of an earlier try is told by rows that are read, not by remembered ones.
     let is_first = tried.iter().all(Option::is_none);
-    if is_first && fast::try_run(shared, link, groups, deadline, decided).await? {
+    if is_first && optimistic::try_run(context, link, groups, deadline, decided).await? {
         return Ok(());
     }
-    batch::run(shared, link, (groups, tried), deadline, decided).await
+    batch::run(context, link, (groups, tried), deadline, decided).await
 }
 
 /// Waits for the work, but no longer than anybody waits for it, nor than [`EXCHANGE_LIMIT`].
 pub async fn watched<T>(
     mut work: impl Future<Output = Result<T, Fault>> + Unpin,
-    tickets: &mut [Ticket],
+    responders: &mut [Responder],
     queue: &mut Queue,
 ) -> Result<T, Fault> {
     let limit = clock::now().plus_us(EXCHANGE_LIMIT.as_micros() as u64);
     loop {
-        let Some(deadline) = first_deadline(tickets) else { return Err(Fault::timeout("a transaction")) };
+        let Some(deadline) = first_deadline(responders) else { return Err(Fault::timeout("a transaction")) };
         tokio::select! {
             biased;
             done = &mut work => return done,
             () = clock::sleep_until(deadline.min(limit)) => {}
         }
-        expire(tickets, LATE);
+        expire(responders, LATE);
         queue.expire_now(LATE);
         if limit <= clock::now() {
             return Err(Fault::timeout("a transaction"));
@@ -272,15 +272,15 @@ pub async fn watched<T>(
     }
 }
 
-fn reject(shared: &Shared, batch: Batch, why: &str) {
-    shared.metrics.store_error("rejected");
+fn reject(context: &Context, batch: Batch, why: &str) {
+    context.metrics.store_error("rejected");
     tracing::error!("an operation cannot be carried out on the MySQL server: {why}");
     batch.fail(why);
 }
 
-pub fn expire(tickets: &mut [Ticket], why: &str) {
+pub fn expire(responders: &mut [Responder], why: &str) {
     let now = clock::now();
-    for ticket in tickets {
-        ticket.expire(now, why);
+    for responder in responders {
+        responder.expire(now, why);
     }
 }

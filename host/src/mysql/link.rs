@@ -7,21 +7,21 @@ use std::time::Duration;
 use mysql_async::prelude::AsQuery;
 use mysql_async::{DriverError, Error, Row, Value};
 
-use super::cache::Era;
-use super::fast::Luck;
+use super::cache::CacheScope;
+use super::clock_steps::{ClockStep, DRIFT_PER_MILLION};
+use super::clock_watch;
 use super::membership::Membership;
+use super::optimistic::OptimisticThrottle;
 use super::preflight::{self, Server};
 use super::schema;
-use super::servers::{Place, Site};
+use super::servers::{Endpoint, ServerInUse};
 use super::sql;
-use super::steps::{DRIFT_PER_MILLION, Step};
-use super::store::Shared;
-use super::watch;
+use super::store::Context;
 use super::wire::Wire;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
-use crate::lock::record::Mark;
+use crate::lock::record::BatchId;
 use crate::lock::{Instant, ServerTime};
 use crate::random;
 use crate::store::registry::NO_MEMBER;
@@ -129,38 +129,38 @@ impl Sample {
 
 pub struct Link {
     wire: Wire,
-    place: Place,
+    server_in_use: ServerInUse,
     pub server: Server,
     pub sample: Sample,
-    pub luck: Luck,
+    pub throttle: OptimisticThrottle,
     /// Whether [`sql::write_if_same`] may be used.
     pub sysdate_moves: bool,
     membership: Arc<Membership>,
     /// Of the last batch.
-    mark: Mark,
+    batch_id: BatchId,
 }
 
 impl Link {
     /// Opens a connection to the server in use, which is looked for first where none is. Takes some
     /// seconds at most.
-    pub async fn open(shared: &Shared) -> Result<Link, Fault> {
-        let place = shared.servers.place(shared).await?;
-        let opened = tokio::time::timeout(OPEN_LIMIT, Link::open_at(shared, place.clone())).await;
+    pub async fn open(context: &Context) -> Result<Link, Fault> {
+        let server_in_use = context.servers.server_in_use(context).await?;
+        let opened = tokio::time::timeout(OPEN_LIMIT, Link::open_at(context, server_in_use.clone())).await;
         let opened = opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection")));
         if opened.is_err() {
-            place.leave();
+            server_in_use.leave();
         }
         opened
     }
 
     /// Checks the server, makes the tables where they are missing, and takes notice of a server that
     /// is another than last time.
-    async fn open_at(shared: &Shared, place: Place) -> Result<Link, Fault> {
-        let limit = if shared.servers.is_single() { OPEN_LIMIT } else { CONNECT_LIMIT };
-        let connected = tokio::time::timeout(limit, connect(place.site())).await;
+    async fn open_at(context: &Context, server_in_use: ServerInUse) -> Result<Link, Fault> {
+        let limit = if context.servers.is_single() { OPEN_LIMIT } else { CONNECT_LIMIT };
+        let connected = tokio::time::timeout(limit, connect(server_in_use.endpoint())).await;
         let mut wire = connected.unwrap_or_else(|_| Err(Fault::timeout("connecting")))?;
         let variables = variables(&mut wire).await?;
-        let mut server = preflight::check(&variables, shared.require_durable)
+        let mut server = preflight::check(&variables, context.require_durable)
             .map_err(|why| Fault::Broken { why, slug: "preflight" })?;
         let read_all = if server.galera { READ_ALL } else { "" };
         let setup = format!(
@@ -179,48 +179,61 @@ impl Link {
                     .to_owned(),
             );
         }
-        let identity = schema::prepare(&mut wire, &server, shared, &place).await?;
+        let identity = schema::prepare(&mut wire, &server, context, &server_in_use).await?;
         if server.galera {
             exchange(&mut wire, READ_OWN).await?;
         }
-        place.check()?;
-        shared.meet(&identity);
-        if !shared.servers.is_single() {
-            server.name = format!("{} at {}", server.name, place.site().address);
+        server_in_use.check()?;
+        context.meet(&identity);
+        if !context.servers.is_single() {
+            server.name = format!("{} at {}", server.name, server_in_use.endpoint().address);
         }
-        shared.galera.store(server.galera, Ordering::Relaxed);
+        context.galera.store(server.galera, Ordering::Relaxed);
         let before = clock::now();
         let mut sets = exchange(&mut wire, sql::sample()).await?;
         let sample = read_sample(sets.pop(), &server, before, clock::now())?;
-        shared.note_clock(&sample);
-        if !shared.steps().is_watched() {
-            watch::begin(&mut wire, shared).await?;
+        context.note_clock(&sample);
+        if !context.clock_steps().is_watched() {
+            clock_watch::begin(&mut wire, context).await?;
         }
-        let membership = shared.membership.clone();
-        let mark = Mark { writer: random::number(), at: sample.now };
-        Ok(Link { wire, place, server, sample, luck: Luck::default(), sysdate_moves, membership, mark })
+        let membership = context.membership.clone();
+        let batch_id = BatchId { writer: random::number(), at: sample.now };
+        Ok(Link {
+            wire,
+            server_in_use,
+            server,
+            sample,
+            throttle: OptimisticThrottle::default(),
+            sysdate_moves,
+            membership,
+            batch_id,
+        })
     }
 
     /// What the records of the next batch are signed with.
-    pub fn next_mark(&mut self) -> Mark {
+    pub fn next_batch_id(&mut self) -> BatchId {
         let now = self.sample.earliest(clock::now());
-        self.mark.at = now.max(self.mark.at.plus_us(1));
-        self.mark
+        self.batch_id.at = now.max(self.batch_id.at.plus_us(1));
+        self.batch_id
     }
 
     pub fn database(&self) -> &str {
-        &self.place.site().database
+        &self.server_in_use.endpoint().database
     }
 
     /// What rows are remembered under, as of the last sample.
-    pub fn era(&self) -> Era {
-        Era { turn: self.place.turn, epoch: self.sample.epoch, floor: self.sample.floor }
+    pub fn cache_scope(&self) -> CacheScope {
+        CacheScope {
+            generation: self.server_in_use.generation,
+            epoch: self.sample.epoch,
+            floor: self.sample.floor,
+        }
     }
 
     /// Sends statements in one packet and waits for all their answers: one set of rows for each
     /// statement that returns rows.
     pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
-        self.place.check()?;
+        self.server_in_use.check()?;
         exchange(&mut self.wire, sql).await
     }
 
@@ -249,7 +262,7 @@ impl Link {
     /// Runs one statement with these values, which is prepared when it is first used.
     pub async fn execute(&mut self, sql: String, params: Vec<Value>) -> Result<(), Fault> {
         let statement = self.wire.prepare(sql).await?;
-        self.place.check()?;
+        self.server_in_use.check()?;
         Ok(self.wire.execute(statement, params).await?)
     }
 
@@ -276,24 +289,24 @@ impl Link {
     }
 
     /// Takes the sample that an exchange ended with.
-    pub fn learn(&mut self, shared: &Shared, set: Option<Vec<Row>>, before: Instant) -> Result<(), Fault> {
+    pub fn learn(&mut self, context: &Context, set: Option<Vec<Row>>, before: Instant) -> Result<(), Fault> {
         self.sample = read_sample(set, &self.server, before, clock::now())?;
         // What another server's clock says is none of this one's.
-        self.place.check()?;
-        shared.note_clock(&self.sample);
+        self.server_in_use.check()?;
+        context.note_clock(&self.sample);
         Ok(())
     }
 
     /// Says something, so that the session stays, and looks at the clock.
-    pub async fn refresh(&mut self, shared: &Shared) -> Result<(), Fault> {
+    pub async fn refresh(&mut self, context: &Context) -> Result<(), Fault> {
         let before = clock::now();
         let mut sets = self.exchange(sql::sample()).await?;
-        self.learn(shared, sets.pop(), before)
+        self.learn(context, sets.pop(), before)
     }
 
     /// Takes over what other proxies have noticed of the clock.
-    pub async fn begin(&mut self, shared: &Shared) -> Result<(), Fault> {
-        watch::begin(&mut self.wire, shared).await
+    pub async fn begin(&mut self, context: &Context) -> Result<(), Fault> {
+        clock_watch::begin(&mut self.wire, context).await
     }
 
     pub async fn close(self) {
@@ -302,23 +315,23 @@ impl Link {
     }
 }
 
-impl Shared {
+impl Context {
     /// Fails where the server's clock is not watched. The connection that is opened next begins to watch it.
     pub fn check_watched(&self) -> Result<(), Fault> {
-        match self.steps().is_watched() {
+        match self.clock_steps().is_watched() {
             true => Ok(()),
             false => Err(Fault::timeout("the server's clock")),
         }
     }
 
     fn note_clock(&self, sample: &Sample) {
-        let mut steps = self.steps();
+        let mut steps = self.clock_steps();
         steps.note_wait(sample.grants_from, sample.now, sample.before);
         let step = steps.observe(sample.now, sample.before, sample.after);
         drop(steps);
         match step {
-            Step::None => {}
-            Step::Forward { at_least_us, .. } => {
+            ClockStep::None => {}
+            ClockStep::Forward { at_least_us, .. } => {
                 reached(Branch::ClockForward);
                 self.metrics.store_error("clock_forward");
                 tracing::warn!(
@@ -326,7 +339,7 @@ impl Shared {
                     "the MySQL server's clock was set forward; expired leases are not taken over for a while"
                 );
             }
-            Step::Back(by) => {
+            ClockStep::Back(by) => {
                 reached(Branch::ClockBack);
                 self.metrics.store_error("clock_back");
                 tracing::warn!(
@@ -343,14 +356,14 @@ pub async fn exchange(wire: &mut Wire, sql: impl AsQuery + 'static) -> Result<Ve
 }
 
 /// Opens the connection; makes the database where it is missing and the account may.
-async fn connect(site: &Site) -> Result<Wire, Fault> {
-    match Wire::connect(&site.target).await {
+async fn connect(endpoint: &Endpoint) -> Result<Wire, Fault> {
+    match Wire::connect(&endpoint.target).await {
         Err(Error::Server(error)) if error.code == 1049 => {
-            let mut plain = Wire::connect_plain(&site.target).await?;
-            let name = site.database.replace('`', "``");
+            let mut plain = Wire::connect_plain(&endpoint.target).await?;
+            let name = endpoint.database.replace('`', "``");
             exchange(&mut plain, format!("CREATE DATABASE IF NOT EXISTS `{name}`")).await?;
             plain.disconnect().await?;
-            Ok(Wire::connect(&site.target).await?)
+            Ok(Wire::connect(&endpoint.target).await?)
         }
         wire => Ok(wire?),
     }

@@ -22,13 +22,13 @@ use super::preflight::Server;
 use super::queue::{Job, Places};
 use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
-use super::store::{MysqlStore, Shared};
+use super::store::{Context, MysqlStore};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Env, Op, Outcome};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
-use crate::store::{Answer, Done, Health, Loss, Page, Store, StoreError, Stored};
+use crate::store::{Done, Health, Loss, Page, Store, StoreError, StoreFuture, Stored};
 
 use guarded::{Guarded, page};
 
@@ -57,7 +57,7 @@ pub struct Pinned<G> {
     space: Space,
     jobs: UnboundedSender<Job>,
     places: Places,
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     common: Arc<Common<G>>,
 }
 
@@ -74,14 +74,14 @@ impl<G> Pinned<G> {
     /// The handle, and what the task is sent through it.
     fn open(space: Space, store: &MysqlStore, max_queued: usize) -> (Pinned<G>, UnboundedReceiver<Job>) {
         let (jobs, incoming) = unbounded_channel();
-        let (places, shared) = (Places::new(max_queued), store.shared.clone());
+        let (places, context) = (Places::new(max_queued), store.context.clone());
         let common = Common {
             held: Mutex::default(),
             time: Time::default(),
             losses: Losses::default(),
-            life: AtomicU64::new(shared.membership.standing().life),
+            life: AtomicU64::new(context.membership.standing().life),
         };
-        (Pinned { space, jobs, places, shared, common: Arc::new(common) }, incoming)
+        (Pinned { space, jobs, places, context, common: Arc::new(common) }, incoming)
     }
 }
 
@@ -100,16 +100,22 @@ impl<G: Clone> Common<G> {
     ///
     /// What was granted in an earlier life of this proxy is over: others may have granted the same resources
     /// since, by other keys.
-    fn terms(&self, shared: &Shared, above: Token, grants_from: Instant, heard: Instant) -> Terms {
-        let standing = shared.membership.standing();
+    fn inputs(
+        &self,
+        context: &Context,
+        above: Token,
+        grants_from: Instant,
+        heard: Instant,
+    ) -> DecisionInputs {
+        let standing = context.membership.standing();
         if self.life.swap(standing.life, Ordering::Relaxed) != standing.life {
             reached(Branch::NotAMember);
             let lost = self.end(standing.latest, |_| true);
             tracing::warn!(leases = lost, "leases that rest on a session are over: this proxy was no member");
         }
         let (own, now) = moment(&self.time);
-        let grants_from = self.time.at(grants_from.max(shared.waits_until()));
-        Terms { own, now, above, grants_from, heard, member_until: standing.until }
+        let grants_from = self.time.at(grants_from.max(context.waits_until()));
+        DecisionInputs { own, now, above, grants_from, heard, member_until: standing.until }
     }
 
     /// Ends the leases on such guards, and tells their holders, who may be certain until `certain` of what they
@@ -130,8 +136,8 @@ impl<G: Clone> Common<G> {
 }
 
 /// Until when a holder may be certain of a lease on a session that was last heard of at `heard`.
-fn certain_until(shared: &Shared, heard: Instant) -> Instant {
-    heard.plus_us(CERTAIN_US).min(shared.membership.standing().latest)
+fn certain_until(context: &Context, heard: Instant) -> Instant {
+    heard.plus_us(CERTAIN_US).min(context.membership.standing().latest)
 }
 
 impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
@@ -147,33 +153,38 @@ impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
         self.submit(vec![op], deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         let (_, now) = moment(&self.common.time);
         let page = page(self.common.held().list(&prefix, after.as_ref(), now), limit);
         Box::pin(std::future::ready(Ok(page)))
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         let (_, now) = moment(&self.common.time);
         let stored = self.common.held().read(&key, now);
         Box::pin(std::future::ready(Ok(stored)))
     }
 
     fn health(&self) -> Health {
-        self.shared.health.now()
+        self.context.health.now()
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
-        lacks(space, self.space, self.shared.galera.load(Ordering::Relaxed))
+        lacks(space, self.space, self.context.galera.load(Ordering::Relaxed))
     }
 
     fn on_loss(&self, tell: Loss) {
         self.common.losses.set(tell);
     }
 
-    fn rested(&self) -> Answer<()> {
+    fn rested(&self) -> StoreFuture<()> {
         let common = self.common.clone();
-        let certain = certain_until(&self.shared, clock::now());
+        let certain = certain_until(&self.context, clock::now());
         Box::pin(async move {
             while clock::now() < certain && common.is_held(|_| true) {
                 tokio::time::sleep(SWEEP).await;
@@ -207,7 +218,7 @@ impl Time {
 
 /// What one batch may use for its decisions.
 #[derive(Clone, Copy)]
-pub struct Terms {
+pub struct DecisionInputs {
     pub own: Instant,
     pub now: ServerTime,
     /// New tokens are above this; there are enough for all of the batch.
@@ -220,7 +231,7 @@ pub struct Terms {
     pub member_until: Instant,
 }
 
-impl Terms {
+impl DecisionInputs {
     fn env(&self) -> Env {
         Env {
             now: self.now,
@@ -307,7 +318,7 @@ pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
 
 /// Lays by the next block of tokens, above all that may have been given out, and above what these keys
 /// were ever given as rows of the lease table; and `tokens` below it for whoever asks.
-pub fn lay_by<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) -> String {
+pub fn reserve_tokens<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) -> String {
     let epoch = Token::floor_of_epoch(epoch).0;
     let rows = highest_of_rows(keys);
     // From left to right: the new token counts from the new base. The floor rises with it: leases are granted above the

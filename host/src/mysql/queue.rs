@@ -24,12 +24,12 @@ pub const LATE: &str = "the MySQL server did not answer in time";
 /// A group, and who is told what became of it.
 pub struct Job {
     pub ops: Vec<Op>,
-    pub ticket: Ticket,
+    pub responder: Responder,
     tried: Option<Tried>,
 }
 
 /// Answers exactly once: where nobody has by the time it is dropped, with an error.
-pub struct Ticket {
+pub struct Responder {
     pub deadline: Instant,
     /// Whether the group, or a part of it, may have been carried out.
     pub sent: bool,
@@ -51,7 +51,7 @@ pub struct Batch {
     pub groups: Vec<Vec<Op>>,
     /// For each group its last try, where that may have been applied without an answer.
     pub tried: Vec<Option<Tried>>,
-    pub tickets: Vec<Ticket>,
+    pub responders: Vec<Responder>,
 }
 
 /// The jobs of one lane, in the order in which they came.
@@ -71,18 +71,23 @@ impl Places {
     /// a lane looks at its queue only when its transaction ends, which may be seconds later.
     pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
         let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
-        let mut ticket =
-            Ticket { deadline, sent: false, done: Some(done), ops: ops.len(), queued: self.queued.clone() };
+        let mut responder = Responder {
+            deadline,
+            sent: false,
+            done: Some(done),
+            ops: ops.len(),
+            queued: self.queued.clone(),
+        };
         if queued + ops.len() > self.max {
-            ticket.answer(Err(StoreError::Overloaded { queued }));
+            responder.answer(Err(StoreError::Overloaded { queued }));
             return None;
         }
-        ticket.expire(clock::now(), LATE);
-        ticket.is_open().then(|| Job { ops, ticket, tried: None })
+        responder.expire(clock::now(), LATE);
+        responder.is_open().then(|| Job { ops, responder, tried: None })
     }
 }
 
-impl Ticket {
+impl Responder {
     pub fn answer(mut self, result: Result<Reply, StoreError>) {
         self.tell(result);
     }
@@ -116,7 +121,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Responder {
     fn drop(&mut self) {
         self.tell(Err(StoreError::Unavailable { why: "the store was closed".to_owned() }));
     }
@@ -125,7 +130,7 @@ impl Drop for Ticket {
 impl Batch {
     /// The first deadline of those who still wait; `None` where nobody does.
     pub fn deadline(&self) -> Option<Instant> {
-        first_deadline(&self.tickets)
+        first_deadline(&self.responders)
     }
 
     pub fn ops(&self) -> usize {
@@ -134,47 +139,47 @@ impl Batch {
 
     /// Drops the groups that were answered.
     pub fn retain_open(&mut self) {
-        let open: Vec<bool> = self.tickets.iter().map(Ticket::is_open).collect();
+        let open: Vec<bool> = self.responders.iter().map(Responder::is_open).collect();
         let (mut groups, mut tried) = (open.iter(), open.iter());
         self.groups.retain(|_| groups.next().is_some_and(|open| *open));
         self.tried.retain(|_| tried.next().is_some_and(|open| *open));
-        self.tickets.retain(Ticket::is_open);
+        self.responders.retain(Responder::is_open);
     }
 
     /// The batch was sent, and no answer came. A group that was applied earlier keeps that try.
     pub fn note_try(&mut self, decided: Decided) {
         for (tried, reply) in self.tried.iter_mut().zip(decided.replies) {
-            tried.get_or_insert(Tried { mark: decided.mark, outcomes: reply.outcomes });
+            tried.get_or_insert(Tried { batch_id: decided.batch_id, outcomes: reply.outcomes });
         }
     }
 
     pub fn push(&mut self, job: Job) {
         self.groups.push(job.ops);
         self.tried.push(job.tried);
-        self.tickets.push(job.ticket);
+        self.responders.push(job.responder);
     }
 
     pub fn answer(self, replies: Vec<Reply>) {
-        for (ticket, reply) in self.tickets.into_iter().zip(replies) {
-            ticket.answer(Ok(reply));
+        for (responder, reply) in self.responders.into_iter().zip(replies) {
+            responder.answer(Ok(reply));
         }
     }
 
     pub fn fail(self, why: &str) {
-        for ticket in self.tickets {
-            ticket.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
+        for responder in self.responders {
+            responder.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
         }
     }
 
     pub fn append(&mut self, mut other: Batch) {
         self.groups.append(&mut other.groups);
         self.tried.append(&mut other.tried);
-        self.tickets.append(&mut other.tickets);
+        self.responders.append(&mut other.responders);
     }
 
     fn jobs(self) -> impl DoubleEndedIterator<Item = Job> {
-        let parts = self.groups.into_iter().zip(self.tried).zip(self.tickets);
-        parts.map(|((ops, tried), ticket)| Job { ops, tried, ticket })
+        let parts = self.groups.into_iter().zip(self.tried).zip(self.responders);
+        parts.map(|((ops, tried), responder)| Job { ops, tried, responder })
     }
 
     /// Each group by itself, in order.
@@ -187,8 +192,8 @@ impl Batch {
     }
 }
 
-pub fn first_deadline(tickets: &[Ticket]) -> Option<Instant> {
-    tickets.iter().filter(|ticket| ticket.is_open()).map(|ticket| ticket.deadline).min()
+pub fn first_deadline(responders: &[Responder]) -> Option<Instant> {
+    responders.iter().filter(|responder| responder.is_open()).map(|responder| responder.deadline).min()
 }
 
 impl Queue {
@@ -245,7 +250,7 @@ impl Queue {
     pub async fn expire(&mut self, why: &str) -> Infallible {
         loop {
             self.expire_now(why);
-            let next = self.waiting.iter().map(|job| job.ticket.deadline).min();
+            let next = self.waiting.iter().map(|job| job.responder.deadline).min();
             let next = next.unwrap_or(clock::now().plus_ms(60_000));
             tokio::select! {
                 biased;
@@ -262,9 +267,9 @@ impl Queue {
         self.collect();
         let now = clock::now();
         for job in &mut self.waiting {
-            job.ticket.expire(now, why);
+            job.responder.expire(now, why);
         }
-        self.waiting.retain(|job| job.ticket.is_open());
+        self.waiting.retain(|job| job.responder.is_open());
     }
 
     /// Answers what was planned by names that may be over, and would write under them, with an error; the rest stays.
@@ -273,7 +278,7 @@ impl Queue {
         let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_) | Op::Commit(_)));
         for mut job in std::mem::take(&mut self.waiting) {
             if claims(&job) {
-                job.ticket.give_up(why);
+                job.responder.give_up(why);
             } else {
                 self.waiting.push_back(job);
             }
@@ -285,7 +290,7 @@ impl Queue {
         self.incoming.close();
         self.collect();
         for mut job in self.waiting.drain(..) {
-            job.ticket.give_up(why);
+            job.responder.give_up(why);
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use super::codec;
 use super::link::{Fault, Link};
 use super::sql::{self, LEASES, NOW_US};
-use super::store::Shared;
+use super::store::Context;
 use crate::clock;
 use crate::lock::record::Doubt;
 use crate::lock::{Key, ServerTime};
@@ -20,14 +20,14 @@ use crate::store::{Page, StoreError, Stored};
 const CHUNK: usize = 256;
 
 pub struct Reader {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     /// Taken out while it is used: whoever gives up half-way leaves none behind.
     link: Mutex<Option<Link>>,
 }
 
 impl Reader {
-    pub fn new(shared: Arc<Shared>) -> Reader {
-        Reader { shared, link: Mutex::new(None) }
+    pub fn new(context: Arc<Context>) -> Reader {
+        Reader { context, link: Mutex::new(None) }
     }
 
     pub async fn read(&self, key: Key) -> Result<Option<Stored>, StoreError> {
@@ -50,9 +50,9 @@ impl Reader {
     async fn page(&self, prefix: &str, mut after: Option<Key>, limit: usize) -> Result<Page, Fault> {
         let (mut page, start) = (Page::default(), after.clone());
         loop {
-            let in_doubt_us = self.shared.steps().doubt(clock::now()).by_us;
+            let in_doubt_us = self.context.clock_steps().doubt(clock::now()).by_us;
             let rows = self.rows(&range(prefix, after.as_ref(), in_doubt_us), CHUNK).await?;
-            if self.shared.steps().doubt(clock::now()).by_us > in_doubt_us {
+            if self.context.clock_steps().doubt(clock::now()).by_us > in_doubt_us {
                 // The clock was set forward: leases that run may have been left out.
                 (page, after) = (Page::default(), start.clone());
                 continue;
@@ -79,7 +79,7 @@ impl Reader {
         let mut place = self.link.lock().await;
         let mut link = match place.take() {
             Some(link) => link,
-            None => Link::open(&self.shared).await?,
+            None => Link::open(&self.context).await?,
         };
         let sql = format!(
             "{};SELECT k,token,state FROM {LEASES} WHERE {condition} ORDER BY k LIMIT {limit}",
@@ -90,22 +90,22 @@ impl Reader {
             Ok(sets) => sets,
             // It was idle for longer than the server keeps it.
             Err(_) => {
-                link = Link::open(&self.shared).await?;
+                link = Link::open(&self.context).await?;
                 asked_at = clock::now();
                 link.exchange(sql).await?
             }
         };
         let rows = sets.pop().unwrap_or_default();
-        link.learn(&self.shared, sets.pop(), asked_at)?;
-        self.shared.check_watched()?;
+        link.learn(&self.context, sets.pop(), asked_at)?;
+        self.context.check_watched()?;
         let now = link.sample.now;
-        let doubt = self.shared.steps().doubt(clock::now());
+        let doubt = self.context.clock_steps().doubt(clock::now());
         *place = Some(link);
         rows.into_iter().map(|row| read_row(row, now, doubt)).collect()
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, StoreError> {
-        let result = tokio::time::timeout(self.shared.timeout, work).await;
+        let result = tokio::time::timeout(self.context.timeout, work).await;
         let result = result.unwrap_or_else(|_| Err(Fault::timeout("reading")));
         result.map_err(|fault| StoreError::Unavailable { why: fault.to_string() })
     }

@@ -13,11 +13,11 @@ use tokio::sync::Mutex;
 
 use super::link::{Fault, Link, SESSION_TIMEOUT_S};
 use super::sql::{self, NOW_US};
-use super::store::Shared;
+use super::store::Context;
 use crate::clock;
 use crate::lock::{Instant, ServerTime};
-use crate::store::registry::{Component, Member, Pulse, Record, Registry, Version, View};
-use crate::store::{Answer, StoreError};
+use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, Registry, View};
+use crate::store::{StoreError, StoreFuture};
 
 const PROXIES: &str = "lockkeeper_proxy";
 const POLICIES: &str = "lockkeeper_policy";
@@ -32,7 +32,7 @@ const WORK_LIMIT: Duration = Duration::from_secs(10);
 pub struct MysqlRegistry(Arc<Inner>);
 
 struct Inner {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     beats: Seat,
     work: Seat,
 }
@@ -43,11 +43,11 @@ struct Inner {
 struct Seat(Mutex<Option<(Link, Instant)>>);
 
 impl Seat {
-    async fn take(&self, shared: &Shared) -> Result<Link, Fault> {
+    async fn take(&self, context: &Context) -> Result<Link, Fault> {
         match self.0.lock().await.take() {
             Some((link, used)) if clock::now().us_since(used) < FRESH_US => Ok(link),
             _ => {
-                let mut link = Link::open(shared).await?;
+                let mut link = Link::open(context).await?;
                 prepare(&mut link).await?;
                 Ok(link)
             }
@@ -60,12 +60,12 @@ impl Seat {
 }
 
 macro_rules! on_link {
-    ($registry:expr, $seat:ident, $limit:expr, |$link:ident, $shared:ident| $work:expr) => {{
+    ($registry:expr, $seat:ident, $limit:expr, |$link:ident, $context:ident| $work:expr) => {{
         let inner = $registry.0.clone();
         Box::pin(async move {
             let work = async {
-                let mut link = inner.$seat.take(&inner.shared).await?;
-                let ($link, $shared) = (&mut link, &inner.shared);
+                let mut link = inner.$seat.take(&inner.context).await?;
+                let ($link, $context) = (&mut link, &inner.context);
                 let done = $work.await?;
                 inner.$seat.put(link).await;
                 Ok(done)
@@ -73,7 +73,7 @@ macro_rules! on_link {
             let done = tokio::time::timeout($limit, work).await;
             let done = done.unwrap_or_else(|_| Err(Fault::timeout("the fleet's tables")));
             done.map_err(|fault: Fault| {
-                inner.shared.metrics.store_error(fault.slug());
+                inner.context.metrics.store_error(fault.slug());
                 StoreError::Unavailable { why: fault.to_string() }
             })
         })
@@ -81,49 +81,53 @@ macro_rules! on_link {
 }
 
 impl MysqlRegistry {
-    pub(super) fn new(shared: Arc<Shared>) -> MysqlRegistry {
-        MysqlRegistry(Arc::new(Inner { shared, beats: Seat::default(), work: Seat::default() }))
+    pub(super) fn new(context: Arc<Context>) -> MysqlRegistry {
+        MysqlRegistry(Arc::new(Inner { context, beats: Seat::default(), work: Seat::default() }))
     }
 }
 
 impl Registry for MysqlRegistry {
-    fn register(&self, me: Pulse) -> Answer<Result<(), StoreError>> {
+    fn register(&self, me: Pulse) -> StoreFuture<Result<(), StoreError>> {
         on_link!(self, beats, BEAT_LIMIT, |link, _shared| register(link, &me))
     }
 
-    fn beat(&self, me: Pulse) -> Answer<Result<View, StoreError>> {
-        on_link!(self, beats, BEAT_LIMIT, |link, shared| beat(link, shared, &me))
+    fn beat(&self, me: Pulse) -> StoreFuture<Result<View, StoreError>> {
+        on_link!(self, beats, BEAT_LIMIT, |link, context| beat(link, context, &me))
     }
 
-    fn leave(&self, id: u64) -> Answer<Result<(), StoreError>> {
+    fn leave(&self, id: u64) -> StoreFuture<Result<(), StoreError>> {
         let sql = format!("DELETE FROM {PROXIES} WHERE id={id}");
         on_link!(self, work, BEAT_LIMIT, |link, _shared| async { link.exchange(sql).await.map(drop) })
     }
 
-    fn evict(&self, id: u64, beat: ServerTime) -> Answer<Result<bool, StoreError>> {
+    fn evict(&self, id: u64, beat: ServerTime) -> StoreFuture<Result<bool, StoreError>> {
         let delete = format!("DELETE FROM {PROXIES} WHERE id={id} AND beat_us={}", beat.0);
         on_link!(self, work, WORK_LIMIT, |link, _shared| changes_a_row(link, delete))
     }
 
-    fn establish(&self, id: u64, acks: BTreeMap<String, u64>) -> Answer<Result<bool, StoreError>> {
-        on_link!(self, work, WORK_LIMIT, |link, _shared| establish(link, id, &acks))
+    fn activate(&self, id: u64, acks: BTreeMap<String, u64>) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _shared| activate(link, id, &acks))
     }
 
-    fn found(&self, id: u64, own: Vec<(String, Component)>) -> Answer<Result<bool, StoreError>> {
-        on_link!(self, work, WORK_LIMIT, |link, _shared| found(link, id, &own))
+    fn initialize(&self, id: u64, own: Vec<(String, Component)>) -> StoreFuture<Result<bool, StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _shared| initialize(link, id, &own))
     }
 
-    fn record(&self, name: String, live: Component) -> Answer<Result<(), StoreError>> {
+    fn record(&self, name: String, live: Component) -> StoreFuture<Result<(), StoreError>> {
         on_link!(self, work, WORK_LIMIT, |link, _shared| async {
             link.exchange(insert_record(&name, &live)).await.map(drop)
         })
     }
 
-    fn component(&self, name: String, version: Version) -> Answer<Result<Option<Bytes>, StoreError>> {
+    fn component(
+        &self,
+        name: String,
+        version: PolicyVersion,
+    ) -> StoreFuture<Result<Option<Bytes>, StoreError>> {
         on_link!(self, work, WORK_LIMIT, |link, _shared| component(link, &name, &version))
     }
 
-    fn propose(&self, name: String, seq: u64, candidate: Component) -> Answer<Result<bool, StoreError>> {
+    fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>> {
         let mut sql = format!("UPDATE {POLICIES} SET seq=seq+1,phase='both',since_us={NOW_US},note=NULL,");
         sql.push_str(&format!("candidate_digest={},", hexed(&candidate.version.digest)));
         sql.push_str(&format!("candidate_settings={},candidate=", hexed(&candidate.version.settings)));
@@ -134,11 +138,11 @@ impl Registry for MysqlRegistry {
         on_link!(self, work, WORK_LIMIT, |link, _shared| changes_a_row(link, sql))
     }
 
-    fn settle(&self, name: String, seq: u64, me: Pulse) -> Answer<Result<bool, StoreError>> {
+    fn settle(&self, name: String, seq: u64, me: Pulse) -> StoreFuture<Result<bool, StoreError>> {
         on_link!(self, work, WORK_LIMIT, |link, _shared| settle(link, &name, seq, &me))
     }
 
-    fn call_off(&self, name: String, seq: u64, why: String) -> Answer<Result<bool, StoreError>> {
+    fn call_off(&self, name: String, seq: u64, why: String) -> StoreFuture<Result<bool, StoreError>> {
         let sql = format!(
             "UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note={},candidate=NULL,\
              candidate_digest=NULL,candidate_settings=NULL WHERE name={} AND seq={seq} AND phase='both'",
@@ -149,7 +153,7 @@ impl Registry for MysqlRegistry {
     }
 
     fn allow(&self, until: Option<(ServerTime, Instant)>) {
-        self.0.shared.membership.allow(until);
+        self.0.context.membership.allow(until);
     }
 }
 
@@ -219,7 +223,7 @@ async fn register(link: &mut Link, me: &Pulse) -> Result<(), Fault> {
     link.exchange(sql).await.map(drop)
 }
 
-async fn beat(link: &mut Link, shared: &Shared, me: &Pulse) -> Result<View, Fault> {
+async fn beat(link: &mut Link, context: &Context, me: &Pulse) -> Result<View, Fault> {
     let acks = me.acks.as_ref().map(|acks| format!(",acks={}", hexed(&to_json(acks)))).unwrap_or_default();
     // A row that waits to be locked gets the time of before.
     let sql = format!(
@@ -236,7 +240,7 @@ async fn beat(link: &mut Link, shared: &Shared, me: &Pulse) -> Result<View, Faul
     let asked_at = clock::now();
     let mut sets = link.exchange(sql).await?.into_iter();
     // The sample tells whether the server has become read-only, too.
-    link.learn(shared, sets.next(), asked_at)?;
+    link.learn(context, sets.next(), asked_at)?;
     let members = sets.next().unwrap_or_default().into_iter().map(read_member);
     let members = members.collect::<Option<Vec<_>>>().ok_or_else(|| foreign(PROXIES))?;
     let records = sets.next().unwrap_or_default().into_iter().map(read_record);
@@ -244,7 +248,7 @@ async fn beat(link: &mut Link, shared: &Shared, me: &Pulse) -> Result<View, Faul
     Ok(View { now: link.sample.now, asked_at, members, records })
 }
 
-async fn establish(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Result<bool, Fault> {
+async fn activate(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Result<bool, Fault> {
     let records =
         format!("BEGIN;SELECT name,seq FROM {POLICIES} FORCE INDEX (PRIMARY) ORDER BY name FOR UPDATE");
     let records = rows(link.exchange(records).await?.pop(), POLICIES)?;
@@ -267,7 +271,7 @@ async fn join_sql(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Res
     Ok(count(&link.exchange(there).await?) == 1)
 }
 
-async fn found(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<bool, Fault> {
+async fn initialize(link: &mut Link, id: u64, own: &[(String, Component)]) -> Result<bool, Fault> {
     let records =
         format!("BEGIN;SELECT name,seq FROM {POLICIES} FORCE INDEX (PRIMARY) ORDER BY name FOR UPDATE");
     let is_first = link.exchange(records).await?.pop().is_none_or(|records| records.is_empty());
@@ -356,7 +360,7 @@ fn replace_record(name: &str, live: &Component) -> Vec<u8> {
     sql
 }
 
-async fn component(link: &mut Link, name: &str, version: &Version) -> Result<Option<Bytes>, Fault> {
+async fn component(link: &mut Link, name: &str, version: &PolicyVersion) -> Result<Option<Bytes>, Fault> {
     // Settings are not compared: a component is the same with all of them.
     let (name, digest) = (hexed(name), hexed(&version.digest));
     let sql = format!(
@@ -425,15 +429,16 @@ fn read_member(row: Row) -> Option<Member> {
     })
 }
 
-fn read_record(row: Row) -> Option<Record> {
+fn read_record(row: Row) -> Option<PolicyRecord> {
     type Bytes = Vec<u8>;
     type Other = Option<Bytes>;
     type Columns = (Bytes, u64, Bytes, Bytes, Other, Other, u64, Other, Other, Other);
     let (name, seq, digest, settings, next_digest, next_settings, since, note, last_digest, last_settings) =
         mysql_async::from_row_opt::<Columns>(row).ok()?;
-    let version = |digest: &[u8], settings: &[u8]| Version { digest: text(digest), settings: text(settings) };
+    let version =
+        |digest: &[u8], settings: &[u8]| PolicyVersion { digest: text(digest), settings: text(settings) };
     let other = |digest: Other, settings: Other| Some(version(&digest?, &settings?));
-    Some(Record {
+    Some(PolicyRecord {
         name: text(&name),
         seq,
         live: version(&digest, &settings),

@@ -10,9 +10,9 @@ use mysql_async::Error;
 
 use super::link::{self, Fault};
 use super::preflight::Server;
-use super::servers::{FRESH, Place};
-use super::sql::{self, CLOCK, COUNTER, LEASES, MARK, META, NOW_US, ROWS};
-use super::store::Shared;
+use super::servers::{FRESH, ServerInUse};
+use super::sql::{self, CLOCK, COUNTER, HEARTBEAT, LEASES, META, NOW_US, ROWS};
+use super::store::Context;
 use super::wire::Wire;
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -45,8 +45,8 @@ pub struct Identity {
     pub floor: u64,
 }
 
-/// When a proxy last had the server in use. Kept where there are several servers.
-pub struct Mark {
+/// When a proxy last had the server in use. StoredValue where there are several servers.
+pub struct InUseHeartbeat {
     used_us: u64,
     now_us: u64,
 }
@@ -66,10 +66,10 @@ enum Doubt {
 pub async fn prepare(
     wire: &mut Wire,
     server: &Server,
-    shared: &Shared,
-    place: &Place,
+    context: &Context,
+    server_in_use: &ServerInUse,
 ) -> Result<Identity, Fault> {
-    let is_known = shared.probed.load(Ordering::Relaxed) == place.turn;
+    let is_known = context.probed.load(Ordering::Relaxed) == server_in_use.generation;
     let recorded = match read(wire, "").await? {
         Some((version, recorded)) if version == VERSION || is_known => recorded,
         _ => {
@@ -80,24 +80,24 @@ pub async fn prepare(
     };
     if !is_known {
         probe(wire).await?;
-        shared.probed.store(place.turn, Ordering::Relaxed);
+        context.probed.store(server_in_use.generation, Ordering::Relaxed);
     }
-    let mut mark = None;
-    if !shared.servers.is_single() {
-        mark = Some(match read_mark(wire).await? {
-            Some(mark) => mark,
-            None => create_mark(wire).await?,
+    let mut heartbeat = None;
+    if !context.servers.is_single() {
+        heartbeat = Some(match read_heartbeat(wire).await? {
+            Some(heartbeat) => heartbeat,
+            None => create_heartbeat(wire).await?,
         });
     }
-    let identity = match doubt(&recorded, server, shared, mark.as_ref()) {
+    let identity = match doubt(&recorded, server, context, heartbeat.as_ref()) {
         Doubt::None => recorded,
-        _ => settle(wire, server, shared, place).await?,
+        _ => settle(wire, server, context, server_in_use).await?,
     };
-    if mark.is_some() {
+    if heartbeat.is_some() {
         let asked_at = clock::now();
-        let age = read_mark(wire).await?.and_then(|mark| mark.age());
+        let age = read_heartbeat(wire).await?.and_then(|heartbeat| heartbeat.age());
         let left = age.map_or(Duration::ZERO, |age| FRESH.saturating_sub(age));
-        shared.servers.extend(place.turn, asked_at.plus_us(left.as_micros() as u64));
+        context.servers.extend(server_in_use.generation, asked_at.plus_us(left.as_micros() as u64));
     }
     Ok(identity)
 }
@@ -217,15 +217,20 @@ fn is_current(recorded: &Identity, server: &Server, known: Option<&Identity>) ->
     }
 }
 
-/// `mark` is there where another server may have been in use meanwhile.
-fn doubt(recorded: &Identity, server: &Server, shared: &Shared, mark: Option<&Mark>) -> Doubt {
-    if !is_current(recorded, server, shared.identity().as_ref()) {
+/// `heartbeat` is there where another server may have been in use meanwhile.
+fn doubt(
+    recorded: &Identity,
+    server: &Server,
+    context: &Context,
+    heartbeat: Option<&InUseHeartbeat>,
+) -> Doubt {
+    if !is_current(recorded, server, context.identity().as_ref()) {
         return Doubt::Leases;
     }
-    let Some(mark) = mark else { return Doubt::None };
+    let Some(heartbeat) = heartbeat else { return Doubt::None };
     // Whoever took another server into use waited at least this long before it granted a lease.
-    let first_lease = Duration::from_micros(u64::from(shared.max_ttl_ms) * 1_000 + QUARANTINE_MARGIN_US);
-    match mark.age() {
+    let first_lease = Duration::from_micros(u64::from(context.max_ttl_ms) * 1_000 + QUARANTINE_MARGIN_US);
+    match heartbeat.age() {
         Some(age) if age < FRESH => Doubt::None,
         Some(age) if age < first_lease => Doubt::Tokens,
         _ => Doubt::Leases,
@@ -234,23 +239,28 @@ fn doubt(recorded: &Identity, server: &Server, shared: &Shared, mark: Option<&Ma
 
 /// Clears a doubt: where all other servers are seen to be behind, there is none after all; else the
 /// epoch is raised.
-async fn settle(wire: &mut Wire, server: &Server, shared: &Shared, place: &Place) -> Result<Identity, Fault> {
-    if !shared.servers.is_single() {
-        shared.servers.scout.look(shared, clock::now()).await;
+async fn settle(
+    wire: &mut Wire,
+    server: &Server,
+    context: &Context,
+    server_in_use: &ServerInUse,
+) -> Result<Identity, Fault> {
+    if !context.servers.is_single() {
+        context.servers.prober.probe(context, clock::now()).await;
     }
     wire.exchange("BEGIN").await?;
     let gone = || Fault::Broken { why: format!("{META} is empty"), slug: "schema" };
     let (_, recorded) = read(wire, "FOR UPDATE").await?.ok_or_else(gone)?;
-    let mark = if shared.servers.is_single() { None } else { read_mark(wire).await? };
-    let mut doubt = doubt(&recorded, server, shared, mark.as_ref());
-    let mut why = match shared.identity() {
+    let heartbeat = if context.servers.is_single() { None } else { read_heartbeat(wire).await? };
+    let mut doubt = doubt(&recorded, server, context, heartbeat.as_ref());
+    let mut why = match context.identity() {
         Some(known) if recorded.server == server.identity => {
             format!("it lacks what {} has granted", known.server)
         }
         _ => format!("its tables were last used on {}", recorded.server),
     };
-    if doubt != Doubt::None && is_current(&recorded, server, shared.identity().as_ref()) {
-        match shared.servers.others_are_behind(place.index, &recorded) {
+    if doubt != Doubt::None && is_current(&recorded, server, context.identity().as_ref()) {
+        match context.servers.others_are_behind(server_in_use.index, &recorded) {
             Ok(()) => doubt = Doubt::None,
             Err(others) => {
                 why = format!(
@@ -261,13 +271,13 @@ async fn settle(wire: &mut Wire, server: &Server, shared: &Shared, place: &Place
         }
     }
     if doubt == Doubt::None {
-        if mark.is_some() {
-            wire.exchange(Mark::set()).await?;
+        if heartbeat.is_some() {
+            wire.exchange(InUseHeartbeat::set()).await?;
         }
         wire.exchange("COMMIT").await?;
         return Ok(recorded);
     }
-    raise_epoch(wire, server, shared, &recorded, doubt, &why).await
+    raise_epoch(wire, server, context, &recorded, doubt, &why).await
 }
 
 /// New tokens are above all that another server can have given out, and nothing is granted while leases
@@ -275,20 +285,20 @@ async fn settle(wire: &mut Wire, server: &Server, shared: &Shared, place: &Place
 async fn raise_epoch(
     wire: &mut Wire,
     server: &Server,
-    shared: &Shared,
+    context: &Context,
     recorded: &Identity,
     doubt: Doubt,
     why: &str,
 ) -> Result<Identity, Fault> {
-    let (mut floor, mut epoch) = shared.servers.highest();
-    for known in [shared.identity().as_ref(), Some(recorded)].into_iter().flatten() {
+    let (mut floor, mut epoch) = context.servers.highest();
+    for known in [context.identity().as_ref(), Some(recorded)].into_iter().flatten() {
         floor = floor.max(known.floor);
         epoch = epoch.max(known.epoch);
     }
     let now: Option<u64> = wire.first(format!("SELECT {NOW_US}")).await?;
     let floor = next_floor(floor, now.unwrap_or_default());
     let (epoch, wait_us) = match doubt {
-        Doubt::Leases => (epoch + 1, u64::from(shared.max_ttl_ms) * 1_000 + margin_us(shared)),
+        Doubt::Leases => (epoch + 1, u64::from(context.max_ttl_ms) * 1_000 + margin_us(context)),
         Doubt::None | Doubt::Tokens => (recorded.epoch, 0),
     };
     if epoch > Token::MAX_EPOCH || floor > Token::floor_of_epoch(Token::MAX_EPOCH).0 {
@@ -296,15 +306,15 @@ async fn raise_epoch(
         return Err(Fault::Broken { why, slug: "schema" });
     }
     let identity = quoted(&server.identity);
-    let mark = if shared.servers.is_single() { String::new() } else { Mark::set() + ";" };
+    let heartbeat = if context.servers.is_single() { String::new() } else { InUseHeartbeat::set() + ";" };
     let update = format!(
         "UPDATE {META} SET identity={identity},epoch={epoch},floor=GREATEST(floor,{floor}),\
-         grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;{mark}COMMIT"
+         grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;{heartbeat}COMMIT"
     );
     link::exchange(wire, update).await?;
     if doubt == Doubt::Leases {
         reached(Branch::EpochRaised);
-        shared.metrics.store_error("identity_changed");
+        context.metrics.store_error("identity_changed");
         tracing::warn!(
             from = (recorded.server != server.identity).then_some(&*recorded.server),
             server = server.identity,
@@ -328,34 +338,34 @@ fn next_floor(highest: u64, now_us: u64) -> u64 {
     if highest + 1_000_000 < next && now_us < LATEST_FLOOR { next } else { highest + EPOCH_TOKENS }
 }
 
-fn margin_us(shared: &Shared) -> u64 {
-    if shared.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US }
+fn margin_us(context: &Context) -> u64 {
+    if context.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US }
 }
 
 /// `None` where there is no mark yet.
-pub async fn read_mark(wire: &mut Wire) -> Result<Option<Mark>, Fault> {
+pub async fn read_heartbeat(wire: &mut Wire) -> Result<Option<InUseHeartbeat>, Fault> {
     let row: Option<(u64, u64)> =
-        match wire.first(format!("SELECT used_us,{NOW_US} FROM {MARK} WHERE id=1")).await {
+        match wire.first(format!("SELECT used_us,{NOW_US} FROM {HEARTBEAT} WHERE id=1")).await {
             Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
             row => row?,
         };
-    Ok(row.map(|(used_us, now_us)| Mark { used_us, now_us }))
+    Ok(row.map(|(used_us, now_us)| InUseHeartbeat { used_us, now_us }))
 }
 
-async fn create_mark(wire: &mut Wire) -> Result<Mark, Fault> {
+async fn create_heartbeat(wire: &mut Wire) -> Result<InUseHeartbeat, Fault> {
     let table = format!(
-        "CREATE TABLE IF NOT EXISTS {MARK} (\
+        "CREATE TABLE IF NOT EXISTS {HEARTBEAT} (\
          id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
          used_us BIGINT UNSIGNED NOT NULL COMMENT 'a proxy had this server in use: microseconds since 1970'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
     wire.exchange(table).await?;
-    wire.exchange(format!("INSERT IGNORE INTO {MARK} VALUES (1,0)")).await?;
-    let missing = || Fault::Broken { why: format!("{MARK} stays empty"), slug: "schema" };
-    read_mark(wire).await?.ok_or_else(missing)
+    wire.exchange(format!("INSERT IGNORE INTO {HEARTBEAT} VALUES (1,0)")).await?;
+    let missing = || Fault::Broken { why: format!("{HEARTBEAT} stays empty"), slug: "schema" };
+    read_heartbeat(wire).await?.ok_or_else(missing)
 }
 
-impl Mark {
+impl InUseHeartbeat {
     /// `None` where it is from the future: the clock was set back.
     pub fn age(&self) -> Option<Duration> {
         let ahead = self.used_us > self.now_us + FRESH.as_micros() as u64;
@@ -365,11 +375,11 @@ impl Mark {
     /// Renews the mark only while it holds.
     pub fn renew() -> String {
         let fresh_us = FRESH.as_micros();
-        format!("{} AND used_us+{fresh_us}>{NOW_US} AND used_us<{NOW_US}+{fresh_us}", Mark::set())
+        format!("{} AND used_us+{fresh_us}>{NOW_US} AND used_us<{NOW_US}+{fresh_us}", InUseHeartbeat::set())
     }
 
     fn set() -> String {
-        format!("UPDATE {MARK} SET used_us={NOW_US} WHERE id=1")
+        format!("UPDATE {HEARTBEAT} SET used_us={NOW_US} WHERE id=1")
     }
 }
 
@@ -397,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_mark_from_the_future_is_none() {
-        let age = |used_us, now_us| Mark { used_us, now_us }.age().map(|age| age.as_micros());
+        let age = |used_us, now_us| InUseHeartbeat { used_us, now_us }.age().map(|age| age.as_micros());
         assert_eq!(age(10_000_000, 12_000_000), Some(2_000_000));
         assert_eq!(age(13_000_000, 12_000_000), Some(0));
         assert_eq!(age(90_000_000, 12_000_000), None);

@@ -6,7 +6,7 @@
 //! - The server with the highest record is chosen: the one that leases were last granted on. A replica
 //!   that was promoted has the record of the server that it replicated from.
 //! - A connection belongs to one choice. When another server is chosen, all of them are given up.
-//! - All servers are looked at every [`ROUND`] (see [`scout`](super::scout)). The one in use is marked as
+//! - All servers are looked at every [`ROUND`] (see [`prober`](super::scout)). The one in use is marked as
 //!   in use by that, and left for one that was chosen later. Nodes of a Galera cluster have one record, which names
 //!   the node that was chosen.
 //! - A server whose mark is older than [`FRESH`] may have been out of use while another one granted
@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::link::Fault;
+use super::prober::Prober;
 use super::schema::Identity;
-use super::scout::Scout;
-use super::store::Shared;
+use super::store::Context;
 use super::wire::Target;
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -34,7 +34,7 @@ pub const FRESH: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One server of `store.url`.
-pub struct Site {
+pub struct Endpoint {
     pub target: Target,
     pub database: String,
     /// What the operator knows it by; without the password.
@@ -43,7 +43,7 @@ pub struct Site {
 
 /// What a look at a server has shown.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ServerStatus {
     /// Why it cannot be used, and what to do about it; else its own identity.
     pub identity: Result<String, String>,
     /// `None` where it has no tables.
@@ -51,13 +51,13 @@ pub struct Seen {
 }
 
 /// What is known of a server: the last look, or why there was none.
-pub type Look = Result<Seen, String>;
+pub type Probe = Result<ServerStatus, String>;
 
 pub struct Servers {
-    sites: Vec<Site>,
-    pub scout: Scout,
+    endpoints: Vec<Endpoint>,
+    pub prober: Prober,
     /// Rises whenever another server is chosen.
-    turn: AtomicU64,
+    generation: AtomicU64,
     /// Until when the mark of the server in use holds, on our own clock; 0 before it was looked at.
     fresh_until: AtomicU64,
     state: Mutex<State>,
@@ -68,51 +68,51 @@ struct State {
     current: Option<usize>,
     /// The one that the turn belongs to.
     last: usize,
-    looks: Vec<Look>,
+    probes: Vec<Probe>,
 }
 
 /// The choice that a connection belongs to.
 #[derive(Clone)]
-pub struct Place {
+pub struct ServerInUse {
     servers: Arc<Servers>,
     pub index: usize,
-    pub turn: u64,
+    pub generation: u64,
 }
 
 impl Servers {
-    pub fn new(sites: Vec<Site>) -> Servers {
-        let looks = sites.iter().map(|_| Err("not looked at yet".to_owned())).collect();
-        let current = (sites.len() == 1).then_some(0);
+    pub fn new(endpoints: Vec<Endpoint>) -> Servers {
+        let probes = endpoints.iter().map(|_| Err("not looked at yet".to_owned())).collect();
+        let current = (endpoints.len() == 1).then_some(0);
         Servers {
-            scout: Scout::new(sites.len()),
-            sites,
-            turn: AtomicU64::new(1),
+            prober: Prober::new(endpoints.len()),
+            endpoints,
+            generation: AtomicU64::new(1),
             fresh_until: AtomicU64::new(0),
-            state: Mutex::new(State { current, last: 0, looks }),
+            state: Mutex::new(State { current, last: 0, probes }),
         }
     }
 
-    pub fn sites(&self) -> &[Site] {
-        &self.sites
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
     }
 
     /// Whether there is nothing to choose.
     pub fn is_single(&self) -> bool {
-        self.sites.len() == 1
+        self.endpoints.len() == 1
     }
 
     /// For operators: all addresses.
     pub fn addresses(&self) -> String {
-        self.sites.iter().map(|site| &*site.address).collect::<Vec<_>>().join(", ")
+        self.endpoints.iter().map(|endpoint| &*endpoint.address).collect::<Vec<_>>().join(", ")
     }
 
     /// The server to connect to, which is looked for where none is known.
-    pub async fn place(self: &Arc<Servers>, shared: &Shared) -> Result<Place, Fault> {
-        if let Some(place) = self.current() {
-            return Ok(place);
+    pub async fn server_in_use(self: &Arc<Servers>, context: &Context) -> Result<ServerInUse, Fault> {
+        if let Some(server_in_use) = self.current() {
+            return Ok(server_in_use);
         }
-        self.scout.look(shared, clock::now()).await;
-        self.elect(shared.identity().as_ref())?;
+        self.prober.probe(context, clock::now()).await;
+        self.elect(context.identity().as_ref())?;
         self.current().ok_or_else(|| Fault::timeout("looking for the primary"))
     }
 
@@ -120,12 +120,12 @@ impl Servers {
     pub fn in_use(&self) -> Option<(usize, u64)> {
         let state = self.lock();
         let marked = self.fresh_until.load(Ordering::Relaxed) > 0;
-        state.current.filter(|_| marked).map(|index| (index, self.turn.load(Ordering::Relaxed)))
+        state.current.filter(|_| marked).map(|index| (index, self.generation.load(Ordering::Relaxed)))
     }
 
     /// Takes in what a round has shown.
-    pub fn note(&self, looks: Vec<Look>) {
-        self.lock().looks = looks;
+    pub fn note(&self, probes: Vec<Probe>) {
+        self.lock().probes = probes;
     }
 
     /// Leaves the server in use for one that was chosen after it: elsewhere, while we did not see it. Where the record of
@@ -133,17 +133,18 @@ impl Servers {
     pub fn reconsider(&self) {
         let mut state = self.lock();
         let Some(current) = state.current else { return };
-        let record = |look: &Look| look.as_ref().ok().and_then(|seen| seen.record.clone());
-        let Some(ours) = record(&state.looks[current]) else { return };
+        let record = |probe: &Probe| probe.as_ref().ok().and_then(|status| status.record.clone());
+        let Some(ours) = record(&state.probes[current]) else { return };
         let later = |index: &usize| {
-            let theirs = record(&state.looks[*index]);
-            let identity = state.looks[*index].as_ref().ok().and_then(|seen| seen.identity.as_ref().ok());
+            let theirs = record(&state.probes[*index]);
+            let identity =
+                state.probes[*index].as_ref().ok().and_then(|status| status.identity.as_ref().ok());
             theirs.is_some_and(|theirs| {
                 let is_own = *index != current && identity == Some(&theirs.server);
                 is_own && (theirs == ours || (theirs.server != ours.server && theirs.floor > ours.floor))
             })
         };
-        let found = (0..self.sites.len()).find(later);
+        let found = (0..self.endpoints.len()).find(later);
         if let Some(index) = found {
             self.take(&mut state, index);
         }
@@ -152,7 +153,7 @@ impl Servers {
     /// The highest floor and epoch of the records that were seen.
     pub fn highest(&self) -> (u64, u64) {
         let state = self.lock();
-        let records = state.looks.iter().flatten().filter_map(|seen| seen.record.as_ref());
+        let records = state.probes.iter().flatten().filter_map(|status| status.record.as_ref());
         records.fold((0, 0), |(floor, epoch), it| (floor.max(it.floor), epoch.max(it.epoch)))
     }
 
@@ -160,33 +161,33 @@ impl Servers {
     /// the addresses of those that may have been.
     pub fn others_are_behind(&self, index: usize, record: &Identity) -> Result<(), String> {
         let state = self.lock();
-        let behind = |look: &Look| match look {
-            Ok(Seen { record: None, .. }) => true,
+        let behind = |probe: &Probe| match probe {
+            Ok(ServerStatus { record: None, .. }) => true,
             // It has this record from here, unless this server has lost it since.
-            Ok(Seen { record: Some(theirs), .. }) if theirs.server == record.server => {
+            Ok(ServerStatus { record: Some(theirs), .. }) if theirs.server == record.server => {
                 theirs.floor <= record.floor
             }
-            Ok(Seen { record: Some(theirs), .. }) => record.epoch > 0 && theirs.floor < record.floor,
+            Ok(ServerStatus { record: Some(theirs), .. }) => record.epoch > 0 && theirs.floor < record.floor,
             Err(_) => false,
         };
-        let others = (0..self.sites.len()).filter(|other| *other != index);
-        let ahead = others.filter(|other| !behind(&state.looks[*other]));
-        let ahead: Vec<&str> = ahead.map(|other| &*self.sites[other].address).collect();
+        let others = (0..self.endpoints.len()).filter(|other| *other != index);
+        let ahead = others.filter(|other| !behind(&state.probes[*other]));
+        let ahead: Vec<&str> = ahead.map(|other| &*self.endpoints[other].address).collect();
         if ahead.is_empty() { Ok(()) } else { Err(ahead.join(", ")) }
     }
 
     /// The mark of the server in use is known to hold until then.
-    pub fn extend(&self, turn: u64, until: Instant) {
+    pub fn extend(&self, generation: u64, until: Instant) {
         let _state = self.lock();
-        if self.turn.load(Ordering::Relaxed) == turn {
+        if self.generation.load(Ordering::Relaxed) == generation {
             self.fresh_until.fetch_max(until.0, Ordering::Relaxed);
         }
     }
 
-    fn current(self: &Arc<Servers>) -> Option<Place> {
+    fn current(self: &Arc<Servers>) -> Option<ServerInUse> {
         let state = self.lock();
-        let turn = self.turn.load(Ordering::Relaxed);
-        state.current.map(|index| Place { servers: self.clone(), index, turn })
+        let generation = self.generation.load(Ordering::Relaxed);
+        state.current.map(|index| ServerInUse { servers: self.clone(), index, generation })
     }
 
     fn elect(&self, known: Option<&Identity>) -> Result<(), Fault> {
@@ -196,34 +197,34 @@ impl Servers {
         }
         let fresh_until = Instant(self.fresh_until.load(Ordering::Relaxed));
         let patient = clock::now() < fresh_until.plus_us(PATIENCE.as_micros() as u64);
-        match choose(&state.looks, known, state.last, patient) {
+        match choose(&state.probes, known, state.last, patient) {
             Some(index) => {
                 self.take(&mut state, index);
                 Ok(())
             }
-            None => Err(Fault::Broken { why: self.no_primary(&state.looks), slug: "no_primary" }),
+            None => Err(Fault::Broken { why: self.no_primary(&state.probes), slug: "no_primary" }),
         }
     }
 
     fn take(&self, state: &mut State, index: usize) {
         state.current = Some(index);
         if state.last != index {
-            let (from, to) = (&self.sites[state.last].address, &self.sites[index].address);
+            let (from, to) = (&self.endpoints[state.last].address, &self.endpoints[index].address);
             reached(Branch::OtherServer);
             tracing::warn!(from, to, "another MySQL server is used");
             state.last = index;
             self.fresh_until.store(0, Ordering::Relaxed);
-            self.turn.fetch_add(1, Ordering::Release);
+            self.generation.fetch_add(1, Ordering::Release);
         }
     }
 
-    fn no_primary(&self, looks: &[Look]) -> String {
-        let reasons = self.sites.iter().zip(looks).map(|(site, look)| {
-            let why = match look {
-                Err(why) | Ok(Seen { identity: Err(why), .. }) => why,
+    fn no_primary(&self, probes: &[Probe]) -> String {
+        let reasons = self.endpoints.iter().zip(probes).map(|(endpoint, probe)| {
+            let why = match probe {
+                Err(why) | Ok(ServerStatus { identity: Err(why), .. }) => why,
                 Ok(_) => "it lacks what the last primary has granted; it is waited for that one",
             };
-            format!("{}: {why}", site.address)
+            format!("{}: {why}", endpoint.address)
         });
         let reasons = reasons.collect::<Vec<_>>().join("; ");
         format!("no server of store.url can be used; promote one, or start the primary again ({reasons})")
@@ -234,9 +235,9 @@ impl Servers {
     }
 }
 
-impl Place {
-    pub fn site(&self) -> &Site {
-        &self.servers.sites[self.index]
+impl ServerInUse {
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.servers.endpoints[self.index]
     }
 
     /// Whether what is sent on a connection of this choice may still be answered for.
@@ -244,12 +245,13 @@ impl Place {
         if self.servers.is_single() {
             return Ok(());
         }
-        if self.servers.turn.load(Ordering::Acquire) != self.turn {
-            let why = format!("another MySQL server is used than {}", self.site().address);
+        if self.servers.generation.load(Ordering::Acquire) != self.generation {
+            let why = format!("another MySQL server is used than {}", self.endpoint().address);
             return Err(Fault::Broken { why, slug: "moved" });
         }
         if clock::now().0 > self.servers.fresh_until.load(Ordering::Relaxed) {
-            let why = format!("the MySQL server at {} was out of sight; looking again", self.site().address);
+            let why =
+                format!("the MySQL server at {} was out of sight; looking again", self.endpoint().address);
             reached(Branch::OutOfSight);
             return Err(Fault::Broken { why, slug: "out_of_sight" });
         }
@@ -259,7 +261,7 @@ impl Place {
     /// The server could not be connected to: another one is looked for.
     pub fn leave(&self) {
         let mut state = self.servers.lock();
-        if !self.servers.is_single() && self.servers.turn.load(Ordering::Relaxed) == self.turn {
+        if !self.servers.is_single() && self.servers.generation.load(Ordering::Relaxed) == self.generation {
             state.current = None;
         }
     }
@@ -268,11 +270,11 @@ impl Place {
 /// The server with the highest record, the one that its record names before those that have it from
 /// that one, then the one that was used last, then the first. While `patient`, none that lacks the
 /// epoch of the one that is known.
-fn choose(looks: &[Look], known: Option<&Identity>, last: usize, patient: bool) -> Option<usize> {
-    let usable = looks.iter().enumerate().filter_map(|(index, look)| {
-        let seen = look.as_ref().ok()?;
-        let identity = seen.identity.as_ref().ok()?;
-        let record = seen.record.as_ref();
+fn choose(probes: &[Probe], known: Option<&Identity>, last: usize, patient: bool) -> Option<usize> {
+    let usable = probes.iter().enumerate().filter_map(|(index, probe)| {
+        let status = probe.as_ref().ok()?;
+        let identity = status.identity.as_ref().ok()?;
+        let record = status.record.as_ref();
         let lacks = |known: &Identity| {
             record.is_none_or(|record| record.server != known.server && record.floor <= known.floor)
         };
@@ -294,31 +296,31 @@ mod tests {
         Identity { server: server.to_owned(), epoch: u64::from(floor > 0), floor }
     }
 
-    fn seen(identity: &str, record: Option<Identity>) -> Look {
-        Ok(Seen { identity: Ok(identity.to_owned()), record })
+    fn status(identity: &str, record: Option<Identity>) -> Probe {
+        Ok(ServerStatus { identity: Ok(identity.to_owned()), record })
     }
 
-    fn replica(record: Identity) -> Look {
-        Ok(Seen { identity: Err("read-only".to_owned()), record: Some(record) })
+    fn replica(record: Identity) -> Probe {
+        Ok(ServerStatus { identity: Err("read-only".to_owned()), record: Some(record) })
     }
 
-    fn gone() -> Look {
+    fn gone() -> Probe {
         Err("refused".to_owned())
     }
 
     fn two_servers() -> Servers {
-        let site = |address: &str| Site {
+        let endpoint = |address: &str| Endpoint {
             target: Target::Address(mysql_async::Opts::default()),
             database: String::new(),
             address: address.to_owned(),
         };
-        Servers::new(vec![site("a:1"), site("b:1")])
+        Servers::new(vec![endpoint("a:1"), endpoint("b:1")])
     }
 
     #[test]
     fn the_highest_record_is_chosen() {
-        let zombie = seen("a", Some(record("a", 5)));
-        let primary = seen("b", Some(record("b", 9)));
+        let zombie = status("a", Some(record("a", 5)));
+        let primary = status("b", Some(record("b", 9)));
         assert_eq!(choose(&[zombie.clone(), primary], None, 0, false), Some(1));
         assert_eq!(choose(&[zombie, replica(record("b", 9))], None, 1, false), Some(0));
         assert_eq!(choose(&[gone(), replica(record("b", 9))], None, 0, false), None);
@@ -326,10 +328,10 @@ mod tests {
 
     #[test]
     fn among_equals_the_one_that_is_named_then_the_last_then_the_first() {
-        let writable_replica = seen("a", Some(record("b", 5)));
-        let primary = seen("b", Some(record("b", 5)));
+        let writable_replica = status("a", Some(record("b", 5)));
+        let primary = status("b", Some(record("b", 5)));
         assert_eq!(choose(&[writable_replica, primary], None, 0, false), Some(1));
-        let empty = [seen("a", None), seen("b", None)];
+        let empty = [status("a", None), status("b", None)];
         assert_eq!(choose(&empty, None, 1, false), Some(1));
         assert_eq!(choose(&empty, None, 0, false), Some(0));
     }
@@ -337,17 +339,17 @@ mod tests {
     #[test]
     fn what_lacks_the_last_epoch_is_waited_with() {
         let known = record("b", 9);
-        let behind = [seen("a", Some(record("a", 5))), gone()];
+        let behind = [status("a", Some(record("a", 5))), gone()];
         assert_eq!(choose(&behind, Some(&known), 1, true), None);
         assert_eq!(choose(&behind, Some(&known), 1, false), Some(0));
-        let promoted = [seen("a", Some(record("b", 8))), gone()];
+        let promoted = [status("a", Some(record("b", 8))), gone()];
         assert_eq!(choose(&promoted, Some(&known), 1, true), Some(0), "it has it, but for the last writes");
     }
 
     #[test]
     fn a_server_whose_record_names_another_one_is_left_for_that() {
-        let usable = |server: &str, record: Identity| seen(server, Some(record));
-        for (looks, used) in [
+        let usable = |server: &str, record: Identity| status(server, Some(record));
+        for (probes, used) in [
             ([usable("a", record("a", 5)), usable("b", record("a", 5))], 0),
             ([usable("a", record("b", 5)), usable("b", record("b", 5))], 1),
             ([usable("a", record("a", 5)), usable("b", record("b", 6))], 1),
@@ -356,9 +358,9 @@ mod tests {
         ] {
             let servers = two_servers();
             servers.lock().current = Some(0);
-            servers.note(looks.to_vec());
+            servers.note(probes.to_vec());
             servers.reconsider();
-            assert_eq!(servers.lock().current, Some(used), "{looks:?}");
+            assert_eq!(servers.lock().current, Some(used), "{probes:?}");
         }
     }
 
@@ -368,7 +370,7 @@ mod tests {
         let ours = record("a", 5);
         for (other, fine) in [
             (gone(), false),
-            (seen("b", None), true),
+            (status("b", None), true),
             (replica(record("a", 5)), true),
             (replica(record("a", 6)), false),
             (replica(record("b", 4)), true),

@@ -11,7 +11,7 @@ use crate::lock::{Key, ServerTime};
 
 pub const LEASES: &str = "lockkeeper_lease";
 pub const META: &str = "lockkeeper_meta";
-pub const MARK: &str = "lockkeeper_mark";
+pub const HEARTBEAT: &str = "lockkeeper_mark";
 pub const COUNTER: &str = "lockkeeper_token";
 pub const CLOCK: &str = "lockkeeper_clock";
 pub const ROWS: &str = "lockkeeper_row";
@@ -61,7 +61,7 @@ pub fn epoch() -> String {
 }
 
 /// Raises the floor above what it was, and at least to `least` (a number, or an expression). So every rise begins
-/// another [`Era`](super::cache::Era), and rows that were remembered before it are forgotten.
+/// another [`CacheScope`](super::cache::CacheScope), and rows that were remembered before it are forgotten.
 pub fn raise_floor(least: impl std::fmt::Display) -> String {
     format!("UPDATE {META} SET floor=GREATEST(floor+1,{least}) WHERE id=1")
 }

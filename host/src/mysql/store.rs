@@ -10,22 +10,22 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::cache::{Cache, spread};
-use super::health::Board;
+use super::clock_steps::ClockSteps;
+use super::health::LaneHealth;
 use super::link::{Fault, Link};
 use super::membership::Membership;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
 use super::registry::MysqlRegistry;
 use super::schema::Identity;
-use super::servers::{Servers, Site};
+use super::servers::{Endpoint, Servers};
 use super::sql::META;
-use super::steps::ClockSteps;
 use super::wire::Target;
-use super::{clean, fast, lanes, scout, sql, watch};
+use super::{clean, clock_watch, lanes, optimistic, prober, sql};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space, Token};
-use crate::store::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
+use crate::store::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -43,7 +43,7 @@ pub struct OpenError {
 
 /// The primitives on a MySQL or MariaDB server, or on the primary of several.
 pub struct MysqlStore {
-    pub(super) shared: Arc<Shared>,
+    pub(super) context: Arc<Context>,
     places: Places,
     /// Of their own: a flood of claims takes none from them.
     renewal_places: Places,
@@ -54,14 +54,14 @@ pub struct MysqlStore {
 }
 
 /// What all tasks of one store share.
-pub struct Shared {
+pub struct Context {
     pub servers: Arc<Servers>,
     pub require_durable: bool,
     pub clean_after: Duration,
     pub timeout: Duration,
     pub max_ttl_ms: u32,
     pub cache: Cache,
-    pub health: Board,
+    pub health: LaneHealth,
     pub membership: Arc<Membership>,
     pub metrics: Metrics,
     pub stop: CancellationToken,
@@ -109,39 +109,44 @@ impl MysqlStore {
         if urls.is_empty() {
             return Err(OpenError { why: "it names no server".to_owned() });
         }
-        let sites = urls.iter().map(|url| read_url(url)).collect::<Result<_, _>>()?;
-        Ok(MysqlStore::start(config, sites, max_ttl_ms, metrics))
+        let endpoints = urls.iter().map(|url| read_url(url)).collect::<Result<_, _>>()?;
+        Ok(MysqlStore::start(config, endpoints, max_ttl_ms, metrics))
     }
 
-    /// As [`MysqlStore::open_any`], on simulated servers.
+    /// As [`MysqlStore::open_any`], on simulated servers, each with its name.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     #[cfg(any(test, feature = "simulation"))]
     pub fn simulated(
         config: &StoreConfig,
-        routes: Vec<crate::simulation::network::Route>,
+        servers: Vec<(String, Arc<dyn super::wire::Connect>)>,
         max_ttl_ms: u32,
         metrics: Metrics,
     ) -> MysqlStore {
-        let site = |route: crate::simulation::network::Route| Site {
-            address: route.servers[0].name.clone(),
+        let endpoint = |(address, route)| Endpoint {
+            address,
             database: DEFAULT_DATABASE.to_owned(),
             target: Target::Simulated(route),
         };
-        MysqlStore::start(config, routes.into_iter().map(site).collect(), max_ttl_ms, metrics)
+        MysqlStore::start(config, servers.into_iter().map(endpoint).collect(), max_ttl_ms, metrics)
     }
 
-    fn start(config: &StoreConfig, sites: Vec<Site>, max_ttl_ms: u32, metrics: Metrics) -> MysqlStore {
-        let servers = Arc::new(Servers::new(sites));
-        let seats = config.lanes + config.renewal_lanes;
-        let shared = Arc::new(Shared {
+    fn start(
+        config: &StoreConfig,
+        endpoints: Vec<Endpoint>,
+        max_ttl_ms: u32,
+        metrics: Metrics,
+    ) -> MysqlStore {
+        let servers = Arc::new(Servers::new(endpoints));
+        let lanes = config.lanes + config.renewal_lanes;
+        let context = Arc::new(Context {
             require_durable: config.require_durable,
             clean_after: config.clean_after,
             timeout: config.timeout,
             max_ttl_ms,
             cache: Cache::new(),
-            health: Board::new(seats, &servers.addresses()),
+            health: LaneHealth::new(lanes, &servers.addresses()),
             servers,
             membership: Arc::new(Membership::new()),
             metrics,
@@ -153,39 +158,40 @@ impl MysqlStore {
             identity: Mutex::default(),
         });
         let tasks = TaskTracker::new();
-        let mut senders = (0..seats).map(|seat| {
+        let mut senders = (0..lanes).map(|lane_index| {
             let (sender, receiver) = unbounded_channel();
             let queue = Queue::new(receiver, config.batch);
-            tasks.spawn(vital::watched("a lane of the store", lanes::run(shared.clone(), queue, seat)));
+            tasks
+                .spawn(vital::watched("a lane of the store", lanes::run(context.clone(), queue, lane_index)));
             sender
         });
         let lanes = senders.by_ref().take(config.lanes).collect();
         let renewal_lanes = senders.collect();
-        tasks.spawn(vital::watched("the clean-up of the store", clean::run(shared.clone())));
-        tasks.spawn(vital::watched("the watch of the server's clock", watch::run(shared.clone())));
-        if !shared.servers.is_single() {
-            tasks.spawn(vital::watched("the look-out for servers", scout::run(shared.clone())));
+        tasks.spawn(vital::watched("the clean-up of the store", clean::run(context.clone())));
+        tasks.spawn(vital::watched("the watch of the server's clock", clock_watch::run(context.clone())));
+        if !context.servers.is_single() {
+            tasks.spawn(vital::watched("the look-out for servers", prober::run(context.clone())));
         }
-        let reader = Arc::new(Reader::new(shared.clone()));
+        let reader = Arc::new(Reader::new(context.clone()));
         let (places, renewal_places) = (Places::new(config.max_queued), Places::new(config.max_queued));
-        MysqlStore { shared, places, renewal_places, lanes, renewal_lanes, reader, tasks }
+        MysqlStore { context, places, renewal_places, lanes, renewal_lanes, reader, tasks }
     }
 
     /// Waits until every lane has its connection, at most `within`; what the store's health is then.
     pub async fn ready(&self, within: Duration) -> Health {
-        self.shared.health.ready(within).await
+        self.context.health.ready(within).await
     }
 
     /// Where the proxies of this server know of each other. From now on leases are written only while
     /// [`Registry::allow`](crate::store::registry::Registry::allow) says so.
     pub fn registry(&self) -> MysqlRegistry {
-        self.shared.membership.close();
-        MysqlRegistry::new(self.shared.clone())
+        self.context.membership.close();
+        MysqlRegistry::new(self.context.clone())
     }
 
     /// Until when this proxy is sure to be a member of its fleet.
     pub fn may_write_until(&self) -> Instant {
-        self.shared.membership.until_own()
+        self.context.membership.until_own()
     }
 
     /// Runs a task that ends when the store is closed.
@@ -212,7 +218,7 @@ impl MysqlStore {
 
     /// Takes no more work, waits a few seconds for what is under way, and closes the connections.
     pub async fn close(&self) {
-        self.shared.stop.cancel();
+        self.context.stop.cancel();
         self.tasks.close();
         if tokio::time::timeout(CLOSE_LIMIT, self.tasks.wait()).await.is_err() {
             tracing::warn!("the MySQL server did not answer while the store was closed");
@@ -242,7 +248,7 @@ impl MysqlStore {
 
 impl Drop for MysqlStore {
     fn drop(&mut self) {
-        self.shared.stop.cancel();
+        self.context.stop.cancel();
     }
 }
 
@@ -255,19 +261,24 @@ impl Store for MysqlStore {
         self.send((&self.renewal_lanes, &self.renewal_places), vec![op], deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         let reader = self.reader.clone();
         Box::pin(async move { reader.list(&prefix, after, limit).await })
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         let reader = self.reader.clone();
         Box::pin(async move { reader.read(key).await })
     }
 
     fn health(&self) -> Health {
-        let mut health = self.shared.health.now();
-        if let (Health::Ready { warnings, .. }, Some(wait_ms)) = (&mut health, self.shared.wait_ms()) {
+        let mut health = self.context.health.now();
+        if let (Health::Ready { warnings, .. }, Some(wait_ms)) = (&mut health, self.context.wait_ms()) {
             warnings.push(format!(
                 "the server has changed: no lease is granted for another {} s, until those of the server before \
                  have ended (limits.max_ttl_ms); renewals and releases go on",
@@ -281,32 +292,32 @@ impl Store for MysqlStore {
         (space != Space::Table).then(|| format!("{space:?} is not a row a key"))
     }
 
-    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
-        let shared = self.shared.clone();
+    fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
+        let context = self.context.clone();
         let raise = least.map_or_else(sql::raise_above_all, |least| sql::raise_floor(least.0));
         let raise = format!("BEGIN;{raise};SELECT floor FROM {META} WHERE id=1;COMMIT");
         Box::pin(async move {
             let work = async {
-                let mut link = Link::open(&shared).await?;
+                let mut link = Link::open(&context).await?;
                 let floor = link.commit(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
                 link.close().await;
                 floor
                     .map(Token)
                     .ok_or_else(|| Fault::Broken { why: format!("{META} is empty"), slug: "schema" })
             };
-            let done = tokio::time::timeout(shared.timeout, work).await;
+            let done = tokio::time::timeout(context.timeout, work).await;
             let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the floor of tokens")));
             done.map_err(|fault: Fault| StoreError::Unavailable { why: fault.to_string() })
         })
     }
 
     fn forget(&self) {
-        self.shared.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
+        self.context.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
     }
 }
 
-impl Shared {
-    pub fn steps(&self) -> MutexGuard<'_, ClockSteps> {
+impl Context {
+    pub fn clock_steps(&self) -> MutexGuard<'_, ClockSteps> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -317,7 +328,7 @@ impl Shared {
 
     /// Until when no lease is granted, on our own clock, whatever the server's clock is set to.
     pub fn waits_until(&self) -> Instant {
-        self.steps().waits_until()
+        self.clock_steps().waits_until()
     }
 
     /// No lease is set for longer, in microseconds.
@@ -337,7 +348,7 @@ impl Shared {
             return;
         }
         if known.as_ref().is_some_and(|known| known.server != identity.server) {
-            self.steps().change_server();
+            self.clock_steps().change_server();
         }
         if known.as_ref().is_none_or(|known| known.floor <= identity.floor) {
             *known = Some(identity.clone());
@@ -353,7 +364,7 @@ fn longest_us(max_ttl_ms: u32) -> u64 {
     u64::from(max_ttl_ms) * 1_000
 }
 
-pub(super) fn read_url(url: &str) -> Result<Site, OpenError> {
+pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
     let opts = Opts::from_url(url).map_err(|error| OpenError { why: error.to_string() })?;
     let database = opts.db_name().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_DATABASE).to_owned();
     let address = match opts.socket() {
@@ -366,9 +377,9 @@ pub(super) fn read_url(url: &str) -> Result<Site, OpenError> {
         // The path that a server gives for its socket may lead to another server here.
         .prefer_socket(false)
         // One for each number of rows.
-        .stmt_cache_size(fast::PREPARED_ROWS)
+        .stmt_cache_size(optimistic::PREPARED_ROWS)
         .into();
-    Ok(Site { target: Target::Address(opts), database, address })
+    Ok(Endpoint { target: Target::Address(opts), database, address })
 }
 
 #[cfg(test)]
@@ -378,7 +389,7 @@ mod tests {
     #[test]
     fn urls_are_read() {
         let read = |url| {
-            let Site { target, database, address } = read_url(url).expect("it is valid");
+            let Endpoint { target, database, address } = read_url(url).expect("it is valid");
             let Target::Address(opts) = target else { panic!("a URL names a real server") };
             (opts, database, address)
         };

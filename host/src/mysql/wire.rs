@@ -6,20 +6,46 @@ use mysql_async::prelude::{AsQuery, FromRow, Queryable};
 use mysql_async::{Conn, Error, Opts, OptsBuilder, Row, Statement, Value};
 
 #[cfg(any(test, feature = "simulation"))]
-use crate::simulation::network::{Client, Route};
+pub use simulated::{Connect, Exchange};
+
+#[cfg(any(test, feature = "simulation"))]
+mod simulated {
+    use std::sync::Arc;
+
+    use futures_util::future::BoxFuture;
+    use mysql_async::{Error, Row, Value};
+
+    /// The way to a simulated server.
+    pub trait Connect: Send + Sync {
+        /// Opens a connection.
+        fn connect(&self) -> BoxFuture<'_, Result<Box<dyn Exchange>, Error>>;
+    }
+
+    /// A connection to a simulated server.
+    pub trait Exchange: Send {
+        /// Sends statements in one packet and waits for their rows.
+        fn exchange<'a>(
+            &'a mut self,
+            sql: Vec<u8>,
+            parameters: &'a [Value],
+        ) -> BoxFuture<'a, Result<Vec<Vec<Row>>, Error>>;
+    }
+
+    pub type Route = Arc<dyn Connect>;
+}
 
 /// Where a server is.
 #[derive(Clone)]
 pub enum Target {
     Address(Opts),
     #[cfg(any(test, feature = "simulation"))]
-    Simulated(Route),
+    Simulated(simulated::Route),
 }
 
 pub enum Wire {
     Mysql(Conn),
     #[cfg(any(test, feature = "simulation"))]
-    Simulated(Client),
+    Simulated(Box<dyn Exchange>),
 }
 
 /// A statement that a connection has prepared.
@@ -34,7 +60,7 @@ impl Wire {
         match target {
             Target::Address(opts) => Conn::new(opts.clone()).await.map(Wire::Mysql),
             #[cfg(any(test, feature = "simulation"))]
-            Target::Simulated(route) => Client::connect(route).await.map(Wire::Simulated),
+            Target::Simulated(route) => route.connect().await.map(Wire::Simulated),
         }
     }
 

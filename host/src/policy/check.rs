@@ -118,7 +118,7 @@ fn configure(module: &Module, settings: &Map<String, Value>) -> Result<Vec<u8>, 
 /// some of the requests: a policy may know its resources by names that the trial does not.
 fn try_out(module: &Module, settings: &[u8], limits: &Limits) -> Result<Vec<String>, Rejection> {
     let mut notes = Vec::new();
-    let mut senseless = None;
+    let mut invalid_answer = None;
     let requests = requests();
     for (trial, request) in &requests {
         let asked = bindings::request(request);
@@ -126,10 +126,10 @@ fn try_out(module: &Module, settings: &[u8], limits: &Limits) -> Result<Vec<Stri
         let Ok(plan) = answer else { continue };
         if let Err(detail) = clamp::plan(plan, limits) {
             notes.push(format!("{trial}: {detail}; such requests will be refused"));
-            senseless = Some((*trial, Fault { hook: Hook::Plan, kind: FaultKind::Value, detail }));
+            invalid_answer = Some((*trial, Fault { hook: Hook::Plan, kind: FaultKind::Value, detail }));
         }
     }
-    if let Some((trial, fault)) = senseless.filter(|_| notes.len() == requests.len()) {
+    if let Some((trial, fault)) = invalid_answer.filter(|_| notes.len() == requests.len()) {
         return Err(Rejection::SelfTest { trial, fault });
     }
     try_out_others(module, settings)?;

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::bindings::{self, naming, response, types};
-use super::{Answer, Backoff, OnLoss, Plan, Primitive, Renewal};
+use super::{Backoff, OnLoss, Plan, Primitive, RefusalResponse, Renewal};
 use crate::config::Limits;
 use crate::lock::{Key, Mode};
 
@@ -190,7 +190,7 @@ pub(super) fn renewal(from: Renewal, held_ms: u32, max_hold_ms: u32, limits: &Li
     }
 }
 
-pub(super) fn answer(from: response::Answer) -> Result<Answer, String> {
+pub(super) fn answer(from: response::Answer) -> Result<RefusalResponse, String> {
     if !(400..=599).contains(&from.status) {
         return Err(format!("the status {} is not between 400 and 599", from.status));
     }
@@ -198,7 +198,7 @@ pub(super) fn answer(from: response::Answer) -> Result<Answer, String> {
         return Err(format!("{} headers, at most {MAX_HEADERS} are allowed", from.headers.len()));
     }
     let headers: Result<Vec<_>, String> = from.headers.into_iter().map(header).collect();
-    Ok(Answer {
+    Ok(RefusalResponse {
         status: from.status,
         retry_after_ms: from.retry_after.min(MAX_RETRY_AFTER_MS),
         headers: headers?,

@@ -2,7 +2,7 @@
 //!
 //! Who is next, and how long to back off, is the queue's own: see `lock::table`.
 
-use super::{Answer, Expiring, Renewal, ResponseContention};
+use super::{Expiring, RefusalResponse, Renewal, ResponseContention};
 
 /// Extends by the ttl while the client is alive, up to the longest hold.
 pub fn renewal(expiring: &Expiring) -> Renewal {
@@ -15,8 +15,8 @@ pub fn renewal(expiring: &Expiring) -> Renewal {
 }
 
 /// 423 Locked.
-pub fn response(contention: &ResponseContention) -> Answer {
-    Answer {
+pub fn response(contention: &ResponseContention) -> RefusalResponse {
+    RefusalResponse {
         status: 423,
         retry_after_ms: contention.retry_after_ms,
         headers: Vec::new(),

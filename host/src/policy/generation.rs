@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use super::check::{self, Checked};
 use super::module::Module;
 use super::{
-    Answer, Backoff, Contention, Digest, Expiring, Fault, FaultKind, Hook, Plan, PlanError, PlanRequest,
-    QueueView, Renewal, ResponseContention, bindings, clamp,
+    Backoff, Contention, Digest, Expiring, Fault, FaultKind, Hook, Plan, PlanError, PlanRequest, QueueView,
+    RefusalResponse, Renewal, ResponseContention, bindings, clamp,
 };
 use crate::clock;
 use crate::config::Limits;
@@ -144,7 +144,7 @@ impl Generation {
     fn planned(&self, request: &PlanRequest) -> Result<Result<Plan, String>, Fault> {
         match self.module.plan(&self.settings, &bindings::request(request))? {
             Ok(plan) => {
-                Ok(Ok(clamp::plan(plan, &self.limits).map_err(|detail| senseless(Hook::Plan, detail))?))
+                Ok(Ok(clamp::plan(plan, &self.limits).map_err(|detail| invalid_answer(Hook::Plan, detail))?))
             }
             Err(refusal) => Ok(Err(clamp::reason(refusal.reason))),
         }
@@ -157,7 +157,7 @@ impl Generation {
                 self.module.choose(&self.settings, &bindings::queue(queue))?.map(|index| index as usize);
             Some(index.and_then(|index| match queue.waiters.len() {
                 len if index < len => Ok(index),
-                len => Err(senseless(Hook::Choose, format!("chose waiter {index} of {len}"))),
+                len => Err(invalid_answer(Hook::Choose, format!("chose waiter {index} of {len}"))),
             }))
         })
     }
@@ -182,15 +182,13 @@ impl Generation {
         &self,
         request: &PlanRequest,
         contention: &ResponseContention,
-    ) -> Option<Result<Answer, Fault>> {
+    ) -> Option<Result<RefusalResponse, Fault>> {
         self.ask_optional(Hook::Response, || {
             let (request, contention) = (bindings::request(request), bindings::refused(contention));
             let answer = self.module.response(&self.settings, &request, &contention)?;
-            Some(
-                answer.and_then(|answer| {
-                    clamp::answer(answer).map_err(|detail| senseless(Hook::Response, detail))
-                }),
-            )
+            Some(answer.and_then(|answer| {
+                clamp::answer(answer).map_err(|detail| invalid_answer(Hook::Response, detail))
+            }))
         })
     }
 
@@ -206,7 +204,7 @@ impl Generation {
     fn ask<R>(&self, hook: Hook, ask: impl FnOnce() -> Result<R, Fault>) -> Result<R, Fault> {
         let start = clock::now();
         if let Some(left_us) = self.health.suspended_for(hook, start.0) {
-            self.metrics.policy_fault(&self.name, hook, FaultKind::Suspended);
+            self.metrics.policy_fault(&self.name, hook.as_str(), FaultKind::Suspended.as_str());
             let detail = format!("failed too often in a row; not asked for {} ms", left_us.div_ceil(1_000));
             return Err(Fault { hook, kind: FaultKind::Suspended, detail });
         }
@@ -216,10 +214,14 @@ impl Generation {
         match &answer {
             Ok(_) => {
                 self.health.answered(hook);
-                self.metrics.policy_call(&self.name, hook, Duration::from_micros(end.us_since(start)));
+                self.metrics.policy_call(
+                    &self.name,
+                    hook.as_str(),
+                    Duration::from_micros(end.us_since(start)),
+                );
             }
             Err(fault) => {
-                self.metrics.policy_fault(&self.name, hook, fault.kind);
+                self.metrics.policy_fault(&self.name, hook.as_str(), fault.kind.as_str());
                 if self.health.failed(fault, end.0) {
                     tracing::warn!(policy = &*self.id, %fault, "policy suspended: it failed too often in a row");
                 } else {
@@ -249,7 +251,7 @@ fn aside<R>(ask: impl FnOnce() -> R) -> R {
     }
 }
 
-fn senseless(hook: Hook, detail: String) -> Fault {
+fn invalid_answer(hook: Hook, detail: String) -> Fault {
     Fault { hook, kind: FaultKind::Value, detail }
 }
 

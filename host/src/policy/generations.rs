@@ -29,7 +29,7 @@ struct Inner {
 }
 
 struct Policy {
-    naming: ArcSwap<Naming>,
+    active: ArcSwap<ActivePolicy>,
     next_number: AtomicU64,
     history: Mutex<History>,
 }
@@ -37,15 +37,15 @@ struct Policy {
 /// What names keys: the live generation and, while a change is under way over several proxies, the one
 /// that is to follow.
 #[derive(Clone, Debug)]
-pub struct Naming {
+pub struct ActivePolicy {
     pub live: Arc<Generation>,
     /// Claims take its keys as well.
     pub candidate: Option<Arc<Generation>>,
 }
 
-impl Naming {
+impl ActivePolicy {
     /// What tells two of them apart.
-    pub fn stamp(&self) -> (u64, Option<u64>) {
+    pub fn version(&self) -> (u64, Option<u64>) {
         (self.live.number(), self.candidate.as_ref().map(|candidate| candidate.number()))
     }
 }
@@ -113,8 +113,8 @@ impl Policies {
     }
 
     /// The live generation together with the one that is to follow. Takes no lock.
-    pub fn naming(&self, name: &str) -> Option<Arc<Naming>> {
-        self.0.policies.get(name).map(|policy| policy.naming.load_full())
+    pub fn active(&self, name: &str) -> Option<Arc<ActivePolicy>> {
+        self.0.policies.get(name).map(|policy| policy.active.load_full())
     }
 
     /// The names of all policies, in their order.
@@ -161,8 +161,8 @@ impl Policies {
         let mut history = policy.history();
         history.last_error = None;
         let Prepared::Changed(generation) = prepared else { return policy.live() };
-        let next = Naming { live: Arc::clone(&generation), candidate: None };
-        policy.naming.store(Arc::new(next));
+        let next = ActivePolicy { live: Arc::clone(&generation), candidate: None };
+        policy.active.store(Arc::new(next));
         history.since_us = clock::wall_us();
         drop(history);
         self.0.metrics.policy_load(generation.name(), "live");
@@ -173,7 +173,7 @@ impl Policies {
     /// From now on claims take the keys of both; `None`: of the live generation only.
     pub fn name_with(&self, name: &str, candidate: Option<Arc<Generation>>) {
         if let Some(policy) = self.0.policies.get(name) {
-            policy.naming.store(Arc::new(Naming { live: policy.live(), candidate }));
+            policy.active.store(Arc::new(ActivePolicy { live: policy.live(), candidate }));
         }
     }
 
@@ -207,13 +207,13 @@ impl Policy {
     fn new(first: Generation) -> Policy {
         Policy {
             next_number: AtomicU64::new(first.number() + 1),
-            naming: ArcSwap::from_pointee(Naming { live: Arc::new(first), candidate: None }),
+            active: ArcSwap::from_pointee(ActivePolicy { live: Arc::new(first), candidate: None }),
             history: Mutex::new(History { since_us: clock::wall_us(), ..History::default() }),
         }
     }
 
     fn live(&self) -> Arc<Generation> {
-        self.naming.load().live.clone()
+        self.active.load().live.clone()
     }
 
     fn next_number(&self) -> u64 {

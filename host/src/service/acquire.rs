@@ -7,10 +7,10 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-use super::core::{Answer, Msg, Pending};
-use super::{AcquireError, Lease, Request, Shared, both, via};
+use super::core::{Msg, Pending, WaiterReply};
+use super::{AcquireError, Lease, Request, ServiceContext, rollout, routed};
 use crate::clock;
-use crate::lock::record::{Claim, InLine, Tag};
+use crate::lock::record::{Claim, GlobalTicket, Tag};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
 use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest, Primitive};
@@ -60,19 +60,19 @@ pub(super) struct Planned {
     pub generation: Arc<Generation>,
     pub plan: Plan,
     /// What named the keys.
-    pub stamp: (u64, Option<u64>),
+    pub version: (u64, Option<u64>),
 }
 
 impl Planned {
     /// Whether the same generations name keys still.
-    pub fn is_current(&self, shared: &Shared) -> bool {
-        let naming = shared.policies.naming(self.generation.name());
-        naming.is_none_or(|naming| naming.stamp() == self.stamp)
+    pub fn is_current(&self, shared: &ServiceContext) -> bool {
+        let active = shared.policies.active(self.generation.name());
+        active.is_none_or(|active| active.version() == self.version)
     }
 }
 
 pub(super) async fn acquire(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     request: &Request,
     call: Call,
 ) -> Result<(Lease, Planned), AcquireError> {
@@ -89,13 +89,13 @@ pub(super) async fn acquire(
 }
 
 async fn attempt(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     policy: &str,
     request: &Request,
     call: Call,
 ) -> Result<(Lease, Planned), AcquireError> {
     opened(shared).await?;
-    let _place = Place::take(shared, request)?;
+    let _place = WaiterSlot::take(shared, request)?;
     for _ in 0..REPLANS {
         let planned = planned(shared, policy, request, call)?;
         let Some(result) = enqueue(shared, request, &planned).await else { continue };
@@ -114,20 +114,20 @@ async fn attempt(
 
 /// What the policy decides now.
 pub(super) fn planned(
-    shared: &Shared,
+    shared: &ServiceContext,
     policy: &str,
     request: &Request,
     call: Call,
 ) -> Result<Planned, AcquireError> {
-    let naming = shared.policies.naming(policy).ok_or_else(|| no_policy(policy))?;
-    let mut planned = shared.within_reach(policy, plan(&naming.live, policy, request)?)?;
+    let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
+    let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
     call.check(policy, planned.primitive)?;
-    if let Some(candidate) = &naming.candidate {
+    if let Some(candidate) = &active.candidate {
         // What either of them refuses is refused: other proxies may go by the candidate alone already.
         let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
-        both::name(&mut planned, &next, call)?;
+        rollout::name(&mut planned, &next, call)?;
     }
-    Ok(Planned { generation: naming.live.clone(), plan: planned, stamp: naming.stamp() })
+    Ok(Planned { generation: active.live.clone(), plan: planned, version: active.version() })
 }
 
 fn no_policy(policy: &str) -> AcquireError {
@@ -136,7 +136,7 @@ fn no_policy(policy: &str) -> AcquireError {
 }
 
 /// Leases that were in the store at the start have been looked at; until then nothing is granted.
-pub(super) async fn opened(shared: &Shared) -> Result<(), AcquireError> {
+pub(super) async fn opened(shared: &ServiceContext) -> Result<(), AcquireError> {
     if shared.gate.is_open() {
         return Ok(());
     }
@@ -173,14 +173,14 @@ pub(super) fn asked(request: &Request) -> PlanRequest {
         ttl_ms: request.ttl_ms,
         wait_ms: request.wait_ms,
         labels: request.labels.clone(),
-        http: request.via.as_ref().map(|via| via.http.clone()),
+        http: request.routed.as_ref().map(|routed| routed.http.clone()),
         seed: random::number(),
     }
 }
 
 /// `None`: the policy was replaced since the plan was made.
 pub(super) async fn enqueue(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     request: &Request,
     planned: &Planned,
 ) -> Option<Result<Lease, AcquireError>> {
@@ -190,7 +190,7 @@ pub(super) async fn enqueue(
     let labels = planned.plan.labels.clone().into();
     let pending = Pending {
         generation: planned.generation.clone(),
-        stamp: planned.stamp,
+        version: planned.version,
         weight: planned.plan.weight,
         labels,
         reply,
@@ -199,29 +199,29 @@ pub(super) async fn enqueue(
     let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
     let answered = leaving.wait().await;
     match answered {
-        Some(Answer::Verdict(verdict)) => Some(settle(shared, request, planned, verdict)),
-        Some(Answer::NotYet { why }) => Some(Err(AcquireError::NotYet { why })),
-        Some(Answer::Replan) => None,
+        Some(WaiterReply::Verdict(verdict)) => Some(settle(shared, request, planned, verdict)),
+        Some(WaiterReply::NotYet { why }) => Some(Err(AcquireError::NotYet { why })),
+        Some(WaiterReply::Replan) => None,
         None => Some(Err(AcquireError::ShuttingDown)),
     }
 }
 
 /// The waiter's place in the order over all proxies.
-fn in_line(request: &Request, plan: &Plan) -> InLine {
+fn global_ticket(request: &Request, plan: &Plan) -> GlobalTicket {
     let id = request.request_id.as_deref();
-    InLine {
-        ticket: id.map_or_else(random::number, |id| fingerprint(request, &[id])),
+    GlobalTicket {
+        number: id.map_or_else(random::number, |id| fingerprint(request, &[id])),
         rank: plan.rank,
         joined: None,
         returns: id.is_some(),
     }
 }
 
-fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
+fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
     let plan = &planned.plan;
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
     let mut labels: Vec<_> = request.labels.iter().map(label).collect();
-    labels.extend(via::labels(request, plan.mode));
+    labels.extend(routed::labels(request, plan.mode));
     let claim = Claim {
         keys: plan.keys.clone(),
         proxy: shared.proxy.clone(),
@@ -239,7 +239,7 @@ fn waiter(shared: &Shared, id: WaiterId, request: &Request, planned: &Planned) -
         delay_ms: plan.lock_delay_ms,
         reentrant: plan.reentrant,
         keep_ms: plan.keep_ms,
-        line: plan.global_order.then(|| in_line(request, plan)),
+        global: plan.global_order.then(|| global_ticket(request, plan)),
         tag: Tag {
             resource: request.resource.as_str().into(),
             policy: (&**planned.generation.id()).into(),
@@ -283,7 +283,7 @@ pub(super) fn fingerprint(request: &Request, more: &[&str]) -> u64 {
 }
 
 fn settle(
-    shared: &Shared,
+    shared: &ServiceContext,
     request: &Request,
     planned: &Planned,
     verdict: Verdict,
@@ -329,21 +329,21 @@ fn settle(
 }
 
 /// One of the places that `limits.max_waiters_total` allows.
-struct Place<'a>(&'a Shared);
+struct WaiterSlot<'a>(&'a ServiceContext);
 
-impl Place<'_> {
-    fn take<'a>(shared: &'a Shared, request: &Request) -> Result<Place<'a>, AcquireError> {
+impl WaiterSlot<'_> {
+    fn take<'a>(shared: &'a ServiceContext, request: &Request) -> Result<WaiterSlot<'a>, AcquireError> {
         let limit = shared.limits.max_waiters_total;
         if shared.waiting.fetch_add(1, Ordering::Relaxed) >= limit {
             shared.waiting.fetch_sub(1, Ordering::Relaxed);
             let limit = u32::try_from(limit).unwrap_or(u32::MAX);
             return Err(AcquireError::TooManyWaiters { resource: request.resource.clone(), limit });
         }
-        Ok(Place(shared))
+        Ok(WaiterSlot(shared))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaiterSlot<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
@@ -351,14 +351,14 @@ impl Drop for Place<'_> {
 
 /// Leaves the queue, or gives the grant back, when the caller is gone before it was answered.
 struct Leaving<'a> {
-    shared: &'a Shared,
+    shared: &'a ServiceContext,
     id: WaiterId,
-    answer: Option<oneshot::Receiver<Answer>>,
+    answer: Option<oneshot::Receiver<WaiterReply>>,
     ttl_ms: u32,
 }
 
 impl Leaving<'_> {
-    async fn wait(&mut self) -> Option<Answer> {
+    async fn wait(&mut self) -> Option<WaiterReply> {
         let answer = self.answer.as_mut()?.await.ok();
         self.answer = None;
         answer
@@ -370,14 +370,14 @@ impl Drop for Leaving<'_> {
         let Some(mut answer) = self.answer.take() else { return };
         answer.close();
         match answer.try_recv() {
-            Ok(Answer::Verdict(verdict)) => self.shared.undelivered(verdict, self.ttl_ms),
-            Ok(Answer::Replan | Answer::NotYet { .. }) => {}
+            Ok(WaiterReply::Verdict(verdict)) => self.shared.undelivered(verdict, self.ttl_ms),
+            Ok(WaiterReply::Replan | WaiterReply::NotYet { .. }) => {}
             Err(_) => self.shared.tell(Msg::Cancel(self.id)),
         }
     }
 }
 
-impl Shared {
+impl ServiceContext {
     /// The plan, with its second choice of primitive where the store lacks the first one.
     pub(super) fn within_reach(&self, policy: &str, plan: Plan) -> Result<Plan, AcquireError> {
         let Some(why) = self.store.lacks(plan.primitive.space()) else { return Ok(plan) };

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::both::UnderWay;
 use super::history::{History, What};
-use super::transition::{Shadows, Step, Swap};
-use super::{Notice, NoticeKind, QueueEntry, Shared};
+use super::rollout::UnderWay;
+use super::swap::{Shadows, Swap, SwapStep};
+use super::{Notice, NoticeKind, QueueEntry, ServiceContext};
 use crate::clock;
 use crate::lock::maps::{HashMap, HashSet};
-use crate::lock::record::{Claim, Op, Outcome, Release, Turn};
+use crate::lock::record::{Claim, NextWaiter, Op, Outcome, Release};
 use crate::lock::table::{
-    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing, Table,
-    Ticket, Unheard, Verdict, Waiter, WaiterId,
+    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing,
+    SubmissionId, Table, Unheard, Verdict, Waiter, WaiterId,
 };
 use crate::lock::{Instant, Key, Token};
 use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
@@ -43,7 +43,7 @@ pub(super) enum Msg {
         reply: oneshot::Sender<Result<Outcome, String>>,
     },
     Completed {
-        ticket: Ticket,
+        ticket: SubmissionId,
         result: Result<Reply, StoreError>,
     },
     Chosen {
@@ -111,13 +111,13 @@ pub(super) enum Msg {
 pub(super) struct Pending {
     pub generation: Arc<Generation>,
     /// What named the keys.
-    pub stamp: (u64, Option<u64>),
+    pub version: (u64, Option<u64>),
     pub weight: u32,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
-    pub reply: oneshot::Sender<Answer>,
+    pub reply: oneshot::Sender<WaiterReply>,
 }
 
-pub(super) enum Answer {
+pub(super) enum WaiterReply {
     Verdict(Verdict),
     /// The policy was replaced since the request was planned.
     Replan,
@@ -128,7 +128,7 @@ pub(super) enum Answer {
 }
 
 pub(super) struct Core {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceContext>,
     pub(super) table: Table,
     pending: HashMap<WaiterId, Pending>,
     releases: HashMap<ReleaseId, oneshot::Sender<Result<Outcome, String>>>,
@@ -144,7 +144,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub fn new(shared: Arc<Shared>) -> Core {
+    pub fn new(shared: Arc<ServiceContext>) -> Core {
         Core {
             shared,
             table: Table::new(),
@@ -271,27 +271,27 @@ impl Core {
     }
 
     fn acquire(&mut self, mut waiter: Box<Waiter>, pending: Pending) {
-        let naming = self.shared.policies.naming(pending.generation.name());
-        if naming.is_some_and(|naming| naming.stamp() != pending.stamp) {
-            let _ = pending.reply.send(Answer::Replan);
+        let active = self.shared.policies.active(pending.generation.name());
+        if active.is_some_and(|active| active.version() != pending.version) {
+            let _ = pending.reply.send(WaiterReply::Replan);
             return;
         }
         if let Some(request) = &waiter.claim.request
             && !self.requests.admits(request, waiter.claim.fingerprint)
         {
             let verdict = Verdict::RequestReused { ended: false };
-            let _ = pending.reply.send(Answer::Verdict(verdict));
+            let _ = pending.reply.send(WaiterReply::Verdict(verdict));
             return;
         }
         if let Some(why) = self.shadows.block(pending.generation.name()) {
-            let _ = pending.reply.send(Answer::NotYet { why });
+            let _ = pending.reply.send(WaiterReply::NotYet { why });
             return;
         }
         match self.shadows.widen(&waiter.claim.keys) {
             // One of several keys cannot be taken together with others.
             Some(_) if waiter.claim.any => {
                 let why = "leases of the keys that its policy named before are waited for".to_owned();
-                let _ = pending.reply.send(Answer::NotYet { why });
+                let _ = pending.reply.send(WaiterReply::NotYet { why });
                 return;
             }
             Some(keys) => waiter.claim.keys = keys,
@@ -326,7 +326,7 @@ impl Core {
                     let _ = reply.send(result);
                 }
             }
-            Action::Ring { key, turn } => self.ring(key, turn),
+            Action::NotifyPeer { key, next_waiter } => self.notify_peer(key, next_waiter),
             Action::Gone { nonce } => {
                 for over in self.holds.remove(&nonce).into_iter().flatten() {
                     let _ = over.send(());
@@ -336,17 +336,17 @@ impl Core {
         }
     }
 
-    fn ring(&mut self, key: Key, turn: Turn) {
-        if turn.proxy == self.shared.proxy {
-            return self.table.handle(Event::Orphan { key, turn }, clock::now(), &mut self.actions);
+    fn notify_peer(&mut self, key: Key, next_waiter: NextWaiter) {
+        if next_waiter.proxy == self.shared.proxy {
+            return self.table.handle(Event::Orphan { key, next_waiter }, clock::now(), &mut self.actions);
         }
-        let peer = turn.proxy;
+        let peer = next_waiter.proxy;
         let (inbox, name, freed) = (self.shared.inbox.clone(), peer.clone(), key.clone());
         let gone = Box::new(move || drop(inbox.send(Msg::PeerGone { peer: name, key: freed })));
-        self.shared.bell.ring(&peer, &key, gone);
+        self.shared.peers.notify(&peer, &key, gone);
     }
 
-    fn submit(&mut self, ticket: Ticket, ops: Vec<Op>) {
+    fn submit(&mut self, ticket: SubmissionId, ops: Vec<Op>) {
         self.under_way.began(ticket, &ops);
         let inbox = self.shared.inbox.clone();
         let done = Box::new(move |result| {
@@ -432,7 +432,7 @@ impl Core {
             // Its caller left while the answer was on the way.
             return self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
         };
-        if let Err(Answer::Verdict(verdict)) = pending.reply.send(Answer::Verdict(verdict)) {
+        if let Err(WaiterReply::Verdict(verdict)) = pending.reply.send(WaiterReply::Verdict(verdict)) {
             self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
         }
     }
@@ -491,9 +491,9 @@ impl Core {
     fn swap(&mut self, swap: Swap) {
         let claims = self.table.claims().map(|(_, claim)| claim);
         let missing = claims.filter(|claim| swap.lacks(&self.shared, claim));
-        let missing: Vec<_> = missing.map(super::transition::request_of).take(BURST * 64).collect();
+        let missing: Vec<_> = missing.map(super::swap::request_of).take(BURST * 64).collect();
         if !missing.is_empty() {
-            swap.reply(Step::Missing(missing));
+            swap.reply(SwapStep::Missing(missing));
             return;
         }
         let mut replans = Vec::new();
@@ -525,7 +525,7 @@ impl Core {
                 None => {
                     self.handle(Event::Cancel(waiter));
                     if let Some(pending) = self.pending.remove(&waiter) {
-                        let _ = pending.reply.send(Answer::Replan);
+                        let _ = pending.reply.send(WaiterReply::Replan);
                     }
                 }
             }

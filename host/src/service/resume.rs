@@ -1,7 +1,7 @@
 //! Going on with a lease that a proxy has granted: this one, or another one that has gone.
 
 use super::hold::Terms;
-use super::{Hold, Lease, LeaseError, Service, Shared, transition};
+use super::{Hold, Lease, LeaseError, Service, ServiceContext, swap};
 use crate::lock::record::Holder;
 use crate::lock::{LeaseRef, Space, Token};
 use crate::policy::OnLoss;
@@ -39,7 +39,7 @@ struct Stored {
     tokens: Vec<Token>,
 }
 
-async fn stored(shared: &Shared, lease: &LeaseRef) -> Result<Stored, LeaseError> {
+async fn stored(shared: &ServiceContext, lease: &LeaseRef) -> Result<Stored, LeaseError> {
     let mut first = None;
     let mut tokens = Vec::with_capacity(lease.keys.len());
     for key in &*lease.keys {
@@ -57,9 +57,9 @@ async fn stored(shared: &Shared, lease: &LeaseRef) -> Result<Stored, LeaseError>
 
 /// What the policy of the lease wants for it now. Where the policy is gone, refuses or fails, what was granted
 /// is kept alive as the built-in hooks would, within the limits of this proxy.
-fn terms(shared: &Shared, holder: &Holder) -> Terms {
+fn terms(shared: &ServiceContext, holder: &Holder) -> Terms {
     let generation = shared.policies.get(shared.policy_of_tag(&holder.tag));
-    let request = transition::request(&holder.tag, &holder.owner, holder.mode);
+    let request = swap::request(&holder.tag, &holder.owner, holder.mode);
     let plan = generation.as_ref().and_then(|generation| generation.plan(&request).ok());
     let (max_hold_ms, on_loss, labels) = match plan {
         Some(plan) => (plan.max_hold_ms, plan.on_loss, plan.labels),

@@ -17,7 +17,7 @@ pub(crate) fn service(memory: &Memory) -> Service {
 
 fn parts(memory: &Memory) -> Parts {
     Parts {
-        bell: Arc::new(Alone),
+        peers: Arc::new(NoPeers),
         store: Arc::new(memory.store()),
         policies: policies(&Limits::default(), &[]),
         routes: Vec::new(),
@@ -48,7 +48,7 @@ pub(crate) fn request(resource: &str) -> Request {
         wait_ms: None,
         request_id: None,
         labels: Vec::new(),
-        via: None,
+        routed: None,
     }
 }
 
@@ -60,8 +60,8 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     let planned = || {
         let generation = policies.get("default").unwrap();
         let plan = plan(&generation, "default", &request("a")).unwrap();
-        let stamp = policies.naming("default").unwrap().stamp();
-        Planned { generation, plan, stamp }
+        let version = policies.active("default").unwrap().version();
+        Planned { generation, plan, version }
     };
     let before = planned();
     let next = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();
@@ -211,11 +211,11 @@ impl Store for Unsure {
         prefix: String,
         after: Option<Key>,
         limit: usize,
-    ) -> crate::store::Answer<Result<Page, StoreError>> {
+    ) -> crate::store::StoreFuture<Result<Page, StoreError>> {
         self.store.list(prefix, after, limit)
     }
 
-    fn read(&self, key: Key) -> crate::store::Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> crate::store::StoreFuture<Result<Option<Stored>, StoreError>> {
         self.store.read(key)
     }
 
@@ -273,7 +273,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         delay_ms: 0,
         reentrant: false,
         keep_ms: 0,
-        line: None,
+        global: None,
         any: false,
         tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), labels: Vec::new() },
     };

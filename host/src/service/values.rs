@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::acquire::{self, Call, Planned};
-use super::{AcquireError, Answer, Hold, Lease, LeaseError, Request, Service, new_release};
-use crate::lock::record::{self, Kept, Left, Op, Origin, Outcome, Version};
+use super::{AcquireError, Hold, Lease, LeaseError, RefusalResponse, Request, Service, new_release};
+use crate::lock::record::{self, Left, Op, Origin, Outcome, StoredValue, Version};
 use crate::lock::{Key, LeaseRef, Token};
 use crate::policy::{ResponseContention, fallback};
 use crate::random;
@@ -15,7 +15,7 @@ pub enum Begun {
     /// Nobody has done it: whoever holds this lease does, and says so with [`Service::finish`].
     First(Box<Lease>),
     /// Somebody has, and left this.
-    Done(Kept),
+    Done(StoredValue),
 }
 
 /// A key's version, as its client is told of it.
@@ -42,7 +42,7 @@ pub enum Guarded {
     /// [`Keeping::finish`](super::Keeping::finish).
     Held(Box<Hold>),
     /// It was done before, and left this.
-    Done(Kept),
+    Done(StoredValue),
 }
 
 impl Service {
@@ -59,7 +59,12 @@ impl Service {
 
     /// What a guarded request is answered that was contended for `waited_ms`, in its policy's words;
     /// `None` for any other error.
-    pub fn refusal(&self, request: &Request, error: &AcquireError, waited_ms: u32) -> Option<Answer> {
+    pub fn refusal(
+        &self,
+        request: &Request,
+        error: &AcquireError,
+        waited_ms: u32,
+    ) -> Option<RefusalResponse> {
         let AcquireError::Contended { key, holder, position, retry_after_ms, .. } = error else {
             return None;
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::core::Msg;
-use super::{HolderEntry, LockEntry, LockView, Shared};
+use super::{HolderEntry, LockEntry, LockView, ServiceContext};
 use crate::lock::record::Holder;
 use crate::lock::{Key, Mode, Space, Token};
 use crate::policy::PlanRequest;
@@ -32,7 +32,7 @@ pub(super) fn entry(stored: &Stored) -> LockEntry {
     }
 }
 
-pub(super) async fn show(shared: &Arc<Shared>, name: &str) -> Result<Option<LockView>, StoreError> {
+pub(super) async fn show(shared: &Arc<ServiceContext>, name: &str) -> Result<Option<LockView>, StoreError> {
     for key in candidates(shared, name) {
         let stored = shared.store.read(key.clone()).await?;
         let (reply, answer) = oneshot::channel();
@@ -48,7 +48,7 @@ pub(super) async fn show(shared: &Arc<Shared>, name: &str) -> Result<Option<Lock
 }
 
 /// The keys that a name may stand for: what its policy makes of it as a resource, and itself.
-fn candidates(shared: &Shared, name: &str) -> Vec<Key> {
+fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
     let request = PlanRequest {
         resource: name.to_owned(),
         owner: String::new(),

@@ -3,7 +3,6 @@
 //! It works on each request for a while, on a connection that is a pair of buffers. Some connections take seconds to open,
 //! and some are closed after an answer. A connection that its proxy closes ends the work that is under way on it.
 
-use std::cell::RefCell;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,6 +23,7 @@ use super::world::{Shared, lock};
 use crate::app::reload;
 use crate::config::{GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
 use crate::fleet::Fleet;
+use crate::guard::upstream::simulated::APPLICATION;
 use crate::guard::{Front, Guard};
 use crate::http::{self, Body, Handler, Peer};
 use crate::latest;
@@ -46,11 +46,6 @@ const OWNER: &str = "from";
 /// The header with the number of the proxy that the client asks, and which of the proxy's lives that is.
 const ASKS: &str = "asks";
 
-thread_local! {
-    /// Of the simulation that runs on this thread.
-    static APPLICATION: RefCell<Option<Arc<Application>>> = const { RefCell::new(None) };
-}
-
 struct Application {
     shared: Arc<Shared>,
     random: Mutex<StdRng>,
@@ -61,16 +56,16 @@ struct Application {
 pub fn begin(shared: &Arc<Shared>, options: &Options) {
     let random = Mutex::new(StdRng::seed_from_u64(options.seed ^ 7_000));
     let (shared, work_ms) = (shared.clone(), options.work_ms);
-    APPLICATION.set(Some(Arc::new(Application { shared, random, work_ms })));
+    let application = Arc::new(Application { shared, random, work_ms });
+    APPLICATION.set(Some(Arc::new(move || Box::pin(connect(application.clone())))));
 }
 
 pub fn end() {
     APPLICATION.set(None);
 }
 
-/// A connection of a proxy to the application. `None` where this thread has none.
-pub async fn connect() -> Option<DuplexStream> {
-    let application = APPLICATION.with_borrow(Clone::clone)?;
+/// Opens a connection of a proxy to the application.
+async fn connect(application: Arc<Application>) -> DuplexStream {
     let (opens_ms, is_kept) = {
         let mut random = lock(&application.random);
         let longest_ms = if random.random_bool(0.1) { SLOW_CONNECTION_MS } else { 1 };
@@ -86,7 +81,7 @@ pub async fn connect() -> Option<DuplexStream> {
         let mut server = server::Builder::new();
         let _ = server.keep_alive(is_kept).serve_connection(TokioIo::new(far), answer).await;
     });
-    Some(near)
+    near
 }
 
 /// Routes with a lock for each of the paths `/guarded/…`. A lease lasts for `ttl_ms` unless it is renewed. Another `naming`
@@ -176,7 +171,7 @@ impl Application {
                     .and_then(|token| token.parse().ok())
                     .unwrap_or_default(),
             ),
-            host: proxy.host,
+            process: proxy.process,
             life: (asks.get(1).copied().unwrap_or_default(), proxy.life),
         };
         let owner = work.owner.clone();

@@ -107,7 +107,7 @@ pub struct Checks {
     /// Policies whose keys got other names, or may have.
     renamed: BTreeSet<&'static str>,
     /// Policies that had an order over all proxies, or may have.
-    in_line: BTreeSet<&'static str>,
+    in_global_queue: BTreeSet<&'static str>,
     /// By resource: the highest token of all answers that had arrived by then, in the order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
     /// By request id: the lease that it was given.

@@ -38,7 +38,7 @@ pub fn request(resource: &str, owner: &str) -> Request {
         wait_ms: None,
         request_id: None,
         labels: Vec::new(),
-        via: None,
+        routed: None,
     }
 }
 
@@ -194,17 +194,17 @@ impl Client {
     /// Sends a request to the application, through a proxy that locks its resource meanwhile.
     async fn send(&mut self, request: &Request) {
         let proxy = self.proxy();
-        let (resource, host) = (request.resource.clone(), &proxy.host);
+        let (resource, process) = (request.resource.clone(), &proxy.process);
         let asked = Asked {
             resource: resource.clone(),
             owner: request.owner.clone(),
             proxy: (proxy.index, proxy.life),
         };
         let (near, far) = application::connection();
-        let pauses = (!host.is_paused()).then(|| host.pauses());
+        let pauses = (!process.is_paused()).then(|| process.pauses());
         let served = tokio::spawn({
-            let (host, front) = (host.clone(), proxy.front.clone());
-            async move { host.run(application::serve(front, far)).await }
+            let (process, front) = (process.clone(), proxy.front.clone());
+            async move { process.run(application::serve(front, far)).await }
         });
         self.note(&format!("sends a request for {resource} through proxy {}", proxy.index));
         let leaves = self.random.random_bool(0.1);
@@ -223,7 +223,7 @@ impl Client {
             Ok(Some(status)) => ("a guarded request is refused", status.to_string()),
             Ok(None) => ("a guarded request breaks off", "no whole answer".to_owned()),
             Err(_elapsed) => {
-                if !leaves && pauses == Some(proxy.host.pauses()) {
+                if !leaves && pauses == Some(proxy.process.pauses()) {
                     let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
                     self.shared.broken(Violation(why));
                 }
@@ -290,7 +290,7 @@ impl Client {
         self.note(&format!("asks proxy {} for {resource}, and waits {wait_ms} ms", proxy.index));
         let leaves = self.random.random_bool(0.1);
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
-        let pauses = (!proxy.host.is_paused()).then(|| proxy.host.pauses());
+        let pauses = (!proxy.process.is_paused()).then(|| proxy.process.pauses());
         let limit = Duration::from_millis(patience.into());
         lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
         let waits = (request.mode == Mode::Exclusive && wait_ms > 0).then(|| {
@@ -298,13 +298,13 @@ impl Client {
             lock(&self.shared.checks).waits(resource, &self.name, (proxy.index, proxy.life), until)
         });
         let asked_at = clock::now();
-        let asked = tokio::time::timeout(limit, proxy.host.run(call)).await;
+        let asked = tokio::time::timeout(limit, proxy.process.run(call)).await;
         if let Some(id) = waits {
             self.shared.check(|checks| checks.waits_no_more(resource, id));
         }
         let Ok(asked) = asked else {
             // One that stood still for a while may be late.
-            if !leaves && pauses == Some(proxy.host.pauses()) {
+            if !leaves && pauses == Some(proxy.process.pauses()) {
                 let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
                 self.shared.broken(Violation(why));
             }
@@ -390,7 +390,7 @@ impl Client {
     async fn renew(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) -> bool {
         let other = self.proxy_for(granted_by, &lease.lease);
         let (service, wanted) = (other.service.clone(), lease.lease.clone());
-        let renewed = other.host.run(async move { service.renew(wanted, None).await }).await;
+        let renewed = other.process.run(async move { service.renew(wanted, None).await }).await;
         match renewed.unwrap_or_else(gone) {
             Ok(renewed) => {
                 self.renewed(request, lease, renewed.valid_until);
@@ -432,7 +432,7 @@ impl Client {
         let other = self.proxy_for(granted_by, &lease.lease);
         self.let_go(request, lease);
         let (service, wanted) = (other.service.clone(), lease.lease.clone());
-        let released = other.host.run(async move { service.release(wanted).await }).await;
+        let released = other.process.run(async move { service.release(wanted).await }).await;
         if let Some(Ok(())) = released {
             lock(&self.shared.checks).released(&request.owner);
         }
@@ -497,7 +497,7 @@ impl Client {
         let other = self.proxy_for(&proxy, &lease.lease);
         let (service, wanted, left) = (other.service.clone(), lease.lease.clone(), outcome.clone());
         let kept_until = clock::now().plus_ms(KEEP_MS);
-        let finished = other.host.run(async move { service.finish(wanted, left.into()).await }).await;
+        let finished = other.process.run(async move { service.finish(wanted, left.into()).await }).await;
         if let Some(Ok(())) = finished {
             self.shared.tally.count("an outcome is kept");
             self.note(&format!("is told that {outcome} is kept"));

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::host::Host;
 use super::network::{Fate, Network, Route, Trip};
 use super::pair::Pair;
 use super::server::Server;
@@ -16,6 +15,7 @@ use crate::mysql::conditions::*;
 use crate::store::contract;
 use crate::store::{Member, Quorum, Store};
 use crate::telemetry::Metrics;
+use crate::vital::process::Process;
 
 /// A network that loses nothing.
 struct Calm;
@@ -32,7 +32,7 @@ fn route(server: Arc<Server>) -> Route {
 }
 
 pub fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
-    MysqlStore::simulated(config, vec![route(server)], 3_600_000, Metrics::default())
+    MysqlStore::simulated(config, vec![route(server).named()], 3_600_000, Metrics::default())
 }
 
 impl Database for Arc<Server> {
@@ -41,7 +41,7 @@ impl Database for Arc<Server> {
     }
 
     async fn stranger(&self) -> Stranger {
-        Stranger::simulated(route(self.clone())).await
+        Stranger::simulated(Arc::new(route(self.clone()))).await
     }
 
     fn pause(&self) {
@@ -84,16 +84,18 @@ async fn a_clock_that_is_set_to_and_fro_ends_no_lease(server: &Arc<Server>) {
 
 async fn set_to_and_fro(server: &Arc<Server>, by_us: i64) {
     let proxy = || {
-        let (host, config) = (Arc::new(Host::new(0)), StoreConfig::default());
-        let open = || MysqlStore::simulated(&config, vec![route(server.clone())], 60_000, Metrics::default());
-        let store = Arc::new(host.enter(open));
-        (host, store)
+        let (process, config) = (Arc::new(Process::new(0)), StoreConfig::default());
+        let open = || {
+            MysqlStore::simulated(&config, vec![route(server.clone()).named()], 60_000, Metrics::default())
+        };
+        let store = Arc::new(process.enter(open));
+        (process, store)
     };
-    let asks = async |(host, store): &(Arc<Host>, Arc<MysqlStore>), owner: &str| {
+    let asks = async |(process, store): &(Arc<Process>, Arc<MysqlStore>), owner: &str| {
         let claim = Claim { ttl_ms: 5_000, ..contract::claim(&["k"], owner) };
         let store = store.clone();
         let asking = async move { ask(&*store, Op::Acquire(claim), 5_000).await.expect("it is answered") };
-        let told = host.run(asking).await.expect("the proxy lives").expect("the server is there");
+        let told = process.run(asking).await.expect("the proxy lives").expect("the server is there");
         matches!(told.outcomes[0], Outcome::Granted(_))
     };
     let (first, second) = (proxy(), proxy());

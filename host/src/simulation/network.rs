@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use mysql_async::{Column, DriverError, Error, Row, ServerError};
 use mysql_common::constants::ColumnType;
 use mysql_common::row::new_row;
@@ -11,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::server::value::Value;
 use super::server::{Failure, Server, Set};
+use crate::mysql::wire::{Connect, Exchange};
 
 /// What becomes of a packet and of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,33 +72,51 @@ struct Packet {
     answer: oneshot::Sender<Result<Vec<Set>, Failure>>,
 }
 
-impl Client {
-    /// Opens a connection.
-    ///
-    /// # Errors
-    /// Where the network cuts it at once.
-    pub async fn connect(route: &Route) -> Result<Client, Error> {
-        let trip = route.network.trip(b"");
+impl Route {
+    /// For [`MysqlStore::simulated`](crate::mysql::MysqlStore::simulated).
+    pub fn named(self) -> (String, Arc<dyn Connect>) {
+        (self.servers[0].name.clone(), Arc::new(self))
+    }
+}
+
+impl Connect for Route {
+    fn connect(&self) -> BoxFuture<'_, Result<Box<dyn Exchange>, Error>> {
+        Box::pin(async { Ok(Box::new(self.open().await?) as Box<dyn Exchange>) })
+    }
+}
+
+impl Exchange for Client {
+    fn exchange<'a>(
+        &'a mut self,
+        sql: Vec<u8>,
+        parameters: &'a [mysql_async::Value],
+    ) -> BoxFuture<'a, Result<Vec<Vec<Row>>, Error>> {
+        Box::pin(self.send(sql, parameters))
+    }
+}
+
+impl Route {
+    /// An error where the network cuts the connection at once.
+    async fn open(&self) -> Result<Client, Error> {
+        let trip = self.network.trip(b"");
         tokio::time::sleep(trip.there + trip.back).await;
         match trip.fate {
             Fate::Delivered => {}
             Fate::Refused | Fate::Unanswered => return Err(closed()),
             Fate::Lost | Fate::AnswerLost => return std::future::pending().await,
         }
-        let is_there = |server: &&Arc<Server>| !server.is_down() && !server.is_hidden_from(route.from);
-        let server = route.servers.iter().find(is_there).ok_or_else(closed)?.clone();
+        let is_there = |server: &&Arc<Server>| !server.is_down() && !server.is_hidden_from(self.from);
+        let server = self.servers.iter().find(is_there).ok_or_else(closed)?.clone();
         let (packets, incoming) = mpsc::unbounded_channel();
         let is_cut = Arc::new(AtomicBool::new(false));
-        tokio::spawn(serve(server.clone(), route.from, incoming, is_cut.clone()));
-        let (from, network) = (route.from, route.network.clone());
+        tokio::spawn(serve(server.clone(), self.from, incoming, is_cut.clone()));
+        let (from, network) = (self.from, self.network.clone());
         Ok(Client { from, server, network, packets, is_broken: false, is_cut })
     }
+}
 
-    /// Sends statements and waits for their rows.
-    ///
-    /// # Errors
-    /// The server's, and where the connection breaks.
-    pub async fn exchange(
+impl Client {
+    async fn send(
         &mut self,
         sql: Vec<u8>,
         parameters: &[mysql_async::Value],

@@ -11,15 +11,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::application;
-use super::bells::{Bells, Line};
 use super::check::{Checks, Violation};
 use super::clients::{Client, request};
 use super::end;
 use super::faults::{BACKOFF, Fault, FaultyNetwork, ORDERED, Planned, Settings, Succession, Tally, polling};
-use super::host::Host;
 use super::network::Route;
 use super::options::{Options, POLICIES, Second};
 use super::pair::Pair;
+use super::peers::{PeerClient, PeerNetwork};
 use super::server::Server;
 use super::simulate;
 use crate::clock;
@@ -37,6 +36,7 @@ use crate::service::{Notice, NoticeKind, Parts, Service};
 use crate::store::{Member, Quorum, Router, Store};
 use crate::telemetry::Metrics;
 use crate::vital;
+use crate::vital::process::Process;
 
 /// What a run has come to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub struct Proxy {
     pub index: usize,
     /// No two lives have the same.
     pub life: u64,
-    pub host: Arc<Host>,
+    pub process: Arc<Process>,
     pub service: Service,
     /// It is stopped in order: held connections are told.
     pub draining: CancellationToken,
@@ -101,7 +101,7 @@ struct World {
     pair: Option<Arc<Pair>>,
     /// One for each proxy.
     networks: Vec<Arc<FaultyNetwork>>,
-    bells: Arc<Line>,
+    peers: Arc<PeerNetwork>,
     /// The number of the next life of a proxy.
     next_life: AtomicU64,
     /// What the files of proxies that are started say, where that was edited.
@@ -258,13 +258,13 @@ impl World {
         });
         application::begin(&shared, options);
         let lives = (0..options.proxies).map(|_| tokio::sync::Mutex::default()).collect();
-        let bells = Arc::new(Line::default());
+        let peers = Arc::new(PeerNetwork::default());
         let world = World {
             options: options.clone(),
             servers,
             pair,
             networks,
-            bells,
+            peers,
             next_life: AtomicU64::new(0),
             edited: Mutex::default(),
             naming: latest::Sender::new(0),
@@ -279,15 +279,15 @@ impl World {
     }
 
     fn start_proxy(&self, index: usize) -> Proxy {
-        let host = Arc::new(Host::new(self.options.late_ms));
-        host.clone().enter(|| self.parts(index, host))
+        let process = Arc::new(Process::new(self.options.late_ms));
+        process.clone().enter(|| self.parts(index, process))
     }
 
-    fn parts(&self, index: usize, host: Arc<Host>) -> Proxy {
+    fn parts(&self, index: usize, process: Arc<Process>) -> Proxy {
         let config = store_config();
         let limits = Limits { max_ttl_ms: self.options.longest_ttl_ms + LONGER_MS, ..Limits::default() };
         let metrics = Metrics::default();
-        let route = |servers| Route { from: index, servers, network: self.networks[index].clone() };
+        let route = |servers| Route { from: index, servers, network: self.networks[index].clone() }.named();
         let open = |(n, server): (usize, &Arc<Server>)| {
             let second = self.pair.iter().filter(|_| n == 0).map(|pair| pair.second());
             let servers = std::iter::once(server.clone()).chain(second);
@@ -315,18 +315,18 @@ impl World {
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
         let policies = policies(&limits, self.options.in_order, &lock(&self.edited));
-        let bells = Bells::new(&self.bells, index, self.options.seed);
-        let address = bells.address().to_owned();
+        let peers = PeerClient::new(&self.peers, index, self.options.seed);
+        let address = peers.address().to_owned();
         let service = Service::start_closed(Parts {
             store: Arc::new(Router::new(store, others)),
-            bell: Arc::new(bells),
+            peers: Arc::new(peers),
             policies: policies.clone(),
             routes: routes(),
             limits: limits.clone(),
             store_timeout_ms: TIMEOUT_MS,
             metrics: metrics.clone(),
         });
-        self.bells.join(&address, &host, &service);
+        self.peers.join(&address, &process, &service);
         let (named, ttl_ms) = (self.naming.subscribe(), self.options.guarded_ttl_ms());
         let naming_now = *named.borrow();
         let guards = application::routes(naming_now, ttl_ms);
@@ -350,7 +350,7 @@ impl World {
         let notices = Arc::new(Mutex::new(service.watch()));
         let draining = CancellationToken::new();
         let life = self.next_life.fetch_add(1, Relaxed);
-        Proxy { index, life, host, service, draining, front, guard, fleet, policies, stores, notices }
+        Proxy { index, life, process, service, draining, front, guard, fleet, policies, stores, notices }
     }
 
     async fn run(self) -> Result<Report, Box<Failed>> {
@@ -421,11 +421,11 @@ impl World {
             Fault::Pause { proxy, ms } => {
                 let index = proxy % self.options.proxies;
                 let _life = self.lives[index].lock().await;
-                let host = self.shared.proxy(index).host;
-                host.pause();
+                let process = self.shared.proxy(index).process;
+                process.pause();
                 tokio::time::sleep(Duration::from_millis((*ms).into())).await;
                 self.shared.note(format!("proxy {index} goes on"));
-                host.resume();
+                process.resume();
             }
             Fault::CutOff { proxy, ms } => self.networks[proxy % self.options.proxies].cut(*ms),
             Fault::Silence { proxy, ms } => self.networks[proxy % self.options.proxies].silence(*ms),
@@ -503,7 +503,7 @@ impl World {
     ) {
         self.is_replaced(policy);
         let begun = lock(&self.shared.checks).change_begins(policy, in_order);
-        let changed = tokio::time::timeout(CHANGE, proxy.host.run(change)).await;
+        let changed = tokio::time::timeout(CHANGE, proxy.process.run(change)).await;
         let is_live = matches!(&changed, Ok(Some(Ok(what))) if what == "Live");
         if lock(&self.shared.checks).change_ends(policy, begun, is_live && in_order) {
             self.shared.tally.count("an order over all proxies begins while clients wait");
@@ -532,9 +532,9 @@ impl World {
         // Its sessions end now, and the locks that rest on them.
         lock(&self.shared.checks).proxy_ends(index);
         if in_order {
-            let _ = proxy.host.run(leave(proxy.clone())).await;
+            let _ = proxy.process.run(leave(proxy.clone())).await;
         }
-        proxy.host.kill();
+        proxy.process.kill();
         self.shared.note(format!("proxy {index} is gone"));
         tokio::time::sleep(Duration::from_millis(after_ms.into())).await;
         let next = self.start_proxy(index);
@@ -582,7 +582,7 @@ impl World {
 async fn drain(proxy: &Proxy) {
     proxy.draining.cancel();
     let (service, guard) = (proxy.service.clone(), proxy.guard.clone());
-    let drain = proxy.host.run(async move {
+    let drain = proxy.process.run(async move {
         service.drain().await;
         guard.drain().await;
         service.rested().await;

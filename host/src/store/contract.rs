@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::moved::Moved;
+use super::space_adapter::SpaceAdapter;
 use super::{Reply, Store, StoreError};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release, Tag, UNNOTICED_US};
@@ -66,7 +66,8 @@ where
 /// # Panics
 /// Where a property does not hold.
 pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
-    let moved = |store| -> Arc<dyn Store> { Arc::new(Moved { store, inside: space, outside: Space::Table }) };
+    let moved =
+        |store| -> Arc<dyn Store> { Arc::new(SpaceAdapter { store, inside: space, outside: Space::Table }) };
     let (one, other) = (moved(one), moved(other));
     grants::all(&*one).await;
     leases::all(&*one).await;
@@ -92,7 +93,7 @@ pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space, 
 /// # Panics
 /// Where a property does not hold.
 pub async fn run_any(store: Arc<dyn Store>, space: Space) {
-    let moved = Moved { store, inside: space, outside: Space::Table };
+    let moved = SpaceAdapter { store, inside: space, outside: Space::Table };
     grants::any_of_several_keys_is_a_free_one(&moved).await;
 }
 
@@ -101,7 +102,7 @@ pub async fn run_any(store: Arc<dyn Store>, space: Space) {
 /// # Panics
 /// Where a property does not hold.
 pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
-    let moved = |store| Moved { store, inside: space, outside: Space::Table };
+    let moved = |store| SpaceAdapter { store, inside: space, outside: Space::Table };
     let (one, other) = (moved(one), moved(other));
     races::readers_of_two_stores_keep_writers_out(&one, &other).await;
     grants::a_release_in_a_group_makes_no_shared_key_exclusive(&one, &other).await;
@@ -112,7 +113,7 @@ pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
 /// # Panics
 /// Where a property does not hold.
 pub async fn run_fleet(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
-    let moved = |store| Moved { store, inside: space, outside: Space::Table };
+    let moved = |store| SpaceAdapter { store, inside: space, outside: Space::Table };
     races::what_one_grants_the_other_knows(&moved(one), &moved(other)).await;
 }
 
@@ -134,7 +135,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         delay_ms: 0,
         reentrant: false,
         keep_ms: 0,
-        line: None,
+        global: None,
         any: false,
         tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), labels: vec![] },
     }

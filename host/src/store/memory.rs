@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
+use super::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::clock;
 use crate::lock::record::{self, Doubt, Env, Op, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
@@ -23,10 +23,10 @@ pub struct MemoryStore {
 /// What several stores share, as several proxies share a server. Cheap to clone.
 #[derive(Clone)]
 pub struct Memory {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryState>,
 }
 
-struct Shared {
+struct MemoryState {
     rows: Mutex<Rows>,
     clean_after: Duration,
     /// Added to the machine's time, in microseconds.
@@ -63,7 +63,7 @@ impl Memory {
     /// `clean_after`: rows that nobody has used for this long are forgotten.
     pub fn new(clean_after: Duration) -> Memory {
         Memory {
-            shared: Arc::new(Shared {
+            shared: Arc::new(MemoryState {
                 rows: Mutex::default(),
                 clean_after,
                 ahead_us: AtomicU64::new(0),
@@ -198,7 +198,12 @@ impl Store for MemoryStore {
         self.submit(vec![op], deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         let memory = self.memory.clone();
         Box::pin(async move {
             memory.outage()?;
@@ -206,7 +211,7 @@ impl Store for MemoryStore {
         })
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         let memory = self.memory.clone();
         Box::pin(async move {
             memory.outage()?;

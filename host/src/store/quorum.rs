@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::moved::Moved;
 use super::registry::NO_MEMBER;
-use super::{Answer, Done, Health, Page, Reply, Store, StoreError, Stored};
+use super::space_adapter::SpaceAdapter;
+use super::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome};
@@ -82,7 +82,7 @@ impl Quorum {
     /// could still decide a group is waited for.
     pub fn new(members: Vec<Member>, patience: Duration, allowed: Allowed) -> Quorum {
         let moved = |member: Member| {
-            let store = Moved { store: member.store, inside: Space::Table, outside: Space::Quorum };
+            let store = SpaceAdapter { store: member.store, inside: Space::Table, outside: Space::Quorum };
             Member { name: member.name, store: Arc::new(store) }
         };
         Quorum { members: members.into_iter().map(moved).collect(), allowed, patience }
@@ -488,12 +488,17 @@ impl Store for Quorum {
         self.run(vec![op], deadline, true, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         let (members, patience) = (self.members.clone(), self.patience);
         Box::pin(async move { views::list(&members, patience, &prefix, after.as_ref(), limit).await })
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         let (members, patience) = (self.members.clone(), self.patience);
         Box::pin(async move { views::read(&members, patience, &key).await })
     }
@@ -520,7 +525,7 @@ impl Store for Quorum {
 
     /// The members go by clocks of their own. So a majority is raised above what it gave, and then to what is
     /// highest among it: later ones have one of them in common with it.
-    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+    fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         let members = self.members.clone();
         Box::pin(async move {
             let highest = raise_floors(&members, least).await?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Answer, StoreError};
+use super::{StoreError, StoreFuture};
 use crate::lock::{Instant, ServerTime};
 
 /// Why a proxy writes no leases.
@@ -34,7 +34,7 @@ pub fn guard_record(application: &str) -> String {
 
 /// What makes two generations of a policy the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct PolicyVersion {
     /// `sha256:` and 64 hex digits, of the component.
     pub digest: String,
     /// JSON, with its keys in order.
@@ -43,20 +43,20 @@ pub struct Version {
 
 #[derive(Clone, Debug)]
 pub struct Component {
-    pub version: Version,
+    pub version: PolicyVersion,
     pub bytes: Bytes,
 }
 
 /// What is recorded of a policy, without its components.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct PolicyRecord {
     pub name: String,
     pub seq: u64,
-    pub live: Version,
+    pub live: PolicyVersion,
     /// Set while a change is under way: claims take the keys of both.
-    pub candidate: Option<Version>,
+    pub candidate: Option<PolicyVersion>,
     /// What was live before `live`, where that is known.
-    pub previous: Option<Version>,
+    pub previous: Option<PolicyVersion>,
     /// When `seq` was reached.
     pub since: ServerTime,
     /// Why the last change was called off, where it was.
@@ -100,10 +100,10 @@ pub struct View {
     /// The proxy's clock before the store was asked.
     pub asked_at: Instant,
     pub members: Vec<Member>,
-    pub records: Vec<Record>,
+    pub records: Vec<PolicyRecord>,
 }
 
-impl Record {
+impl PolicyRecord {
     pub fn is_policy(&self) -> bool {
         self.name != ROUTES && !self.is_naming()
     }
@@ -119,7 +119,7 @@ impl View {
         self.members.iter().find(|member| member.id == id)
     }
 
-    pub fn record(&self, name: &str) -> Option<&Record> {
+    pub fn record(&self, name: &str) -> Option<&PolicyRecord> {
         self.records.iter().find(|record| record.name == name)
     }
 }
@@ -135,40 +135,44 @@ impl Member {
 /// is not, and nothing was changed.
 pub trait Registry: Send + Sync + 'static {
     /// A new row, of a member that joins.
-    fn register(&self, me: Pulse) -> Answer<Result<(), StoreError>>;
+    fn register(&self, me: Pulse) -> StoreFuture<Result<(), StoreError>>;
 
     /// Says that the member lives, if it has its row still, and reads everything.
-    fn beat(&self, me: Pulse) -> Answer<Result<View, StoreError>>;
+    fn beat(&self, me: Pulse) -> StoreFuture<Result<View, StoreError>>;
 
-    fn leave(&self, id: u64) -> Answer<Result<(), StoreError>>;
+    fn leave(&self, id: u64) -> StoreFuture<Result<(), StoreError>>;
 
     /// Deletes the row of a member that has not beaten since `beat`.
-    fn evict(&self, id: u64, beat: ServerTime) -> Answer<Result<bool, StoreError>>;
+    fn evict(&self, id: u64, beat: ServerTime) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes a member that joins one that may grant, if it acknowledges all records as they are.
-    fn establish(&self, id: u64, acks: BTreeMap<String, u64>) -> Answer<Result<bool, StoreError>>;
+    fn activate(&self, id: u64, acks: BTreeMap<String, u64>) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes `own` the recorded versions, where no other member may grant. Tokens that are given from then
     /// on are above all that were given before, if a recorded version was another one.
-    fn found(&self, id: u64, own: Vec<(String, Component)>) -> Answer<Result<bool, StoreError>>;
+    fn initialize(&self, id: u64, own: Vec<(String, Component)>) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Records a policy that has no record.
-    fn record(&self, name: String, live: Component) -> Answer<Result<(), StoreError>>;
+    fn record(&self, name: String, live: Component) -> StoreFuture<Result<(), StoreError>>;
 
     /// The component of a recorded version: live, candidate or previous; `None` where it is not recorded any
     /// more.
-    fn component(&self, name: String, version: Version) -> Answer<Result<Option<Bytes>, StoreError>>;
+    fn component(
+        &self,
+        name: String,
+        version: PolicyVersion,
+    ) -> StoreFuture<Result<Option<Bytes>, StoreError>>;
 
     /// Begins a change of a policy that has none under way.
-    fn propose(&self, name: String, seq: u64, candidate: Component) -> Answer<Result<bool, StoreError>>;
+    fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Makes the candidate the live one, if every member that may grant has acknowledged `seq`; `me` does
     /// so with this. Tokens that are given from then on are above all that were given before: the keys of a
     /// resource may have other names, and its tokens rise all the same.
-    fn settle(&self, name: String, seq: u64, me: Pulse) -> Answer<Result<bool, StoreError>>;
+    fn settle(&self, name: String, seq: u64, me: Pulse) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Drops the candidate.
-    fn call_off(&self, name: String, seq: u64, why: String) -> Answer<Result<bool, StoreError>>;
+    fn call_off(&self, name: String, seq: u64, why: String) -> StoreFuture<Result<bool, StoreError>>;
 
     /// From now on leases are written only until then, by the store's clock and by the proxy's own;
     /// `None`: not at all, and claims that wait to be written are given up.

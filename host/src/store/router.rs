@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+use super::{Done, Health, Loss, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::clock;
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
@@ -56,12 +56,17 @@ impl Store for Router {
         }
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         let stores = self.stores.clone();
         Box::pin(async move { stores.list(&prefix, after.as_ref(), limit).await })
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         match self.stores.of(key.space()) {
             Some(store) => store.read(key),
             None => Box::pin(std::future::ready(Ok(None))),
@@ -98,7 +103,7 @@ impl Store for Router {
         }
     }
 
-    fn rested(&self) -> Answer<()> {
+    fn rested(&self) -> StoreFuture<()> {
         let stores = self.stores.clone();
         Box::pin(async move {
             for store in stores.all() {
@@ -108,7 +113,7 @@ impl Store for Router {
     }
 
     /// Those of the spaces beside the table.
-    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+    fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         let stores = self.stores.clone();
         Box::pin(async move {
             let mut highest = Token::default();
@@ -233,7 +238,13 @@ impl Stores {
         let mut at = ServerTime::default();
         let again = |place: usize| {
             let key = claim.keys[place].clone();
-            Outcome::Held(Denial { key, holder: None, free_in_us: OWN_LEASE_US, turn: None, joined: None })
+            Outcome::Held(Denial {
+                key,
+                holder: None,
+                free_in_us: OWN_LEASE_US,
+                next_waiter: None,
+                joined: None,
+            })
         };
         for (places, part) in parts {
             match self.ask(part, deadline).await? {
@@ -348,7 +359,7 @@ fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
         Op::Raise { lease: of, tokens } => Op::Raise { lease: lease(of), tokens: tokens.clone() },
         Op::Release(release) => Op::Release(Release { lease: lease(&release.lease), ..release.clone() }),
         Op::Abandon { attempt, .. } => Op::Abandon { keys, attempt: *attempt },
-        Op::Force { .. } | Op::Line { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),
+        Op::Force { .. } | Op::GlobalQueue { .. } | Op::Read { .. } | Op::Commit(_) => op.clone(),
     }
 }
 

@@ -15,7 +15,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::{long, short};
-use crate::policy::{FaultKind, Hook};
 
 pub struct Policies {
     known: ArcSwap<HashMap<Box<str>, Arc<OnePolicy>>>,
@@ -49,8 +48,8 @@ const OUTCOMES: [&str; 13] = [
     "shutting_down",
     "other",
 ];
-const HOOKS: [Hook; 6] =
-    [Hook::Plan, Hook::Choose, Hook::Backoff, Hook::Renewal, Hook::Response, Hook::Configure];
+/// The hooks of a policy.
+const HOOKS: [&str; 6] = ["plan", "choose", "backoff", "renewal", "response", "configure"];
 /// More names than this share one. Configurations have a handful.
 const MAX_POLICIES: usize = 256;
 
@@ -108,13 +107,14 @@ impl Policies {
         });
     }
 
-    pub fn call(&self, policy: &str, hook: Hook, took: Duration) {
-        self.with(policy, |policy| policy.calls[hook as usize].observe(took.as_secs_f64()));
+    pub fn call(&self, policy: &str, hook: &'static str, took: Duration) {
+        let Some(at) = HOOKS.iter().position(|known| *known == hook) else { return };
+        self.with(policy, |policy| policy.calls[at].observe(took.as_secs_f64()));
     }
 
-    pub fn fault(&self, policy: &str, hook: Hook, kind: FaultKind) {
+    pub fn fault(&self, policy: &str, hook: &'static str, reason: &'static str) {
         let policy = self.label(policy);
-        let labels = Failure { policy, hook: hook.as_str(), reason: kind.as_str() };
+        let labels = Failure { policy, hook, reason };
         self.faults.get_or_create(&labels).inc();
     }
 
@@ -152,9 +152,7 @@ impl Policies {
     fn resolve(&self, name: &str) -> OnePolicy {
         let counter =
             |outcome| self.acquires.get_or_create_owned(&Acquire { policy: name.to_owned(), outcome });
-        let call = |hook: Hook| {
-            self.calls.get_or_create_owned(&Call { policy: name.to_owned(), hook: hook.as_str() })
-        };
+        let call = |hook| self.calls.get_or_create_owned(&Call { policy: name.to_owned(), hook });
         OnePolicy {
             name: name.into(),
             outcomes: OUTCOMES.map(counter),

@@ -49,7 +49,7 @@ pub enum Change {
 pub enum Output {
     Passed,
     /// Passed on, and its first bytes kept, at most so many.
-    Kept(usize),
+    StoredValue(usize),
 }
 
 /// What the command started may work on so long before it is said that the lock waits for it.
@@ -74,7 +74,7 @@ impl Child {
         let mut builder = std::process::Command::new(program);
         builder.args(args).envs(environment.iter().map(|(name, value)| (name, value)));
         builder.process_group(0);
-        if matches!(output, Output::Kept(_)) {
+        if matches!(output, Output::StoredValue(_)) {
             builder.stdout(Stdio::piped());
         }
         let spawned = guard.introduce(&mut builder, kill_at).and_then(|()| builder.spawn());
@@ -104,7 +104,7 @@ impl Child {
         {
             terminal.give(group.0);
         }
-        if let (Output::Kept(max), Some(pipe)) = (output, process.stdout.take()) {
+        if let (Output::StoredValue(max), Some(pipe)) = (output, process.stdout.take()) {
             let passing = Passing::start(pipe, max);
             child.output = Some(passing.map_err(|error| Failure::Other(format!("no pipe: {error}")))?);
         }

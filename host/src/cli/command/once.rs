@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::child::Output;
 use super::lease::sleep_until;
-use super::passing::Kept;
+use super::passing::StoredValue;
 use super::{Held, Signals, held, start, supervise};
 use crate::cli::args::{duration_ms, label};
 use crate::cli::client::CALL_TIMEOUT;
@@ -62,7 +62,7 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
         return Ok(replay(&answer["outcome"]));
     }
     let lease = held(&answer, asked, &servers)?;
-    let mut child = start(&command, &lease, &servers, Output::Kept(MAX_OUTPUT_BYTES)).await?;
+    let mut child = start(&command, &lease, &servers, Output::StoredValue(MAX_OUTPUT_BYTES)).await?;
     let code = supervise(&mut child, &lease, &servers, &mut signals).await?;
     let output = child.output();
     let result = match output {
@@ -74,7 +74,7 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
             let outcome = outcome(code, &passing.kept().await);
             (finish(&servers, &lease, outcome, &mut signals).await, Some(passing))
         }
-        None => (finish(&servers, &lease, outcome(code, &Kept::default()), &mut signals).await, None),
+        None => (finish(&servers, &lease, outcome(code, &StoredValue::default()), &mut signals).await, None),
     };
     let (finished, output) = result;
     if let Some(passing) = output {
@@ -88,7 +88,7 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
     finished.map(|()| code)
 }
 
-fn outcome(code: u8, kept: &Kept) -> Value {
+fn outcome(code: u8, kept: &StoredValue) -> Value {
     let mut outcome = json!({ "code": code, "stdout": String::from_utf8_lossy(&kept.bytes) });
     if kept.cut {
         outcome["cut"] = true.into();

@@ -19,13 +19,13 @@ const MAX_PENDING_BYTES: usize = 65_536;
 pub struct Passing {
     /// The command has ended: what is in the pipe is all there is, whoever holds it open.
     ended: CancellationToken,
-    kept: oneshot::Receiver<Kept>,
+    kept: oneshot::Receiver<StoredValue>,
     task: JoinHandle<()>,
 }
 
 /// The beginning of the output.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct StoredValue {
     pub bytes: Vec<u8>,
     /// There was more.
     pub cut: bool,
@@ -47,7 +47,7 @@ impl Passing {
     }
 
     /// What was kept, when all has been read.
-    pub async fn kept(&mut self) -> Kept {
+    pub async fn kept(&mut self) -> StoredValue {
         self.end();
         (&mut self.kept).await.unwrap_or_default()
     }
@@ -62,9 +62,9 @@ async fn pass_on(
     mut pipe: pipe::Receiver,
     max: usize,
     ended: CancellationToken,
-    tell: oneshot::Sender<Kept>,
+    tell: oneshot::Sender<StoredValue>,
 ) {
-    let mut kept = Kept::default();
+    let mut kept = StoredValue::default();
     let mut tell = Some(tell);
     let mut pending = Vec::new();
     let mut writing: Option<JoinHandle<()>> = None;
@@ -94,13 +94,13 @@ async fn pass_on(
     }
 }
 
-fn tell_kept(tell: &mut Option<oneshot::Sender<Kept>>, kept: &mut Kept) {
+fn tell_kept(tell: &mut Option<oneshot::Sender<StoredValue>>, kept: &mut StoredValue) {
     if let Some(tell) = tell.take() {
         let _ = tell.send(std::mem::take(kept));
     }
 }
 
-impl Kept {
+impl StoredValue {
     fn take(&mut self, read: &[u8], max: usize, pending: &mut Vec<u8>) {
         let room = (max - self.bytes.len()).min(read.len());
         self.bytes.extend_from_slice(&read[..room]);

@@ -7,7 +7,9 @@ use serde_json::{Map, Value};
 use crate::cli::failure::Failure;
 use crate::config::{EngineLimits, Limits};
 use crate::lock::Key;
-use crate::policy::{self, Answer, Generation, Plan, PlanError, PlanRequest, Rejection, ResponseContention};
+use crate::policy::{
+    self, Generation, Plan, PlanError, PlanRequest, RefusalResponse, Rejection, ResponseContention,
+};
 
 /// Writes a policy's crate into a new folder of its name; that folder.
 pub fn scaffold(name: &str) -> Result<PathBuf, Failure> {
@@ -48,7 +50,7 @@ pub struct Tried {
     pub by: String,
     pub plan: Plan,
     /// To the request without its lock; and whether it is the component's own.
-    pub answer: Option<(Answer, bool)>,
+    pub answer: Option<(RefusalResponse, bool)>,
 }
 
 /// Asks a component that a proxy with these limits would load for a plan and, if `is_contended`, for what
@@ -74,7 +76,7 @@ fn contended(
     request: &PlanRequest,
     key: &Key,
     waited_ms: u32,
-) -> Result<(Answer, bool), Failure> {
+) -> Result<(RefusalResponse, bool), Failure> {
     let key = key.clone();
     let holder = "another".to_owned();
     let contention = ResponseContention { key, holder, position: 1, waited_ms, retry_after_ms: 1_000 };

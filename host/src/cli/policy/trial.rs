@@ -16,7 +16,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::config::{EngineLimits, Fit, Limits, MAX_SEEN_BYTES, Matched, PathPattern};
 use crate::lock;
-use crate::policy::{Answer, HttpView, Plan, PlanRequest};
+use crate::policy::{HttpView, Plan, PlanRequest, RefusalResponse};
 
 /// What a route and its policy have settled.
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];
@@ -271,7 +271,7 @@ fn plan_rows(tried: &Tried) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn answer_json(answer: &Answer) -> Value {
+fn answer_json(answer: &RefusalResponse) -> Value {
     let headers: Vec<Value> =
         answer.headers.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
     json!({
@@ -282,7 +282,7 @@ fn answer_json(answer: &Answer) -> Value {
     })
 }
 
-fn print_answer(answer: &Answer, own: bool) {
+fn print_answer(answer: &RefusalResponse, own: bool) {
     let whose = if own { "the policy answers" } else { "the proxy answers, the policy leaves it to it" };
     output::line(&format!("\nwithout the lock ({whose})"));
     let headers: Vec<String> =

@@ -1,7 +1,7 @@
 use super::*;
 
-fn version(digest: &str) -> Version {
-    Version { digest: digest.to_owned(), settings: "{}".to_owned() }
+fn version(digest: &str) -> PolicyVersion {
+    PolicyVersion { digest: digest.to_owned(), settings: "{}".to_owned() }
 }
 
 fn member(id: u64, seq: Option<u64>) -> Member {
@@ -10,13 +10,13 @@ fn member(id: u64, seq: Option<u64>) -> Member {
     Member { id, address: String::new(), host: String::new(), routes: "r".to_owned(), beat, until, acks }
 }
 
-fn record(seq: u64, live: &str, candidate: Option<&str>) -> Record {
+fn record(seq: u64, live: &str, candidate: Option<&str>) -> PolicyRecord {
     let candidate = candidate.map(version);
     let (name, live) = ("p".to_owned(), version(live));
-    Record { name, seq, live, candidate, previous: None, since: ServerTime(0), note: None }
+    PolicyRecord { name, seq, live, candidate, previous: None, since: ServerTime(0), note: None }
 }
 
-fn view(members: Vec<Member>, record: Record) -> View {
+fn view(members: Vec<Member>, record: PolicyRecord) -> View {
     View { now: ServerTime(2_000), members, records: vec![record], ..View::default() }
 }
 
@@ -28,14 +28,14 @@ const NOBODY: BTreeSet<u64> = BTreeSet::new();
 
 #[test]
 fn a_candidate_goes_live_only_when_all_that_may_grant_have_acknowledged() {
-    let settle = Step::Settle { name: "p".to_owned(), seq: 4 };
+    let settle = FleetAction::Settle { name: "p".to_owned(), seq: 4 };
     let both = || record(4, "x", Some("y"));
     let behind = view(vec![member(1, Some(4)), member(2, Some(3))], both());
     assert_eq!(steps(&behind, 1, &acks(4), &NOBODY), []);
     assert_eq!(waited_for(&behind, "p", 4), [2]);
     let all = view(vec![member(1, Some(4)), member(2, Some(4)), member(3, None)], both());
     assert_eq!(steps(&all, 1, &acks(4), &NOBODY), [settle]);
-    assert_eq!(steps(&all, 2, &acks(3), &NOBODY), [Step::Conform(both())], "its own comes first");
+    assert_eq!(steps(&all, 2, &acks(3), &NOBODY), [FleetAction::ApplyRecord(both())], "its own comes first");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn no_member_is_gone_because_the_clock_was_set_forward() {
 
 #[test]
 fn a_member_that_is_gone_is_evicted_and_waited_for_until_then() {
-    let evict = |id| Step::Evict { id, beat: ServerTime(1_000) };
+    let evict = |id| FleetAction::Evict { id, beat: ServerTime(1_000) };
     let seen = view(vec![member(1, Some(4)), member(2, Some(3)), member(3, None)], record(4, "x", None));
     assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), []);
     let gone = BTreeSet::from([1, 2, 3]);
@@ -65,14 +65,14 @@ fn the_first_one_founds_and_the_others_follow() {
     let (same, other) =
         (BTreeMap::from([("p".to_owned(), version("x"))]), BTreeMap::from([("p".to_owned(), version("z"))]));
     let first_beats = BTreeMap::from([(2, ServerTime(1_000))]);
-    let joins = |view: &View, own: Option<&BTreeMap<String, Version>>| {
+    let joins = |view: &View, own: Option<&BTreeMap<String, PolicyVersion>>| {
         joining(
             view,
             &Newcomer { id: 1, routes: "r", naming: &BTreeMap::new(), own, first_beats: &first_beats },
         )
     };
     let alone = view(vec![member(1, None), member(2, None)], record(3, "x", None));
-    assert_eq!(joins(&alone, Some(&other)), Joining::Found, "the other one joins as well");
+    assert_eq!(joins(&alone, Some(&other)), Joining::Initialize, "the other one joins as well");
     assert_eq!(joins(&alone, None), Joining::Follow, "it has granted by the recorded ones before");
 
     let mut two = view(vec![member(1, None), member(2, Some(3))], record(3, "x", None));
@@ -97,7 +97,7 @@ fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
     };
     let mut two = view(vec![member(1, None), member(2, Some(3))], record(3, "x", None));
     assert_eq!(joins(&two, "r", "n", true), Joining::Follow, "no names are recorded");
-    two.records.push(Record { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
+    two.records.push(PolicyRecord { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
     assert_eq!(joins(&two, "r", "n", true), Joining::Follow);
     for fresh in [true, false] {
         let told = joins(&two, "r", "m", fresh);
@@ -106,7 +106,7 @@ fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
     two.members[1].acks = None;
     assert_eq!(
         (joins(&two, "r", "m", true), joins(&two, "r", "m", false)),
-        (Joining::Found, Joining::Rename)
+        (Joining::Initialize, Joining::Rename)
     );
 
     two.members[1].acks = Some(acks(3));
@@ -121,7 +121,7 @@ fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
 fn requests_get_other_names_from_a_proxy_that_is_alone_or_that_follows() {
     let naming = |digest: &str| BTreeMap::from([("[[guard]] shop".to_owned(), version(digest))]);
     let mut seen = view(vec![member(1, Some(3)), member(2, None)], record(3, "x", None));
-    seen.records.push(Record { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
+    seen.records.push(PolicyRecord { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
     let asked = |view: &View, member, own: &str, wanted: &str| {
         renaming(view, member, &naming(own), &naming(wanted)).map_err(drop)
     };
@@ -141,7 +141,7 @@ fn requests_get_other_names_from_a_proxy_that_is_alone_or_that_follows() {
         (None, None)
     );
     assert!(named_otherwise(&seen, &naming("m")).is_some() && named_otherwise(&seen, &own).is_some());
-    seen.records.push(Record { name: "[[guard]] other".to_owned(), ..record(1, "n", None) });
+    seen.records.push(PolicyRecord { name: "[[guard]] other".to_owned(), ..record(1, "n", None) });
     let why =
         named_otherwise(&seen, &naming("n")).expect("requests may have had the names of the other record");
     assert!(why.contains("[[guard]] other"), "{why}");
@@ -166,7 +166,7 @@ fn who_pushes_is_told_when_all_have_followed() {
 /// A version is pushed: what becomes of that depends on the record alone.
 #[test]
 fn a_push_of_the_live_version_calls_a_change_off() {
-    let pushed = |record: &Record, digest: &str| beginning(record, &version(digest));
+    let pushed = |record: &PolicyRecord, digest: &str| beginning(record, &version(digest));
     let settled = record(3, "x", None);
     assert_eq!(pushed(&settled, "y"), Beginning::Propose { seq: 3 });
     assert_eq!(pushed(&settled, "x"), Beginning::Join { seq: 2 }, "it may not be live on all members yet");
@@ -187,7 +187,7 @@ fn a_push_of_the_live_version_calls_a_change_off() {
 
 #[test]
 fn beats_come_faster_for_a_while_only() {
-    let later = |us, record: Record, members| {
+    let later = |us, record: PolicyRecord, members| {
         let since = record.since.0;
         let mut seen = view(members, record);
         seen.now = ServerTime(since + us);
@@ -218,14 +218,16 @@ fn own_steps_are_seen_at_once() {
     proposed(&mut seen, "p", 3, version("y"));
     assert_eq!((seen.records[0].seq, &seen.records[0].candidate), (4, &Some(version("y"))));
     acknowledged(&mut seen, 1, &acks(4));
-    assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [Step::Settle { name: "p".to_owned(), seq: 4 }]);
+    assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), [FleetAction::Settle { name: "p".to_owned(), seq: 4 }]);
     settled(&mut seen, "p", 4);
     assert_eq!((seen.records[0].seq, &seen.records[0].live), (5, &version("y")));
     assert_eq!(seen.records[0].previous, Some(version("x")));
     assert_eq!(fate(&seen, "p", 4, &version("y")), Fate::Pending { waits_for: vec![1] });
     // Read before the last step was recorded.
     let late = view(vec![member(1, Some(4))], record(4, "x", Some("y")));
-    assert!(!steps(&late, 1, &acks(5), &NOBODY).iter().any(|step| matches!(step, Step::Conform(_))));
+    assert!(
+        !steps(&late, 1, &acks(5), &NOBODY).iter().any(|step| matches!(step, FleetAction::ApplyRecord(_)))
+    );
 }
 
 /// Members that lag, pause and are counted as gone, and changes that are called off: whatever the order,
@@ -290,10 +292,11 @@ impl World {
         match self.random(12) {
             0 if record.candidate.is_none() => {
                 let candidate = version(&format!("g{}", self.random(4)));
-                self.view.records[0] = Record { seq: record.seq + 1, candidate: Some(candidate), ..record };
+                self.view.records[0] =
+                    PolicyRecord { seq: record.seq + 1, candidate: Some(candidate), ..record };
             }
             1 if record.candidate.is_some() => {
-                self.view.records[0] = Record { seq: record.seq + 1, candidate: None, ..record };
+                self.view.records[0] = PolicyRecord { seq: record.seq + 1, candidate: None, ..record };
             }
             2 => self.proxies[at].paused = !self.proxies[at].paused,
             3 if self.proxies[at].paused => {
@@ -324,25 +327,25 @@ impl World {
         }
         for step in steps(&self.view, proxy.id, &proxy.acks, &NOBODY) {
             match step {
-                Step::Conform(record) => {
+                FleetAction::ApplyRecord(record) => {
                     let proxy = &mut self.proxies[at];
                     proxy.names = names(&record);
                     proxy.acks = acks(record.seq);
                     let known = self.view.members.iter_mut().find(|member| member.id == proxy.id);
                     known.expect("it has a row").acks = Some(proxy.acks.clone());
                 }
-                Step::Settle { seq, .. } => {
+                FleetAction::Settle { seq, .. } => {
                     let record = self.view.records[0].clone();
                     assert_eq!(record.seq, seq);
                     let live = record.candidate.clone().expect("there is one");
-                    self.view.records[0] = Record { seq: seq + 1, live, candidate: None, ..record };
+                    self.view.records[0] = PolicyRecord { seq: seq + 1, live, candidate: None, ..record };
                 }
-                Step::Evict { .. } => unreachable!("time stands still here"),
+                FleetAction::Evict { .. } => unreachable!("time stands still here"),
             }
         }
     }
 }
 
-fn names(record: &Record) -> BTreeSet<String> {
+fn names(record: &PolicyRecord) -> BTreeSet<String> {
     [Some(&record.live), record.candidate.as_ref()].into_iter().flatten().map(|v| v.digest.clone()).collect()
 }

@@ -1,10 +1,10 @@
 //! What each operation makes of the records: the one place where grants are decided.
 
-use super::line;
+use super::global_queue;
 use super::{
-    COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Kept,
-    Left, Level, MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records,
-    Release, Version,
+    COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Left,
+    Level, MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records,
+    Release, StoredValue, Version,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
@@ -27,7 +27,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
         Op::Release(asked) => release(records, asked, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
         Op::Force { key } => force(records, key, env),
-        Op::Line { key, change } => line::change(records, key, change, env),
+        Op::GlobalQueue { key, change } => global_queue::change(records, key, change, env),
         Op::Read { key } => Outcome::Version(version(records, key, env)),
         Op::Commit(asked) => commit(records, asked, env),
     }
@@ -37,13 +37,13 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     if let Some(outcome) = rejoin(records, claim, env) {
         return outcome;
     }
-    let mut worst = line::ahead(records, &claim.keys, claim, env);
+    let mut worst = global_queue::ahead(records, &claim.keys, claim, env);
     for key in &*claim.keys {
         match admits(records.read(key), key, claim.mode, env) {
             Ok(()) => {}
             Err(Some(denial)) => {
                 // Whose turn it is does not matter while the key is held.
-                let later = |seen: &Denial| seen.turn.is_some() || seen.free_in_us < denial.free_in_us;
+                let later = |seen: &Denial| seen.next_waiter.is_some() || seen.free_in_us < denial.free_in_us;
                 if worst.as_ref().is_none_or(later) {
                     worst = Some(denial);
                 }
@@ -52,9 +52,9 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         }
     }
     match worst {
-        Some(denial) => line::denied(records, claim, denial, env),
+        Some(denial) => global_queue::denied(records, claim, denial, env),
         None => {
-            line::granted(records, &claim.keys, claim, env);
+            global_queue::granted(records, &claim.keys, claim, env);
             grant(records, claim, env)
         }
     }
@@ -70,11 +70,12 @@ fn acquire_any(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     for n in 0..keys {
         let key = &claim.keys[(claim.attempt as usize).wrapping_add(n) % keys];
         let only = std::slice::from_ref(key);
-        let turn = line::ahead(records, only, claim, env);
-        match admits(records.read(key), key, claim.mode, env).and(turn.map_or(Ok(()), |turn| Err(Some(turn))))
+        let next_waiter = global_queue::ahead(records, only, claim, env);
+        match admits(records.read(key), key, claim.mode, env)
+            .and(next_waiter.map_or(Ok(()), |next_waiter| Err(Some(next_waiter))))
         {
             Ok(()) => {
-                line::granted(records, only, claim, env);
+                global_queue::granted(records, only, claim, env);
                 return chosen(key, grant(records, &claim.of(key), env));
             }
             Err(Some(denial)) if soonest.as_ref().is_none_or(|seen| seen.free_in_us > denial.free_in_us) => {
@@ -84,7 +85,7 @@ fn acquire_any(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         }
     }
     match soonest {
-        Some(denial) => line::denied(records, claim, denial, env),
+        Some(denial) => global_queue::denied(records, claim, denial, env),
         None => Outcome::Full,
     }
 }
@@ -243,7 +244,7 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
         }
     }
     let holder = blocker.map(HeldBy::from);
-    Err(Some(Denial { key: key.clone(), holder, free_in_us, turn: None, joined: None }))
+    Err(Some(Denial { key: key.clone(), holder, free_in_us, next_waiter: None, joined: None }))
 }
 
 /// What a holder takes of the room that a claim counts in: all of it, nothing, or its permits.
@@ -437,7 +438,7 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             if let Some(Left { value, origin }) = outcome.as_ref().filter(|_| whole) {
                 let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
                 let (value, origin) = (value.clone(), *origin);
-                record.kept = Some(Kept { value, since, until, nonce: lease.nonce, origin });
+                record.kept = Some(StoredValue { value, since, until, nonce: lease.nonce, origin });
             }
         }
     }
@@ -502,7 +503,7 @@ fn keeps_outcomes(records: &Records, lease: &LeaseRef) -> bool {
 }
 
 /// What is kept with the key and still counts.
-fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a Kept> {
+fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a StoredValue> {
     record.kept.as_ref().filter(|kept| kept.until > env.now)
 }
 
@@ -533,7 +534,7 @@ fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
     let record = records.write(key);
     let version = env.token_after(record.token);
     record.token = version;
-    record.kept = value.as_ref().map(|value| Kept {
+    record.kept = value.as_ref().map(|value| StoredValue {
         value: value.clone(),
         since: env.now,
         until: ServerTime(u64::MAX),

@@ -1,20 +1,20 @@
 //! Batches of groups, also those that are run again because their answer was lost.
 //!
 //! A batch is one transaction: all of it was applied, or nothing. Each record that a batch changes bears its
-//! [`Mark`] for a while. So where a connection broke before the answer came, the records tell whether the batch
+//! [`BatchId`] for a while. So where a connection broke before the answer came, the records tell whether the batch
 //! was applied, whatever has been done to them since.
 
 use super::{Env, Op, Outcome, Record, Records, apply};
 use crate::lock::{Key, ServerTime};
 
 /// Connections whose last mark a record bears at most.
-pub const MAX_MARKS: usize = 32;
+pub const MAX_BATCH_IDS: usize = 32;
 /// How long a mark is kept, in microseconds: longer than any call is repeated (`store.timeout_ms` is 60 s at most).
-pub const MARK_KEPT_US: u64 = 180_000_000;
+pub const BATCH_ID_KEPT_US: u64 = 180_000_000;
 
 /// Names one batch of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct BatchId {
     /// A random number of the connection.
     pub writer: u64,
     /// Rises with every batch of the connection; about the time of the store.
@@ -24,7 +24,7 @@ pub struct Mark {
 /// A try at a group whose answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
-    pub mark: Mark,
+    pub batch_id: BatchId,
     /// What is to be answered if the batch was applied.
     pub outcomes: Vec<Outcome>,
 }
@@ -50,7 +50,7 @@ pub fn run(
     groups: &[Vec<Op>],
     tried: &mut [Option<Tried>],
     env: &Env,
-    mark: Mark,
+    batch_id: BatchId,
 ) -> Vec<Vec<Outcome>> {
     // Before anything is changed: the mark of this batch is on no record yet.
     for (group, place) in groups.iter().zip(tried.iter_mut()) {
@@ -65,7 +65,7 @@ pub fn run(
             Some(tried) => again(records, group, tried, env),
         });
     }
-    records.sign(mark, env);
+    records.sign(batch_id, env);
     outcomes
 }
 
@@ -89,10 +89,10 @@ fn fate(records: &Records, group: &[Op], tried: &Tried) -> Fate {
     let Some(key) = witness(group, &tried.outcomes) else { return Fate::NotApplied };
     // A row is kept for longer than any call is repeated: one that is missing was never written.
     let Some(record) = records.get(key).filter(|_| records.is_stored(key)) else { return Fate::NotApplied };
-    match &record.marks[..] {
-        marks if marks.contains(&tried.mark) => Fate::Applied,
+    match &record.batch_ids[..] {
+        batch_ids if batch_ids.contains(&tried.batch_id) => Fate::Applied,
         // Written last by a version that leaves no marks, or by so many that some are gone.
-        marks if marks.is_empty() || marks.len() >= MAX_MARKS => Fate::Unknown,
+        batch_ids if batch_ids.is_empty() || batch_ids.len() >= MAX_BATCH_IDS => Fate::Unknown,
         _ => Fate::NotApplied,
     }
 }
@@ -110,20 +110,20 @@ fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
 
 impl Record {
     /// Bears the mark instead of the connection's last one.
-    fn sign(&mut self, mark: Mark, env: &Env) {
-        let is_old = |other: &Mark| env.steady && other.at.plus_us(MARK_KEPT_US) <= env.now;
-        self.marks.retain(|other| other.writer != mark.writer && !is_old(other));
-        if self.marks.len() >= MAX_MARKS {
-            self.marks.remove(0);
+    fn sign(&mut self, batch_id: BatchId, env: &Env) {
+        let is_old = |other: &BatchId| env.steady && other.at.plus_us(BATCH_ID_KEPT_US) <= env.now;
+        self.batch_ids.retain(|other| other.writer != batch_id.writer && !is_old(other));
+        if self.batch_ids.len() >= MAX_BATCH_IDS {
+            self.batch_ids.remove(0);
         }
-        self.marks.push(mark);
+        self.batch_ids.push(batch_id);
     }
 }
 
 impl Records {
-    fn sign(&mut self, mark: Mark, env: &Env) {
+    fn sign(&mut self, batch_id: BatchId, env: &Env) {
         for entry in self.entries.values_mut().filter(|entry| entry.changed) {
-            entry.record.sign(mark, env);
+            entry.record.sign(batch_id, env);
         }
     }
 }

@@ -29,7 +29,7 @@ fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
         delay_ms: 0,
         reentrant: false,
         keep_ms: 0,
-        line: None,
+        global: None,
         any: false,
         tag: Tag::default(),
     }
@@ -491,7 +491,7 @@ fn until_covers_every_holder_delay_and_value() {
     let mut idle = Record { not_before: ServerTime(11), ..Record::default() };
     assert_eq!(idle.until(), ServerTime(11));
     let (since, until) = (ServerTime(1), ServerTime(12));
-    idle.kept = Some(Kept { value: "1".into(), since, until, nonce: 1, origin: Origin::Api });
+    idle.kept = Some(StoredValue { value: "1".into(), since, until, nonce: 1, origin: Origin::Api });
     assert_eq!(idle.until(), ServerTime(12));
 }
 

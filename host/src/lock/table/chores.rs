@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::flights::Part;
+use super::in_flight::BatchItem;
 use super::{Action, Instant, Key, Table, Timer};
 
 /// Chores that are under way at a time.
@@ -63,9 +63,9 @@ impl Table {
     pub(super) fn work_off(&mut self, out: &mut Vec<Action>) {
         while self.chores.pause_until.is_none() && self.chores.flying < FLYING {
             let Some(chore) = self.chores.waiting.pop_front() else { break };
-            let Some(part) = self.part_of(chore) else { continue };
+            let Some(item) = self.item_of(chore) else { continue };
             self.chores.flying += 1;
-            self.fly(vec![part], out);
+            self.submit(vec![item], out);
         }
     }
 
@@ -100,10 +100,10 @@ impl Table {
         }
     }
 
-    fn part_of(&self, chore: Chore) -> Option<Part> {
+    fn item_of(&self, chore: Chore) -> Option<BatchItem> {
         match chore {
-            Chore::Abandon { keys, attempt, until } => Some(Part::Abandon { keys, attempt, until }),
-            Chore::Look { nonce } => Some(Part::Look { lease: self.leases.named(nonce)? }),
+            Chore::Abandon { keys, attempt, until } => Some(BatchItem::Abandon { keys, attempt, until }),
+            Chore::Look { nonce } => Some(BatchItem::Look { lease: self.leases.named(nonce)? }),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::lock::record::{Claim, Grant, HeldBy, Kept, Op, Outcome, Release, Turn};
+use crate::lock::record::{Claim, Grant, HeldBy, NextWaiter, Op, Outcome, Release, StoredValue};
 use crate::lock::{Instant, Key, Mode, ServerTime, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,7 +10,7 @@ pub struct WaiterId(pub u64);
 
 /// Names a flight: an [`Action::Submit`] and the [`Event::Completed`] that answers it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct SubmissionId(pub u64);
 
 /// Names a caller's release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,7 +44,7 @@ pub enum Event {
     },
     /// A store's answer to an [`Action::Submit`].
     Completed {
-        ticket: Ticket,
+        ticket: SubmissionId,
         result: Result<Answered, Unheard>,
     },
     /// The answer to an [`Action::Choose`]; `None` where the policy failed or made no sense.
@@ -87,7 +87,7 @@ pub enum Event {
     /// It is the turn of this proxy, which was not known to be waiting.
     Orphan {
         key: Key,
-        turn: Turn,
+        next_waiter: NextWaiter,
     },
     /// The waiter's keys have changed with its policy; it keeps its place in the order of arrival. The
     /// claim has an `attempt` of its own.
@@ -128,7 +128,7 @@ pub enum Next {
 pub enum Action {
     /// Run the operations as one, and say how it went with [`Event::Completed`].
     Submit {
-        ticket: Ticket,
+        ticket: SubmissionId,
         ops: Vec<Op>,
     },
     /// Ask the policy of `candidates[0]` which of them is next, and say so with [`Event::Chosen`].
@@ -155,9 +155,9 @@ pub enum Action {
     },
     /// Tell a proxy that it is the turn of one of its waiters. If it is not there, say so with
     /// [`Event::PeerGone`]; if it is this one, which knows no such waiter, with [`Event::Orphan`].
-    Ring {
+    NotifyPeer {
         key: Key,
-        turn: Turn,
+        next_waiter: NextWaiter,
     },
     /// Whoever keeps this lease alive need not try any more.
     Gone {
@@ -213,7 +213,7 @@ pub enum Verdict {
         limit: u32,
     },
     /// A `once` request that was done before.
-    Done(Kept),
+    Done(StoredValue),
     RequestReused {
         ended: bool,
     },

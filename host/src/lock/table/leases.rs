@@ -1,6 +1,6 @@
 //! The leases that this proxy knows: to notice when they end.
 
-use super::flights::Part;
+use super::in_flight::BatchItem;
 use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Standing, Table, Timer, Token};
 
 use crate::lock::maps::HashMap;
@@ -124,10 +124,9 @@ impl Table {
 
     /// The lease was found lost, unless a release that is under way is what ended it.
     pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
-        let mut parts = self.flights.values().flat_map(|flight| &flight.parts);
-        let releases =
-            |part: &Part| matches!(part, Part::Release { release, .. } if release.lease.nonce == nonce);
-        if parts.any(releases) {
+        let mut items = self.in_flight.values().flat_map(|in_flight| &in_flight.items);
+        let releases = |item: &BatchItem| matches!(item, BatchItem::Release { release, .. } if release.lease.nonce == nonce);
+        if items.any(releases) {
             out.push(Action::Gone { nonce });
             return;
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::{GroupShare, Instant, ReleaseId, Ticket, Token, WaiterId};
+use super::{GroupShare, Instant, ReleaseId, SubmissionId, Token, WaiterId};
 use crate::lock::record::{HeldBy, Release};
 
 /// Grants of a key whose groups are remembered.
@@ -11,18 +11,18 @@ const RECENT_GRANTS: usize = 64;
 
 /// Where a waiter stands: lower ranks first, then who came first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct QueuePosition {
     pub rank: i32,
     pub arrival: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    order: BTreeMap<Place, WaiterId>,
-    groups: BTreeMap<Box<str>, BTreeSet<Place>>,
+    order: BTreeMap<QueuePosition, WaiterId>,
+    groups: BTreeMap<Box<str>, BTreeSet<QueuePosition>>,
     recent: VecDeque<Box<str>>,
     /// The flight that asks the store for this key.
-    pub flight: Option<Ticket>,
+    pub in_flight: Option<SubmissionId>,
     /// The policy has been asked who is next.
     pub choice: Option<Choice>,
     pub asked_backoff: bool,
@@ -72,7 +72,7 @@ impl Default for Queue {
             order: BTreeMap::new(),
             groups: BTreeMap::new(),
             recent: VecDeque::new(),
-            flight: None,
+            in_flight: None,
             choice: None,
             asked_backoff: false,
             ready: true,
@@ -103,7 +103,7 @@ impl Queue {
 
     /// Whether nothing is lost when the queue is forgotten.
     pub fn is_idle(&self) -> bool {
-        self.order.is_empty() && self.flight.is_none() && self.choice.is_none() && self.leases == 0
+        self.order.is_empty() && self.in_flight.is_none() && self.choice.is_none() && self.leases == 0
     }
 
     pub fn head(&self) -> Option<WaiterId> {
@@ -114,11 +114,11 @@ impl Queue {
         self.order.values()
     }
 
-    pub fn ahead_of(&self, place: Place) -> impl Iterator<Item = WaiterId> {
+    pub fn ahead_of(&self, place: QueuePosition) -> impl Iterator<Item = WaiterId> {
         self.order.range(..place).map(|(_, id)| *id)
     }
 
-    pub fn join(&mut self, place: Place, id: WaiterId, group: &str) {
+    pub fn join(&mut self, place: QueuePosition, id: WaiterId, group: &str) {
         self.order.insert(place, id);
         match self.groups.get_mut(group) {
             Some(places) => {
@@ -130,7 +130,7 @@ impl Queue {
         }
     }
 
-    pub fn leave(&mut self, place: Place, group: &str) {
+    pub fn leave(&mut self, place: QueuePosition, group: &str) {
         self.order.remove(&place);
         if let Some(places) = self.groups.get_mut(group) {
             places.remove(&place);
@@ -151,7 +151,7 @@ impl Queue {
     pub fn first_of_each_group(&self, most: usize) -> Vec<WaiterId> {
         let each = most.div_ceil(self.groups.len().max(1));
         let firsts = self.groups.values().flat_map(|places| places.iter().take(each));
-        let mut places: Vec<Place> = firsts.copied().collect();
+        let mut places: Vec<QueuePosition> = firsts.copied().collect();
         places.sort_unstable();
         places.truncate(most);
         places.iter().filter_map(|place| self.order.get(place).copied()).collect()

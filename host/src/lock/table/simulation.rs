@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::lock::ServerTime;
 use crate::lock::maps::{HashMap, HashSet};
-use crate::lock::record::{self, Env, Holder, InLine, Mark, Op, Record, Records, Tag, Tried, Turn};
+use crate::lock::record::{
+    self, BatchId, Env, GlobalTicket, Holder, NextWaiter, Op, Record, Records, Tag, Tried,
+};
 
 mod clients;
 mod lanes;
@@ -88,17 +90,17 @@ pub(super) struct Sim {
     /// Claims with a request id, which clients may send again, with their ranks and tickets.
     asked: Vec<(Claim, i32, u64)>,
     /// By proxy and ticket: the attempts of the claims that are on their way to the store.
-    under_way: HashMap<(usize, Ticket), Vec<Option<u64>>>,
+    under_way: HashMap<(usize, SubmissionId), Vec<Option<u64>>>,
     /// Releases without an answer: their lease, and their attempt.
     open_releases: HashMap<(usize, ReleaseId), (u64, u64)>,
     /// Commits that are asked for past the tables: their attempts.
-    open_commits: HashMap<Ticket, u64>,
+    open_commits: HashMap<SubmissionId, u64>,
     /// The attempts of releases and commits that were carried out.
     carried_out: HashSet<u64>,
     /// The attempts of the claims whose grant or refusal a table was told of.
     answered: HashSet<u64>,
     /// What the last batch of each proxy's connection was signed with.
-    marks: Vec<Mark>,
+    batch_ids: Vec<BatchId>,
     /// Leases that some client was told of: they may outlast the run, unless they were released.
     delivered: HashSet<u64>,
     released: HashSet<u64>,
@@ -152,7 +154,7 @@ impl Sim {
             open_commits: HashMap::default(),
             carried_out: HashSet::default(),
             answered: HashSet::default(),
-            marks: (0..PROXIES as u64).map(|writer| Mark { writer, at: ServerTime(0) }).collect(),
+            batch_ids: (0..PROXIES as u64).map(|writer| BatchId { writer, at: ServerTime(0) }).collect(),
             delivered: HashSet::default(),
             released: HashSet::default(),
             given_up: HashSet::default(),
@@ -276,26 +278,26 @@ impl Sim {
                         self.released.insert(nonce);
                     }
                 }
-                Action::Ring { key, turn } => self.ring(proxy, key, &turn),
+                Action::NotifyPeer { key, next_waiter } => self.notify_peer(proxy, key, &next_waiter),
                 Action::Gone { .. } | Action::Note(_) => {}
             }
         }
     }
 
     /// Rings get lost, and come late; and who does not answer may be there all the same.
-    fn ring(&mut self, proxy: usize, key: Key, turn: &Turn) {
+    fn notify_peer(&mut self, proxy: usize, key: Key, next_waiter: &NextWaiter) {
         let at = self.now.plus_us(self.random.below(3_000));
-        let peer: usize = turn.proxy.parse().expect("proxies are named by their numbers");
+        let peer: usize = next_waiter.proxy.parse().expect("proxies are named by their numbers");
         let (proxy, event) = match self.random.below(10) {
-            _ if peer == proxy => (proxy, Event::Orphan { key, turn: turn.clone() }),
+            _ if peer == proxy => (proxy, Event::Orphan { key, next_waiter: next_waiter.clone() }),
             0..2 => return,
-            2..4 if self.has_faults => (proxy, Event::PeerGone { peer: turn.proxy.clone(), key }),
+            2..4 if self.has_faults => (proxy, Event::PeerGone { peer: next_waiter.proxy.clone(), key }),
             _ => (peer, Event::Wake(key)),
         };
         self.schedule(at, Due::Tell { proxy, event });
     }
 
-    fn submit(&mut self, proxy: usize, ticket: Ticket, ops: Vec<Op>) {
+    fn submit(&mut self, proxy: usize, ticket: SubmissionId, ops: Vec<Op>) {
         let mut attempts = Vec::with_capacity(ops.len());
         for op in &ops {
             if let Op::Acquire(claim) = op {
@@ -327,7 +329,7 @@ impl Sim {
         let find = |entry: &&Entry| entry.waiter.claim.attempt == claim.attempt;
         let Some(mine) = table.waiters.values().find(find) else { return };
         // Of those in line the store says who is first.
-        if claim.mode != Mode::Exclusive || claim.line.is_some() || self.chosen {
+        if claim.mode != Mode::Exclusive || claim.global.is_some() || self.chosen {
             return;
         }
         for key in &*claim.keys {
@@ -419,7 +421,7 @@ impl Sim {
         assert!(self.open_releases.is_empty(), "releases never answered");
         assert!(self.open_commits.is_empty(), "commits never answered");
         for table in &self.proxies {
-            assert!(table.waiters.is_empty() && table.flights.is_empty(), "the table is busy: {table:?}");
+            assert!(table.waiters.is_empty() && table.in_flight.is_empty(), "the table is busy: {table:?}");
             assert!(table.queues.is_empty(), "queues are left: {:?}", table.queues);
             assert_eq!(table.leases.len(), 0);
         }

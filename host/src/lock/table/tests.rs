@@ -6,7 +6,7 @@ use super::simulation::*;
 use super::*;
 use crate::lock::ServerTime;
 use crate::lock::maps::HashSet;
-use crate::lock::record::{InLine, Op, Record, Tag};
+use crate::lock::record::{GlobalTicket, Op, Record, Tag};
 
 mod readers;
 mod turns;

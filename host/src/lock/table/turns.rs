@@ -1,10 +1,10 @@
 //! Who is next, and the flights that ask the store for them.
 
-use super::flights::{Flight, Part};
+use super::in_flight::{BatchItem, InFlight};
 use super::queue::{Choice, Queue};
 use super::{
     Action, Candidate, Contention, Entry, MAX_POLL_MS, MIN_POLL_MS, Next, RUN_MAX, ReleaseId, STORE_RETRY_MS,
-    Table, Ticket, Timer, VIEW_WAITERS, WaiterId,
+    SubmissionId, Table, Timer, VIEW_WAITERS, WaiterId,
 };
 use crate::lock::maps::HashSet;
 use crate::lock::record::{Op, Release};
@@ -14,9 +14,9 @@ impl Table {
     pub(super) fn wake(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         if let Some(queue) = self.queues.get_mut(key) {
             queue.ready = true;
-            queue.woken = queue.flight.is_some();
+            queue.woken = queue.in_flight.is_some();
             if let Some(head) = queue.head().and_then(|id| self.waiters.get_mut(&id)) {
-                head.again = head.in_line && head.flight.is_some();
+                head.again = head.in_global_queue && head.in_flight.is_some();
             }
         }
         self.advance(key, now, out);
@@ -38,7 +38,7 @@ impl Table {
             self.queues.remove(key);
             return;
         }
-        if queue.flight.is_some() || queue.choice.is_some() || queue.len() == 0 {
+        if queue.in_flight.is_some() || queue.choice.is_some() || queue.len() == 0 {
             return;
         }
         if !queue.ready {
@@ -47,17 +47,17 @@ impl Table {
         if self.asks_choice(key) {
             return self.ask_choice(key, None, now, out);
         }
-        let parts = self.run(key, &HashSet::default());
-        if !parts.is_empty() {
-            self.fly(parts, out);
+        let items = self.run(key, &HashSet::default());
+        if !items.is_empty() {
+            self.submit(items, out);
         }
     }
 
     /// The head and those behind it that may be granted with it, if all their keys are free to ask.
     /// `freed`: keys that a release of the same flight frees.
-    pub(super) fn run(&self, key: &Key, freed: &HashSet<Key>) -> Vec<Part> {
+    pub(super) fn run(&self, key: &Key, freed: &HashSet<Key>) -> Vec<BatchItem> {
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
-        let mut parts = Vec::new();
+        let mut items = Vec::new();
         let mut last: Option<Mode> = None;
         for id in queue.in_order().take(RUN_MAX) {
             let Some(entry) = self.waiters.get(id) else { break };
@@ -68,13 +68,13 @@ impl Table {
             if !self.may_launch(*id, entry, freed) {
                 break;
             }
-            parts.push(Part::Acquire { waiter: *id });
+            items.push(BatchItem::Acquire { waiter: *id });
             if mode == Mode::Exclusive || entry.waiter.claim.keys.len() > 1 {
                 break;
             }
             last = Some(mode);
         }
-        parts
+        items
     }
 
     /// Whether the waiter is next, or follows those who are, in all its queues, and none of them is
@@ -82,19 +82,19 @@ impl Table {
     pub(super) fn may_launch(&self, id: WaiterId, entry: &Entry, freed: &HashSet<Key>) -> bool {
         let claim = &entry.waiter.claim;
         let single = claim.keys.len() == 1;
-        let is_next = |queue: &Queue| (single || queue.head() == Some(id)) && queue.flight.is_none();
+        let is_next = |queue: &Queue| (single || queue.head() == Some(id)) && queue.in_flight.is_none();
         let is_next = |key: &Key| self.queues.get(key).is_some_and(is_next);
         let is_free =
             |key: &Key| freed.contains(key) || self.queues.get(key).is_some_and(|queue| queue.ready);
         let mut keys = claim.keys.iter();
         let free = if claim.any { keys.any(is_free) } else { keys.all(is_free) };
-        entry.flight.is_none() && !entry.cancelled && free && claim.keys.iter().all(is_next)
+        entry.in_flight.is_none() && !entry.cancelled && free && claim.keys.iter().all(is_next)
     }
 
     pub(super) fn asks_choice(&self, key: &Key) -> bool {
         let Some(queue) = self.queues.get(key) else { return false };
         let head = queue.head().and_then(|id| self.waiters.get(&id));
-        queue.len() > 1 && head.is_some_and(|entry| entry.waiter.asks_choice && entry.flight.is_none())
+        queue.len() > 1 && head.is_some_and(|entry| entry.waiter.asks_choice && entry.in_flight.is_none())
     }
 
     pub(super) fn ask_choice(
@@ -111,7 +111,7 @@ impl Table {
         let waiters = &self.waiters;
         let candidate = |id: WaiterId| {
             let entry = waiters.get(&id)?;
-            let eligible = entry.flight.is_none() && entry.waiter.claim.keys.len() == 1;
+            let eligible = entry.in_flight.is_none() && entry.waiter.claim.keys.len() == 1;
             let waited_ms = now.ms_since(entry.arrived);
             eligible.then_some(Candidate { waiter: id, rank: entry.waiter.rank, waited_ms })
         };
@@ -134,23 +134,23 @@ impl Table {
         }
         let release = queue.choice.take().and_then(|open| open.release);
         let mut freed = HashSet::default();
-        let (mut parts, mut looks) = (Vec::new(), Vec::new());
+        let (mut items, mut looks) = (Vec::new(), Vec::new());
         if let Some((id, release)) = release {
             freed.extend(release.lease.keys.iter().cloned());
             looks = self.looks(&release.lease);
-            parts.push(Part::Release { id, release });
+            items.push(BatchItem::Release { id, release });
         }
         let launchable = waiter.filter(|id| {
             let entry = self.waiters.get(id);
             entry.is_some_and(|e| e.waiter.claim.keys.contains(key) && self.may_launch(*id, e, &freed))
         });
         match launchable {
-            Some(id) => parts.push(Part::Acquire { waiter: id }),
-            None => parts.extend(self.run(key, &freed)),
+            Some(id) => items.push(BatchItem::Acquire { waiter: id }),
+            None => items.extend(self.run(key, &freed)),
         }
-        parts.append(&mut looks);
-        if !parts.is_empty() {
-            self.fly(parts, out);
+        items.append(&mut looks);
+        if !items.is_empty() {
+            self.submit(items, out);
         } else if self.queues.get(key).is_some_and(Queue::is_idle) {
             self.advance(key, now, out);
         } else {
@@ -159,45 +159,45 @@ impl Table {
     }
 
     /// Sends a group to the store and marks its waiters and their keys as under way.
-    pub(super) fn fly(&mut self, parts: Vec<Part>, out: &mut Vec<Action>) {
+    pub(super) fn submit(&mut self, items: Vec<BatchItem>, out: &mut Vec<Action>) {
         self.tickets += 1;
-        let ticket = Ticket(self.tickets);
-        let mut ops = Vec::with_capacity(parts.len());
+        let ticket = SubmissionId(self.tickets);
+        let mut ops = Vec::with_capacity(items.len());
         let mut keys = Vec::new();
-        for part in &parts {
-            match part {
-                Part::Release { release, .. } => ops.push(Op::Release(release.clone())),
-                Part::Abandon { keys, attempt, .. } => {
+        for item in &items {
+            match item {
+                BatchItem::Release { release, .. } => ops.push(Op::Release(release.clone())),
+                BatchItem::Abandon { keys, attempt, .. } => {
                     ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
                 }
-                Part::Look { lease } => {
+                BatchItem::Look { lease } => {
                     let tokens = vec![Token::ANY; lease.keys.len()];
                     ops.push(Op::Raise { lease: lease.clone(), tokens });
                 }
-                Part::Line { key, change } => {
-                    ops.push(Op::Line { key: key.clone(), change: change.clone() });
+                BatchItem::GlobalQueue { key, change } => {
+                    ops.push(Op::GlobalQueue { key: key.clone(), change: change.clone() });
                 }
-                Part::Rejoin { waiter, .. } | Part::Acquire { waiter } => {
+                BatchItem::Rejoin { waiter, .. } | BatchItem::Acquire { waiter } => {
                     let Some(entry) = self.waiters.get_mut(waiter) else { continue };
-                    entry.flight = Some(ticket);
+                    entry.in_flight = Some(ticket);
                     let mut claim = entry.waiter.claim.clone();
-                    if claim.line.is_none() {
+                    if claim.global.is_none() {
                         // Behind a lease of this proxy no other one is met.
                         let holder = |key: &Key| self.queues.get(key)?.holder.as_ref();
                         let is_own = |key: &Key| holder(key).is_some_and(|known| known.own);
-                        let releases = matches!(parts.first(), Some(Part::Release { .. }));
+                        let releases = matches!(items.first(), Some(BatchItem::Release { .. }));
                         claim.waits &= releases || !claim.keys.iter().all(is_own);
                         entry.marks = claim.waits;
                     }
-                    if let Part::Rejoin { over, .. } = part {
-                        entry.in_line |= claim.line.is_some() && !over;
-                        ops.push(match entry.in_line {
+                    if let BatchItem::Rejoin { over, .. } = item {
+                        entry.in_global_queue |= claim.global.is_some() && !over;
+                        ops.push(match entry.in_global_queue {
                             true => Op::Acquire(claim),
                             false => Op::Rejoin(claim),
                         });
                         continue;
                     }
-                    entry.in_line |= claim.line.is_some();
+                    entry.in_global_queue |= claim.global.is_some();
                     entry.attempts += 1;
                     keys.extend(claim.keys.iter().cloned());
                     ops.push(Op::Acquire(claim));
@@ -206,13 +206,13 @@ impl Table {
         }
         for key in &keys {
             if let Some(queue) = self.queues.get_mut(key) {
-                queue.flight = Some(ticket);
+                queue.in_flight = Some(ticket);
                 if let Some(at) = queue.poll_at.take() {
                     self.timers.remove(&(at, Timer::Poll(key.clone())));
                 }
             }
         }
-        self.flights.insert(ticket, Flight { parts, keys });
+        self.in_flight.insert(ticket, InFlight { items, keys });
         out.push(Action::Submit { ticket, ops });
     }
 
@@ -220,23 +220,23 @@ impl Table {
         let lease = &release.lease;
         let freed: HashSet<Key> = lease.keys.iter().cloned().collect();
         if let [key] = &*lease.keys
-            && self.queues.get(key).is_some_and(|queue| queue.flight.is_none() && queue.choice.is_none())
+            && self.queues.get(key).is_some_and(|queue| queue.in_flight.is_none() && queue.choice.is_none())
             && self.asks_choice(key)
         {
             let key = key.clone();
             return self.ask_choice(&key, Some((id, release)), now, out);
         }
-        let mut parts = vec![Part::Release { id, release: release.clone() }];
+        let mut items = vec![BatchItem::Release { id, release: release.clone() }];
         let mut taken = HashSet::default();
         for key in &*lease.keys {
-            let free = |q: &Queue| q.flight.is_none() && q.choice.is_none();
+            let free = |q: &Queue| q.in_flight.is_none() && q.choice.is_none();
             if self.queues.get(key).is_some_and(free) && !self.asks_choice(key) {
-                let new = |part: &Part| part.waiter().is_some_and(|waiter| taken.insert(waiter));
-                parts.extend(self.run(key, &freed).into_iter().filter(new));
+                let new = |item: &BatchItem| item.waiter().is_some_and(|waiter| taken.insert(waiter));
+                items.extend(self.run(key, &freed).into_iter().filter(new));
             }
         }
-        parts.extend(self.looks(lease));
-        self.fly(parts, out);
+        items.extend(self.looks(lease));
+        self.submit(items, out);
     }
 
     /// The first waiter whose client is still there.
@@ -251,7 +251,7 @@ impl Table {
     pub(super) fn arm(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         let first = self.first_present(key);
         let Some(queue) = self.queues.get_mut(key) else { return };
-        if queue.poll_at.is_some() || queue.flight.is_some() || queue.asked_backoff {
+        if queue.poll_at.is_some() || queue.in_flight.is_some() || queue.asked_backoff {
             return;
         }
         let waiters = queue.len() as u32;
@@ -293,7 +293,7 @@ impl Table {
         }
         let at_head = self.first_present(key) == Some(id);
         match next {
-            Next::GiveUp { reason } if self.waiters.get(&id).is_some_and(|e| e.flight.is_none()) => {
+            Next::GiveUp { reason } if self.waiters.get(&id).is_some_and(|e| e.in_flight.is_none()) => {
                 if !self.looks_again(id, now, out) {
                     self.give_up(id, Some(reason), now, out);
                 }

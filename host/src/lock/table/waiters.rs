@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::chores::Chore;
-use super::flights::Part;
-use super::queue::{Known, Place};
+use super::in_flight::BatchItem;
+use super::queue::{Known, QueuePosition};
 use super::{Action, Entry, MAX_POLL_MS, OVERDUE_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
 use crate::lock::record::{Claim, Denial, HeldBy};
 use crate::lock::{Instant, Key, Mode, Token};
@@ -19,7 +19,7 @@ impl Table {
         let full =
             |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
         // In an order over all proxies the store hears of everybody at once.
-        let asks_at_once = waiter.claim.line.is_some();
+        let asks_at_once = waiter.claim.global.is_some();
         let may_have_its_lease = waiter.claim.may_have_its_lease();
         let may_rejoin = may_have_its_lease || asks_at_once;
         if waiter.claim.keys.iter().any(full) && !may_have_its_lease {
@@ -31,12 +31,12 @@ impl Table {
         let keys = waiter.claim.keys.clone();
         let deadline = now.plus_ms(waiter.wait_ms);
         self.arrivals += 1;
-        let place = Place { rank: waiter.rank, arrival: self.arrivals };
+        let place = QueuePosition { rank: waiter.rank, arrival: self.arrivals };
         let entry = Entry {
             place,
             arrived: now,
             deadline,
-            flight: None,
+            in_flight: None,
             cancelled: false,
             attempts: 0,
             last_sleep_ms: 0,
@@ -44,7 +44,7 @@ impl Table {
             store_error: None,
             unsure_until: None,
             replan: None,
-            in_line: false,
+            in_global_queue: false,
             again: false,
             looked_for: None,
             marks: false,
@@ -55,7 +55,7 @@ impl Table {
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
         self.advance_all(&keys, now, out);
-        let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
+        let waits = self.waiters.get(&id).is_some_and(|entry| entry.in_flight.is_none());
         if waits && asks_at_once && self.joins_later(id, now) {
             return;
         }
@@ -97,12 +97,12 @@ impl Table {
     /// Asks, past the queue, whether the waiter has its grant already. `over`: the queue has no
     /// place for it otherwise.
     pub(super) fn probe(&mut self, id: WaiterId, over: bool, out: &mut Vec<Action>) {
-        self.fly(vec![Part::Rejoin { waiter: id, over }], out);
+        self.submit(vec![BatchItem::Rejoin { waiter: id, over }], out);
     }
 
     pub(super) fn cancel(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
-        if entry.flight.is_some() {
+        if entry.in_flight.is_some() {
             entry.cancelled = true;
         } else {
             self.leave(id, now, out);
@@ -121,7 +121,7 @@ impl Table {
     pub(super) fn drop_out(&mut self, id: WaiterId) -> Option<Entry> {
         self.undo_unsure(id);
         let entry = self.remove(id)?;
-        debug_assert!(entry.flight.is_none(), "the answer decides on a waiter that is asked for");
+        debug_assert!(entry.in_flight.is_none(), "the answer decides on a waiter that is asked for");
         self.leave_line(&entry);
         Some(entry)
     }
@@ -155,14 +155,14 @@ impl Table {
     /// The waiter's time is up. A flight that is under way decides it; so does one that it is next after.
     pub(super) fn deadline(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get(&id) else { return };
-        if entry.flight.is_some() {
+        if entry.in_flight.is_some() {
             return;
         }
         if self.looks_again(id, now, out) {
             return;
         }
         let Some(entry) = self.waiters.get(&id) else { return };
-        if self.is_next_after_flight(entry) {
+        if self.is_next_after_batch(entry) {
             let is_overdue = now > entry.deadline.plus_ms(OVERDUE_MS);
             match self.waiters.get_mut(&id).filter(|_| is_overdue) {
                 // Each flight may take as long as the store's time-out, and others may follow.
@@ -185,8 +185,10 @@ impl Table {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
         // It was to come into line behind others, and has asked for nothing so far.
-        let asks_first =
-            claim.line.is_some() && !entry.in_line && entry.attempts == 0 && claim.may_have_its_lease();
+        let asks_first = claim.global.is_some()
+            && !entry.in_global_queue
+            && entry.attempts == 0
+            && claim.may_have_its_lease();
         let is_late = entry.deadline <= now;
         let own = self.own_in_the_way(claim, is_late);
         // Another call of the request may have been granted since.
@@ -241,20 +243,20 @@ impl Table {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let is_next = |key: &Key| {
             let queue = self.queues.get(key);
-            queue.is_some_and(|q| q.head() == Some(id) && q.flight.is_none() && q.choice.is_none())
+            queue.is_some_and(|q| q.head() == Some(id) && q.in_flight.is_none() && q.choice.is_none())
         };
         if entry.attempts > 0 || !entry.waiter.claim.keys.iter().all(is_next) {
             return false;
         }
-        self.fly(vec![Part::Acquire { waiter: id }], out);
+        self.submit(vec![BatchItem::Acquire { waiter: id }], out);
         true
     }
 
     /// Whether only a flight that may leave room stands between the waiter and its own attempt, and waiters that
     /// the attempt would take along.
-    pub(super) fn is_next_after_flight(&self, entry: &Entry) -> bool {
+    pub(super) fn is_next_after_batch(&self, entry: &Entry) -> bool {
         let claim = &entry.waiter.claim;
-        let mut waits_for_flight = false;
+        let mut waits_for_batch = false;
         for key in &*claim.keys {
             let Some(queue) = self.queues.get(key) else { continue };
             let mut along = 0;
@@ -263,17 +265,17 @@ impl Table {
                     let other = &ahead.waiter.claim;
                     let leaves_room = claim.mode != Mode::Exclusive && other.mode != Mode::Exclusive;
                     let single = claim.keys.len() == 1 && other.keys.len() == 1;
-                    along += usize::from(ahead.flight.is_none());
-                    let is_asked = ahead.flight.is_some() || (single && along < RUN_MAX);
+                    along += usize::from(ahead.in_flight.is_none());
+                    let is_asked = ahead.in_flight.is_some() || (single && along < RUN_MAX);
                     ahead.cancelled || (is_asked && leaves_room)
                 })
             });
-            if !clear || (queue.flight.is_none() && !queue.ready) {
+            if !clear || (queue.in_flight.is_none() && !queue.ready) {
                 return false;
             }
-            waits_for_flight |= queue.flight.is_some();
+            waits_for_batch |= queue.in_flight.is_some();
         }
-        waits_for_flight
+        waits_for_batch
     }
 
     pub(super) fn give_up(
@@ -321,32 +323,32 @@ impl Table {
 
     pub(super) fn replan(&mut self, id: WaiterId, claim: Box<Claim>, now: Instant, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
-        if entry.flight.is_some() {
-            let comes_into_line = claim.line.is_some() && !entry.in_line;
+        if entry.in_flight.is_some() {
+            let joins_global_queue = claim.global.is_some() && !entry.in_global_queue;
             entry.replan = Some(claim);
-            if comes_into_line {
-                self.comes_into_line(id, now);
+            if joins_global_queue {
+                self.joins_global_queue(id, now);
             }
             return;
         }
         self.undo_unsure(id);
         let Some(mut entry) = self.remove(id) else { return };
         let old = entry.waiter.claim.keys.clone();
-        let joined = entry.waiter.claim.line.as_ref().and_then(|own| own.joined);
+        let joined = entry.waiter.claim.global.as_ref().and_then(|own| own.joined);
         entry.waiter.claim = *claim;
-        if let Some(own) = &mut entry.waiter.claim.line {
+        if let Some(own) = &mut entry.waiter.claim.global {
             // The flight that was waited for may have told it.
             own.joined = own.joined.or(joined);
         }
         let new = entry.waiter.claim.keys.clone();
-        let joins = entry.waiter.claim.line.is_some() && !entry.in_line;
-        entry.waiter.asks_choice &= entry.waiter.claim.line.is_none();
+        let joins = entry.waiter.claim.global.is_some() && !entry.in_global_queue;
+        entry.waiter.asks_choice &= entry.waiter.claim.global.is_none();
         self.timers.insert((entry.deadline, Timer::Deadline(id)));
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
         self.advance_all(&old, now, out);
         self.advance_all(&new, now, out);
-        let waits = self.waiters.get(&id).is_some_and(|entry| entry.flight.is_none());
+        let waits = self.waiters.get(&id).is_some_and(|entry| entry.in_flight.is_none());
         if joins && waits && !self.joins_later(id, now) {
             self.probe(id, false, out);
         }
@@ -355,7 +357,7 @@ impl Table {
     pub(super) fn shut_down(&mut self, out: &mut Vec<Action>) {
         self.shutting_down = true;
         let queued: BTreeSet<_> =
-            self.waiters.iter().filter(|(_, entry)| entry.flight.is_none()).map(|(id, _)| *id).collect();
+            self.waiters.iter().filter(|(_, entry)| entry.in_flight.is_none()).map(|(id, _)| *id).collect();
         for id in queued {
             self.drop_out(id);
             out.push(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });

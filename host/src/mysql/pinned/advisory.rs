@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use super::{
-    Common, PATIENCE, Pinned, SESSION_S, SILENCE_US, SWEEP, Terms, certain_until, counted, lay_by, number,
-    tokens_for,
+    Common, DecisionInputs, PATIENCE, Pinned, SESSION_S, SILENCE_US, SWEEP, certain_until, counted, number,
+    reserve_tokens, tokens_for,
 };
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -29,9 +29,9 @@ use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Space, Token};
 use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT};
 use crate::mysql::link::{Fault, Link};
-use crate::mysql::queue::{Batch, LATE, Queue, Ticket, first_deadline};
+use crate::mysql::queue::{Batch, LATE, Queue, Responder, first_deadline};
 use crate::mysql::sql;
-use crate::mysql::store::{MysqlStore, Shared};
+use crate::mysql::store::{Context, MysqlStore};
 use crate::store::Reply;
 use crate::vital;
 
@@ -67,7 +67,7 @@ impl Pinned<Guard> {
     pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
         let (advisory, incoming) = Pinned::open(Space::Advisory, store, max_queued);
         let session = Session {
-            shared: advisory.shared.clone(),
+            context: advisory.context.clone(),
             common: advisory.common.clone(),
             serial: 0,
             parked: JoinSet::new(),
@@ -81,7 +81,7 @@ impl Pinned<Guard> {
 
 /// The task that has the connection.
 struct Session {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     common: Arc<Common<Guard>>,
     /// Of the session in use.
     serial: u64,
@@ -94,7 +94,7 @@ struct Session {
 
 /// What one exchange with the server is to do.
 #[derive(Default)]
-struct Errand {
+struct SessionBatch {
     /// Names that were given up already: whatever becomes of the exchange, they count as free.
     free: Vec<Name>,
     want: Vec<(Key, Name)>,
@@ -103,12 +103,12 @@ struct Errand {
 
 /// What it came to.
 #[derive(Default)]
-struct Errands {
+struct SessionAnswer {
     above: Token,
     grants_from: Instant,
 }
 
-impl Errand {
+impl SessionBatch {
     fn is_empty(&self) -> bool {
         self.free.is_empty() && self.want.is_empty() && self.tokens == 0
     }
@@ -117,7 +117,7 @@ impl Errand {
 impl Session {
     async fn run(mut self, mut queue: Queue) {
         while self.is_wanted(&mut queue).await && self.has_place(&mut queue).await {
-            let Some(mut link) = lanes::open(&self.shared, &mut queue, None).await else { break };
+            let Some(mut link) = lanes::open(&self.context, &mut queue, None).await else { break };
             self.serial += 1;
             self.common.time.calibrate(link.sample.now, link.sample.after);
             let served = self.serve(&mut link, &mut queue).await;
@@ -127,7 +127,7 @@ impl Session {
                 link.close().await;
                 break;
             };
-            self.shared.metrics.store_error(fault.slug());
+            self.context.metrics.store_error(fault.slug());
             let lost = self.give_up(link, &fault);
             tracing::warn!(leases = lost, "lost the session of the advisory locks: {fault}");
         }
@@ -143,7 +143,7 @@ impl Session {
             return self.common.lose(rests_on_it);
         }
         reached(Branch::ParkedNames);
-        let certain = certain_until(&self.shared, self.heard);
+        let certain = certain_until(&self.context, self.heard);
         let lost = self.common.end(certain, rests_on_it);
         let common = self.common.clone();
         self.parked.spawn(vital::watched("a session of advisory locks that is given up", async move {
@@ -166,7 +166,7 @@ impl Session {
         tokio::select! {
             biased;
             _ = self.parked.join_next() => true,
-            () = self.shared.stop.cancelled() => false,
+            () = self.context.stop.cancelled() => false,
             never = queue.expire(LATE) => match never {},
         }
     }
@@ -176,7 +176,7 @@ impl Session {
         tokio::select! {
             biased;
             wanted = queue.wait() => wanted,
-            () = self.shared.stop.cancelled() => false,
+            () = self.context.stop.cancelled() => false,
         }
     }
 
@@ -188,7 +188,7 @@ impl Session {
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if self.shared.stop.is_cancelled() {
+            if self.context.stop.is_cancelled() {
                 queue.close();
                 if !queue.has_work() {
                     return Ok(());
@@ -204,38 +204,40 @@ impl Session {
                     }
                     self.run_batch(link, queue).await?;
                 }
-                () = self.shared.stop.cancelled() => {}
+                () = self.context.stop.cancelled() => {}
             }
         }
     }
 
     /// Gives back what has ended by itself, and sees whether the session is still there.
     async fn sweep(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
-        let terms = self.terms(Token::default(), Instant::default());
+        let inputs = self.inputs(Token::default(), Instant::default());
         let session = self.serial;
-        let free = names(self.common.held().take_idle(terms.now, |guard| guard.session == session));
-        self.run_errand(link, &Errand { free, ..Errand::default() }, &mut [], queue).await.map(drop)
+        let free = names(self.common.held().take_idle(inputs.now, |guard| guard.session == session));
+        self.run_session_batch(link, &SessionBatch { free, ..SessionBatch::default() }, &mut [], queue)
+            .await
+            .map(drop)
     }
 
-    async fn run_errand(
+    async fn run_session_batch(
         &mut self,
         link: &mut Link,
-        errand: &Errand,
-        tickets: &mut [Ticket],
+        session_batch: &SessionBatch,
+        responders: &mut [Responder],
         queue: &mut Queue,
-    ) -> Result<Errands, Fault> {
+    ) -> Result<SessionAnswer, Fault> {
         let asked_at = clock::now();
-        if errand.is_empty() && asked_at.us_since(self.heard) < SILENCE_US {
-            return Ok(Errands::default());
+        if session_batch.is_empty() && asked_at.us_since(self.heard) < SILENCE_US {
+            return Ok(SessionAnswer::default());
         }
-        let work = exchange(&self.shared, link, errand);
-        let (errands, had) = self.patiently(work, tickets, queue).await?;
+        let work = exchange(&self.context, link, session_batch);
+        let (answer, had) = self.patiently(work, responders, queue).await?;
         self.heard = asked_at;
         let mut held = self.common.held();
-        for ((key, name), _) in errand.want.iter().zip(had).filter(|(_, had)| *had) {
+        for ((key, name), _) in session_batch.want.iter().zip(had).filter(|(_, had)| *had) {
             held.insert(key.clone(), Guard { name: name.clone(), session: self.serial });
         }
-        Ok(errands)
+        Ok(answer)
     }
 
     /// Waits for an answer of the server: for [`EXCHANGE_LIMIT`], and where the session has leases for
@@ -244,7 +246,7 @@ impl Session {
     async fn patiently<T>(
         &self,
         work: impl Future<Output = Result<T, Fault>>,
-        tickets: &mut [Ticket],
+        responders: &mut [Responder],
         queue: &mut Queue,
     ) -> Result<T, Fault> {
         let mut work = pin!(work);
@@ -252,14 +254,14 @@ impl Session {
         let patient = |limit: Duration| began.plus_us(limit.as_micros() as u64);
         let mut limit = patient(EXCHANGE_LIMIT);
         loop {
-            let next = first_deadline(tickets).map_or(limit, |deadline| deadline.min(limit));
+            let next = first_deadline(responders).map_or(limit, |deadline| deadline.min(limit));
             let next = next.min(clock::now().plus_us(LOOK_US));
             tokio::select! {
                 biased;
                 done = &mut work => return done,
                 () = clock::sleep_until(next) => {}
             }
-            lanes::expire(tickets, LATE);
+            lanes::expire(responders, LATE);
             queue.expire_now(LATE);
             if clock::now() < limit {
                 continue;
@@ -278,14 +280,14 @@ impl Session {
     async fn recover(
         &self,
         link: &mut Link,
-        errand: &Errand,
+        session_batch: &SessionBatch,
         fault: &Fault,
         queue: &mut Queue,
     ) -> Result<(), Fault> {
-        self.shared.metrics.store_error(fault.slug());
+        self.context.metrics.store_error(fault.slug());
         tracing::debug!("advisory locks could not be asked for: {fault}");
-        let wanted = errand.want.iter().map(|(_, name)| name);
-        let names: Vec<Name> = errand.free.iter().chain(wanted).cloned().collect();
+        let wanted = session_batch.want.iter().map(|(_, name)| name);
+        let names: Vec<Name> = session_batch.free.iter().chain(wanted).cloned().collect();
         let freed = link.exchange(statements(&names, &[], 0));
         self.patiently(freed, &mut [], queue).await?;
         tokio::time::sleep(Backoff::new().next()).await;
@@ -295,7 +297,7 @@ impl Session {
     /// Runs one batch; where the session is lost meanwhile, what is not decided goes back to the queue.
     async fn run_batch(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         let mut batch = queue.batch();
-        lanes::expire(&mut batch.tickets, LATE);
+        lanes::expire(&mut batch.responders, LATE);
         batch.retain_open();
         // All of it expired in the queue.
         if batch.groups.is_empty() {
@@ -303,12 +305,12 @@ impl Session {
         }
         let (ops, began) = (batch.ops(), clock::now());
         let mut outcomes = vec![None; batch.groups.len()];
-        let errand = self.before(&batch, &mut outcomes, link.database());
-        for (ticket, decided) in batch.tickets.iter_mut().zip(&outcomes) {
-            ticket.sent |= decided.is_some();
+        let session_batch = self.before(&batch, &mut outcomes, link.database());
+        for (responder, decided) in batch.responders.iter_mut().zip(&outcomes) {
+            responder.sent |= decided.is_some();
         }
-        match self.run_errand(link, &errand, &mut batch.tickets, queue).await {
-            Ok(errands) => drop(self.after(batch, outcomes, began, Some(&errands))),
+        match self.run_session_batch(link, &session_batch, &mut batch.responders, queue).await {
+            Ok(answer) => drop(self.after(batch, outcomes, began, Some(&answer))),
             Err(fault) => {
                 if let Some(left) = self.after(batch, outcomes, began, None) {
                     queue.put_back(left);
@@ -316,24 +318,24 @@ impl Session {
                 if matches!(fault, Fault::Broken { .. }) {
                     return Err(fault);
                 }
-                self.recover(link, &errand, &fault, queue).await?;
+                self.recover(link, &session_batch, &fault, queue).await?;
             }
         }
-        self.shared.metrics.batch(ops, Duration::from_micros(clock::now().us_since(began)));
+        self.context.metrics.batch(ops, Duration::from_micros(clock::now().us_since(began)));
         if self.left_over && !queue.has_work() {
             self.sweep(link, queue).await?;
         }
         Ok(())
     }
 
-    fn terms(&self, above: Token, grants_from: Instant) -> Terms {
-        self.common.terms(&self.shared, above, grants_from, self.heard)
+    fn inputs(&self, above: Token, grants_from: Instant) -> DecisionInputs {
+        self.common.inputs(&self.context, above, grants_from, self.heard)
     }
 
     /// Decides the groups that need nothing of the server. The others wait, and so does what follows on one of their
     /// keys.
-    fn before(&self, batch: &Batch, decided: &mut [Option<Vec<Outcome>>], database: &str) -> Errand {
-        let terms = self.terms(Token::default(), Instant::default());
+    fn before(&self, batch: &Batch, decided: &mut [Option<Vec<Outcome>>], database: &str) -> SessionBatch {
+        let inputs = self.inputs(Token::default(), Instant::default());
         let mut held = self.common.held();
         let mut late: HashSet<&Key> = HashSet::default();
         let mut done: Vec<&Key> = Vec::new();
@@ -341,7 +343,7 @@ impl Session {
         for (group, outcomes) in batch.groups.iter().zip(decided) {
             let keys = || group.iter().flat_map(Op::keys);
             if !keys().any(|key| late.contains(key)) {
-                *outcomes = held.try_group(group, &terms);
+                *outcomes = held.try_group(group, &inputs);
             }
             if outcomes.is_some() {
                 done.extend(keys());
@@ -354,11 +356,11 @@ impl Session {
             grants.iter().filter(|op| matches!(op, Op::Acquire(_))).flat_map(|op| op.keys()).collect();
         let wanted = claimed.into_iter().filter(|key| !held.has(key));
         let own = |guard: &Guard| guard.session == self.serial;
-        Errand {
+        SessionBatch {
             want: wanted.map(|key| (key.clone(), name(database, key))).collect(),
             free: names(held.take_if_idle(
                 done.into_iter().filter(|key| !late.contains(key)),
-                terms.now,
+                inputs.now,
                 own,
             )),
             tokens: tokens_for(grants.into_iter()),
@@ -371,63 +373,67 @@ impl Session {
         batch: Batch,
         decided: Vec<Option<Vec<Outcome>>>,
         asked_at: Instant,
-        errands: Option<&Errands>,
+        answer: Option<&SessionAnswer>,
     ) -> Option<Batch> {
-        let terms = errands.map(|errands| self.terms(errands.above, errands.grants_from));
-        let answered = terms.unwrap_or_else(|| self.terms(Token::default(), Instant::default()));
+        let inputs = answer.map(|answer| self.inputs(answer.above, answer.grants_from));
+        let answered = inputs.unwrap_or_else(|| self.inputs(Token::default(), Instant::default()));
         let mut held = self.common.held();
         let mut answers = Vec::new();
         let mut left = Batch::default();
         self.left_over = false;
         // What expired meanwhile is answered: it is not done.
-        let parts = batch.groups.into_iter().zip(batch.tickets).zip(decided);
-        for ((group, ticket), decided) in parts.filter(|((_, ticket), _)| ticket.is_open()) {
-            let outcomes = match (decided, &terms) {
+        let parts = batch.groups.into_iter().zip(batch.responders).zip(decided);
+        for ((group, responder), decided) in parts.filter(|((_, responder), _)| responder.is_open()) {
+            let outcomes = match (decided, &inputs) {
                 (Some(outcomes), _) => outcomes,
-                (None, Some(terms)) => group.iter().map(|op| held.apply(op, terms, |_| true)).collect(),
+                (None, Some(inputs)) => group.iter().map(|op| held.apply(op, inputs, |_| true)).collect(),
                 (None, None) => {
                     left.groups.push(group);
                     left.tried.push(None);
-                    left.tickets.push(ticket);
+                    left.responders.push(responder);
                     continue;
                 }
             };
             let is_free = |key: &Key| held.has(key) && held.is_idle(key, answered.now);
             self.left_over |= group.iter().flat_map(Op::keys).any(is_free);
             // Some of it was decided before the server was asked: times count from there.
-            answers.push((ticket, Reply { outcomes, asked_at, now: answered.now }));
+            answers.push((responder, Reply { outcomes, asked_at, now: answered.now }));
         }
         drop(held);
-        for (ticket, reply) in answers {
-            ticket.answer(Ok(reply));
+        for (responder, reply) in answers {
+            responder.answer(Ok(reply));
         }
         (!left.groups.is_empty()).then_some(left)
     }
 }
 
 /// One round trip: what it came to, and of each wanted name whether it was had.
-async fn exchange(shared: &Shared, link: &mut Link, errand: &Errand) -> Result<(Errands, Vec<bool>), Fault> {
-    let Errand { free, want, tokens } = errand;
+async fn exchange(
+    context: &Context,
+    link: &mut Link,
+    session_batch: &SessionBatch,
+) -> Result<(SessionAnswer, Vec<bool>), Fault> {
+    let SessionBatch { free, want, tokens } = session_batch;
     let tokens = *tokens;
-    let mut errands = Errands::default();
+    let mut answer = SessionAnswer::default();
     let mut sets = link.exchange(statements(free, want, tokens)).await?;
     if tokens > 0 {
-        let until = shared.membership.until();
+        let until = context.membership.until();
         let keys = || want.iter().map(|(key, _)| key);
         let mut had = counted(&link.server, sets.pop(), tokens, until, false)?;
         if had.is_none() {
-            let sql = format!("{};{}", lay_by(link.sample.epoch, tokens, keys()), number(keys()));
+            let sql = format!("{};{}", reserve_tokens(link.sample.epoch, tokens, keys()), number(keys()));
             let set = link.exchange(sql).await?.pop();
             had = counted(&link.server, set, tokens, until, true)?;
         }
         let used_up = || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
-        (errands.above, errands.grants_from) = had.ok_or_else(used_up)?;
+        (answer.above, answer.grants_from) = had.ok_or_else(used_up)?;
     } else {
         link.check_used(&mut sets)?;
     }
     let texts = sets.into_iter().flatten().filter_map(|mut row| row.take::<String, _>(0));
     let had = texts.flat_map(|text| text.into_bytes()).map(|digit| digit == b'1').collect();
-    Ok((errands, had))
+    Ok((answer, had))
 }
 
 fn names(keys: Vec<(Key, Guard)>) -> Vec<Name> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Terms;
+use super::DecisionInputs;
 use crate::lock::maps::HashMap;
 use crate::lock::record::{self, Claim, Denial, Doubt, Op, Outcome, Record, Records};
 use crate::lock::{Key, ServerTime};
@@ -86,12 +86,17 @@ impl<G: Clone> Guarded<G> {
     /// a token. So what is entered again, repeated or held costs no statement.
     ///
     /// A free key whose guard is not `fit` for the operation, or has ended, is held until that is given back.
-    pub fn try_apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Option<Outcome> {
-        let Op::Acquire(claim) = op else { return Some(self.apply(op, terms, fit)) };
+    pub fn try_apply(
+        &mut self,
+        op: &Op,
+        inputs: &DecisionInputs,
+        fit: impl Fn(&G) -> bool,
+    ) -> Option<Outcome> {
+        let Op::Acquire(claim) = op else { return Some(self.apply(op, inputs, fit)) };
         let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
         // Of what is not guarded only the end of a request by its id can be known.
         if !guarded.is_empty() || claim.request.is_some() {
-            let rejoined = self.apply(&Op::Rejoin(claim.clone()), terms, &fit);
+            let rejoined = self.apply(&Op::Rejoin(claim.clone()), inputs, &fit);
             if rejoined != Outcome::Absent {
                 return Some(rejoined);
             }
@@ -100,28 +105,28 @@ impl<G: Clone> Guarded<G> {
             return None;
         }
         let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
-        match self.decide(&probe, terms).0 {
+        match self.decide(&probe, inputs).0 {
             // One of several is about to be given back.
             Outcome::Granted(grant) if claim.any => grant.chosen.map(|key| elsewhere(&key, 0)),
             Outcome::Granted(_) => {
                 let unfit = |key: &&Key| {
                     self.entries.get(*key).is_some_and(|entry| entry.ended || !fit(&entry.guard))
                 };
-                let unfit = claim.keys.iter().find(unfit).or_else(|| self.worn(claim, terms.now));
-                unfit.map(|key| elsewhere(key, self.frees_in_us(key, terms.now)))
+                let unfit = claim.keys.iter().find(unfit).or_else(|| self.exhausted(claim, inputs.now));
+                unfit.map(|key| elsewhere(key, self.frees_in_us(key, inputs.now)))
             }
-            outcome => Some(terms.capped(outcome)),
+            outcome => Some(inputs.capped(outcome)),
         }
     }
 
     /// Decides a group, unless something in it needs a guard or a token: then nothing of it is done. What was done
     /// before the server is asked would be done once more where the server does not answer.
-    pub fn try_group(&mut self, group: &[Op], terms: &Terms) -> Option<Vec<Outcome>> {
+    pub fn try_group(&mut self, group: &[Op], inputs: &DecisionInputs) -> Option<Vec<Outcome>> {
         // Whether a later claim needs them depends on what comes before it.
         if group.iter().skip(1).any(|op| matches!(op, Op::Acquire(_))) {
             return None;
         }
-        group.iter().map(|op| self.try_apply(op, terms, |_| true)).collect()
+        group.iter().map(|op| self.try_apply(op, inputs, |_| true)).collect()
     }
 
     fn frees_in_us(&self, key: &Key, now: ServerTime) -> u64 {
@@ -134,11 +139,11 @@ impl<G: Clone> Guarded<G> {
 
     /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted; nor are keys
     /// whose guard is not `fit` for the operation.
-    pub fn apply(&mut self, op: &Op, terms: &Terms, fit: impl Fn(&G) -> bool) -> Outcome {
+    pub fn apply(&mut self, op: &Op, inputs: &DecisionInputs, fit: impl Fn(&G) -> bool) -> Outcome {
         if let Op::Acquire(claim) = op
             && claim.any
         {
-            return self.apply_any(claim, terms, fit);
+            return self.apply_any(claim, inputs, fit);
         }
         match op {
             Op::Acquire(claim) => {
@@ -146,9 +151,9 @@ impl<G: Clone> Guarded<G> {
                     return elsewhere(key, ELSEWHERE_US);
                 }
                 if let Some(key) = claim.keys.iter().find(|key| self.has_ended(key)) {
-                    return elsewhere(key, self.frees_in_us(key, terms.now));
+                    return elsewhere(key, self.frees_in_us(key, inputs.now));
                 }
-                if let Some(key) = self.worn(claim, terms.now) {
+                if let Some(key) = self.exhausted(claim, inputs.now) {
                     return elsewhere(key, 0);
                 }
             }
@@ -161,14 +166,14 @@ impl<G: Clone> Guarded<G> {
             }
             _ => {}
         }
-        let (outcome, records) = self.decide(op, terms);
+        let (outcome, records) = self.decide(op, inputs);
         if let (Op::Acquire(claim), Outcome::Granted(_)) = (op, &outcome)
             && let Some(key) = claim.keys.iter().find(|key| self.guard(key).is_some_and(|guard| !fit(guard)))
         {
-            return elsewhere(key, self.frees_in_us(key, terms.now));
+            return elsewhere(key, self.frees_in_us(key, inputs.now));
         }
         self.keep(&outcome, &records);
-        terms.capped(outcome)
+        inputs.capped(outcome)
     }
 
     fn keep(&mut self, outcome: &Outcome, records: &Records) {
@@ -210,31 +215,31 @@ impl<G: Clone> Guarded<G> {
     }
 
     /// Any of the keys that are guarded well enough; of the others nothing is known.
-    fn apply_any(&mut self, claim: &Claim, terms: &Terms, fit: impl Fn(&G) -> bool) -> Outcome {
+    fn apply_any(&mut self, claim: &Claim, inputs: &DecisionInputs, fit: impl Fn(&G) -> bool) -> Outcome {
         let usable = |key: &&Key| self.guard(key).is_some_and(&fit) && !self.has_ended(key);
         let guarded: Vec<Key> = claim.keys.iter().filter(usable).cloned().collect();
         if guarded.is_empty() {
             return elsewhere(&claim.keys[0], ELSEWHERE_US);
         }
         let (outcome, records) =
-            self.decide(&Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() }), terms);
+            self.decide(&Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() }), inputs);
         self.keep(&outcome, &records);
-        terms.capped(outcome)
+        inputs.capped(outcome)
     }
 
-    fn decide(&self, op: &Op, terms: &Terms) -> (Outcome, Records) {
+    fn decide(&self, op: &Op, inputs: &DecisionInputs) -> (Outcome, Records) {
         let mut records = Records::default();
         for key in op.keys() {
             records.insert(key.clone(), self.record(key).cloned());
         }
-        let outcome = record::apply(&mut records, op, &terms.env());
+        let outcome = record::apply(&mut records, op, &inputs.env());
         (outcome, records)
     }
 
     /// A key that is free and has been handed on here for long enough.
-    fn worn<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
-        let worn = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
-        claim.keys.iter().find(|key| self.entries.get(key).is_some_and(worn))
+    fn exhausted<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
+        let exhausted = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
+        claim.keys.iter().find(|key| self.entries.get(key).is_some_and(exhausted))
     }
 
     /// The leases on keys with such guards are over, but their holders may be certain of them until `certain`:
@@ -290,7 +295,7 @@ pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
 
 /// Another session has the key, or is to have its turn.
 fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
-    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, turn: None, joined: None })
+    Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, next_waiter: None, joined: None })
 }
 
 fn each_once(mut nonces: Vec<u64>) -> Vec<u64> {
@@ -307,9 +312,9 @@ mod tests {
     use crate::store::contract;
 
     /// At so many milliseconds, by both clocks.
-    fn terms(ms: u64) -> Terms {
+    fn inputs(ms: u64) -> DecisionInputs {
         let own = Instant(ms * 1_000);
-        Terms {
+        DecisionInputs {
             own,
             now: ServerTime(own.0),
             above: Token(ms),
@@ -320,11 +325,11 @@ mod tests {
     }
 
     fn acquire(held: &mut Guarded<u8>, claim: &Claim, ms: u64) -> Option<Outcome> {
-        held.try_apply(&Op::Acquire(claim.clone()), &terms(ms), |_| true)
+        held.try_apply(&Op::Acquire(claim.clone()), &inputs(ms), |_| true)
     }
 
     fn granted(held: &mut Guarded<u8>, claim: &Claim) -> LeaseRef {
-        let outcome = held.apply(&Op::Acquire(claim.clone()), &terms(0), |_| true);
+        let outcome = held.apply(&Op::Acquire(claim.clone()), &inputs(0), |_| true);
         let Outcome::Granted(Grant { nonce, tokens, .. }) = outcome else { panic!("{outcome:?}") };
         LeaseRef { keys: claim.keys.clone(), nonce, token: tokens[0] }
     }
@@ -345,8 +350,8 @@ mod tests {
         assert_eq!(held.end(ServerTime(1_000_000), ServerTime(9_000_000), |guard| *guard == 1), [0_u64; 0]);
 
         let renew = |lease: &LeaseRef| Op::Renew { lease: lease.clone(), ttl_ms: None };
-        assert_eq!(held.apply(&renew(&lease), &terms(1_000), |_| true), Outcome::Lost);
-        assert!(matches!(held.apply(&renew(&untouched), &terms(1_000), |_| true), Outcome::Renewed { .. }));
+        assert_eq!(held.apply(&renew(&lease), &inputs(1_000), |_| true), Outcome::Lost);
+        assert!(matches!(held.apply(&renew(&untouched), &inputs(1_000), |_| true), Outcome::Renewed { .. }));
         // Nor is it entered again, repeated, or granted to somebody else.
         for claim in [
             mine.clone(),
@@ -359,7 +364,7 @@ mod tests {
                     matches!(outcome, Some(Outcome::Held(_) | Outcome::RequestReused { ended: true }));
                 assert!(refused, "{ms}: {outcome:?}");
                 assert!(matches!(
-                    held.apply(&Op::Acquire(claim.clone()), &terms(ms), |_| true),
+                    held.apply(&Op::Acquire(claim.clone()), &inputs(ms), |_| true),
                     Outcome::Held(_)
                 ));
             }
@@ -368,7 +373,7 @@ mod tests {
         assert!(!held.is_held(ServerTime(4_000_000), |guard| *guard == 1));
         assert_eq!(held.take_idle(ServerTime(5_000_000), |guard| *guard == 1).len(), 1);
         assert_eq!(
-            held.apply(&renew(&lease), &terms(5_000), |_| true),
+            held.apply(&renew(&lease), &inputs(5_000), |_| true),
             Outcome::Lost,
             "it is not remembered as running"
         );
@@ -388,11 +393,11 @@ mod tests {
         let (key, now) = (&mine.keys[0], ServerTime(0));
         let levels =
             |held: &Guarded<u8>| held.read(key, now).map(|stored| stored.record.holders[0].levels.len());
-        assert_eq!(held.try_group(&[release.clone(), other.clone()], &terms(0)), None);
+        assert_eq!(held.try_group(&[release.clone(), other.clone()], &inputs(0)), None);
         assert_eq!(levels(&held), Some(2));
-        assert_eq!(held.try_group(&[other], &terms(0)), None);
+        assert_eq!(held.try_group(&[other], &inputs(0)), None);
         let released = [Outcome::Released { levels_left: 1 }];
-        assert_eq!(held.try_group(&[release], &terms(0)).as_deref(), Some(&released[..]));
+        assert_eq!(held.try_group(&[release], &inputs(0)).as_deref(), Some(&released[..]));
         assert_eq!(levels(&held), Some(1));
     }
 
@@ -404,7 +409,7 @@ mod tests {
         let lease = granted(&mut held, &mine);
         held.end(ServerTime(0), ServerTime(4_000_000), |_| true);
         let release = Op::Release(Release { lease, attempt: 1, outcome: None });
-        assert_eq!(held.apply(&release, &terms(1_000), |_| true), Outcome::Released { levels_left: 0 });
+        assert_eq!(held.apply(&release, &inputs(1_000), |_| true), Outcome::Released { levels_left: 0 });
         assert!(held.is_idle(&mine.keys[0], ServerTime(1_000_000)));
         assert_eq!(held.lose(ServerTime(1_000_000), |_| true), [0_u64; 0]);
     }

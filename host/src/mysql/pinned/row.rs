@@ -2,7 +2,7 @@
 //!
 //! Each lease that MySQL has to know of takes a connection; their number is bounded, and they are no
 //! other's, so that row locks cannot starve the rest. Rows are asked for with NOWAIT: who waits, waits in the
-//! proxy, in order. A row that is missing is made first. Shared holders of one proxy share its lock, which
+//! proxy, in order. A row that is missing is made first. Context holders of one proxy share its lock, which
 //! is FOR SHARE, so that other proxies' readers have theirs beside it.
 
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use super::guarded::Guarded;
-use super::slot::{Counter, Freed, Locked, Slot, Strength, Wish};
-use super::{Common, Pinned, SILENCE_US, SWEEP, Terms, certain_until, moment, tokens_for};
+use super::slot::{Counter, Freed, Locked, RowLockRequest, Slot, Strength};
+use super::{Common, DecisionInputs, Pinned, SILENCE_US, SWEEP, certain_until, moment, tokens_for};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
@@ -23,7 +23,7 @@ use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Mode, Space, Token};
 use crate::mysql::link::{Fault, Link};
 use crate::mysql::queue::{Job, LATE};
-use crate::mysql::store::{MysqlStore, Shared};
+use crate::mysql::store::{Context, MysqlStore};
 use crate::store::Reply;
 use crate::vital;
 
@@ -58,8 +58,8 @@ impl Pinned<Guard> {
     pub fn new(store: &MysqlStore, connections: usize, max_queued: usize) -> Row {
         let (row, incoming) = Pinned::open(Space::Row, store, max_queued);
         let (events, happened) = unbounded_channel();
-        let desk = Desk {
-            shared: row.shared.clone(),
+        let coordinator = Coordinator {
+            context: row.context.clone(),
             common: row.common.clone(),
             counter: Arc::default(),
             events,
@@ -72,7 +72,7 @@ impl Pinned<Guard> {
             opening: 0,
             serial: 0,
         };
-        store.spawn("row locks", desk.run(incoming, happened));
+        store.spawn("row locks", coordinator.run(incoming, happened));
         row
     }
 }
@@ -81,11 +81,11 @@ impl Pinned<Guard> {
 enum Event {
     Locked {
         slot: u64,
-        errand: Errand,
+        batch: SessionBatch,
         result: Result<Locked, Fault>,
     },
     Counted {
-        errand: Errand,
+        batch: SessionBatch,
         result: Result<(Token, Instant), Fault>,
     },
     Freed {
@@ -102,7 +102,7 @@ enum Event {
 
 /// A group, with what is decided of it already: that is not decided again where it has to wait, or the server did not
 /// answer.
-struct Errand {
+struct SessionBatch {
     job: Job,
     decided: Vec<Outcome>,
     /// Times in what is decided count from there.
@@ -111,21 +111,21 @@ struct Errand {
 
 /// A group that nothing is under way for.
 struct Waiting {
-    errand: Errand,
+    batch: SessionBatch,
     /// Since when it has waited for a connection.
     no_room: Option<Instant>,
 }
 
 /// The task that decides, and has others talk to the server.
-struct Desk {
-    shared: Arc<Shared>,
+struct Coordinator {
+    context: Arc<Context>,
     common: Arc<Common<Guard>>,
     counter: Arc<Counter>,
     events: UnboundedSender<Event>,
     connections: usize,
     waiting: VecDeque<Waiting>,
     /// What failed, until the next look.
-    resting: Vec<Errand>,
+    resting: Vec<SessionBatch>,
     /// Keys that an errand is under way for: what else is asked of them waits.
     busy: HashSet<Key>,
     slots: HashMap<u64, Slot>,
@@ -135,25 +135,25 @@ struct Desk {
     serial: u64,
 }
 
-impl Errand {
-    fn new(job: Job) -> Errand {
-        Errand { job, decided: Vec::new(), began: clock::now() }
+impl SessionBatch {
+    fn new(job: Job) -> SessionBatch {
+        SessionBatch { job, decided: Vec::new(), began: clock::now() }
     }
 }
 
-impl Desk {
+impl Coordinator {
     async fn run(mut self, mut incoming: UnboundedReceiver<Job>, mut happened: UnboundedReceiver<Event>) {
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                () = self.shared.stop.cancelled() => break,
+                () = self.context.stop.cancelled() => break,
                 // Before the jobs, which may never be over.
                 _ = sweep.tick() => self.sweep(),
                 Some(event) = happened.recv() => self.happened(event),
                 job = incoming.recv() => match job {
-                    Some(job) => self.waiting.push_back(Waiting { errand: Errand::new(job), no_room: None }),
+                    Some(job) => self.waiting.push_back(Waiting { batch: SessionBatch::new(job), no_room: None }),
                     None => break,
                 },
             }
@@ -167,10 +167,10 @@ impl Desk {
     fn pump(&mut self) {
         let mut blocked = self.busy.clone();
         for waiting in std::mem::take(&mut self.waiting) {
-            let job = &waiting.errand.job;
+            let job = &waiting.batch.job;
             let keys = || job.ops.iter().flat_map(Op::keys);
             let is_free = !keys().any(|key| blocked.contains(key));
-            if !job.ticket.is_open() {
+            if !job.responder.is_open() {
                 continue;
             }
             blocked.extend(keys().cloned());
@@ -182,16 +182,16 @@ impl Desk {
         }
     }
 
-    fn terms(&self, above: Token, grants_from: Instant) -> Terms {
-        self.common.terms(&self.shared, above, grants_from, clock::now())
+    fn inputs(&self, above: Token, grants_from: Instant) -> DecisionInputs {
+        self.common.inputs(&self.context, above, grants_from, clock::now())
     }
 
     /// Decides what needs nothing of the server, and sends somebody there for the rest.
     fn start(&mut self, waiting: Waiting) {
-        let Waiting { errand: Errand { mut job, mut decided, mut began }, no_room } = waiting;
-        let terms = self.terms(Token::default(), Instant::default());
+        let Waiting { batch: SessionBatch { mut job, mut decided, mut began }, no_room } = waiting;
+        let inputs = self.inputs(Token::default(), Instant::default());
         if decided.is_empty() {
-            began = terms.own;
+            began = inputs.own;
         }
         let mut wanted: Vec<Key> = Vec::new();
         let mut strength = Strength::Shared;
@@ -200,8 +200,8 @@ impl Desk {
             let mut held = self.common.held();
             for op in &job.ops[decided.len()..] {
                 let fit = |guard: &Guard| guard.is_fit(op);
-                let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
-                match held.try_apply(op, &terms, fit) {
+                let inputs = DecisionInputs { heard: heard(&self.slots, &held, op, inputs.own), ..inputs };
+                match held.try_apply(op, &inputs, fit) {
                     Some(outcome) => decided.push(outcome),
                     None => break,
                 }
@@ -215,33 +215,33 @@ impl Desk {
                 wanted.extend(claim.keys.iter().filter(|key| !held.has(key)).cloned());
             }
         }
-        job.ticket.sent |= !decided.is_empty();
+        job.responder.sent |= !decided.is_empty();
         wanted.sort_unstable();
         wanted.dedup();
         let all_decided = decided.len() == job.ops.len();
-        let errand = Errand { job, decided, began };
+        let batch = SessionBatch { job, decided, began };
         if all_decided {
-            return self.finish(errand, Token::default(), Instant::default());
+            return self.finish(batch, Token::default(), Instant::default());
         }
-        let open = &errand.job.ops[errand.decided.len()..];
+        let open = &batch.job.ops[batch.decided.len()..];
         let tokens = tokens_for(open.iter());
         let claimed = open.iter().flat_map(Op::keys).cloned().collect();
         if !wanted.is_empty() && self.slots.len() + self.opening >= self.connections {
-            return self.wait_for_room(errand, no_room);
+            return self.wait_for_room(batch, no_room);
         }
-        let Some(signs) = self.ask_guards(&errand) else {
-            return self.waiting.push_back(Waiting { errand, no_room });
+        let Some(signs) = self.ask_guards(&batch) else {
+            return self.waiting.push_back(Waiting { batch, no_room });
         };
         match wanted.is_empty() {
-            true => self.count(errand, (tokens, claimed), signs),
-            false => self.lock(errand, Wish { keys: wanted, any, strength, tokens, claimed }, signs),
+            true => self.count(batch, (tokens, claimed), signs),
+            false => self.lock(batch, RowLockRequest { keys: wanted, any, strength, tokens, claimed }, signs),
         }
     }
 
     /// Asks the sessions that guard keys of the errand already for a sign of life: a lease that is granted on
     /// one of them shows nobody else that the session has ended. `None` while somebody talks on one of them.
-    fn ask_guards(&mut self, errand: &Errand) -> Option<Vec<oneshot::Receiver<bool>>> {
-        let open = errand.job.ops[errand.decided.len()..].iter();
+    fn ask_guards(&mut self, batch: &SessionBatch) -> Option<Vec<oneshot::Receiver<bool>>> {
+        let open = batch.job.ops[batch.decided.len()..].iter();
         let mut guards = self.slots_of(open.flat_map(Op::keys));
         guards.retain(|id| self.slots.get(id).is_some_and(|slot| slot.parked_until.is_none()));
         if guards.iter().any(|id| self.slots.get(id).is_some_and(|slot| slot.link.is_none())) {
@@ -268,65 +268,65 @@ impl Desk {
     }
 
     /// A connection may be free in a moment; if none is, whoever asks is to know what is short.
-    fn wait_for_room(&mut self, mut errand: Errand, since: Option<Instant>) {
+    fn wait_for_room(&mut self, mut batch: SessionBatch, since: Option<Instant>) {
         let now = clock::now();
         let since = since.unwrap_or(now);
         if now.us_since(since) < PATIENCE_US {
-            return self.waiting.push_back(Waiting { errand, no_room: Some(since) });
+            return self.waiting.push_back(Waiting { batch, no_room: Some(since) });
         }
         let most = self.connections;
         let why = format!("all {most} connections for row locks have one (store.row_connections)");
-        errand.job.ticket.give_up(&why);
+        batch.job.responder.give_up(&why);
     }
 
     fn count(
         &mut self,
-        errand: Errand,
+        batch: SessionBatch,
         (tokens, claimed): (u64, Vec<Key>),
         signs: Vec<oneshot::Receiver<bool>>,
     ) {
-        self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
-        let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
-        let limit = errand.job.ticket.left();
+        self.busy.extend(batch.job.ops.iter().flat_map(Op::keys).cloned());
+        let (context, counter, events) = (self.context.clone(), self.counter.clone(), self.events.clone());
+        let limit = batch.job.responder.left();
         vital::spawn("the count of tokens", async move {
-            let counting = confirmed(counter.next(&shared, tokens, &claimed), signs);
+            let counting = confirmed(counter.next(&context, tokens, &claimed), signs);
             let result = tokio::time::timeout(limit, counting).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a number for a token")));
-            let _ = events.send(Event::Counted { errand, result });
+            let _ = events.send(Event::Counted { batch, result });
         });
     }
 
-    fn lock(&mut self, errand: Errand, wish: Wish, signs: Vec<oneshot::Receiver<bool>>) {
-        self.busy.extend(errand.job.ops.iter().flat_map(Op::keys).cloned());
+    fn lock(&mut self, batch: SessionBatch, request: RowLockRequest, signs: Vec<oneshot::Receiver<bool>>) {
+        self.busy.extend(batch.job.ops.iter().flat_map(Op::keys).cloned());
         self.opening += 1;
         self.serial += 1;
         let slot = self.serial;
         let link = self.spare.pop();
-        let (shared, counter, events) = (self.shared.clone(), self.counter.clone(), self.events.clone());
-        let limit = errand.job.ticket.left();
+        let (context, counter, events) = (self.context.clone(), self.counter.clone(), self.events.clone());
+        let limit = batch.job.responder.left();
         vital::spawn("the taking of a row lock", async move {
-            let locking = confirmed(Slot::lock(&shared, &counter, link, wish), signs);
+            let locking = confirmed(Slot::lock(&context, &counter, link, request), signs);
             let result = tokio::time::timeout(limit, locking).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
-            let _ = events.send(Event::Locked { slot, errand, result });
+            let _ = events.send(Event::Locked { slot, batch, result });
         });
     }
 
     fn happened(&mut self, event: Event) {
         match event {
-            Event::Locked { slot, errand, result } => {
+            Event::Locked { slot, batch, result } => {
                 self.opening -= 1;
-                self.unbusy(&errand);
+                self.unbusy(&batch);
                 match result {
-                    Ok(locked) => self.locked(slot, errand, locked),
-                    Err(fault) => self.failed(errand, &fault),
+                    Ok(locked) => self.locked(slot, batch, locked),
+                    Err(fault) => self.failed(batch, &fault),
                 }
             }
-            Event::Counted { errand, result } => {
-                self.unbusy(&errand);
+            Event::Counted { batch, result } => {
+                self.unbusy(&batch);
                 match result {
-                    Ok((above, from)) => self.finish(errand, above, from),
-                    Err(fault) => self.failed(errand, &fault),
+                    Ok((above, from)) => self.finish(batch, above, from),
+                    Err(fault) => self.failed(batch, &fault),
                 }
             }
             Event::Freed { slot, result } => {
@@ -359,25 +359,25 @@ impl Desk {
         }
     }
 
-    fn unbusy(&mut self, errand: &Errand) {
-        for key in errand.job.ops.iter().flat_map(Op::keys) {
+    fn unbusy(&mut self, batch: &SessionBatch) {
+        for key in batch.job.ops.iter().flat_map(Op::keys) {
             self.busy.remove(key);
         }
     }
 
-    fn locked(&mut self, slot: u64, errand: Errand, locked: Locked) {
+    fn locked(&mut self, slot: u64, batch: SessionBatch, locked: Locked) {
         let Locked { link, keys, strength, heard, counted } = locked;
         self.common.time.calibrate(link.sample.now, link.sample.after);
         let Some((above, from)) = counted else {
             // Another session has one of them.
             self.keep(link);
-            return self.finish(errand, Token::default(), Instant::default());
+            return self.finish(batch, Token::default(), Instant::default());
         };
         for key in &keys {
             self.common.held().insert(key.clone(), Guard { slot, strength });
         }
         self.slots.insert(slot, Slot::new(link, keys, heard));
-        self.finish(errand, above, from);
+        self.finish(batch, above, from);
         self.free_if_idle(slot);
     }
 
@@ -390,37 +390,37 @@ impl Desk {
     }
 
     /// The connection failed before anything was locked: it is tried again, as long as anybody waits.
-    fn failed(&mut self, mut errand: Errand, fault: &Fault) {
-        self.shared.metrics.store_error(fault.slug());
+    fn failed(&mut self, mut batch: SessionBatch, fault: &Fault) {
+        self.context.metrics.store_error(fault.slug());
         tracing::debug!("a row lock could not be asked for: {fault}");
         match fault {
-            Fault::Rejected { why } => errand.job.ticket.give_up(why),
+            Fault::Rejected { why } => batch.job.responder.give_up(why),
             // A server that is gone is not asked more often than that.
-            _ => self.resting.push(errand),
+            _ => self.resting.push(batch),
         }
     }
 
     /// Decides the rest of the group and answers, once what it freed is free.
-    fn finish(&mut self, errand: Errand, above: Token, grants_from: Instant) {
-        let Errand { job: Job { ops, mut ticket, .. }, mut decided, began } = errand;
-        let terms = self.terms(above, grants_from);
-        self.shared.metrics.batch(ops.len(), Duration::from_micros(terms.own.us_since(began)));
+    fn finish(&mut self, batch: SessionBatch, above: Token, grants_from: Instant) {
+        let SessionBatch { job: Job { ops, mut responder, .. }, mut decided, began } = batch;
+        let inputs = self.inputs(above, grants_from);
+        self.context.metrics.batch(ops.len(), Duration::from_micros(inputs.own.us_since(began)));
         // Nobody waits for it any more: what it asked for is not done.
-        if ticket.is_open() {
-            ticket.sent = true;
+        if responder.is_open() {
+            responder.sent = true;
             let mut held = self.common.held();
             for op in &ops[decided.len()..] {
-                let terms = Terms { heard: heard(&self.slots, &held, op, terms.own), ..terms };
-                decided.push(held.apply(op, &terms, |guard| guard.is_fit(op)));
+                let inputs = DecisionInputs { heard: heard(&self.slots, &held, op, inputs.own), ..inputs };
+                decided.push(held.apply(op, &inputs, |guard| guard.is_fit(op)));
             }
         }
         // Some of it was decided before the server was asked: times count from there.
-        let reply = Reply { outcomes: decided, asked_at: began, now: terms.now };
+        let reply = Reply { outcomes: decided, asked_at: began, now: inputs.now };
         let slots = self.slots_of(ops.iter().flat_map(Op::keys));
         let freeing: Vec<u64> = slots.into_iter().filter(|slot| self.free_if_idle(*slot)).collect();
         match freeing.first().and_then(|slot| self.slots.get_mut(slot)) {
-            Some(slot) => slot.told_when_free.push((ticket, reply)),
-            None => ticket.answer(Ok(reply)),
+            Some(slot) => slot.told_when_free.push((responder, reply)),
+            None => responder.answer(Ok(reply)),
         }
     }
 
@@ -479,11 +479,11 @@ impl Desk {
             self.common.lose(rests_on_it)
         } else {
             reached(Branch::ParkedRows);
-            let certain = certain_until(&self.shared, slot.heard);
+            let certain = certain_until(&self.context, slot.heard);
             slot.parked_until = Some(certain);
             self.common.end(certain, rests_on_it)
         };
-        self.shared.metrics.store_error(fault.slug());
+        self.context.metrics.store_error(fault.slug());
         tracing::warn!(leases = lost, "lost the session of a row lock: {fault}");
     }
 
@@ -491,9 +491,9 @@ impl Desk {
     fn sweep(&mut self) {
         let own = clock::now();
         let rested = std::mem::take(&mut self.resting).into_iter();
-        self.waiting.extend(rested.map(|errand| Waiting { errand, no_room: None }));
+        self.waiting.extend(rested.map(|batch| Waiting { batch, no_room: None }));
         for waiting in &mut self.waiting {
-            waiting.errand.job.ticket.expire(own, LATE);
+            waiting.batch.job.responder.expire(own, LATE);
         }
         for slot in self.slots.values_mut() {
             slot.tell_released(Some(own));

@@ -5,15 +5,15 @@ use std::time::Duration;
 use mysql_async::Row;
 use tokio::sync::Mutex;
 
-use super::{PATIENCE, SESSION_S, counted, lay_by, number};
+use super::{PATIENCE, SESSION_S, counted, number, reserve_tokens};
 use crate::clock;
 use crate::lock::maps::HashSet;
 use crate::lock::{Instant, Key, Token};
 use crate::mysql::lanes::EXCHANGE_LIMIT;
 use crate::mysql::link::{Fault, Link};
-use crate::mysql::queue::Ticket;
+use crate::mysql::queue::Responder;
 use crate::mysql::sql::{self, ROWS};
-use crate::mysql::store::Shared;
+use crate::mysql::store::Context;
 use crate::store::Reply;
 
 /// How a row is locked.
@@ -30,13 +30,13 @@ pub struct Slot {
     pub keys: Vec<Key>,
     pub heard: Instant,
     /// Whose release frees it: they hear so when it is free for others, too.
-    pub told_when_free: Vec<(Ticket, Reply)>,
+    pub told_when_free: Vec<(Responder, Reply)>,
     /// The session is not used any more, and is kept for those who may be certain of a lock on it until then.
     pub parked_until: Option<Instant>,
 }
 
 /// What rows are asked for.
-pub struct Wish {
+pub struct RowLockRequest {
     pub keys: Vec<Key>,
     /// One of them, whichever is free.
     pub any: bool,
@@ -76,45 +76,45 @@ impl Slot {
 
     /// Answers the releases that wait for the row to be free: all of them, or those whose time is up.
     pub fn tell_released(&mut self, now: Option<Instant>) {
-        let is_due = |ticket: &Ticket| now.is_none_or(|now| ticket.deadline <= now);
-        for (ticket, reply) in self.told_when_free.extract_if(.., |(ticket, _)| is_due(ticket)) {
-            ticket.answer(Ok(reply));
+        let is_due = |responder: &Responder| now.is_none_or(|now| responder.deadline <= now);
+        for (responder, reply) in self.told_when_free.extract_if(.., |(responder, _)| is_due(responder)) {
+            responder.answer(Ok(reply));
         }
     }
 
     /// Locks the rows, or none of them, without waiting for anybody.
     pub async fn lock(
-        shared: &Shared,
+        context: &Context,
         counter: &Counter,
         link: Option<Link>,
-        wish: Wish,
+        request: RowLockRequest,
     ) -> Result<Locked, Fault> {
         let mut link = match link {
             Some(link) => link,
-            None => open(shared).await?,
+            None => open(context).await?,
         };
         let mut heard = clock::now();
-        let mut found = match within(wish.select(&mut link)).await {
+        let mut found = match within(request.select(&mut link)).await {
             // A spare connection may have been closed while nobody looked.
             Err(Fault::Broken { .. }) => {
-                link = open(shared).await?;
+                link = open(context).await?;
                 heard = clock::now();
-                within(wish.select(&mut link)).await?
+                within(request.select(&mut link)).await?
             }
             found => found?,
         };
         if let Found::Missing(keys) = found {
             within(make(&mut link, &keys)).await?;
             heard = clock::now();
-            found = within(wish.select(&mut link)).await?;
+            found = within(request.select(&mut link)).await?;
         }
         // One that was cleaned up in between is made at the next attempt.
         let Found::Locked(keys) = found else {
             within(link.rollback()).await?;
-            return Ok(Locked { link, keys: Vec::new(), strength: wish.strength, heard, counted: None });
+            return Ok(Locked { link, keys: Vec::new(), strength: request.strength, heard, counted: None });
         };
-        let counted = Some(counter.next(shared, wish.tokens, &wish.claimed).await?);
-        Ok(Locked { link, keys, strength: wish.strength, heard, counted })
+        let counted = Some(counter.next(context, request.tokens, &request.claimed).await?);
+        Ok(Locked { link, keys, strength: request.strength, heard, counted })
     }
 
     pub async fn free(mut link: Link) -> Result<Freed, Fault> {
@@ -141,25 +141,30 @@ pub struct Counter {
 impl Counter {
     /// See [`number`]. The rows of `keys` are locked. `keys` names all keys of the claims, also those that this
     /// proxy had locked before: another proxy that shares one of them may have given it a higher token since.
-    pub async fn next(&self, shared: &Shared, tokens: u64, keys: &[Key]) -> Result<(Token, Instant), Fault> {
+    pub async fn next(
+        &self,
+        context: &Context,
+        tokens: u64,
+        keys: &[Key],
+    ) -> Result<(Token, Instant), Fault> {
         let mut place = self.link.lock().await;
         let mut link = match place.take() {
             Some(link) => link,
-            None => open(shared).await?,
+            None => open(context).await?,
         };
-        let until = shared.membership.until();
+        let until = context.membership.until();
         let ask = number(keys.iter());
         let mut sets = match within(link.exchange(ask.clone())).await {
             // It was idle for longer than the server keeps it.
             Err(Fault::Broken { .. }) => {
-                link = open(shared).await?;
+                link = open(context).await?;
                 within(link.exchange(ask.clone())).await?
             }
             sets => sets?,
         };
         let mut had = counted(&link.server, sets.pop(), tokens, until, false)?;
         if had.is_none() {
-            let sql = format!("{};{ask}", lay_by(link.sample.epoch, tokens, keys.iter()));
+            let sql = format!("{};{ask}", reserve_tokens(link.sample.epoch, tokens, keys.iter()));
             let set = within(link.exchange(sql)).await?.pop();
             had = counted(&link.server, set, tokens, until, true)?;
         }
@@ -168,13 +173,13 @@ impl Counter {
     }
 }
 
-async fn open(shared: &Shared) -> Result<Link, Fault> {
-    let mut link = Link::open(shared).await?;
+async fn open(context: &Context) -> Result<Link, Fault> {
+    let mut link = Link::open(context).await?;
     within(link.exchange(format!("SET SESSION wait_timeout={SESSION_S}"))).await?;
     Ok(link)
 }
 
-impl Wish {
+impl RowLockRequest {
     async fn select(&self, link: &mut Link) -> Result<Found, Fault> {
         if self.any {
             // Those that are missing would not be missed.

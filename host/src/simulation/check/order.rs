@@ -68,7 +68,7 @@ impl Checks {
     /// not the order in which they ask.
     pub fn change_begins(&mut self, policy: &'static str, in_order: bool) -> u64 {
         if in_order {
-            self.in_line.insert(policy);
+            self.in_global_queue.insert(policy);
         }
         let order = &mut self.order_of_all;
         if policy == ORDERED {
@@ -93,7 +93,7 @@ impl Checks {
 
     /// Whether waiters for the resource at one proxy are granted it in the order in which they ask.
     pub(super) fn keeps_order(&self, resource: &str) -> bool {
-        let is_in_line = self.in_line.iter().any(|policy| is_of(resource, policy));
+        let is_in_line = self.in_global_queue.iter().any(|policy| is_of(resource, policy));
         self.keeps_names(resource) && (self.joins_in_order || !is_in_line)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Checks, Violation};
 use crate::clock;
 use crate::lock::{Instant, Token};
-use crate::simulation::host::Host;
+use crate::vital::process::Process;
 
 /// How long after a pause a proxy may take to break off work whose lease is over.
 const SETTLES_WITHIN_MS: u32 = 500;
@@ -18,7 +18,7 @@ pub struct Work {
     /// The client; another name for each request.
     pub owner: String,
     pub token: Token,
-    pub host: Arc<Host>,
+    pub process: Arc<Process>,
     /// Of the proxy: when it was asked, and when the request arrived.
     pub life: (u64, u64),
 }
@@ -27,7 +27,9 @@ impl Work {
     /// Whether the proxy has been killed since the client asked it, or was paused until a moment ago. Such a proxy cannot break
     /// the work off in time, and may pass on a request whose lease is over. The fencing token keeps such a request out.
     fn may_be_late(&self) -> bool {
-        self.life.0 != self.life.1 || self.host.is_dead() || self.host.was_paused_within(SETTLES_WITHIN_MS)
+        self.life.0 != self.life.1
+            || self.process.is_dead()
+            || self.process.was_paused_within(SETTLES_WITHIN_MS)
     }
 }
 

@@ -24,9 +24,9 @@ impl Client {
         let (close, closed) = oneshot::channel();
         let asked_at = clock::now();
         lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
-        let (host, connection) =
-            (proxy.host.clone(), connection(proxy.clone(), request.clone(), tell, closed));
-        let connection = tokio::spawn(async move { host.run(connection).await });
+        let (process, connection) =
+            (proxy.process.clone(), connection(proxy.clone(), request.clone(), tell, closed));
+        let connection = tokio::spawn(async move { process.run(connection).await });
         let lease = match told.recv().await {
             Some(Told::Granted(lease)) => lease,
             Some(Told::Refused(error)) => {

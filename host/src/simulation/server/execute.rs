@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::evaluate::{Named, Scope, candidates, evaluate, holds, limit, project, run};
 use super::parse::{Expression, Insert, Rows, Select, Statement, Strength, Wait};
-use super::state::{Change, Definition, Place, Row, SessionId, State, Table};
+use super::state::{Change, Definition, Row, RowId, SessionId, State, Table};
 use super::value::Value;
 use super::{Failure, Server, read_only};
 
@@ -139,7 +139,7 @@ impl Server {
     async fn lock(
         &self,
         session: SessionId,
-        place: &Place,
+        place: &RowId,
         (strength, wait): (Strength, Wait),
     ) -> Result<Option<bool>, Failure> {
         let limit = std::time::Duration::from_secs(self.state().session(session)?.lock_wait_s);
@@ -166,7 +166,7 @@ impl Server {
     fn lock_now(
         &self,
         session: SessionId,
-        place: &Place,
+        place: &RowId,
         strength: Strength,
         wait: Wait,
     ) -> ControlFlow<Result<Option<bool>, Failure>> {
@@ -209,7 +209,7 @@ impl Server {
         condition: Option<&Expression>,
         lock: (Strength, Wait),
         limit: usize,
-    ) -> Result<(Arc<Definition>, Vec<(Place, Row)>), Failure> {
+    ) -> Result<(Arc<Definition>, Vec<(RowId, Row)>), Failure> {
         let (index, definition, keys) = {
             let mut state = self.state();
             let index = state.table(table)?;
@@ -423,7 +423,7 @@ fn locks_rows(expression: &Expression) -> bool {
 fn assign(
     state: &mut State,
     scope: &Scope,
-    place: &Place,
+    place: &RowId,
     row: &Row,
     definition: &Arc<Definition>,
     assignments: &[(String, Expression)],

@@ -13,7 +13,7 @@ use crate::lock::Instant;
 pub type SessionId = u64;
 pub type Row = Arc<Vec<Value>>;
 /// A row of a table, by its primary key.
-pub type Place = (usize, PrimaryKey);
+pub type RowId = (usize, PrimaryKey);
 
 pub struct Definition {
     pub name: Arc<str>,
@@ -24,7 +24,7 @@ pub struct Definition {
 #[derive(Clone)]
 pub enum Change {
     Table(Arc<Definition>),
-    Row { place: Place, row: Option<Row> },
+    Row { place: RowId, row: Option<Row> },
 }
 
 #[derive(Clone)]
@@ -54,8 +54,8 @@ pub struct Session {
     proxy: usize,
     /// Between BEGIN and COMMIT or ROLLBACK.
     pub in_transaction: bool,
-    undo: Vec<(Place, Option<Row>)>,
-    locks: Vec<Place>,
+    undo: Vec<(RowId, Option<Row>)>,
+    locks: Vec<RowId>,
     pub variables: BTreeMap<String, Value>,
     pub last_insert_id: u64,
     pub row_count: i64,
@@ -71,8 +71,8 @@ pub struct Session {
 #[derive(Default)]
 pub struct State {
     pub tables: Vec<Table>,
-    uncommitted: BTreeMap<Place, Uncommitted>,
-    locks: BTreeMap<Place, Lock>,
+    uncommitted: BTreeMap<RowId, Uncommitted>,
+    locks: BTreeMap<RowId, Lock>,
     pub sessions: BTreeMap<SessionId, Session>,
     /// Named locks, with how often their session has asked for each.
     pub names: BTreeMap<String, (SessionId, u32)>,
@@ -174,7 +174,7 @@ impl State {
     }
 
     /// The row as a statement of this session without locks sees it: committed, or its own.
-    pub fn visible(&self, place: &Place, session: SessionId) -> Option<Row> {
+    pub fn visible(&self, place: &RowId, session: SessionId) -> Option<Row> {
         match self.uncommitted.get(place) {
             Some(change) if change.owner != session => change.before.clone(),
             _ => self.tables[place.0].rows.get(&place.1).cloned(),
@@ -182,7 +182,7 @@ impl State {
     }
 
     /// The row as the last statement left it: for a session that has locked it.
-    pub fn latest(&self, place: &Place) -> Option<Row> {
+    pub fn latest(&self, place: &RowId) -> Option<Row> {
         self.tables[place.0].rows.get(&place.1).cloned()
     }
 
@@ -223,7 +223,7 @@ impl State {
     }
 
     /// Changes a row that the session has locked.
-    pub fn write(&mut self, session: SessionId, place: &Place, row: Option<Row>) {
+    pub fn write(&mut self, session: SessionId, place: &RowId, row: Option<Row>) {
         let rows = &mut self.tables[place.0].rows;
         let last = match row {
             Some(row) => rows.insert(place.1.clone(), row),
@@ -246,7 +246,7 @@ impl State {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         // A COMMIT that failed has undone all of it.
         let from = savepoint.min(session.undo.len());
-        let undone: Vec<(Place, Option<Row>)> = session.undo.drain(from..).rev().collect();
+        let undone: Vec<(RowId, Option<Row>)> = session.undo.drain(from..).rev().collect();
         for (place, row) in undone {
             let rows = &mut self.tables[place.0].rows;
             match row {
@@ -261,7 +261,7 @@ impl State {
         self.note_contents(id);
         if self.log.is_some() {
             let changed = self.sessions.get(&id).into_iter().flat_map(|session| &session.undo);
-            let places: BTreeSet<Place> = changed.map(|(place, _)| place.clone()).collect();
+            let places: BTreeSet<RowId> = changed.map(|(place, _)| place.clone()).collect();
             for place in places {
                 let row = self.latest(&place);
                 self.note(Change::Row { place, row });
@@ -377,7 +377,7 @@ impl State {
     }
 
     /// Locks the place if nobody is in the way. Whether it was not locked by this session before.
-    pub fn try_lock(&mut self, id: SessionId, place: &Place, strength: Strength) -> Option<bool> {
+    pub fn try_lock(&mut self, id: SessionId, place: &RowId, strength: Strength) -> Option<bool> {
         let lock = self.locks.entry(place.clone()).or_default();
         let held = lock.holders.iter().position(|(holder, _)| *holder == id);
         if held.is_some_and(|at| lock.holders[at].1 == Strength::Exclusive || strength == Strength::Shared) {
@@ -404,7 +404,7 @@ impl State {
     }
 
     /// Waits in line for the place; an error where everybody would wait for each other.
-    pub fn stand_in_line(&mut self, id: SessionId, place: &Place, strength: Strength) -> Result<(), Failure> {
+    pub fn stand_in_line(&mut self, id: SessionId, place: &RowId, strength: Strength) -> Result<(), Failure> {
         let lock = self.locks.entry(place.clone()).or_default();
         if !lock.waiters.iter().any(|(waiter, _)| *waiter == id) {
             lock.waiters.push_back((id, strength));
@@ -421,7 +421,7 @@ impl State {
         Ok(())
     }
 
-    pub fn leave_line(&mut self, id: SessionId, place: &Place) {
+    pub fn leave_line(&mut self, id: SessionId, place: &RowId) {
         if let Some(lock) = self.locks.get_mut(place) {
             lock.waiters.retain(|(waiter, _)| *waiter != id);
             if lock.holders.is_empty() && lock.waiters.is_empty() {
@@ -431,7 +431,7 @@ impl State {
     }
 
     /// Frees a row that was locked to be looked at, and is not one of those that were asked for.
-    pub fn unlock(&mut self, id: SessionId, place: &Place) {
+    pub fn unlock(&mut self, id: SessionId, place: &RowId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.locks.retain(|locked| locked != place);
         }

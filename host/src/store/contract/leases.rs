@@ -64,7 +64,7 @@ fn without_times(mut record: Record) -> Record {
         (holder.since, holder.until) = (ServerTime::default(), ServerTime::default());
     }
     // Each server has marks of its own.
-    record.marks.clear();
+    record.batch_ids.clear();
     record
 }
 

@@ -1,7 +1,7 @@
 //! What is done once is a lease, too: what holds of one, put through as claims of a `once`.
 
 use super::*;
-use crate::store::{Answer, Done, Health, Loss, Page, Stored};
+use crate::store::{Done, Health, Loss, Page, StoreFuture, Stored};
 
 pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
     let (one, other): (Arc<dyn Store>, Arc<dyn Store>) =
@@ -39,11 +39,16 @@ impl Store for AsOnce {
         self.store.submit_renewal(op, deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         self.store.list(prefix, after, limit)
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         self.store.read(key)
     }
 

@@ -1,7 +1,7 @@
 //! What is kept with a key: outcomes of a `once`, and values that are committed with a version.
 
 use super::*;
-use crate::lock::record::{Commit, Kept, Version};
+use crate::lock::record::{Commit, StoredValue, Version};
 
 pub async fn all(store: &dyn Store) {
     an_outcome_answers_everybody_after_it(store).await;
@@ -21,7 +21,7 @@ fn finish(claim: &Claim, grant: &Grant, outcome: &str) -> Op {
     Op::Release(Release { lease: lease(claim, grant), attempt: fresh(), outcome: Some(outcome.into()) })
 }
 
-async fn done(store: &dyn Store, claim: &Claim) -> Kept {
+async fn done(store: &dyn Store, claim: &Claim) -> StoredValue {
     match acquire(store, claim).await {
         Outcome::Done(kept) => kept,
         other => panic!("{:?} should be done, and is {other:?}", claim.keys),

@@ -52,9 +52,11 @@ impl Ballot {
             Op::Rejoin(_) => Asks::Rejoin,
             Op::Renew { .. } | Op::Raise { .. } => Asks::Lease,
             Op::Release(_) => Asks::Release,
-            Op::Abandon { .. } | Op::Force { .. } | Op::Line { .. } | Op::Read { .. } | Op::Commit(_) => {
-                Asks::Other
-            }
+            Op::Abandon { .. }
+            | Op::Force { .. }
+            | Op::GlobalQueue { .. }
+            | Op::Read { .. }
+            | Op::Commit(_) => Asks::Other,
         };
         let attempt = match op {
             Op::Acquire(claim) | Op::Rejoin(claim) => Some(claim.attempt),

@@ -39,7 +39,7 @@ pub async fn recount(members: &[Member], patience: Duration, claim: &Claim, nonc
                 holder: longest.map(HeldBy::from),
                 // The others may give up, too.
                 free_in_us: random::within(PAUSE_US),
-                turn: None,
+                next_waiter: None,
                 joined: None,
             });
         }

@@ -363,11 +363,16 @@ impl Store for Deaf {
         self.submit(vec![op], deadline, done);
     }
 
-    fn list(&self, _prefix: String, _after: Option<Key>, _limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        _prefix: String,
+        _after: Option<Key>,
+        _limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         Box::pin(std::future::pending())
     }
 
-    fn read(&self, _key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, _key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         Box::pin(std::future::pending())
     }
 
@@ -467,11 +472,16 @@ impl Store for Late {
         self.submit(vec![op], deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         self.0.list(prefix, after, limit)
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         self.0.read(key)
     }
 
@@ -495,11 +505,16 @@ impl Store for Silent {
         std::mem::forget(done);
     }
 
-    fn list(&self, _prefix: String, _after: Option<Key>, _limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        _prefix: String,
+        _after: Option<Key>,
+        _limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         Box::pin(std::future::pending())
     }
 
-    fn read(&self, _key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, _key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         Box::pin(std::future::pending())
     }
 

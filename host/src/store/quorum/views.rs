@@ -14,7 +14,7 @@ use super::Member;
 use super::count::Count;
 use crate::lock::record::{Doubt, Holder, Record};
 use crate::lock::{Key, ServerTime};
-use crate::store::{Answer, Health, Page, StoreError, Stored};
+use crate::store::{Health, Page, StoreError, StoreFuture, Stored};
 
 /// What a majority has answered, and how many have not.
 struct Heard<T> {
@@ -61,7 +61,7 @@ pub async fn read(members: &[Member], patience: Duration, key: &Key) -> Result<O
 async fn hear<T>(
     members: &[Member],
     patience: Duration,
-    ask: impl Fn(&Member) -> Answer<Result<T, StoreError>>,
+    ask: impl Fn(&Member) -> StoreFuture<Result<T, StoreError>>,
 ) -> Result<Heard<T>, StoreError> {
     let count = Count { members: members.len() };
     let there = members.iter().filter(|member| matches!(member.store.health(), Health::Ready { .. }));

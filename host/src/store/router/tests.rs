@@ -152,11 +152,16 @@ impl Store for Crowded {
         self.0.submit_renewal(op, deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         self.0.list(prefix, after, limit)
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         self.0.read(key)
     }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn in_line(ticket: u64) -> Option<InLine> {
-    Some(InLine { ticket, rank: 0, joined: None, returns: false })
+fn global_ticket(ticket: u64) -> Option<GlobalTicket> {
+    Some(GlobalTicket { number: ticket, rank: 0, joined: None, returns: false })
 }
 
 fn waiting(ticket: u64, proxy: &str) -> Claim {
@@ -11,19 +11,19 @@ fn waiting(ticket: u64, proxy: &str) -> Claim {
 }
 
 fn waiting_for(names: &[&str], ticket: u64, proxy: &str) -> Claim {
-    Claim { line: in_line(ticket), proxy: proxy.into(), waits: true, ..claim(names, proxy, ticket) }
+    Claim { global: global_ticket(ticket), proxy: proxy.into(), waits: true, ..claim(names, proxy, ticket) }
 }
 
-fn line(world: &mut World, change: LineChange) -> Option<Turn> {
-    match world.apply(&Op::Line { key: keys(&["a"])[0].clone(), change }) {
-        Outcome::Line { turn } => turn,
+fn change_global_queue(world: &mut World, change: GlobalQueueChange) -> Option<NextWaiter> {
+    match world.apply(&Op::GlobalQueue { key: keys(&["a"])[0].clone(), change }) {
+        Outcome::GlobalQueue { next_waiter } => next_waiter,
         other => panic!("{other:?}"),
     }
 }
 
 fn turn_of(outcome: Outcome) -> Option<u64> {
     match outcome {
-        Outcome::Held(denial) => denial.turn.and_then(|turn| turn.ticket),
+        Outcome::Held(denial) => denial.next_waiter.and_then(|next_waiter| next_waiter.ticket),
         other => panic!("{other:?}"),
     }
 }
@@ -36,14 +36,17 @@ fn who_is_first_in_line_goes_first_whoever_asks() {
         assert_eq!(turn_of(world.acquire(&waiting(ticket, "p"))), None, "it is held: nobody's turn");
     }
     world.release(&held, 9);
-    assert_eq!(line(&mut world, LineChange::Look).and_then(|turn| turn.ticket), Some(2));
+    assert_eq!(
+        change_global_queue(&mut world, GlobalQueueChange::Look).and_then(|next_waiter| next_waiter.ticket),
+        Some(2)
+    );
     assert_eq!(turn_of(world.acquire(&waiting(4, "p"))), Some(2));
     let late = Claim { waits: false, ..waiting(5, "q") };
     assert_eq!(turn_of(world.acquire(&late)), Some(2), "nobody goes past the line");
     let (second, _) = world.granted(&waiting(2, "p"));
     world.release(&second, 10);
     assert_eq!(turn_of(world.acquire(&late)), Some(3), "who does not wait has taken no place");
-    line(&mut world, LineChange::Leave { proxy: "p".into(), ticket: Some(3) });
+    change_global_queue(&mut world, GlobalQueueChange::Leave { proxy: "p".into(), ticket: Some(3) });
     world.granted(&waiting(4, "p"));
 }
 
@@ -52,7 +55,8 @@ fn ranks_go_before_arrival_in_line() {
     let mut world = World::new();
     let (held, _) = world.granted(&waiting(1, "p"));
     world.acquire(&waiting(2, "p"));
-    let urgent = Claim { line: Some(InLine { rank: -1, ..in_line(3).unwrap() }), ..waiting(3, "q") };
+    let urgent =
+        Claim { global: Some(GlobalTicket { rank: -1, ..global_ticket(3).unwrap() }), ..waiting(3, "q") };
     world.acquire(&urgent);
     world.release(&held, 9);
     assert_eq!(turn_of(world.acquire(&waiting(2, "p"))), Some(3));
@@ -67,13 +71,13 @@ fn places_end_unless_they_are_kept_and_dead_proxies_are_passed_over() {
         world.acquire(&waiting(ticket, proxy));
     }
     world.release(&held, 9);
-    let evict = LineChange::Evict { proxy: "gone".into() };
-    assert_eq!(line(&mut world, evict).and_then(|turn| turn.ticket), Some(3));
+    let evict = GlobalQueueChange::Evict { proxy: "gone".into() };
+    assert_eq!(change_global_queue(&mut world, evict).and_then(|next_waiter| next_waiter.ticket), Some(3));
     world.env.now = world.env.now.plus_ms(PLACE_MS - 1);
-    line(&mut world, LineChange::Keep { tickets: vec![4] });
+    change_global_queue(&mut world, GlobalQueueChange::Keep { tickets: vec![4] });
     world.env.now = world.env.now.plus_ms(2);
     assert_eq!(
-        line(&mut world, LineChange::Look).and_then(|turn| turn.ticket),
+        change_global_queue(&mut world, GlobalQueueChange::Look).and_then(|next_waiter| next_waiter.ticket),
         Some(4),
         "nobody kept the third"
     );
@@ -84,7 +88,7 @@ fn places_end_unless_they_are_kept_and_dead_proxies_are_passed_over() {
 fn a_line_has_an_end() {
     let mut world = World::new();
     world.granted(&waiting(1, "p"));
-    for ticket in 0..MAX_LINE as u64 {
+    for ticket in 0..MAX_GLOBAL_QUEUE as u64 {
         assert!(matches!(world.acquire(&waiting(10 + ticket, "p")), Outcome::Held(_)));
     }
     assert_eq!(world.acquire(&waiting(9_999, "p")), Outcome::Crowded);
@@ -121,11 +125,14 @@ fn a_place_that_was_lost_in_one_line_is_taken_again_where_it_was() {
     let (first, second) = (waiting_for(&["a", "b"], 2, "p"), waiting_for(&["a", "b"], 3, "q"));
     let joined = world.held(&first).joined;
     world.held(&second);
-    line(&mut world, LineChange::Evict { proxy: "p".into() });
+    change_global_queue(&mut world, GlobalQueueChange::Evict { proxy: "p".into() });
     assert_eq!(world.held(&first).joined, joined, "its other place tells");
-    line(&mut world, LineChange::Evict { proxy: "p".into() });
-    world.apply(&Op::Line { key: keys(&["b"])[0].clone(), change: LineChange::Evict { proxy: "p".into() } });
-    let told = Claim { line: Some(InLine { joined, ..first.line.clone().unwrap() }), ..first };
+    change_global_queue(&mut world, GlobalQueueChange::Evict { proxy: "p".into() });
+    world.apply(&Op::GlobalQueue {
+        key: keys(&["b"])[0].clone(),
+        change: GlobalQueueChange::Evict { proxy: "p".into() },
+    });
+    let told = Claim { global: Some(GlobalTicket { joined, ..first.global.clone().unwrap() }), ..first };
     assert_eq!(world.held(&told).joined, joined, "its proxy was told");
     world.release(&held, 9);
     assert_eq!(turn_of(world.acquire(&second)), Some(2));
@@ -141,7 +148,7 @@ fn places_of_before_go_before_those_of_now() {
         world.held(&waiting(ticket, "old"));
     }
     let mut record = world.records.get(&keys(&["a"])[0]).unwrap().clone();
-    record.line.iter_mut().for_each(|place| place.joined = ServerTime(0));
+    record.global_queue.iter_mut().for_each(|place| place.joined = ServerTime(0));
     record.holders.clear();
     world.records.insert(keys(&["a"])[0].clone(), Some(record));
     for ticket in [2, 4] {
@@ -153,31 +160,35 @@ fn places_of_before_go_before_those_of_now() {
 fn the_same_request_on_another_proxy_takes_the_place_over() {
     let mut world = World::new();
     let asked = |ticket, proxy: &str| Claim {
-        line: Some(InLine { returns: true, ..in_line(ticket).unwrap() }),
+        global: Some(GlobalTicket { returns: true, ..global_ticket(ticket).unwrap() }),
         ..waiting(ticket, proxy)
     };
     let (held, _) = world.granted(&waiting(1, "p"));
     world.held(&asked(2, "gone"));
     world.held(&waiting(3, "q"));
     world.release(&held, 9);
-    let evict = LineChange::Evict { proxy: "gone".into() };
-    assert_eq!(line(&mut world, evict), None, "the place stays, and its proxy cannot be rung");
+    let evict = GlobalQueueChange::Evict { proxy: "gone".into() };
+    assert_eq!(change_global_queue(&mut world, evict), None, "the place stays, and its proxy cannot be rung");
     assert_eq!(turn_of(world.acquire(&waiting(3, "q"))), Some(2));
     let (lease, _) = world.granted(&asked(2, "p"));
     world.held(&asked(4, "q"));
     world.held(&asked(4, "p"));
-    line(&mut world, LineChange::Leave { proxy: "q".into(), ticket: Some(4) });
-    line(&mut world, LineChange::Leave { proxy: "q".into(), ticket: Some(3) });
+    change_global_queue(&mut world, GlobalQueueChange::Leave { proxy: "q".into(), ticket: Some(4) });
+    change_global_queue(&mut world, GlobalQueueChange::Leave { proxy: "q".into(), ticket: Some(3) });
     world.release(&lease, 10);
-    assert_eq!(line(&mut world, LineChange::Look).and_then(|turn| turn.ticket), Some(4), "it has moved on");
+    assert_eq!(
+        change_global_queue(&mut world, GlobalQueueChange::Look).and_then(|next_waiter| next_waiter.ticket),
+        Some(4),
+        "it has moved on"
+    );
 }
 
 #[test]
 fn a_place_that_nobody_returns_to_ends_by_itself() {
     let mut world = World::new();
     let (held, _) = world.granted(&waiting(1, "p"));
-    let returns = Some(InLine { returns: true, ..in_line(2).unwrap() });
-    world.held(&Claim { line: returns, ..waiting(2, "gone") });
+    let returns = Some(GlobalTicket { returns: true, ..global_ticket(2).unwrap() });
+    world.held(&Claim { global: returns, ..waiting(2, "gone") });
     world.held(&waiting(3, "q"));
     world.release(&held, 9);
     let denial = world.held(&waiting(3, "q"));
@@ -207,12 +218,12 @@ fn a_proxy_that_waits_is_passed_over_so_often_and_no_more() {
     let mut world = World::new();
     let (held, _) = world.granted(&asks("p", &["a"], 1));
     for proxy in ["q", "r"] {
-        assert_eq!(world.held(&asks(proxy, &["a"], 2)).turn, None, "it is held");
+        assert_eq!(world.held(&asks(proxy, &["a"], 2)).next_waiter, None, "it is held");
     }
     world.release(&held, 9);
     assert_eq!(grants_in_a_row(&mut world, "p", &["a"]), TURN_AFTER);
     let denial = world.held(&asks("p", &["a"], 3));
-    assert_eq!(denial.turn, Some(Turn { proxy: "q".into(), ticket: None }));
+    assert_eq!(denial.next_waiter, Some(NextWaiter { proxy: "q".into(), ticket: None }));
     assert_eq!(denial.free_in_us, u64::from(PLACE_MS) * 1_000);
     let (lease, _) = world.granted(&asks("q", &["a"], 4));
     world.release(&lease, 10);
@@ -243,11 +254,14 @@ fn a_proxy_that_waits_no_more_takes_its_mark_out() {
     let mut world = World::new();
     let (held, _) = world.granted(&asks("p", &["a"], 1));
     world.held(&asks("q", &["a"], 2));
-    assert_eq!(line(&mut world, LineChange::Look), None, "it is held");
+    assert_eq!(change_global_queue(&mut world, GlobalQueueChange::Look), None, "it is held");
     world.release(&held, 9);
-    let next = line(&mut world, LineChange::Look);
-    assert_eq!(next, Some(Turn { proxy: "q".into(), ticket: None }));
-    assert_eq!(line(&mut world, LineChange::Leave { proxy: "q".into(), ticket: None }), None);
+    let next = change_global_queue(&mut world, GlobalQueueChange::Look);
+    assert_eq!(next, Some(NextWaiter { proxy: "q".into(), ticket: None }));
+    assert_eq!(
+        change_global_queue(&mut world, GlobalQueueChange::Leave { proxy: "q".into(), ticket: None }),
+        None
+    );
 }
 
 /// Each of two proxies has its turn on one of the keys that both want.

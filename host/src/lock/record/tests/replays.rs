@@ -13,16 +13,16 @@ impl Lane {
         Lane { world: World::new(), batches: 0 }
     }
 
-    fn mark(&mut self, writer: u64) -> Mark {
+    fn batch_id(&mut self, writer: u64) -> BatchId {
         self.batches += 1;
-        Mark { writer, at: ServerTime(self.world.env.now.0 + self.batches) }
+        BatchId { writer, at: ServerTime(self.world.env.now.0 + self.batches) }
     }
 
     /// A batch of another connection, or one that is answered.
     fn run(&mut self, writer: u64, groups: &[Vec<Op>], tried: &mut [Option<Tried>]) -> Vec<Vec<Outcome>> {
-        let mark = self.mark(writer);
+        let batch_id = self.batch_id(writer);
         let (records, env) = (&mut self.world.records, &self.world.env);
-        let outcomes = run(records, groups, tried, env, mark);
+        let outcomes = run(records, groups, tried, env, batch_id);
         // The next batch reads what was stored.
         let stored: Vec<_> =
             records.changed().map(|(key, record, _)| (key.clone(), record.clone())).collect();
@@ -37,8 +37,8 @@ impl Lane {
         if !applied {
             self.world.records = before;
         }
-        let mark = Mark { writer, at: ServerTime(self.world.env.now.0 + self.batches) };
-        outcomes.into_iter().map(|outcomes| Some(Tried { mark, outcomes })).collect()
+        let batch_id = BatchId { writer, at: ServerTime(self.world.env.now.0 + self.batches) };
+        outcomes.into_iter().map(|outcomes| Some(Tried { batch_id, outcomes })).collect()
     }
 
     fn granted(&mut self, claim: &Claim) -> LeaseRef {
@@ -182,7 +182,7 @@ fn what_nothing_tells_of_is_unknown() {
     let unmarked = |lane: &mut Lane| {
         let key = keys(&["a"])[0].clone();
         let record = lane.world.records.get(&key).unwrap().clone();
-        lane.world.records.insert(key, Some(Record { marks: Vec::new(), ended: Vec::new(), ..record }));
+        lane.world.records.insert(key, Some(Record { batch_ids: Vec::new(), ended: Vec::new(), ..record }));
     };
     unmarked(&mut lane);
     assert_eq!(lane.run(2, &batch, &mut tried), [[Outcome::Unknown]]);
@@ -190,7 +190,7 @@ fn what_nothing_tells_of_is_unknown() {
     let lease = lane.granted(&claim(&["a"], "x", 2));
     let batch = [release(&lease, 19)];
     let mut tried = lane.lose(1, &batch, false);
-    for writer in 10..10 + MAX_MARKS as u64 {
+    for writer in 10..10 + MAX_BATCH_IDS as u64 {
         lane.run(writer, &[vec![Op::Renew { lease: lease.clone(), ttl_ms: None }]], &mut []);
     }
     assert_eq!(lane.run(2, &batch, &mut tried), [[Outcome::Unknown]]);
@@ -200,14 +200,14 @@ fn what_nothing_tells_of_is_unknown() {
 #[test]
 fn marks_are_few_and_end() {
     let mut lane = Lane::new();
-    let marks = |lane: &Lane| lane.world.records.get(&keys(&["a"])[0]).unwrap().marks.len();
+    let batch_ids = |lane: &Lane| lane.world.records.get(&keys(&["a"])[0]).unwrap().batch_ids.len();
     for n in 0..100 {
         let lease = lane.granted(&claim(&["a"], "x", 1 + n));
         lane.run(1, &[release(&lease, 200 + n)], &mut []);
     }
-    assert_eq!(marks(&lane), 2, "one for each connection");
+    assert_eq!(batch_ids(&lane), 2, "one for each connection");
     let lease = lane.granted(&Claim { ttl_ms: 600 * SECOND, ..claim(&["a"], "x", 300) });
     lane.world.pass_ms(300 * SECOND);
     lane.run(3, &[release(&lease, 301)], &mut []);
-    assert_eq!(marks(&lane), 1, "nobody repeats what is so old");
+    assert_eq!(batch_ids(&lane), 1, "nobody repeats what is so old");
 }

@@ -39,8 +39,8 @@ impl Sim {
             };
             let mut waiter = self.waiter((proxy + n) % PROXIES, claim.clone(), wait_ms);
             waiter.rank = rank;
-            if let Some(own) = &mut waiter.claim.line {
-                (own.ticket, own.rank, own.returns) = (ticket, rank, waiter.claim.request.is_some());
+            if let Some(own) = &mut waiter.claim.global {
+                (own.number, own.rank, own.returns) = (ticket, rank, waiter.claim.request.is_some());
             }
             self.enqueue((proxy + n) % PROXIES, waiter);
         }
@@ -99,8 +99,8 @@ impl Sim {
             reentrant: !is_once && self.random.chance(20),
             keep_ms: if is_once { 1 + self.random.below(100) as u32 } else { 0 },
             any,
-            line: (!any && self.random.chance(40)).then_some(InLine {
-                ticket: 0,
+            global: (!any && self.random.chance(40)).then_some(GlobalTicket {
+                number: 0,
                 rank: 0,
                 joined: None,
                 returns: false,

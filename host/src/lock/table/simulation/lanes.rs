@@ -6,7 +6,7 @@ use crate::lock::record::Commit;
 /// A group on its way to the store.
 #[derive(Debug)]
 pub struct Sent {
-    pub ticket: Ticket,
+    pub ticket: SubmissionId,
     pub ops: Vec<Op>,
     pub asked_at: Instant,
     pub tried: Option<Tried>,
@@ -20,8 +20,8 @@ impl Sim {
     /// One group that no lane carries.
     pub fn on_store(&mut self, ops: Vec<Op>) -> Vec<Outcome> {
         self.serial += 1;
-        let mark = Mark { writer: PROXIES as u64, at: ServerTime(self.serial) };
-        self.decide(&[ops], &mut [], mark, true).remove(0)
+        let batch_id = BatchId { writer: PROXIES as u64, at: ServerTime(self.serial) };
+        self.decide(&[ops], &mut [], batch_id, true).remove(0)
     }
 
     /// One transaction, which is rolled back unless it `commits`.
@@ -29,7 +29,7 @@ impl Sim {
         &mut self,
         groups: &[Vec<Op>],
         tried: &mut [Option<Tried>],
-        mark: Mark,
+        batch_id: BatchId,
         commits: bool,
     ) -> Vec<Vec<Outcome>> {
         let env = Env {
@@ -47,7 +47,7 @@ impl Sim {
         for key in groups.iter().flatten().flat_map(Op::keys) {
             records.insert(key.clone(), self.store.get(key).cloned());
         }
-        let outcomes = record::run(&mut records, groups, tried, &env, mark);
+        let outcomes = record::run(&mut records, groups, tried, &env, batch_id);
         if !commits {
             return outcomes;
         }
@@ -108,12 +108,12 @@ impl Sim {
         let commits = self.random.chance(60);
         let mut tried: Vec<_> = batch.iter_mut().map(|sent| sent.tried.take()).collect();
         let outcomes = self.transact(proxy, &mut batch.iter().collect::<Vec<_>>(), &mut tried, commits);
-        let mark = self.marks[proxy];
+        let batch_id = self.batch_ids[proxy];
         for ((sent, tried), outcomes) in batch.iter_mut().zip(tried).zip(outcomes) {
-            sent.tried = tried.or(Some(Tried { mark, outcomes }));
+            sent.tried = tried.or(Some(Tried { batch_id, outcomes }));
         }
         self.serial += 1;
-        self.marks[proxy] = Mark { writer: self.serial, at: ServerTime(0) };
+        self.batch_ids[proxy] = BatchId { writer: self.serial, at: ServerTime(0) };
         let at = self.now.plus_us(self.random.below(20_000));
         self.last_apply[proxy] = self.last_apply[proxy].max(at);
         self.schedule(at, Due::Again { proxy, batch });
@@ -155,14 +155,14 @@ impl Sim {
         tried: &mut [Option<Tried>],
         commits: bool,
     ) -> Vec<Vec<Outcome>> {
-        let mark = &mut self.marks[proxy];
-        mark.at = ServerTime(self.now.0 + SERVER_AHEAD_US).max(mark.at.plus_us(1));
-        let mark = *mark;
+        let batch_id = &mut self.batch_ids[proxy];
+        batch_id.at = ServerTime(self.now.0 + SERVER_AHEAD_US).max(batch_id.at.plus_us(1));
+        let batch_id = *batch_id;
         let groups: Vec<Vec<Op>> = batch.iter().map(|sent| sent.ops.clone()).collect();
-        self.decide(&groups, tried, mark, commits)
+        self.decide(&groups, tried, batch_id, commits)
     }
 
-    fn fail(&mut self, proxy: usize, ticket: Ticket) {
+    fn fail(&mut self, proxy: usize, ticket: SubmissionId) {
         if self.open_commits.remove(&ticket).is_none() {
             let back = self.now.plus_us(self.random.below(3_000));
             let event = Event::Completed { ticket, result: Err(Unheard { why: "gone".into(), sent: true }) };
@@ -176,7 +176,7 @@ impl Sim {
         let version = self.last_token.get(&key).copied().unwrap_or_default();
         self.serial += 1;
         let attempt = self.serial;
-        let ticket = Ticket(u64::MAX - attempt);
+        let ticket = SubmissionId(u64::MAX - attempt);
         self.open_commits.insert(ticket, attempt);
         let commit = Commit { key, version, value: None, attempt, request: None, fingerprint: 0 };
         self.submit(proxy, ticket, vec![Op::Commit(commit)]);

@@ -18,7 +18,7 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
         reentrant: false,
         keep_ms: 0,
         any: false,
-        line: None,
+        global: None,
         tag: Tag::default(),
     };
     let (asks_choice, asks_backoff) = (false, false);

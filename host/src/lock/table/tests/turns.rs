@@ -2,7 +2,7 @@
 
 use super::readers::waiter;
 use super::*;
-use crate::lock::record::{LineChange, TURN_AFTER};
+use crate::lock::record::{GlobalQueueChange, TURN_AFTER};
 
 /// Four clients of one proxy pass a key on among themselves, and ask again at once. How often they were granted
 /// it while the other proxy waited.
@@ -52,13 +52,13 @@ fn a_proxy_with_a_queue_lets_another_one_have_its_turn() {
 }
 
 /// What a proxy says to the store when it stops while `waiter` is in line.
-fn said_at_a_stop(returns: bool) -> Vec<LineChange> {
+fn said_at_a_stop(returns: bool) -> Vec<GlobalQueueChange> {
     let mut sim = Sim::new(1, false);
     let (mut table, mut out) = (Table::new(), Vec::new());
     let holder = waiter(1, Mode::Exclusive, 0);
     sim.on_store(vec![Op::Acquire(holder.claim)]);
     let mut waits = waiter(2, Mode::Exclusive, 60_000);
-    waits.claim.line = Some(InLine { ticket: 7, rank: 0, joined: None, returns });
+    waits.claim.global = Some(GlobalTicket { number: 7, rank: 0, joined: None, returns });
     table.handle(Event::Enqueue(Box::new(waits)), sim.now, &mut out);
     let Some(Action::Submit { ticket, ops }) = out.pop() else { panic!("it asks") };
     let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
@@ -72,13 +72,13 @@ fn said_at_a_stop(returns: bool) -> Vec<LineChange> {
         Action::Submit { ops, .. } => ops,
         _ => Vec::new(),
     });
-    ops.map(|op| if let Op::Line { change, .. } = op { change } else { panic!("{op:?}") }).collect()
+    ops.map(|op| if let Op::GlobalQueue { change, .. } = op { change } else { panic!("{op:?}") }).collect()
 }
 
 #[test]
 fn a_proxy_that_stops_leaves_the_places_of_requests_that_can_be_repeated() {
     assert_eq!(said_at_a_stop(true), []);
-    assert_eq!(said_at_a_stop(false), [LineChange::Leave { proxy: "0".into(), ticket: Some(7) }]);
+    assert_eq!(said_at_a_stop(false), [GlobalQueueChange::Leave { proxy: "0".into(), ticket: Some(7) }]);
 }
 
 /// The flights are answered in their order: the first finds the key held by another proxy.
@@ -116,9 +116,9 @@ fn waiters_that_come_into_line_keep_their_order() {
     let mut sim = Sim::new(1, false);
     sim.on_store(vec![Op::Acquire(waiter(1, Mode::Exclusive, 0).claim)]);
     let (mut table, mut out, now) = (Table::new(), Vec::new(), sim.now);
-    let in_line = |id: u64| {
-        let line = Some(InLine { ticket: 100 - id, rank: 0, joined: None, returns: false });
-        Claim { line, attempt: 10 + id, ..waiter(id, Mode::Exclusive, 60_000).claim }
+    let in_global_queue = |id: u64| {
+        let global = Some(GlobalTicket { number: 100 - id, rank: 0, joined: None, returns: false });
+        Claim { global, attempt: 10 + id, ..waiter(id, Mode::Exclusive, 60_000).claim }
     };
     let mut submits = |table: &mut Table, out: &mut Vec<Action>| {
         while let Some(action) = out.pop() {
@@ -134,14 +134,14 @@ fn waiters_that_come_into_line_keep_their_order() {
         submits(&mut table, &mut out);
     }
     for id in [2, 3] {
-        let event = Event::Replan { waiter: WaiterId(id), claim: Box::new(in_line(id)) };
+        let event = Event::Replan { waiter: WaiterId(id), claim: Box::new(in_global_queue(id)) };
         table.handle(event, now, &mut out);
     }
-    let late = Waiter { claim: in_line(4), ..waiter(4, Mode::Exclusive, 60_000) };
+    let late = Waiter { claim: in_global_queue(4), ..waiter(4, Mode::Exclusive, 60_000) };
     table.handle(Event::Enqueue(Box::new(late)), now, &mut out);
     submits(&mut table, &mut out);
     table.handle_timeout(now.plus_ms(JOIN_MS), &mut out);
     submits(&mut table, &mut out);
-    let places: Vec<u64> = sim.store[&key(0)].line.iter().map(|place| place.ticket).collect();
+    let places: Vec<u64> = sim.store[&key(0)].global_queue.iter().map(|place| place.ticket).collect();
     assert_eq!(places, [98, 97, 96]);
 }

@@ -4,17 +4,17 @@ use super::readers::waiter;
 use super::*;
 
 /// A table, and whoever answers for the store.
-struct Desk {
+struct Scene {
     table: Table,
     now: Instant,
-    submitted: Vec<(Ticket, Vec<Op>)>,
+    submitted: Vec<(SubmissionId, Vec<Op>)>,
     notes: Vec<Note>,
     finished: Vec<(WaiterId, Verdict)>,
 }
 
-impl Desk {
-    fn new() -> Desk {
-        Desk {
+impl Scene {
+    fn new() -> Scene {
+        Scene {
             table: Table::new(),
             now: Instant(1_000_000),
             submitted: Vec::new(),
@@ -86,295 +86,310 @@ fn grant(nonce: u64) -> Outcome {
 
 #[test]
 fn a_lease_is_not_said_to_expire_while_another_proxy_renews_it() {
-    let mut desk = Desk::new();
-    desk.granted();
+    let mut scene = Scene::new();
+    scene.granted();
     for _ in 0..3 {
-        desk.pass_ms(5_000 + LOOK_MS);
-        desk.pass_ms(LOOK_MS);
-        assert!(matches!(desk.submitted[0].1[..], [Op::Raise { .. }]), "{:?}", desk.submitted);
-        desk.answer(Outcome::Renewed { left_us: 5_000_000 });
-        assert!(desk.notes.is_empty(), "{:?}", desk.notes);
-        assert_eq!(desk.table.held(), 1);
+        scene.pass_ms(5_000 + LOOK_MS);
+        scene.pass_ms(LOOK_MS);
+        assert!(matches!(scene.submitted[0].1[..], [Op::Raise { .. }]), "{:?}", scene.submitted);
+        scene.answer(Outcome::Renewed { left_us: 5_000_000 });
+        assert!(scene.notes.is_empty(), "{:?}", scene.notes);
+        assert_eq!(scene.table.held(), 1);
     }
-    desk.pass_ms(5_000);
-    desk.pass_ms(LOOK_MS);
-    desk.answer(Outcome::Lost);
-    assert!(matches!(desk.notes[..], [Note::Expired { held_ms: 15_000.., .. }]), "{:?}", desk.notes);
-    assert_eq!(desk.table.held(), 0);
+    scene.pass_ms(5_000);
+    scene.pass_ms(LOOK_MS);
+    scene.answer(Outcome::Lost);
+    assert!(matches!(scene.notes[..], [Note::Expired { held_ms: 15_000.., .. }]), "{:?}", scene.notes);
+    assert_eq!(scene.table.held(), 0);
 }
 
 #[test]
 fn a_lease_is_said_to_have_expired_before_the_next_one_is_granted() {
-    let mut desk = Desk::new();
-    desk.granted();
-    desk.pass_ms(5_000);
-    assert!(desk.notes.is_empty(), "the store has not been asked");
-    desk.granted_to(2);
-    let [Note::Expired { token: Token(7), .. }, Note::Granted { token: Token(8), .. }] = desk.notes[..]
+    let mut scene = Scene::new();
+    scene.granted();
+    scene.pass_ms(5_000);
+    assert!(scene.notes.is_empty(), "the store has not been asked");
+    scene.granted_to(2);
+    let [Note::Expired { token: Token(7), .. }, Note::Granted { token: Token(8), .. }] = scene.notes[..]
     else {
-        panic!("{:?}", desk.notes);
+        panic!("{:?}", scene.notes);
     };
-    assert_eq!(desk.table.held(), 1);
-    desk.pass_ms(LOOK_MS);
-    assert!(desk.submitted.is_empty(), "the store is not asked about the first one: {:?}", desk.submitted);
+    assert_eq!(scene.table.held(), 1);
+    scene.pass_ms(LOOK_MS);
+    assert!(scene.submitted.is_empty(), "the store is not asked about the first one: {:?}", scene.submitted);
 }
 
 #[test]
 fn nobody_is_told_of_an_end_that_the_store_does_not_confirm() {
-    let mut desk = Desk::new();
-    desk.granted();
-    desk.pass_ms(5_000);
+    let mut scene = Scene::new();
+    scene.granted();
+    scene.pass_ms(5_000);
     for _ in 0..40 {
-        desk.pass_ms(1_000);
-        desk.fail_all(true);
+        scene.pass_ms(1_000);
+        scene.fail_all(true);
     }
-    assert!(desk.notes.is_empty() && desk.submitted.is_empty());
-    assert_eq!((desk.table.held(), desk.table.poll_timeout()), (0, None), "it is forgotten");
+    assert!(scene.notes.is_empty() && scene.submitted.is_empty());
+    assert_eq!((scene.table.held(), scene.table.poll_timeout()), (0, None), "it is forgotten");
 }
 
 #[test]
 fn a_lease_that_its_holder_finds_lost_is_said_to_be_lost() {
-    let mut desk = Desk::new();
-    let nonce = desk.granted();
-    desk.handle(Event::Lost { nonce });
-    assert!(matches!(desk.notes[..], [Note::Lost { .. }]), "{:?}", desk.notes);
-    assert!(!desk.table.knows(nonce));
-    desk.handle(Event::Lost { nonce });
-    assert_eq!(desk.notes.len(), 1, "once");
+    let mut scene = Scene::new();
+    let nonce = scene.granted();
+    scene.handle(Event::Lost { nonce });
+    assert!(matches!(scene.notes[..], [Note::Lost { .. }]), "{:?}", scene.notes);
+    assert!(!scene.table.knows(nonce));
+    scene.handle(Event::Lost { nonce });
+    assert_eq!(scene.notes.len(), 1, "once");
 }
 
 /// A renewal that comes after it finds the lease gone.
 #[test]
 fn a_lease_that_is_being_released_is_not_said_to_be_lost() {
-    let mut desk = Desk::new();
-    let nonce = desk.granted();
+    let mut scene = Scene::new();
+    let nonce = scene.granted();
     let lease = LeaseRef { keys: [key(0)].into(), nonce, token: Token(7) };
     let release = Release { lease, attempt: 9, outcome: None };
-    desk.handle(Event::Release { id: ReleaseId(1), release });
-    desk.handle(Event::Lost { nonce });
-    desk.answer(Outcome::Released { levels_left: 0 });
-    assert!(matches!(desk.notes[..], [Note::Released { .. }]), "{:?}", desk.notes);
+    scene.handle(Event::Release { id: ReleaseId(1), release });
+    scene.handle(Event::Lost { nonce });
+    scene.answer(Outcome::Released { levels_left: 0 });
+    assert!(matches!(scene.notes[..], [Note::Released { .. }]), "{:?}", scene.notes);
 }
 
 #[test]
 fn what_was_not_sent_is_not_undone() {
     for (sent, undone) in [(true, 1), (false, 0)] {
-        let mut desk = Desk::new();
-        desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
-        desk.fail_all(sent);
-        desk.pass_ms(1);
-        assert_eq!(desk.submitted.len(), undone, "{:?}", desk.submitted);
+        let mut scene = Scene::new();
+        scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+        scene.fail_all(sent);
+        scene.pass_ms(1);
+        assert_eq!(scene.submitted.len(), undone, "{:?}", scene.submitted);
     }
 }
 
 /// So many claims of ten minutes, each of a key of its own, which the store has been sent.
-fn with_claims(claims: u64) -> Desk {
-    let mut desk = Desk::new();
+fn with_claims(claims: u64) -> Scene {
+    let mut scene = Scene::new();
     for id in 0..claims {
         let mut waiter = waiter(id + 1, Mode::Exclusive, 0);
         waiter.claim.keys = [Key::new(&format!("key-{id}")).unwrap()].into();
         waiter.claim.ttl_ms = 600_000;
-        desk.handle(Event::Enqueue(Box::new(waiter)));
+        scene.handle(Event::Enqueue(Box::new(waiter)));
     }
-    assert_eq!(desk.submitted.len() as u64, claims);
-    desk
+    assert_eq!(scene.submitted.len() as u64, claims);
+    scene
 }
 
 /// What is left out ends with its lease.
 #[test]
 fn what_waits_to_be_undone_is_bounded() {
-    let mut desk = with_claims(70_000);
-    desk.fail_all(true);
-    desk.pass_ms(1);
+    let mut scene = with_claims(70_000);
+    scene.fail_all(true);
+    scene.pass_ms(1);
     let mut undone = 0;
-    while !desk.submitted.is_empty() {
-        desk.answer(Outcome::Abandoned);
-        desk.pass_ms(0);
+    while !scene.submitted.is_empty() {
+        scene.answer(Outcome::Abandoned);
+        scene.pass_ms(0);
         undone += 1;
     }
     assert_eq!(undone, 65_536);
-    assert!(!desk.table.busy());
+    assert!(!scene.table.busy());
 }
 
 #[test]
 fn after_an_outage_a_few_claims_are_undone_at_a_time() {
     let claims = 1_000;
-    let mut desk = with_claims(claims);
-    desk.fail_all(true);
+    let mut scene = with_claims(claims);
+    scene.fail_all(true);
     let mut asked = 0;
     // The store is gone for a minute more.
     for _ in 0..600 {
-        desk.pass_ms(100);
-        assert!(desk.submitted.len() <= 64, "{} at a time", desk.submitted.len());
-        asked += desk.submitted.len();
-        desk.fail_all(true);
+        scene.pass_ms(100);
+        assert!(scene.submitted.len() <= 64, "{} at a time", scene.submitted.len());
+        asked += scene.submitted.len();
+        scene.fail_all(true);
     }
     assert!((64..64 * 60).contains(&asked), "{asked} tries");
     let mut undone = HashSet::default();
     for _ in 0..200 {
-        desk.pass_ms(100);
-        while let Some((_, ops)) = desk.submitted.first() {
+        scene.pass_ms(100);
+        while let Some((_, ops)) = scene.submitted.first() {
             let [Op::Abandon { attempt, .. }] = ops[..] else { panic!("{ops:?}") };
             undone.insert(attempt);
-            desk.answer(Outcome::Abandoned);
-            desk.pass_ms(0);
+            scene.answer(Outcome::Abandoned);
+            scene.pass_ms(0);
         }
     }
     assert_eq!(undone.len() as u64, claims);
-    assert!(!desk.table.busy());
+    assert!(!scene.table.busy());
 }
 
 /// It stands behind a claim whose client has gone, and the store does not answer: it does not wait for the store's
 /// time-out once more.
 #[test]
 fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
-    let mut desk = Desk::new();
-    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
-    desk.handle(Event::Cancel(WaiterId(1)));
-    desk.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
-    assert!(desk.finished.is_empty(), "the claim before may leave room");
-    desk.pass_ms(5_000);
-    desk.fail_all(true);
-    let told = desk.finished.iter().find(|(waiter, _)| *waiter == WaiterId(2));
-    assert!(matches!(told, Some((_, Verdict::Unavailable { .. }))), "{:?}", desk.finished);
+    let mut scene = Scene::new();
+    scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    scene.handle(Event::Cancel(WaiterId(1)));
+    scene.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
+    assert!(scene.finished.is_empty(), "the claim before may leave room");
+    scene.pass_ms(5_000);
+    scene.fail_all(true);
+    let told = scene.finished.iter().find(|(waiter, _)| *waiter == WaiterId(2));
+    assert!(matches!(told, Some((_, Verdict::Unavailable { .. }))), "{:?}", scene.finished);
 }
 
 /// Its lease would stay although nobody holds it.
 #[test]
 fn a_waiter_that_is_told_of_a_failure_is_not_asked_for() {
-    let mut desk = Desk::new();
-    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
-    desk.handle(Event::Cancel(WaiterId(1)));
-    desk.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
-    desk.handle(Event::Wake(key(0)));
-    desk.fail_all(true);
-    assert!(matches!(desk.finished[..], [(WaiterId(2), Verdict::Unavailable { .. })]), "{:?}", desk.finished);
-    desk.pass_ms(1_000);
-    let asked = desk.submitted.iter().flat_map(|(_, ops)| ops).any(|op| matches!(op, Op::Acquire(_)));
-    assert!(!asked, "{:?}", desk.submitted);
+    let mut scene = Scene::new();
+    scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    scene.handle(Event::Cancel(WaiterId(1)));
+    scene.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
+    scene.handle(Event::Wake(key(0)));
+    scene.fail_all(true);
+    assert!(
+        matches!(scene.finished[..], [(WaiterId(2), Verdict::Unavailable { .. })]),
+        "{:?}",
+        scene.finished
+    );
+    scene.pass_ms(1_000);
+    let asked = scene.submitted.iter().flat_map(|(_, ops)| ops).any(|op| matches!(op, Op::Acquire(_)));
+    assert!(!asked, "{:?}", scene.submitted);
 }
 
 /// Its policy is replaced while the store takes its time. It would wait for the store's time-out again, behind the
 /// waiter of its new key, and once more for itself.
 #[test]
 fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys() {
-    let mut desk = Desk::new();
-    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    let mut scene = Scene::new();
+    scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
     let other = waiter(2, Mode::Exclusive, 60_000);
     let other = Waiter { claim: Claim { keys: [key(1)].into(), ..other.claim.clone() }, ..other };
-    desk.handle(Event::Enqueue(Box::new(other)));
-    desk.handle(Event::Cancel(WaiterId(2)));
+    scene.handle(Event::Enqueue(Box::new(other)));
+    scene.handle(Event::Cancel(WaiterId(2)));
     let claim = Claim { keys: [key(0), key(1)].into(), ..waiter(1, Mode::Exclusive, 0).claim };
-    desk.handle(Event::Replan { waiter: WaiterId(1), claim: Box::new(claim) });
-    desk.pass_ms(4_000);
-    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, turn: None, joined: None };
-    desk.answer(Outcome::Held(denial));
-    assert!(matches!(desk.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", desk.finished);
+    scene.handle(Event::Replan { waiter: WaiterId(1), claim: Box::new(claim) });
+    scene.pass_ms(4_000);
+    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, next_waiter: None, joined: None };
+    scene.answer(Outcome::Held(denial));
+    assert!(matches!(scene.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", scene.finished);
 }
 
 /// The store takes its time for the claim before, and would take it again for taking back what that was granted.
 #[test]
 fn a_waiter_whose_time_is_up_does_not_stand_behind_one_flight_after_the_other() {
-    let mut desk = Desk::new();
-    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
-    desk.handle(Event::Cancel(WaiterId(1)));
-    desk.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
-    desk.pass_ms(4_000);
-    desk.answer(grant(1));
-    assert!(matches!(desk.finished[..], [(WaiterId(2), Verdict::Unavailable { .. })]), "{:?}", desk.finished);
+    let mut scene = Scene::new();
+    scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
+    scene.handle(Event::Cancel(WaiterId(1)));
+    scene.handle(Event::Enqueue(Box::new(waiter(2, Mode::Exclusive, 0))));
+    scene.pass_ms(4_000);
+    scene.answer(grant(1));
+    assert!(
+        matches!(scene.finished[..], [(WaiterId(2), Verdict::Unavailable { .. })]),
+        "{:?}",
+        scene.finished
+    );
 }
 
 /// A quorum takes back what some of its members have granted of a claim that is refused: that may arrive later than the next
 /// claim. One whose outcome is not known may have been granted, and is found again by its attempt.
 #[test]
 fn a_refused_claim_is_asked_again_as_another_attempt() {
-    let mut desk = Desk::new();
-    let asked = |desk: &Desk| match desk.submitted[0].1[..] {
+    let mut scene = Scene::new();
+    let asked = |scene: &Scene| match scene.submitted[0].1[..] {
         [Op::Acquire(ref claim)] => claim.attempt,
         ref ops => panic!("{ops:?}"),
     };
-    desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 60_000))));
-    let first = asked(&desk);
-    desk.fail_all(true);
-    desk.pass_ms(1_000);
-    assert_eq!(asked(&desk), first);
-    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, turn: None, joined: None };
-    desk.answer(Outcome::Held(denial));
-    desk.handle(Event::Wake(key(0)));
-    assert_ne!(asked(&desk), first);
+    scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 60_000))));
+    let first = asked(&scene);
+    scene.fail_all(true);
+    scene.pass_ms(1_000);
+    assert_eq!(asked(&scene), first);
+    let denial = Denial { key: key(0), holder: None, free_in_us: 1_000_000, next_waiter: None, joined: None };
+    scene.answer(Outcome::Held(denial));
+    scene.handle(Event::Wake(key(0)));
+    assert_ne!(asked(&scene), first);
 }
 
 /// The first grant tells that an earlier lease is over, so that its key may be asked for.
 #[test]
 fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
-    let mut desk = Desk::new();
-    desk.granted();
-    desk.pass_ms(5_000);
+    let mut scene = Scene::new();
+    scene.granted();
+    scene.pass_ms(5_000);
     for id in [2, 3] {
-        desk.handle(Event::Enqueue(Box::new(waiter(id, Mode::Shared, 60_000))));
+        scene.handle(Event::Enqueue(Box::new(waiter(id, Mode::Shared, 60_000))));
     }
-    desk.fail_all(false);
-    desk.pass_ms(1_000);
+    scene.fail_all(false);
+    scene.pass_ms(1_000);
     let both =
-        desk.submitted.iter().position(|(_, ops)| ops.len() == 2).expect("they are asked for together");
-    desk.submitted.swap(0, both);
-    desk.submitted.truncate(1);
-    desk.answer_group(vec![grant(2), grant(3)]);
-    assert_eq!(desk.finished.len(), 3);
-    assert!(desk.submitted.is_empty(), "{:?}", desk.submitted);
+        scene.submitted.iter().position(|(_, ops)| ops.len() == 2).expect("they are asked for together");
+    scene.submitted.swap(0, both);
+    scene.submitted.truncate(1);
+    scene.answer_group(vec![grant(2), grant(3)]);
+    assert_eq!(scene.finished.len(), 3);
+    assert!(scene.submitted.is_empty(), "{:?}", scene.submitted);
 }
 
 /// In an order over all proxies it would come into line behind a waiter that has not done so yet.
 #[test]
 fn a_request_that_is_made_again_hears_of_its_lease_before_it_is_told_that_the_key_is_held() {
-    let mut desk = Desk::new();
-    let in_line = |id, request: Option<&str>, wait_ms| {
+    let mut scene = Scene::new();
+    let in_global_queue = |id, request: Option<&str>, wait_ms| {
         let mut waiter = waiter(id, Mode::Exclusive, wait_ms);
         waiter.claim.request = request.map(Into::into);
-        waiter.claim.line = Some(InLine { ticket: id, rank: 0, joined: None, returns: request.is_some() });
+        waiter.claim.global =
+            Some(GlobalTicket { number: id, rank: 0, joined: None, returns: request.is_some() });
         Event::Enqueue(Box::new(waiter))
     };
-    desk.handle(in_line(1, Some("mine"), 0));
-    desk.answer(grant(1));
-    desk.handle(in_line(2, None, 60_000));
-    let denial = Denial { key: key(0), holder: None, free_in_us: 5_000_000, turn: None, joined: None };
-    desk.answer(Outcome::Held(denial));
-    desk.handle(in_line(3, None, 60_000));
-    desk.handle(in_line(4, Some("mine"), 0));
-    desk.pass_ms(0);
+    scene.handle(in_global_queue(1, Some("mine"), 0));
+    scene.answer(grant(1));
+    scene.handle(in_global_queue(2, None, 60_000));
+    let denial = Denial { key: key(0), holder: None, free_in_us: 5_000_000, next_waiter: None, joined: None };
+    scene.answer(Outcome::Held(denial));
+    scene.handle(in_global_queue(3, None, 60_000));
+    scene.handle(in_global_queue(4, Some("mine"), 0));
+    scene.pass_ms(0);
     assert!(
-        matches!(desk.submitted[..], [(_, ref ops)] if matches!(ops[..], [Op::Rejoin(_)])),
+        matches!(scene.submitted[..], [(_, ref ops)] if matches!(ops[..], [Op::Rejoin(_)])),
         "{:?}",
-        desk.submitted
+        scene.submitted
     );
-    desk.answer(Outcome::Absent);
-    let told: Vec<u64> = desk.finished.iter().map(|(id, _)| id.0).collect();
+    scene.answer(Outcome::Absent);
+    let told: Vec<u64> = scene.finished.iter().map(|(id, _)| id.0).collect();
     assert_eq!(told, [1, 4]);
-    assert!(matches!(desk.finished[1].1, Verdict::Contended { .. }), "{:?}", desk.finished);
+    assert!(matches!(scene.finished[1].1, Verdict::Contended { .. }), "{:?}", scene.finished);
 }
 
 /// An earlier call of the request was answered with an error, and was granted after this one had looked for its lease.
 #[test]
 fn a_request_is_not_refused_for_a_lease_of_its_own() {
     for is_there in [true, false] {
-        let mut desk = Desk::new();
-        desk.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 60_000))));
+        let mut scene = Scene::new();
+        scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 60_000))));
         let mut again = waiter(2, Mode::Exclusive, 3_000);
         again.claim.request = Some("mine".into());
-        desk.handle(Event::Enqueue(Box::new(again)));
-        desk.submitted.swap(0, 1);
-        desk.answer(Outcome::Absent);
-        let (since, until) = (ServerTime(desk.now.0), ServerTime(desk.now.0).plus_ms(9_000));
+        scene.handle(Event::Enqueue(Box::new(again)));
+        scene.submitted.swap(0, 1);
+        scene.answer(Outcome::Absent);
+        let (since, until) = (ServerTime(scene.now.0), ServerTime(scene.now.0).plus_ms(9_000));
         let (mode, token) = (Mode::Exclusive, Token(1));
         let holder = HeldBy { owner: "me".into(), request: Some("mine".into()), mode, token, since, until };
         let (holder, free_in_us) = (Some(holder), 9_000_000);
-        desk.answer(Outcome::Held(Denial { key: key(0), holder, free_in_us, turn: None, joined: None }));
-        desk.pass_ms(3_000);
-        let is_look = |(_, ops): &(Ticket, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
-        let look = desk.submitted.iter().position(is_look).expect("it looks for its lease again");
-        desk.submitted.swap(0, look);
-        desk.answer(if is_there { grant(2) } else { Outcome::Absent });
-        match &desk.finished[..] {
+        scene.answer(Outcome::Held(Denial {
+            key: key(0),
+            holder,
+            free_in_us,
+            next_waiter: None,
+            joined: None,
+        }));
+        scene.pass_ms(3_000);
+        let is_look = |(_, ops): &(SubmissionId, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
+        let look = scene.submitted.iter().position(is_look).expect("it looks for its lease again");
+        scene.submitted.swap(0, look);
+        scene.answer(if is_there { grant(2) } else { Outcome::Absent });
+        match &scene.finished[..] {
             [(WaiterId(2), Verdict::Granted { .. })] if is_there => {}
             [(WaiterId(2), Verdict::Contended { holder: None, .. })] if !is_there => {}
             told => panic!("{told:?}"),
@@ -385,36 +400,36 @@ fn a_request_is_not_refused_for_a_lease_of_its_own() {
 /// The table learns of the lease while the policy decides.
 #[test]
 fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
-    let mut desk = Desk::new();
+    let mut scene = Scene::new();
     let denial = |owner: &str, request: Option<&str>| {
         let (since, until) = (ServerTime(0), ServerTime(20_000_000));
         let (request, mode, token) = (request.map(Into::into), Mode::Exclusive, Token(1));
         let holder = Some(HeldBy { owner: owner.into(), request, mode, token, since, until });
-        Outcome::Held(Denial { key: key(0), holder, free_in_us: 9_000_000, turn: None, joined: None })
+        Outcome::Held(Denial { key: key(0), holder, free_in_us: 9_000_000, next_waiter: None, joined: None })
     };
     let mut again = Waiter { asks_backoff: true, ..waiter(1, Mode::Exclusive, 60_000) };
     again.claim.request = Some("mine".into());
-    desk.handle(Event::Enqueue(Box::new(again)));
-    desk.answer(denial("another", None));
-    let mut in_line = waiter(2, Mode::Exclusive, 60_000);
-    in_line.claim.line = Some(InLine { ticket: 2, rank: 0, joined: None, returns: false });
-    desk.handle(Event::Enqueue(Box::new(in_line)));
-    desk.answer(denial("me", Some("mine")));
-    let gives_up = |desk: &mut Desk| {
+    scene.handle(Event::Enqueue(Box::new(again)));
+    scene.answer(denial("another", None));
+    let mut in_global_queue = waiter(2, Mode::Exclusive, 60_000);
+    in_global_queue.claim.global = Some(GlobalTicket { number: 2, rank: 0, joined: None, returns: false });
+    scene.handle(Event::Enqueue(Box::new(in_global_queue)));
+    scene.answer(denial("me", Some("mine")));
+    let gives_up = |scene: &mut Scene| {
         let decision = Next::GiveUp { reason: "enough".into() };
-        desk.handle(Event::Backoff { waiter: WaiterId(1), key: key(0), decision });
+        scene.handle(Event::Backoff { waiter: WaiterId(1), key: key(0), decision });
     };
-    gives_up(&mut desk);
-    assert!(desk.finished.is_empty(), "{:?}", desk.finished);
-    desk.answer(Outcome::Absent);
-    gives_up(&mut desk);
+    gives_up(&mut scene);
+    assert!(scene.finished.is_empty(), "{:?}", scene.finished);
+    scene.answer(Outcome::Absent);
+    gives_up(&mut scene);
     assert!(
         matches!(
-            desk.finished[..],
+            scene.finished[..],
             [(WaiterId(1), Verdict::Contended { holder: Some(HeldBy { request: None, .. }), .. })]
         ),
         "{:?}",
-        desk.finished
+        scene.finished
     );
 }
 
@@ -422,40 +437,40 @@ fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
 #[test]
 fn a_request_is_not_refused_for_a_lease_that_it_was_granted_after_its_look() {
     for is_there in [true, false] {
-        let mut desk = Desk::new();
+        let mut scene = Scene::new();
         let mine = |id, wait_ms| {
             let mut waiter = waiter(id, Mode::Shared, wait_ms);
             waiter.claim.request = Some("mine".into());
             Event::Enqueue(Box::new(waiter))
         };
-        let elsewhere = |desk: &Desk, token| {
-            let (since, until) = (ServerTime(desk.now.0), ServerTime(desk.now.0).plus_ms(9_000));
+        let elsewhere = |scene: &Scene, token| {
+            let (since, until) = (ServerTime(scene.now.0), ServerTime(scene.now.0).plus_ms(9_000));
             let (owner, request) = ("me".into(), Some("mine".into()));
             let holder = HeldBy { owner, request, mode: Mode::Exclusive, token: Token(token), since, until };
             let (holder, free_in_us) = (Some(holder), 9_000_000);
-            Outcome::Held(Denial { key: key(0), holder, free_in_us, turn: None, joined: None })
+            Outcome::Held(Denial { key: key(0), holder, free_in_us, next_waiter: None, joined: None })
         };
-        let look = |desk: &mut Desk| {
-            let is_look = |(_, ops): &(Ticket, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
-            let look = desk.submitted.iter().position(is_look).expect("it looks for its lease");
-            desk.submitted.swap(0, look);
+        let look = |scene: &mut Scene| {
+            let is_look = |(_, ops): &(SubmissionId, Vec<Op>)| matches!(ops[..], [Op::Rejoin(_)]);
+            let look = scene.submitted.iter().position(is_look).expect("it looks for its lease");
+            scene.submitted.swap(0, look);
         };
-        desk.handle(mine(1, 60_000));
-        desk.handle(mine(2, 10));
-        look(&mut desk);
-        desk.answer(Outcome::Absent);
-        let held = elsewhere(&desk, 1);
-        desk.answer(held);
-        desk.pass_ms(10);
-        desk.handle(Event::Wake(key(0)));
-        look(&mut desk);
-        desk.answer(Outcome::Absent);
-        desk.answer(grant(1));
-        let held = elsewhere(&desk, 9);
-        desk.answer(held);
-        look(&mut desk);
-        desk.answer(if is_there { grant(2) } else { Outcome::Absent });
-        match &desk.finished[..] {
+        scene.handle(mine(1, 60_000));
+        scene.handle(mine(2, 10));
+        look(&mut scene);
+        scene.answer(Outcome::Absent);
+        let held = elsewhere(&scene, 1);
+        scene.answer(held);
+        scene.pass_ms(10);
+        scene.handle(Event::Wake(key(0)));
+        look(&mut scene);
+        scene.answer(Outcome::Absent);
+        scene.answer(grant(1));
+        let held = elsewhere(&scene, 9);
+        scene.answer(held);
+        look(&mut scene);
+        scene.answer(if is_there { grant(2) } else { Outcome::Absent });
+        match &scene.finished[..] {
             [_, (WaiterId(2), Verdict::Granted { .. })] if is_there => {}
             [_, (WaiterId(2), Verdict::Contended { .. })] if !is_there => {}
             told => panic!("{told:?}"),

@@ -9,9 +9,9 @@ use tokio::task::JoinSet;
 
 use super::link::{self, Fault, LOCK_WAIT_S, SESSION_TIMEOUT_S};
 use super::preflight;
-use super::schema::{self, Mark};
-use super::servers::{FRESH, Look, ROUND, Seen};
-use super::store::Shared;
+use super::schema::{self, InUseHeartbeat};
+use super::servers::{FRESH, Probe, ROUND, ServerStatus};
+use super::store::Context;
 use super::wire::{Target, Wire};
 use crate::clock;
 use crate::lock::Instant;
@@ -21,49 +21,49 @@ use crate::vital;
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// One look at a time: whoever comes meanwhile takes its result.
-pub struct Scout(Mutex<Round>);
+pub struct Prober(Mutex<Round>);
 
 struct Round {
-    /// Kept from one round to the next.
+    /// StoredValue from one round to the next.
     wires: Vec<Option<Wire>>,
     began: Instant,
 }
 
-impl Scout {
-    pub fn new(servers: usize) -> Scout {
-        Scout(Mutex::new(Round { wires: (0..servers).map(|_| None).collect(), began: Instant(0) }))
+impl Prober {
+    pub fn new(servers: usize) -> Prober {
+        Prober(Mutex::new(Round { wires: (0..servers).map(|_| None).collect(), began: Instant(0) }))
     }
 
     /// Looks at every server, unless that was done since `after`. Takes [`LOOK_LIMIT`] at most.
-    pub async fn look(&self, shared: &Shared, after: Instant) {
+    pub async fn probe(&self, context: &Context, after: Instant) {
         let mut round = self.0.lock().await;
         if round.began > after {
             return;
         }
         let began = clock::now();
-        let in_use = shared.servers.in_use();
-        let mut looks = JoinSet::new();
+        let in_use = context.servers.in_use();
+        let mut probes = JoinSet::new();
         for (index, wire) in round.wires.iter_mut().enumerate() {
-            let target = shared.servers.sites()[index].target.clone();
+            let target = context.servers.endpoints()[index].target.clone();
             let is_in_use = in_use.is_some_and(|(used, _)| used == index);
-            let look = look_at(target, wire.take(), shared.require_durable, is_in_use);
-            looks.spawn(vital::watched("a look at a server", async move {
-                let looked = tokio::time::timeout(LOOK_LIMIT, look).await;
-                (index, looked.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
+            let probe = look_at(target, wire.take(), context.require_durable, is_in_use);
+            probes.spawn(vital::watched("a look at a server", async move {
+                let probed = tokio::time::timeout(LOOK_LIMIT, probe).await;
+                (index, probed.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
             }));
         }
-        let mut found: Vec<Look> = round.wires.iter().map(|_| Err("the look failed".to_owned())).collect();
-        while let Some(looked) = looks.join_next().await {
-            let Ok((index, looked)) = looked else { continue };
-            found[index] = looked.map_err(|fault| fault.to_string()).map(|(wire, seen, marked)| {
+        let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the look failed".to_owned())).collect();
+        while let Some(probed) = probes.join_next().await {
+            let Ok((index, probed)) = probed else { continue };
+            found[index] = probed.map_err(|fault| fault.to_string()).map(|(wire, status, heartbeat_left)| {
                 round.wires[index] = wire;
-                if let (Some(left), Some((_, turn))) = (marked, in_use) {
-                    shared.servers.extend(turn, began.plus_us(left.as_micros() as u64));
+                if let (Some(left), Some((_, generation))) = (heartbeat_left, in_use) {
+                    context.servers.extend(generation, began.plus_us(left.as_micros() as u64));
                 }
-                seen
+                status
             });
         }
-        shared.servers.note(found);
+        context.servers.note(found);
         round.began = began;
     }
 
@@ -75,17 +75,17 @@ impl Scout {
 }
 
 /// Looks again and again until the store is closed.
-pub async fn run(shared: Arc<Shared>) {
+pub async fn run(context: Arc<Context>) {
     loop {
         tokio::select! {
             biased;
-            () = shared.stop.cancelled() => break,
+            () = context.stop.cancelled() => break,
             () = tokio::time::sleep(ROUND) => {}
         }
-        shared.servers.scout.look(&shared, clock::now()).await;
-        shared.servers.reconsider();
+        context.servers.prober.probe(&context, clock::now()).await;
+        context.servers.reconsider();
     }
-    shared.servers.scout.close().await;
+    context.servers.prober.close().await;
 }
 
 /// What is to be seen of a server, and, where it is in use and its mark holds, for how long it does.
@@ -94,7 +94,7 @@ async fn look_at(
     wire: Option<Wire>,
     require_durable: bool,
     is_in_use: bool,
-) -> Result<(Option<Wire>, Seen, Option<Duration>), Fault> {
+) -> Result<(Option<Wire>, ServerStatus, Option<Duration>), Fault> {
     let (mut wire, has_database) = match wire {
         Some(wire) => (wire, true),
         None => connect(&target).await?,
@@ -108,17 +108,19 @@ async fn look_at(
     if is_in_use && named {
         left = keep_marked(&mut wire).await?;
     }
-    Ok((Some(wire).filter(|_| has_database), Seen { identity, record }, left))
+    Ok((Some(wire).filter(|_| has_database), ServerStatus { identity, record }, left))
 }
 
 /// Renews the mark while it holds, and never one that does not.
 async fn keep_marked(wire: &mut Wire) -> Result<Option<Duration>, Fault> {
-    let Some(mark) = schema::read_mark(wire).await? else { return Ok(None) };
-    match mark.age() {
+    let Some(heartbeat) = schema::read_heartbeat(wire).await? else { return Ok(None) };
+    match heartbeat.age() {
         Some(age) if age < ROUND / 2 => Ok(Some(FRESH - age)),
         Some(age) if age < FRESH => {
-            link::exchange(wire, Mark::renew()).await?;
-            Ok(schema::read_mark(wire).await?.and_then(|mark| Some(FRESH.saturating_sub(mark.age()?))))
+            link::exchange(wire, InUseHeartbeat::renew()).await?;
+            Ok(schema::read_heartbeat(wire)
+                .await?
+                .and_then(|heartbeat| Some(FRESH.saturating_sub(heartbeat.age()?))))
         }
         _ => Ok(None),
     }

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use mysql_async::Row;
 
+use super::clock_steps::{ClockStep, ClockSteps, MARGIN_US, SetBack, UNSEEN_US};
 use super::lanes::{Backoff, EXCHANGE_LIMIT};
 use super::link::{self, Fault, Link};
 use super::schema;
 use super::sql::{CLOCK, META, NOW_US};
-use super::steps::{ClockSteps, MARGIN_US, SetBack, Step, UNSEEN_US};
-use super::store::Shared;
+use super::store::Context;
 use super::wire::Wire;
 use crate::clock;
 use crate::lock::ServerTime;
@@ -34,14 +34,14 @@ const LONGEST_MARGIN_US: u64 = 10_000_000;
 
 /// The first look of a process at the server's clock, and the first look after the process was away: takes over what other
 /// proxies have noticed, and records that the clock may have been set forward since the last of them looked.
-pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
+pub async fn begin(wire: &mut Wire, context: &Context) -> Result<(), Fault> {
     let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
     // So that it concerns leases from before this look alone. Else leases that are granted after a start would last longer.
     let since = format!("GREATEST(stepped_us,{NOW_US}-{UNSEEN_US})");
     let sql = format!(
         "UPDATE {CLOCK} SET {},seen_us=GREATEST(seen_us,{NOW_US}) WHERE id=1;\
          SELECT {NOW_US},by_us,stepped_us,grants_us,seen_us FROM {CLOCK} WHERE id=1",
-        step(&ahead, &by_us, &since, shared.longest_us())
+        step(&ahead, &by_us, &since, context.longest_us())
     );
     let before = clock::now();
     let row = link::exchange(wire, sql).await?.pop().and_then(|mut rows| rows.pop());
@@ -50,7 +50,7 @@ pub async fn begin(wire: &mut Wire, shared: &Shared) -> Result<(), Fault> {
         return Err(Fault::timeout("the server's clock"));
     }
     let [now, by_us, stepped_us, grants_us, seen_us] = read(row)?;
-    let (now, mut steps) = (ServerTime(now), shared.steps());
+    let (now, mut steps) = (ServerTime(now), context.clock_steps());
     steps.inherit(by_us, ServerTime(stepped_us), now, before);
     steps.note_wait(ServerTime(grants_us), now, before);
     steps.observe(now, before, after);
@@ -76,18 +76,18 @@ fn step(ahead: &str, by_us: &str, since: &str, longest_us: u64) -> String {
 }
 
 /// Watches the clock until the store is closed.
-pub async fn run(shared: Arc<Shared>) {
+pub async fn run(context: Arc<Context>) {
     let mut backoff = Backoff::new();
     let mut watch = Watch::default();
     loop {
         tokio::select! {
             biased;
-            () = shared.stop.cancelled() => return,
-            Err(fault) = watch.keep(&shared) => tracing::debug!("cannot watch the server's clock: {fault}"),
+            () = context.stop.cancelled() => return,
+            Err(fault) = watch.keep(&context) => tracing::debug!("cannot watch the server's clock: {fault}"),
         }
         tokio::select! {
             biased;
-            () = shared.stop.cancelled() => return,
+            () = context.stop.cancelled() => return,
             () = tokio::time::sleep(backoff.next()) => {}
         }
     }
@@ -98,7 +98,7 @@ pub async fn run(shared: Arc<Shared>) {
 struct Watch {
     steps: ClockSteps,
     /// The choice of the server that was looked at last.
-    turn: u64,
+    generation: u64,
     /// How far the clock was set forward, in microseconds, where that is still to be recorded.
     unrecorded_us: u64,
     has_claimed: bool,
@@ -106,34 +106,34 @@ struct Watch {
 
 impl Watch {
     /// Looks again and again, until that fails.
-    async fn keep(&mut self, shared: &Shared) -> Result<(), Fault> {
-        let mut link = Link::open(shared).await?;
-        let turn = link.era().turn;
-        if self.turn != turn {
+    async fn keep(&mut self, context: &Context) -> Result<(), Fault> {
+        let mut link = Link::open(context).await?;
+        let generation = link.cache_scope().generation;
+        if self.generation != generation {
             self.steps.change_server();
-            (self.turn, self.has_claimed) = (turn, false);
+            (self.generation, self.has_claimed) = (generation, false);
         }
         loop {
-            let looked = tokio::time::timeout(EXCHANGE_LIMIT, self.look(shared, &mut link)).await;
+            let looked = tokio::time::timeout(EXCHANGE_LIMIT, self.look(context, &mut link)).await;
             looked.unwrap_or_else(|_| Err(Fault::timeout("the server's clock")))?;
             tokio::time::sleep(ROUND).await;
         }
     }
 
-    async fn look(&mut self, shared: &Shared, link: &mut Link) -> Result<(), Fault> {
-        link.refresh(shared).await?;
-        if !shared.steps().is_watched() {
-            link.begin(shared).await?;
+    async fn look(&mut self, context: &Context, link: &mut Link) -> Result<(), Fault> {
+        link.refresh(context).await?;
+        if !context.clock_steps().is_watched() {
+            link.begin(context).await?;
         }
         let seen = link.sample;
         let noticed = self.steps.observe(seen.now, seen.before, seen.after);
-        if let Step::Forward { at_most_us, .. } = noticed {
+        if let ClockStep::Forward { at_most_us, .. } = noticed {
             self.unrecorded_us += at_most_us;
         }
-        let set_back = shared.steps().recorded(clock::now());
-        link.exchange(said(seen.now, self.unrecorded_us, set_back, shared.longest_us())).await?;
+        let set_back = context.clock_steps().recorded(clock::now());
+        link.exchange(said(seen.now, self.unrecorded_us, set_back, context.longest_us())).await?;
         self.unrecorded_us = 0;
-        if !self.has_claimed && shared.membership.may_write() {
+        if !self.has_claimed && context.membership.may_write() {
             link.exchange(schema::claim_version()).await?;
             self.has_claimed = true;
         }

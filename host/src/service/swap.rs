@@ -24,11 +24,11 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::core::Msg;
-use super::{Shared, via};
+use super::{ServiceContext, routed};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
-use crate::lock::record::{Claim, Holder, InLine, Tag};
+use crate::lock::record::{Claim, GlobalTicket, Holder, Tag};
 use crate::lock::table::{Standing, WaiterId};
 use crate::lock::{Instant, Key, Mode};
 use crate::policy::{Again, Generation, Plan, PlanRequest, Prepared};
@@ -54,7 +54,7 @@ pub(super) struct Shadow {
 
 impl Shadow {
     /// `plan`: what the new generation makes of the lease's request; `None` where that does not tell its keys.
-    fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&Named>, policy: &str) -> Shadow {
+    fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&NewPlan>, policy: &str) -> Shadow {
         let new = plan.map_or_else(Arc::default, |plan| plan.keys.clone());
         Shadow { nonce, old, new, policy: plan.is_none().then(|| policy.into()) }
     }
@@ -120,14 +120,14 @@ impl Shadows {
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
         let keys = self.widen(&claim.keys)?;
         reached(Branch::ShadowBlocks);
-        Some((waiter, (!claim.any).then(|| asks_again(claim, keys, claim.line.clone()))))
+        Some((waiter, (!claim.any).then(|| asks_again(claim, keys, claim.global.clone()))))
     }
 }
 
 /// What a waiter asks for from now on.
-fn asks_again(claim: &Claim, keys: Arc<[Key]>, line: Option<InLine>) -> Box<Claim> {
+fn asks_again(claim: &Claim, keys: Arc<[Key]>, global: Option<GlobalTicket>) -> Box<Claim> {
     let attempt = random::within(1..u64::MAX);
-    Box::new(Claim { keys, line, attempt, ..claim.clone() })
+    Box::new(Claim { keys, global, attempt, ..claim.clone() })
 }
 
 fn take_away<K: Clone + Eq + Hash>(casting: &mut HashMap<K, HashSet<u64>>, on: &K, nonce: u64) {
@@ -153,11 +153,11 @@ pub(super) fn request_of(claim: &Claim) -> PlanRequest {
 
 /// What a lease was asked for with, as far as it is kept with the lease.
 pub(super) fn request(tag: &Tag, owner: &str, mode: Mode) -> PlanRequest {
-    let mode = match via::mode(tag).unwrap_or(mode) {
+    let mode = match routed::mode(tag).unwrap_or(mode) {
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
         mode => mode,
     };
-    let (labels, http) = via::split(tag);
+    let (labels, http) = routed::split(tag);
     PlanRequest {
         resource: tag.resource.to_string(),
         owner: owner.to_owned(),
@@ -172,19 +172,19 @@ pub(super) fn request(tag: &Tag, owner: &str, mode: Mode) -> PlanRequest {
 
 /// The keys of a plan, and how they are waited for.
 #[derive(Clone, Debug)]
-pub(super) struct Named {
+pub(super) struct NewPlan {
     keys: Arc<[Key]>,
     any: bool,
     /// The waiter's rank, where the order is over all proxies.
-    line: Option<i32>,
+    global_rank: Option<i32>,
     /// Waiters are refused; leases have these keys.
     is_refused: bool,
 }
 
-impl Named {
-    fn of(plan: &Plan, is_refused: bool) -> Named {
-        let line = plan.global_order.then_some(plan.rank);
-        Named { keys: plan.keys.clone(), any: plan.any, line, is_refused }
+impl NewPlan {
+    fn of(plan: &Plan, is_refused: bool) -> NewPlan {
+        let global_rank = plan.global_order.then_some(plan.rank);
+        NewPlan { keys: plan.keys.clone(), any: plan.any, global_rank, is_refused }
     }
 
     /// Whether whoever holds these keys holds what the plan asks for.
@@ -197,7 +197,7 @@ impl Named {
 }
 
 /// What a generation makes of requests. `None` where it does not tell the keys of one: others may be granted these.
-type Plans = HashMap<PlanRequest, Option<Named>>;
+type Plans = HashMap<PlanRequest, Option<NewPlan>>;
 
 /// A generation that wants to go live, with its plans for everything that is held or waits.
 pub(super) struct Swap {
@@ -208,11 +208,11 @@ pub(super) struct Swap {
     stored: Vec<Shadow>,
     /// When the look at the store began that found these, where there was one.
     looked_at: Option<Instant>,
-    reply: oneshot::Sender<Step>,
+    reply: oneshot::Sender<SwapStep>,
 }
 
 /// What the loop says to a [`Swap`].
-pub(super) enum Step {
+pub(super) enum SwapStep {
     /// Claims that turned up since the plans were made.
     Missing(Vec<PlanRequest>),
     Live {
@@ -223,15 +223,15 @@ pub(super) enum Step {
 
 impl Swap {
     /// Whether the policy decides about the claim's resource and has not been asked again.
-    pub fn lacks(&self, shared: &Shared, claim: &Claim) -> bool {
+    pub fn lacks(&self, shared: &ServiceContext, claim: &Claim) -> bool {
         self.decides(shared, claim) && !self.plans.contains_key(&request_of(claim))
     }
 
-    fn decides(&self, shared: &Shared, claim: &Claim) -> bool {
+    fn decides(&self, shared: &ServiceContext, claim: &Claim) -> bool {
         shared.policy_of_tag(&claim.tag) == self.prepared.generation().name()
     }
 
-    pub fn reply(self, step: Step) {
+    pub fn reply(self, step: SwapStep) {
         let _ = self.reply.send(step);
     }
 
@@ -240,7 +240,7 @@ impl Swap {
     /// that come later would be granted first.
     pub fn collect(
         &self,
-        shared: &Shared,
+        shared: &ServiceContext,
         standing: Standing,
         claim: &Claim,
         shadows: &mut Shadows,
@@ -273,14 +273,14 @@ impl Swap {
                 let Some(new) = plan.as_ref().filter(|new| !new.is_refused) else {
                     return replans.push((id, None));
                 };
-                let line = self.comes_into_line(claim, new);
+                let global = self.joins_global_queue(claim, new);
                 if !has_keys {
                     reached(Branch::WaiterMoves);
-                    let line = line.or_else(|| claim.line.clone());
-                    let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), line);
+                    let global = global.or_else(|| claim.global.clone());
+                    let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), global);
                     replans.push((id, (!claim.any && !new.any).then(wider)));
-                } else if line.is_some() {
-                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), line))));
+                } else if global.is_some() {
+                    replans.push((id, Some(asks_again(claim, claim.keys.clone(), global))));
                 }
             }
         }
@@ -288,13 +288,13 @@ impl Swap {
 
     /// The place of a waiter that has none so far. Its client does not find it again on another proxy: the whole of its
     /// request is not kept.
-    fn comes_into_line(&self, claim: &Claim, new: &Named) -> Option<InLine> {
-        let rank = new.line.filter(|_| claim.line.is_none() && !self.beside)?;
-        Some(InLine { ticket: random::number(), rank, joined: None, returns: false })
+    fn joins_global_queue(&self, claim: &Claim, new: &NewPlan) -> Option<GlobalTicket> {
+        let rank = new.global_rank.filter(|_| claim.global.is_none() && !self.beside)?;
+        Some(GlobalTicket { number: random::number(), rank, joined: None, returns: false })
     }
 
     /// Makes the generation live and takes the shadows of leases that only the store knows.
-    pub fn commit(self, shared: &Arc<Shared>, shadows: &mut Shadows) {
+    pub fn commit(self, shared: &Arc<ServiceContext>, shadows: &mut Shadows) {
         // Also where the lease casts a shadow already: by another change it has other new keys.
         shadows.extend(self.stored);
         shared.store.forget();
@@ -309,7 +309,7 @@ impl Swap {
             }
         };
         let shadows = shadows.by_nonce.values().cloned().collect();
-        let _ = self.reply.send(Step::Live { generation, shadows });
+        let _ = self.reply.send(SwapStep::Live { generation, shadows });
     }
 }
 
@@ -317,21 +317,27 @@ impl Swap {
 ///
 /// A service that is closed makes it live at once: it grants nothing, and has to look at the leases before it
 /// is opened.
-pub(super) async fn go_live(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+pub(super) async fn go_live(
+    shared: &Arc<ServiceContext>,
+    prepared: Prepared,
+) -> Result<Arc<Generation>, StoreError> {
     let open = shared.gate.is_open();
     if open { look(shared, prepared).await } else { swap(shared, prepared, None, false).await }
 }
 
 /// Makes a checked generation live, or leaves the live one as it is, with a look at all leases.
-pub(super) async fn look(shared: &Arc<Shared>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+pub(super) async fn look(
+    shared: &Arc<ServiceContext>,
+    prepared: Prepared,
+) -> Result<Arc<Generation>, StoreError> {
     let (name, looked_at) = (prepared.generation().name(), clock::now());
     let held = complete(held(shared, |tag| shared.policy_of_tag(tag) == name).await?)?;
     swap(shared, prepared, Some((looked_at, held)), false).await
 }
 
 /// The leases of guarded requests, of all proxies and of those that have died: their nonces, and their resources.
-pub(super) async fn guarded_leases(shared: &Arc<Shared>) -> Result<HashMap<u64, String>, StoreError> {
-    let held = complete(held(shared, |tag| via::policy(tag).is_some()).await?)?;
+pub(super) async fn guarded_leases(shared: &Arc<ServiceContext>) -> Result<HashMap<u64, String>, StoreError> {
+    let held = complete(held(shared, |tag| routed::policy(tag).is_some()).await?)?;
     Ok(held.into_iter().map(|lease| (lease.nonce, lease.request.resource)).collect())
 }
 
@@ -350,7 +356,7 @@ fn has_ended(since: Instant, until: Instant, looked_at: Option<Instant>, now: In
 
 /// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
 /// trouble yet: whoever is granted takes the live one's keys as well.
-pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Result<(), StoreError> {
+pub(super) async fn name_with(shared: &Arc<ServiceContext>, candidate: Prepared) -> Result<(), StoreError> {
     swap(shared, candidate, None, true).await.map(drop)
 }
 
@@ -360,7 +366,7 @@ pub(super) async fn name_with(shared: &Arc<Shared>, candidate: Prepared) -> Resu
 ///   their old keys for as long as the leases last;
 /// - those whose resource the candidate refuses, so that their new keys are not known.
 pub(super) async fn holds_up(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     candidate: Arc<Generation>,
 ) -> Result<Option<String>, StoreError> {
     // Sessions are always heard. A lease of a store that is not is waited for when the candidate goes live.
@@ -385,7 +391,7 @@ pub(super) async fn holds_up(
 }
 
 async fn swap(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     prepared: Prepared,
     look: Option<(Instant, Vec<Held>)>,
     beside: bool,
@@ -402,8 +408,8 @@ async fn swap(
             Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, looked_at, reply };
         shared.tell(Msg::Swap(swap));
         match step.await.map_err(|_| StoreError::stopped())? {
-            Step::Missing(more) => asked = more,
-            Step::Live { generation, shadows } => {
+            SwapStep::Missing(more) => asked = more,
+            SwapStep::Live { generation, shadows } => {
                 watch_shadows(shared, shadows);
                 return Ok(generation);
             }
@@ -415,7 +421,7 @@ async fn swap(
 
 /// Asks the new generation about claims, off the runtime's workers: there may be thousands.
 async fn replan(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     generation: Arc<Generation>,
     mut plans: Plans,
     asked: Vec<PlanRequest>,
@@ -427,8 +433,8 @@ async fn replan(
                 let named = generation.plan_again(place.key()).map(|Again { plan, is_refused }| match shared
                     .within_reach("", plan.clone())
                 {
-                    Ok(plan) => Named::of(&plan, is_refused),
-                    Err(_) => Named::of(&plan, true),
+                    Ok(plan) => NewPlan::of(&plan, is_refused),
+                    Err(_) => NewPlan::of(&plan, true),
                 });
                 place.insert(named);
             }
@@ -451,7 +457,7 @@ impl Held {
     fn shadow(&self, plans: &Plans, policy: &str) -> Option<Shadow> {
         let plan = plans.get(&self.request)?.as_ref();
         let is_held =
-            |new: &Named| new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned());
+            |new: &NewPlan| new.is_held_with(|key| self.keys.contains(key), self.keys.iter().cloned());
         let old = union(&[], self.keys.iter());
         (!plan.is_some_and(is_held)).then(|| Shadow::new(self.nonce, old, plan, policy))
     }
@@ -460,7 +466,7 @@ impl Held {
 /// Every lease in the store whose tag is wanted, and the stores whose leases may be lacking. The policy that decides
 /// about a tag may be another one than the one that planned the lease: routes change, too.
 async fn held(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServiceContext>,
     is_wanted: impl Fn(&Tag) -> bool,
 ) -> Result<(Vec<Held>, Vec<String>), StoreError> {
     let mut leases: HashMap<u64, Held> = HashMap::default();
@@ -488,7 +494,7 @@ async fn held(
 }
 
 /// Lifts shadows whose lease is over.
-fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
+fn watch_shadows(shared: &Arc<ServiceContext>, shadows: Vec<Shadow>) {
     if shadows.is_empty() {
         return;
     }
@@ -512,7 +518,7 @@ fn watch_shadows(shared: &Arc<Shared>, shadows: Vec<Shadow>) {
     });
 }
 
-async fn is_over(shared: &Shared, shadow: &Shadow) -> bool {
+async fn is_over(shared: &ServiceContext, shadow: &Shadow) -> bool {
     let Ok(stored) = shared.store.read(shadow.old[0].clone()).await else { return false };
     let casts = |holder: &&Holder| holder.nonce == shadow.nonce;
     stored.is_none_or(|stored| {

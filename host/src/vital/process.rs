@@ -15,10 +15,10 @@ use crate::random;
 
 thread_local! {
     /// The process that the task which runs now belongs to.
-    static CURRENT: RefCell<Option<Arc<Host>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<Process>>> = const { RefCell::new(None) };
 }
 
-pub struct Host {
+pub struct Process {
     state: Mutex<State>,
     died: Notify,
     /// How late its tasks start, at most, in milliseconds.
@@ -36,10 +36,10 @@ struct State {
     wakers: Vec<Waker>,
 }
 
-impl Host {
+impl Process {
     /// Of its tasks, one in ten starts up to `late_ms` milliseconds late.
-    pub fn new(late_ms: u32) -> Host {
-        Host { state: Mutex::default(), died: Notify::new(), late_ms }
+    pub fn new(late_ms: u32) -> Process {
+        Process { state: Mutex::default(), died: Notify::new(), late_ms }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -53,7 +53,7 @@ impl Host {
         self.died.notify_waiters();
     }
 
-    /// No task of it goes on until [`Host::resume`].
+    /// No task of it goes on until [`Process::resume`].
     pub fn pause(&self) {
         let mut state = self.state();
         state.is_paused = true;
@@ -95,7 +95,7 @@ impl Host {
 
     /// Runs a task in this process, as for a client of it. `None` where the process dies before the end.
     pub async fn run<T: Send + 'static>(
-        self: &Arc<Host>,
+        self: &Arc<Process>,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let died = self.died.notified();
@@ -104,7 +104,7 @@ impl Host {
         if self.is_dead() {
             return None;
         }
-        let task = self.enter(|| hosted(task));
+        let task = self.enter(|| in_process(task));
         let task = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(task));
         tokio::select! {
             biased;
@@ -113,8 +113,8 @@ impl Host {
         }
     }
 
-    /// As [`Host::run`], for what starts the process.
-    pub fn enter<T>(self: &Arc<Host>, start: impl FnOnce() -> T) -> T {
+    /// As [`Process::run`], for what starts the process.
+    pub fn enter<T>(self: &Arc<Process>, start: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(Some(self.clone()));
         let started = start();
         CURRENT.set(before);
@@ -124,7 +124,7 @@ impl Host {
 
 /// Runs a task as a busy scheduler does: in a simulation, some tasks start late.
 pub async fn scheduled<F: Future>(task: F) -> F::Output {
-    let late_ms = CURRENT.with_borrow(|host| host.as_ref().map_or(0, |host| host.late_ms));
+    let late_ms = CURRENT.with_borrow(|process| process.as_ref().map_or(0, |process| process.late_ms));
     if late_ms > 0 && random::within(0..10_u32) == 0 {
         tokio::time::sleep(Duration::from_millis(random::within(1..=late_ms.into()))).await;
     }
@@ -132,25 +132,25 @@ pub async fn scheduled<F: Future>(task: F) -> F::Output {
 }
 
 /// The task as one of the process that spawns it.
-pub fn hosted<F: Future>(task: F) -> Hosted<F> {
-    Hosted { host: CURRENT.with_borrow(Clone::clone), task: Some(Box::pin(task)) }
+pub fn in_process<F: Future>(task: F) -> InProcess<F> {
+    InProcess { process: CURRENT.with_borrow(Clone::clone), task: Some(Box::pin(task)) }
 }
 
-pub struct Hosted<F> {
-    host: Option<Arc<Host>>,
+pub struct InProcess<F> {
+    process: Option<Arc<Process>>,
     /// `None` once it was killed.
     task: Option<Pin<Box<F>>>,
 }
 
-impl<F: Future> Future for Hosted<F> {
+impl<F: Future> Future for InProcess<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let Some(host) = self.host.clone() else {
+        let Some(process) = self.process.clone() else {
             return self.task.as_mut().map_or(Poll::Pending, |task| task.as_mut().poll(cx));
         };
         {
-            let mut state = host.state();
+            let mut state = process.state();
             if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
                 state.wakers.push(cx.waker().clone());
             }
@@ -158,8 +158,8 @@ impl<F: Future> Future for Hosted<F> {
                 return Poll::Pending;
             }
         }
-        let before = CURRENT.replace(Some(host.clone()));
-        let polled = if host.is_dead() {
+        let before = CURRENT.replace(Some(process.clone()));
+        let polled = if process.is_dead() {
             self.task = None;
             Poll::Pending
         } else {
@@ -168,7 +168,7 @@ impl<F: Future> Future for Hosted<F> {
         CURRENT.set(before);
         if polled.is_ready() {
             self.task = None;
-            host.state().wakers.retain(|waker| !waker.will_wake(cx.waker()));
+            process.state().wakers.retain(|waker| !waker.will_wake(cx.waker()));
         }
         polled
     }

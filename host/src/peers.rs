@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::lock::maps::HashMap;
 use crate::lock::{Key, Space};
 use crate::random;
-use crate::service::{Bell, Service};
+use crate::service::{Peers, Service};
 use crate::vital;
 
 /// Rings that wait for one peer. With more, the rest is lost: its waiters poll.
@@ -38,18 +38,18 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(60);
 const MAX_NAME: usize = 128;
 
-/// Peers that are remembered.
+/// KnownPeers that are remembered.
 const MAX_PEERS: usize = 1_024;
 
 type Gone = Box<dyn FnOnce() + Send>;
 
 /// The ringing side.
-pub struct Bells {
+pub struct PeerClient {
     name: String,
-    peers: Arc<Peers>,
+    peers: Arc<KnownPeers>,
 }
 
-struct Peers {
+struct KnownPeers {
     /// Of this machine and its network; empty where the system does not tell.
     place: String,
     known: Mutex<HashMap<Box<str>, Peer>>,
@@ -58,51 +58,51 @@ struct Peers {
 #[derive(Default)]
 struct Peer {
     /// To the task that calls it, where there is one.
-    rings: Option<Sender<Ring>>,
+    notifications: Option<Sender<Notification>>,
     /// Whether its address leads to it.
     reached: bool,
     /// Whether it was warned of.
     told: bool,
 }
 
-struct Ring {
+struct Notification {
     key: Key,
     gone: Gone,
 }
 
-impl Bells {
+impl PeerClient {
     /// `address`: where the others reach [`answer`].
-    pub fn new(address: SocketAddr) -> Bells {
+    pub fn new(address: SocketAddr) -> PeerClient {
         let (place, run) = (place(), random::number::<u64>());
         let name = format!("{address}/{place}{run:016x}");
-        Bells { name, peers: Arc::new(Peers { place, known: Mutex::default() }) }
+        PeerClient { name, peers: Arc::new(KnownPeers { place, known: Mutex::default() }) }
     }
 }
 
-impl Bell for Bells {
+impl Peers for PeerClient {
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn ring(&self, peer: &str, key: &Key, gone: Gone) {
-        let ring = Ring { key: key.clone(), gone };
+    fn notify(&self, peer: &str, key: &Key, gone: Gone) {
+        let notification = Notification { key: key.clone(), gone };
         let mut known = self.peers.lock();
         if known.len() >= MAX_PEERS && !known.contains_key(peer) {
-            known.retain(|_, peer| peer.rings.is_some());
+            known.retain(|_, peer| peer.notifications.is_some());
         }
         let state = known.entry(peer.into()).or_default();
-        if let Some(rings) = &state.rings {
-            let _ = rings.try_send(ring);
+        if let Some(notifications) = &state.notifications {
+            let _ = notifications.try_send(notification);
             return;
         }
-        let (sender, rings) = channel(QUEUED);
-        let _ = sender.try_send(ring);
-        state.rings = Some(sender);
-        vital::detach(call(peer.to_owned(), rings, self.peers.clone()));
+        let (sender, notifications) = channel(QUEUED);
+        let _ = sender.try_send(notification);
+        state.notifications = Some(sender);
+        vital::detach(call(peer.to_owned(), notifications, self.peers.clone()));
     }
 }
 
-impl Peers {
+impl KnownPeers {
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Peer>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,7 +110,7 @@ impl Peers {
     /// Who rings from now on makes a new connection.
     fn hang_up(&self, peer: &str) {
         if let Some(peer) = self.lock().get_mut(peer) {
-            peer.rings = None;
+            peer.notifications = None;
         }
     }
 
@@ -165,32 +165,34 @@ fn is_here(name: &str, place: &str) -> bool {
 }
 
 /// Carries rings to one peer until it cannot be reached, or nobody has rung for a while.
-async fn call(peer: String, mut rings: Receiver<Ring>, peers: Arc<Peers>) {
+async fn call(peer: String, mut notifications: Receiver<Notification>, peers: Arc<KnownPeers>) {
     let mut line = None;
     loop {
-        let ring = match tokio::time::timeout(IDLE, rings.recv()).await {
-            Ok(ring) => ring,
+        let notification = match tokio::time::timeout(IDLE, notifications.recv()).await {
+            Ok(notification) => notification,
             Err(_) => {
                 peers.hang_up(&peer);
-                rings.close();
+                notifications.close();
                 // Somebody may have rung just now.
-                rings.recv().await
+                notifications.recv().await
             }
         };
-        let Some(Ring { key, gone }) = ring else { return };
+        let Some(Notification { key, gone }) = notification else { return };
         let Err(error) = send(&mut line, &peer, &key, &peers).await else { continue };
         let is_gone = peers.is_gone(&peer, &error);
         peers.hang_up(&peer);
-        rings.close();
-        let others = std::iter::from_fn(|| rings.try_recv().ok());
-        for gone in std::iter::once(gone).chain(others.map(|ring| ring.gone)).filter(|_| is_gone) {
+        notifications.close();
+        let others = std::iter::from_fn(|| notifications.try_recv().ok());
+        for gone in
+            std::iter::once(gone).chain(others.map(|notification| notification.gone)).filter(|_| is_gone)
+        {
             gone();
         }
         return;
     }
 }
 
-async fn send(line: &mut Option<TcpStream>, peer: &str, key: &Key, peers: &Peers) -> io::Result<()> {
+async fn send(line: &mut Option<TcpStream>, peer: &str, key: &Key, peers: &KnownPeers) -> io::Result<()> {
     let stream = match line.take().filter(is_open) {
         Some(stream) => stream,
         None => {
@@ -235,7 +237,7 @@ fn frame(key: &Key) -> Vec<u8> {
 }
 
 /// The side that is rung: wakes waiters until `stop`.
-pub async fn answer(listener: TcpListener, name: String, service: Service, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, name: String, service: Service, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(CALLERS));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -298,10 +300,10 @@ mod tests {
         assert_eq!(read(&[0, 0xff]), None);
     }
 
-    async fn rings(bells: &Bells, peer: &str) -> bool {
+    async fn notifications(peers: &PeerClient, peer: &str) -> bool {
         let (tell, told) = tokio::sync::oneshot::channel();
         let key = Key::new("k").expect("it is a key");
-        bells.ring(peer, &key, Box::new(move || tell.send(()).unwrap_or_default()));
+        peers.notify(peer, &key, Box::new(move || tell.send(()).unwrap_or_default()));
         let gone = tokio::time::timeout(2 * CONNECT_LIMIT, told).await;
         !matches!(gone, Ok(Ok(())))
     }
@@ -317,23 +319,23 @@ mod tests {
     async fn whoever_is_gone_is_noticed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let bells = Bells::new(address);
+        let peers = PeerClient::new(address);
         let name = format!("{address}/elsewhere");
-        let (first, mut stream) = tokio::join!(rings(&bells, &name), peer(&name, &listener));
+        let (first, mut stream) = tokio::join!(notifications(&peers, &name), peer(&name, &listener));
         assert!(first, "it is there");
         let mut heard = [0; 4];
         stream.read_exact(&mut heard).await.expect("it was rung");
         assert_eq!(heard, [0, 2, 0, b'k']);
         drop(stream);
-        let (other, _stream) = tokio::join!(rings(&bells, &name), peer("another", &listener));
+        let (other, _stream) = tokio::join!(notifications(&peers, &name), peer("another", &listener));
         assert!(!other, "somebody else is there");
-        let (again, stream) = tokio::join!(rings(&bells, &name), peer(&name, &listener));
+        let (again, stream) = tokio::join!(notifications(&peers, &name), peer(&name, &listener));
         assert!(again, "it is there");
         drop(stream);
         tokio::time::sleep(Duration::from_millis(20)).await;
-        assert!(rings(&bells, &name).await, "it says nothing, and may only be slow");
+        assert!(notifications(&peers, &name).await, "it says nothing, and may only be slow");
         drop(listener);
-        assert!(!rings(&bells, &name).await, "it was there, and is not");
+        assert!(!notifications(&peers, &name).await, "it was there, and is not");
     }
 
     /// Its address may be right where it runs.
@@ -342,13 +344,13 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         drop(listener);
-        let bells = Bells::new(address);
+        let peers = PeerClient::new(address);
         for peer in [&format!("{address}/elsewhere"), "192.0.2.1:7072/elsewhere", "nonsense"] {
-            assert!(rings(&bells, peer).await, "{peer}");
-            assert!(rings(&bells, peer).await, "{peer}, which is known");
+            assert!(notifications(&peers, peer).await, "{peer}");
+            assert!(notifications(&peers, peer).await, "{peer}, which is known");
         }
-        let killed = Bells::new(address);
-        assert!(!rings(&bells, killed.name()).await, "it ran on this machine");
+        let killed = PeerClient::new(address);
+        assert!(!notifications(&peers, killed.name()).await, "it ran on this machine");
         let elsewhere = killed.name().replace("127.0.0.1", "192.0.2.1");
         assert!(!is_here(&elsewhere, &place()) && is_here(killed.name(), &place()));
     }

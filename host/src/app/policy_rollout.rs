@@ -15,17 +15,17 @@ use crate::policy::{Digest, Policies, PolicyStatus, Prepared, Rejection};
 const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct PolicyRollout {
     policies: Policies,
     fleet: Fleet,
     /// The digests of the components that the proxy was started with, by policy.
     loaded: BTreeMap<String, String>,
 }
 
-impl Desk {
+impl PolicyRollout {
     /// `loaded`: the digests of the components that the proxy was started with, by policy.
-    pub fn new(policies: Policies, fleet: Fleet, loaded: BTreeMap<String, String>) -> Desk {
-        Desk { policies, fleet, loaded }
+    pub fn new(policies: Policies, fleet: Fleet, loaded: BTreeMap<String, String>) -> PolicyRollout {
+        PolicyRollout { policies, fleet, loaded }
     }
 
     /// Makes files that change live, until the watcher is gone. A file that has to wait holds up no other one,
@@ -137,7 +137,7 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl PolicyAdmin for Desk {
+impl PolicyAdmin for PolicyRollout {
     fn status(&self) -> Vec<PolicyStatus> {
         let records = self.fleet.records();
         let mut all = self.policies.status();
@@ -149,8 +149,8 @@ impl PolicyAdmin for Desk {
     }
 
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed> {
-        let (desk, name) = (self.clone(), name.to_owned());
-        Box::pin(async move { desk.put(&name, component).await.map_err(Refusal::from) })
+        let (policy_rollout, name) = (self.clone(), name.to_owned());
+        Box::pin(async move { policy_rollout.put(&name, component).await.map_err(Refusal::from) })
     }
 
     fn too_large(&self, name: &str, max: usize) -> Refusal {
@@ -158,13 +158,13 @@ impl PolicyAdmin for Desk {
     }
 
     fn rollback(&self, name: &str) -> PolicyAnswer<Pushed> {
-        let (desk, name) = (self.clone(), name.to_owned());
+        let (policy_rollout, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
-            if desk.policies.get(&name).is_none() {
+            if policy_rollout.policies.get(&name).is_none() {
                 return Err(Refusal::Unknown);
             }
-            let changed = desk.fleet.roll_back(&name).await;
-            Ok(desk.pushed(&name, changed)?)
+            let changed = policy_rollout.fleet.roll_back(&name).await;
+            Ok(policy_rollout.pushed(&name, changed)?)
         })
     }
 }

@@ -12,13 +12,13 @@ use std::sync::atomic::Ordering;
 
 use super::batch::{Decided, PACKET_BYTES, environment, next_revision, row_write};
 use super::cache;
+use super::clock_steps;
 use super::link::{Fault, LOCK_WAIT_S, Link};
 use super::sql::{self, RowWrite};
-use super::steps;
-use super::store::Shared;
+use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
-use crate::lock::record::{self, Mark, Op, Outcome, Record, Records};
+use crate::lock::record::{self, BatchId, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
 use crate::store::Reply;
 
@@ -32,12 +32,12 @@ pub const PREPARED_ROWS: usize = 64;
 /// Whether it is worth a try: after a failure the next few batches ask first, and after each
 /// further failure twice as many.
 #[derive(Default)]
-pub struct Luck {
+pub struct OptimisticThrottle {
     skip: u32,
     penalty: u32,
 }
 
-impl Luck {
+impl OptimisticThrottle {
     const WORST: u32 = 64;
 
     fn try_now(&mut self) -> bool {
@@ -46,14 +46,14 @@ impl Luck {
     }
 
     fn note(&mut self, applied: bool) {
-        self.penalty = if applied { 0 } else { (self.penalty * 2).clamp(1, Luck::WORST) };
+        self.penalty = if applied { 0 } else { (self.penalty * 2).clamp(1, OptimisticThrottle::WORST) };
         self.skip = self.penalty;
     }
 }
 
 /// Runs the groups if remembered rows allow. False: nothing was applied, ask the server.
 pub async fn try_run(
-    shared: &Shared,
+    context: &Context,
     link: &mut Link,
     groups: &[Vec<Op>],
     deadline: Instant,
@@ -63,18 +63,18 @@ pub async fn try_run(
     // The lock of the last row may be waited for once the time was looked at, so leave room for that.
     let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
     let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
-        && link.sample.before.0 > shared.sampled_after.load(Ordering::SeqCst);
-    if deadline <= asked_at || !fresh || !link.sysdate_moves || !link.luck.try_now() {
+        && link.sample.before.0 > context.sampled_after.load(Ordering::SeqCst);
+    if deadline <= asked_at || !fresh || !link.sysdate_moves || !link.throttle.try_now() {
         reached(Branch::FastStale);
         return Ok(false);
     }
-    let mark = link.next_mark();
-    let Some(mut plan) = Plan::new(shared, link, groups, asked_at, mark) else { return Ok(false) };
-    *decided = Some(Decided { mark, replies: std::mem::take(&mut plan.replies) });
+    let batch_id = link.next_batch_id();
+    let Some(mut plan) = Plan::new(context, link, groups, asked_at, batch_id) else { return Ok(false) };
+    *decided = Some(Decided { batch_id, replies: std::mem::take(&mut plan.replies) });
     let applied = plan.apply(link, deadline).await?;
-    link.luck.note(applied);
+    link.throttle.note(applied);
     if applied {
-        plan.finish(shared, link);
+        plan.finish(context, link);
     } else {
         *decided = None;
     }
@@ -94,9 +94,15 @@ struct Plan {
 
 impl Plan {
     /// `None` where a row is not known, or would not change, or may change by itself.
-    fn new(shared: &Shared, link: &Link, groups: &[Vec<Op>], asked_at: Instant, mark: Mark) -> Option<Plan> {
+    fn new(
+        context: &Context,
+        link: &Link,
+        groups: &[Vec<Op>],
+        asked_at: Instant,
+        batch_id: BatchId,
+    ) -> Option<Plan> {
         let (earliest, latest) = {
-            let steps = shared.steps();
+            let steps = context.clock_steps();
             let may_decide = steps.is_watched() && steps.waits_until() <= asked_at;
             steps.server_time(asked_at).filter(|_| may_decide)?
         };
@@ -108,7 +114,7 @@ impl Plan {
         let mut records = Records::default();
         let mut known = BTreeMap::new();
         for &key in &keys {
-            let Some(row) = shared.cache.take(key, link.era()) else {
+            let Some(row) = context.cache.take(key, link.cache_scope()) else {
                 if !ops().filter(|op| op.keys().contains(key)).all(is_likely_new) {
                     reached(Branch::FastUnknown);
                     return None;
@@ -124,8 +130,8 @@ impl Plan {
             known.insert(key, row.revision);
             records.insert(key.clone(), Some(row.record));
         }
-        let env = environment(shared, link, &records, &keys, (earliest, latest));
-        let outcomes = record::run(&mut records, groups, &mut [], &env, mark);
+        let env = environment(context, link, &records, &keys, (earliest, latest));
+        let outcomes = record::run(&mut records, groups, &mut [], &env, batch_id);
         let reply = |outcomes| Reply { outcomes, asked_at, now: latest };
         let replies: Vec<Reply> = outcomes.into_iter().map(reply).collect();
         let (mut writes, mut revisions) = (Vec::new(), Vec::new());
@@ -159,7 +165,7 @@ impl Plan {
             return Ok(true);
         }
         // Past the margin the server's clock was set forward, and a lease would be short.
-        let not_after = self.latest.plus_us(steps::MARGIN_US).min(link.latest(deadline));
+        let not_after = self.latest.plus_us(clock_steps::MARGIN_US).min(link.latest(deadline));
         let sql = sql::write_if_same(writes.len());
         let is_prepared = writes.len() <= PREPARED_ROWS;
         let params = sql::write_if_same_params(writes, link.sample.floor, (self.earliest, not_after));
@@ -181,11 +187,11 @@ impl Plan {
         }
     }
 
-    fn finish(self, shared: &Shared, link: &Link) {
-        let era = link.era();
+    fn finish(self, context: &Context, link: &Link) {
+        let cache_scope = link.cache_scope();
         for (key, revision) in self.revisions {
             if let Some(record) = self.records.get(&key) {
-                shared.cache.put(key, cache::Row { record: record.clone(), revision, era });
+                context.cache.put(key, cache::Row { record: record.clone(), revision, cache_scope });
             }
         }
     }
@@ -202,7 +208,7 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
     let within = |at: ServerTime| earliest < at && at <= latest;
     within(record.not_before)
         || record.kept.as_ref().is_some_and(|kept| within(kept.until))
-        || record.line.iter().any(|place| within(place.until))
+        || record.global_queue.iter().any(|place| within(place.until))
         || record.wanted.iter().any(|mark| within(mark.until))
         || record.holders.iter().any(|holder| {
             [holder.until, holder.over_at(), holder.at_least_until, holder.free_at()].into_iter().any(within)
@@ -230,17 +236,17 @@ mod tests {
 
     #[test]
     fn bad_luck_is_tried_less_often() {
-        let mut luck = Luck::default();
-        assert!(luck.try_now());
+        let mut throttle = OptimisticThrottle::default();
+        assert!(throttle.try_now());
         let mut tries = 0;
         for _ in 0..1_000 {
-            if luck.try_now() {
-                luck.note(false);
+            if throttle.try_now() {
+                throttle.note(false);
                 tries += 1;
             }
         }
         assert!((15..30).contains(&tries), "{tries} tries");
-        luck.note(true);
-        assert!(luck.try_now() && luck.try_now());
+        throttle.note(true);
+        assert!(throttle.try_now() && throttle.try_now());
     }
 }

@@ -3,33 +3,33 @@
 //! Each asks the store once when it comes, past the queue of this proxy, and has its place then. Who
 //! releases looks whose turn it is and rings that proxy; places are kept as long as their waiters are here.
 
-use super::flights::Part;
+use super::in_flight::BatchItem;
 use super::{Action, Entry, JOIN_MS, KEEP_PLACES_MS, Table, Timer, WaiterId};
 use crate::lock::maps::HashSet;
-use crate::lock::record::{Denial, Grant, LineChange, Turn};
+use crate::lock::record::{Denial, GlobalQueueChange, Grant, NextWaiter};
 use crate::lock::{Instant, Key, LeaseRef};
 
 impl Table {
-    pub(super) fn line(&mut self, key: Key, change: LineChange, out: &mut Vec<Action>) {
-        self.fly(vec![Part::Line { key, change }], out);
+    pub(super) fn change_global_queue(&mut self, key: Key, change: GlobalQueueChange, out: &mut Vec<Action>) {
+        self.submit(vec![BatchItem::GlobalQueue { key, change }], out);
     }
 
     /// What a release asks besides: whose turn it is, where other proxies may be waiting.
-    pub(super) fn looks(&self, lease: &LeaseRef) -> Vec<Part> {
+    pub(super) fn looks(&self, lease: &LeaseRef) -> Vec<BatchItem> {
         let known = self.leases.find(lease.nonce);
-        if known.is_some_and(|lease| lease.claim.line.is_none() && !lease.contended) {
+        if known.is_some_and(|lease| lease.claim.global.is_none() && !lease.contended) {
             return Vec::new();
         }
-        let look = |key: &Key| Part::Line { key: key.clone(), change: LineChange::Look };
+        let look = |key: &Key| BatchItem::GlobalQueue { key: key.clone(), change: GlobalQueueChange::Look };
         lease.keys.iter().map(look).collect()
     }
 
     /// The key is free: whichever waiter is first asks for it, here or elsewhere.
-    pub(super) fn turn(&mut self, key: &Key, turn: Turn, out: &mut Vec<Action>) {
+    pub(super) fn notify_next_waiter(&mut self, key: &Key, next_waiter: NextWaiter, out: &mut Vec<Action>) {
         let waiters = self.queues.get(key).into_iter().flat_map(|queue| queue.in_order());
-        let has_it = |entry: &&Entry| turn.ticket.is_some() && entry.ticket() == turn.ticket;
+        let has_it = |entry: &&Entry| next_waiter.ticket.is_some() && entry.ticket() == next_waiter.ticket;
         let first = waiters.filter_map(|id| self.waiters.get(id)).find(has_it);
-        match first.map(|entry| (entry.waiter.id, entry.flight.is_none() && !entry.cancelled)) {
+        match first.map(|entry| (entry.waiter.id, entry.in_flight.is_none() && !entry.cancelled)) {
             // It may stand behind others in this proxy's queue: the store's order counts.
             Some((waiter, false)) => {
                 if let Some(entry) = self.waiters.get_mut(&waiter) {
@@ -37,19 +37,19 @@ impl Table {
                 }
             }
             Some((waiter, true)) => {
-                self.fly(vec![Part::Rejoin { waiter, over: false }], out);
+                self.submit(vec![BatchItem::Rejoin { waiter, over: false }], out);
             }
-            None => out.push(Action::Ring { key: key.clone(), turn }),
+            None => out.push(Action::NotifyPeer { key: key.clone(), next_waiter }),
         }
     }
 
     /// Its mark may stand for waiters that came later. A place stands for one waiter, which has gone.
-    pub(super) fn orphan(&mut self, key: Key, turn: Turn, now: Instant, out: &mut Vec<Action>) {
-        let Turn { proxy, ticket } = turn;
+    pub(super) fn orphan(&mut self, key: Key, next_waiter: NextWaiter, now: Instant, out: &mut Vec<Action>) {
+        let NextWaiter { proxy, ticket } = next_waiter;
         if ticket.is_none() && self.queues.get(&key).is_some_and(|queue| queue.len() > 0) {
             return self.wake(&key, now, out);
         }
-        self.line(key, LineChange::Leave { proxy, ticket }, out);
+        self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket }, out);
     }
 
     /// The store has this proxy's mark now, if the claim was to leave one.
@@ -66,7 +66,7 @@ impl Table {
 
     /// Whether this proxy had left its mark at a key that the waiter was granted. The grant has taken it out.
     pub(super) fn was_marked(&mut self, id: WaiterId, grant: &Grant) -> bool {
-        let Some(entry) = self.waiters.get(&id).filter(|entry| entry.waiter.claim.line.is_none()) else {
+        let Some(entry) = self.waiters.get(&id).filter(|entry| entry.waiter.claim.global.is_none()) else {
             return false;
         };
         let keys = grant.chosen.as_ref().map_or(&*entry.waiter.claim.keys, std::slice::from_ref);
@@ -82,13 +82,13 @@ impl Table {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
         let ([key], true, true) =
-            (&*claim.keys, claim.request.is_none(), claim.line.is_some() && claim.waits)
+            (&*claim.keys, claim.request.is_none(), claim.global.is_some() && claim.waits)
         else {
             return false;
         };
         let (key, place) = (key.clone(), entry.place);
         let Some(queue) = self.queues.get(&key) else { return false };
-        let in_line = |id: WaiterId| self.waiters.get(&id).is_some_and(|entry| entry.in_line);
+        let in_line = |id: WaiterId| self.waiters.get(&id).is_some_and(|entry| entry.in_global_queue);
         if !queue.ahead_of(place).any(in_line) {
             return false;
         }
@@ -114,7 +114,7 @@ impl Table {
     }
 
     /// A waiter whose claim is under way comes into line once that is answered: others do not pass it meanwhile.
-    pub(super) fn comes_into_line(&mut self, id: WaiterId, now: Instant) {
+    pub(super) fn joins_global_queue(&mut self, id: WaiterId, now: Instant) {
         let Some(keys) = self.waiters.get(&id).map(|entry| entry.waiter.claim.keys.clone()) else { return };
         for key in &*keys {
             self.join_later(key.clone(), id, now);
@@ -133,23 +133,23 @@ impl Table {
 
     pub(super) fn join(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         let joining = self.queues.get_mut(key).map(|queue| std::mem::take(&mut queue.joining));
-        let (mut parts, mut seen) = (Vec::new(), HashSet::default());
+        let (mut items, mut seen) = (Vec::new(), HashSet::default());
         for id in joining.into_iter().flatten().filter(|id| seen.insert(*id)) {
             match self.waiters.get(&id) {
-                Some(entry) if entry.in_line || entry.cancelled => {}
-                Some(entry) if entry.flight.is_some() && entry.replan.is_some() => {
+                Some(entry) if entry.in_global_queue || entry.cancelled => {}
+                Some(entry) if entry.in_flight.is_some() && entry.replan.is_some() => {
                     self.join_later(key.clone(), id, now);
                 }
-                Some(entry) if entry.flight.is_some() => {}
+                Some(entry) if entry.in_flight.is_some() => {}
                 Some(_) => match self.held_back_at(id) {
                     Some(key) => self.join_later(key, id, now),
-                    None => parts.push(Part::Rejoin { waiter: id, over: false }),
+                    None => items.push(BatchItem::Rejoin { waiter: id, over: false }),
                 },
                 None => {}
             }
         }
-        if !parts.is_empty() {
-            self.fly(parts, out);
+        if !items.is_empty() {
+            self.submit(items, out);
         }
     }
 
@@ -157,12 +157,12 @@ impl Table {
     /// them again through another proxy, and so do those that the same request waits for on another connection.
     pub(super) fn leave_line(&mut self, entry: &Entry) {
         let claim = &entry.waiter.claim;
-        let Some(own) = claim.line.as_ref().filter(|_| entry.in_line) else { return };
+        let Some(own) = claim.global.as_ref().filter(|_| entry.in_global_queue) else { return };
         if own.returns && (self.shutting_down || self.has_another(entry)) {
             return;
         }
         for key in &*claim.keys {
-            let leave = Timer::Leave(key.clone(), claim.proxy.clone(), Some(own.ticket));
+            let leave = Timer::Leave(key.clone(), claim.proxy.clone(), Some(own.number));
             self.timers.insert((Instant(0), leave));
         }
     }
@@ -175,7 +175,7 @@ impl Table {
     }
 
     pub(super) fn keep_places_later(&mut self, id: WaiterId, now: Instant) {
-        let Some(entry) = self.waiters.get(&id).filter(|entry| entry.in_line) else { return };
+        let Some(entry) = self.waiters.get(&id).filter(|entry| entry.in_global_queue) else { return };
         let at = now.plus_ms(KEEP_PLACES_MS);
         for key in &*entry.waiter.claim.keys {
             if let Some(queue) = self.queues.get_mut(key)
@@ -190,7 +190,8 @@ impl Table {
     pub(super) fn keep_places(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         queue.keep_at = None;
-        let entries = queue.in_order().filter_map(|id| self.waiters.get(id)).filter(|entry| entry.in_line);
+        let entries =
+            queue.in_order().filter_map(|id| self.waiters.get(id)).filter(|entry| entry.in_global_queue);
         let (mut tickets, mut any) = (Vec::new(), None);
         for entry in entries {
             tickets.extend(entry.ticket());
@@ -198,7 +199,7 @@ impl Table {
         }
         if let Some(any) = any {
             self.keep_places_later(any, now);
-            self.line(key.clone(), LineChange::Keep { tickets }, out);
+            self.change_global_queue(key.clone(), GlobalQueueChange::Keep { tickets }, out);
         }
     }
 }
@@ -206,6 +207,6 @@ impl Table {
 impl Entry {
     /// Of its places in line.
     fn ticket(&self) -> Option<u64> {
-        self.waiter.claim.line.as_ref().map(|own| own.ticket)
+        self.waiter.claim.global.as_ref().map(|own| own.number)
     }
 }

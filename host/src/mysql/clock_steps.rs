@@ -98,7 +98,7 @@ pub enum SetBack {
 
 /// What one look at the server's clock has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ClockStep {
     None,
     /// The clock was set forward, by so many microseconds.
     Forward {
@@ -181,7 +181,7 @@ impl ClockSteps {
     }
 
     /// The server's clock said `server` at some moment between `before` and `after` on our own.
-    pub fn observe(&mut self, server: ServerTime, before: Instant, after: Instant) -> Step {
+    pub fn observe(&mut self, server: ServerTime, before: Instant, after: Instant) -> ClockStep {
         let seen = Bounds {
             low: server.0.cast_signed() - after.0.cast_signed(),
             high: server.0.cast_signed() - before.0.cast_signed(),
@@ -190,7 +190,7 @@ impl ClockSteps {
         };
         let Some(known) = self.bounds.or(self.earlier) else {
             self.bounds = Some(seen);
-            return Step::None;
+            return ClockStep::None;
         };
         let is_missed = after.us_since(known.seen) > UNWATCHED_US;
         self.is_watched &= !is_missed;
@@ -201,18 +201,18 @@ impl ClockSteps {
             let at_most_us = (seen.high - known.low).cast_unsigned();
             let by_us = self.doubt(after).by_us + at_most_us;
             self.jump = Some(Jump { by_us, since: server, at: after });
-            Step::Forward { at_least_us, at_most_us }
+            ClockStep::Forward { at_least_us, at_most_us }
         } else if seen.high < known.low - margin {
             let Bounds { low, high, .. } = known;
             self.set_back_from(Peak { low, high, at: after, is_seen: !is_missed });
-            Step::Back((known.low - seen.high).cast_unsigned())
+            ClockStep::Back((known.low - seen.high).cast_unsigned())
         } else {
-            Step::None
+            ClockStep::None
         };
         // The upper bound only ever falls (but for drift), so that many small steps add up to one.
         let high = known.high.min(seen.high);
         let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at, seen: before };
-        let is_new = step != Step::None || self.earlier.take().is_some();
+        let is_new = step != ClockStep::None || self.earlier.take().is_some();
         self.bounds = Some(if is_new { seen } else { both });
         step
     }
@@ -284,16 +284,16 @@ mod tests {
     const START: u64 = 1_700_000_000_000_000;
     const SECOND: u64 = 1_000_000;
 
-    fn look(steps: &mut ClockSteps, own: u64, server: u64, delay: u64) -> Step {
+    fn look(steps: &mut ClockSteps, own: u64, server: u64, delay: u64) -> ClockStep {
         steps.observe(ServerTime(START + server), Instant(own), Instant(own + delay))
     }
 
     #[test]
     fn delays_are_not_steps() {
         let mut steps = ClockSteps::default();
-        assert_eq!(look(&mut steps, 0, 0, 100), Step::None);
-        assert_eq!(look(&mut steps, SECOND, 3 * SECOND, 2 * SECOND + 50), Step::None);
-        assert_eq!(look(&mut steps, 4 * SECOND, 4 * SECOND, 2 * SECOND), Step::None);
+        assert_eq!(look(&mut steps, 0, 0, 100), ClockStep::None);
+        assert_eq!(look(&mut steps, SECOND, 3 * SECOND, 2 * SECOND + 50), ClockStep::None);
+        assert_eq!(look(&mut steps, 4 * SECOND, 4 * SECOND, 2 * SECOND), ClockStep::None);
         assert_eq!(steps.doubt(Instant(6 * SECOND)), Doubt::default());
     }
 
@@ -303,7 +303,7 @@ mod tests {
         look(&mut steps, 0, 0, 100);
         let step = look(&mut steps, SECOND, 31 * SECOND, 100);
         assert!(
-            matches!(step, Step::Forward { at_least_us: 29_900_000.., at_most_us: ..30_100_000 }),
+            matches!(step, ClockStep::Forward { at_least_us: 29_900_000.., at_most_us: ..30_100_000 }),
             "{step:?}"
         );
         let doubt = steps.doubt(Instant(11 * SECOND));
@@ -315,7 +315,7 @@ mod tests {
             "longer ago than any lease, and of late"
         );
         assert!(steps.is_steady(Instant(22 * SECOND), 20 * SECOND));
-        assert_eq!(look(&mut steps, 2 * SECOND, 32 * SECOND, 100), Step::None);
+        assert_eq!(look(&mut steps, 2 * SECOND, 32 * SECOND, 100), ClockStep::None);
         look(&mut steps, 3 * SECOND, 43 * SECOND, 100);
         let both = steps.doubt(Instant(3 * SECOND));
         assert!((40 * SECOND..41 * SECOND).contains(&both.by_us), "two steps add up: {both:?}");
@@ -327,13 +327,13 @@ mod tests {
         look(&mut steps, 0, 0, 100);
         steps.change_server();
         assert!(steps.server_time(Instant(SECOND)).is_none(), "of the clock of this one nothing is known");
-        assert!(matches!(look(&mut steps, SECOND, 61 * SECOND, 100), Step::Forward { .. }));
+        assert!(matches!(look(&mut steps, SECOND, 61 * SECOND, 100), ClockStep::Forward { .. }));
         assert!(steps.doubt(Instant(SECOND)).by_us >= 59 * SECOND);
         steps.change_server();
-        assert!(matches!(look(&mut steps, 2 * SECOND, SECOND, 100), Step::Back(_)));
+        assert!(matches!(look(&mut steps, 2 * SECOND, SECOND, 100), ClockStep::Back(_)));
         assert!(steps.doubt(Instant(2 * SECOND)).by_us >= 59 * SECOND, "the first step counts still");
         steps.change_server();
-        assert_eq!(look(&mut steps, 3 * SECOND, 2 * SECOND + 50_000, 100), Step::None);
+        assert_eq!(look(&mut steps, 3 * SECOND, 2 * SECOND + 50_000, 100), ClockStep::None);
         let (earliest, _) = steps.server_time(Instant(3 * SECOND)).expect("it was looked at");
         assert!(
             earliest.0 > START + 2 * SECOND + 40_000,
@@ -397,14 +397,14 @@ mod tests {
         let mut steps = ClockSteps::default();
         look(&mut steps, 0, 0, 100);
         let seen = (1..10).map(|n| look(&mut steps, n * SECOND, n * (SECOND + 40_000), 100));
-        assert!(seen.into_iter().any(|step| matches!(step, Step::Forward { .. })));
+        assert!(seen.into_iter().any(|step| matches!(step, ClockStep::Forward { .. })));
     }
 
     #[test]
     fn a_step_back_leaves_expiry_trusted() {
         let mut steps = ClockSteps::default();
         look(&mut steps, 60 * SECOND, 60 * SECOND, 100);
-        assert!(matches!(look(&mut steps, 61 * SECOND, 31 * SECOND, 100), Step::Back(_)));
+        assert!(matches!(look(&mut steps, 61 * SECOND, 31 * SECOND, 100), ClockStep::Back(_)));
         assert_eq!(steps.doubt(Instant(61 * SECOND)), Doubt::default());
     }
 
@@ -467,7 +467,7 @@ mod tests {
     fn looking_often_does_not_forbid_drift() {
         let mut steps = ClockSteps::default();
         for n in 0..2_000_000 {
-            assert_eq!(look(&mut steps, n * 400, n * 400 + n * 400 / 2_000, 100), Step::None);
+            assert_eq!(look(&mut steps, n * 400, n * 400 + n * 400 / 2_000, 100), ClockStep::None);
         }
     }
 
@@ -475,7 +475,7 @@ mod tests {
     fn slow_correction_is_followed() {
         let mut steps = ClockSteps::default();
         for n in 0..10_000 {
-            assert_eq!(look(&mut steps, n * SECOND, n * (SECOND + 400), 100), Step::None);
+            assert_eq!(look(&mut steps, n * SECOND, n * (SECOND + 400), 100), ClockStep::None);
         }
     }
 }

@@ -12,29 +12,29 @@
 
 use super::decide::admits;
 use super::{
-    Claim, Denial, Env, InLine, LineChange, MAX_LINE, MAX_WANTED, Outcome, PLACE_MS, Place, Record, Records,
-    TURN_AFTER, Turn, WANTED_MS, Wanted,
+    Claim, Denial, Env, GlobalPlace, GlobalQueueChange, GlobalTicket, MAX_GLOBAL_QUEUE, MAX_WANTED,
+    NextWaiter, Outcome, PLACE_MS, Record, Records, TURN_AFTER, WANTED_MS, Wanted,
 };
 use crate::lock::{Key, Mode, ServerTime};
 
 /// Why the claim has to let others have these keys first, if it does.
 pub(super) fn ahead(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> Option<Denial> {
-    match &claim.line {
-        Some(own) => ahead_in_line(records, keys, own, env),
+    match &claim.global {
+        Some(own) => ahead_in_global_queue(records, keys, own, env),
         None => turn_of_others(records, keys, claim, env),
     }
 }
 
 /// The claim is denied: a waiter takes its places in line, or leaves its proxy's mark.
 pub(super) fn denied(records: &mut Records, claim: &Claim, mut denial: Denial, env: &Env) -> Outcome {
-    match &claim.line {
+    match &claim.global {
         Some(own) if claim.waits => match join(records, claim, own, env) {
             Some(joined) => denial.joined = Some(joined),
             None => return Outcome::Crowded,
         },
         Some(_) => {}
         None => {
-            if denial.turn.is_some() {
+            if denial.next_waiter.is_some() {
                 begin_turn(records, &denial.key, env);
             }
             if claim.waits {
@@ -49,8 +49,8 @@ pub(super) fn denied(records: &mut Records, claim: &Claim, mut denial: Denial, e
 /// The claim is granted these keys: its places are free, and the other proxies have been passed over once more.
 pub(super) fn granted(records: &mut Records, keys: &[Key], claim: &Claim, env: &Env) {
     for key in keys {
-        match &claim.line {
-            Some(own) => remove(records, key, |place| place.ticket == own.ticket),
+        match &claim.global {
+            Some(own) => remove(records, key, |place| place.ticket == own.number),
             None if records.read(key).wanted.is_empty() => {}
             None => {
                 let wanted = &mut records.write(key).wanted;
@@ -61,50 +61,51 @@ pub(super) fn granted(records: &mut Records, keys: &[Key], claim: &Claim, env: &
     }
 }
 
-pub(super) fn change(records: &mut Records, key: &Key, change: &LineChange, env: &Env) -> Outcome {
+pub(super) fn change(records: &mut Records, key: &Key, change: &GlobalQueueChange, env: &Env) -> Outcome {
     match change {
-        LineChange::Look => {}
-        LineChange::Leave { proxy, ticket: Some(ticket) } => {
+        GlobalQueueChange::Look => {}
+        GlobalQueueChange::Leave { proxy, ticket: Some(ticket) } => {
             remove(records, key, |place| place.ticket == *ticket && place.proxy == *proxy);
         }
-        LineChange::Leave { proxy, ticket: None } => unmark(records, key, proxy),
-        LineChange::Keep { tickets } => {
-            let kept = |place: &Place| tickets.contains(&place.ticket);
-            if records.read(key).line.iter().any(kept) {
-                for place in records.write(key).line.iter_mut().filter(|place| kept(place)) {
+        GlobalQueueChange::Leave { proxy, ticket: None } => unmark(records, key, proxy),
+        GlobalQueueChange::Keep { tickets } => {
+            let kept = |place: &GlobalPlace| tickets.contains(&place.ticket);
+            if records.read(key).global_queue.iter().any(kept) {
+                for place in records.write(key).global_queue.iter_mut().filter(|place| kept(place)) {
                     place.until = place.until.max(env.now.plus_ms(PLACE_MS));
                 }
             }
         }
-        LineChange::Evict { proxy } => {
+        GlobalQueueChange::Evict { proxy } => {
             remove(records, key, |place| place.proxy == *proxy && !place.returns);
             unmark(records, key, proxy);
         }
     }
     let gone = match change {
-        LineChange::Evict { proxy } => Some(proxy),
+        GlobalQueueChange::Evict { proxy } => Some(proxy),
         _ => None,
     };
     // A place that its client may return to stays; the proxy that had it cannot be rung.
-    let turn = turn(records.read(key), key, env).filter(|turn| gone != Some(&turn.proxy));
-    Outcome::Line { turn }
+    let next_waiter =
+        next_waiter(records.read(key), key, env).filter(|next_waiter| gone != Some(&next_waiter.proxy));
+    Outcome::GlobalQueue { next_waiter }
 }
 
-fn ahead_in_line(records: &Records, keys: &[Key], own: &InLine, env: &Env) -> Option<Denial> {
+fn ahead_in_global_queue(records: &Records, keys: &[Key], own: &GlobalTicket, env: &Env) -> Option<Denial> {
     let joined = joined_before(records, keys, own, env);
     keys.iter().find_map(|key| {
         let record = records.read(key);
         let first = live(record, env).next()?;
         let goes_first = match joined {
-            _ if has_place(record, own, env) => first.ticket != own.ticket,
-            Some(joined) => first.order() < (own.rank, joined, own.ticket),
+            _ if has_place(record, own, env) => first.ticket != own.number,
+            Some(joined) => first.order() < (own.rank, joined, own.number),
             None => first.rank <= own.rank,
         };
         goes_first.then(|| Denial {
             key: key.clone(),
             holder: None,
             free_in_us: first.until.us_since(env.now),
-            turn: Some(turn_of(first)),
+            next_waiter: Some(turn_of(first)),
             joined: None,
         })
     })
@@ -112,19 +113,19 @@ fn ahead_in_line(records: &Records, keys: &[Key], own: &InLine, env: &Env) -> Op
 
 /// When the waiter joined first. Known from its places, also where the answer to its first claim was lost or was
 /// given to another proxy; and from the claim, also where all of its places have ended.
-fn joined_before(records: &Records, keys: &[Key], own: &InLine, env: &Env) -> Option<ServerTime> {
+fn joined_before(records: &Records, keys: &[Key], own: &GlobalTicket, env: &Env) -> Option<ServerTime> {
     let places = keys.iter().flat_map(|key| live(records.read(key), env));
-    let mine = places.filter(|place| place.ticket == own.ticket).map(|place| place.joined);
+    let mine = places.filter(|place| place.ticket == own.number).map(|place| place.joined);
     // An earlier version of this program wrote no time.
     mine.filter(|joined| joined.0 > 0).chain(own.joined).min()
 }
 
 /// Takes a place in the line of every key, or keeps those that it has. `None` where a line is full.
-fn join(records: &mut Records, claim: &Claim, own: &InLine, env: &Env) -> Option<ServerTime> {
+fn join(records: &mut Records, claim: &Claim, own: &GlobalTicket, env: &Env) -> Option<ServerTime> {
     let keys = &*claim.keys;
     let has_room = |key: &Key| {
         let record = records.read(key);
-        has_place(record, own, env) || live(record, env).count() < MAX_LINE
+        has_place(record, own, env) || live(record, env).count() < MAX_GLOBAL_QUEUE
     };
     if !keys.iter().all(has_room) {
         return None;
@@ -132,11 +133,12 @@ fn join(records: &mut Records, claim: &Claim, own: &InLine, env: &Env) -> Option
     let joined = joined_before(records, keys, own, env).unwrap_or_else(|| {
         // Of those that the store hears of in one step the first is first, and a clock that is set back lets
         // nobody pass.
-        let last = keys.iter().flat_map(|key| &records.read(key).line).map(|place| place.joined).max();
+        let last =
+            keys.iter().flat_map(|key| &records.read(key).global_queue).map(|place| place.joined).max();
         last.map_or(env.now, |last| env.now.max(last.plus_us(1)))
     });
-    let place = Place {
-        ticket: own.ticket,
+    let place = GlobalPlace {
+        ticket: own.number,
         proxy: claim.proxy.clone(),
         rank: own.rank,
         joined,
@@ -144,15 +146,15 @@ fn join(records: &mut Records, claim: &Claim, own: &InLine, env: &Env) -> Option
         until: env.now.plus_ms(PLACE_MS),
     };
     for key in keys {
-        let mine = records.read(key).line.iter().find(|place| place.ticket == own.ticket);
+        let mine = records.read(key).global_queue.iter().find(|place| place.ticket == own.number);
         // Not every poll is worth a write.
-        let is_fresh = |mine: &Place| mine.until.us_since(env.now) > u64::from(PLACE_MS) * 500;
-        let is_same = |mine: &Place| mine.order() == place.order() && mine.proxy == place.proxy;
+        let is_fresh = |mine: &GlobalPlace| mine.until.us_since(env.now) > u64::from(PLACE_MS) * 500;
+        let is_same = |mine: &GlobalPlace| mine.order() == place.order() && mine.proxy == place.proxy;
         if mine.is_some_and(|mine| is_fresh(mine) && is_same(mine)) {
             continue;
         }
-        let line = &mut records.write(key).line;
-        line.retain(|other| other.until > env.now && other.ticket != own.ticket);
+        let line = &mut records.write(key).global_queue;
+        line.retain(|other| other.until > env.now && other.ticket != own.number);
         let at = line.iter().position(|other| other.order() > place.order()).unwrap_or(line.len());
         line.insert(at, place.clone());
     }
@@ -173,7 +175,7 @@ fn turn_of_others(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> 
             key: key.clone(),
             holder: None,
             free_in_us: first.until.us_since(env.now).min(u64::from(PLACE_MS) * 1_000),
-            turn: Some(Turn { proxy: first.proxy.clone(), ticket: None }),
+            next_waiter: Some(NextWaiter { proxy: first.proxy.clone(), ticket: None }),
             joined: None,
         })
     })
@@ -212,9 +214,9 @@ fn mark(records: &mut Records, keys: &[Key], proxy: &std::sync::Arc<str>, env: &
     }
 }
 
-fn remove(records: &mut Records, key: &Key, gone: impl Fn(&Place) -> bool) {
-    if records.read(key).line.iter().any(&gone) {
-        records.write(key).line.retain(|place| !gone(place));
+fn remove(records: &mut Records, key: &Key, gone: impl Fn(&GlobalPlace) -> bool) {
+    if records.read(key).global_queue.iter().any(&gone) {
+        records.write(key).global_queue.retain(|place| !gone(place));
     }
 }
 
@@ -224,25 +226,26 @@ fn unmark(records: &mut Records, key: &Key, proxy: &str) {
     }
 }
 
-fn turn_of(place: &Place) -> Turn {
-    Turn { proxy: place.proxy.clone(), ticket: Some(place.ticket) }
+fn turn_of(place: &GlobalPlace) -> NextWaiter {
+    NextWaiter { proxy: place.proxy.clone(), ticket: Some(place.ticket) }
 }
 
-fn turn(record: &Record, key: &Key, env: &Env) -> Option<Turn> {
-    let marked = || marks(record, env).next().map(|mark| Turn { proxy: mark.proxy.clone(), ticket: None });
+fn next_waiter(record: &Record, key: &Key, env: &Env) -> Option<NextWaiter> {
+    let marked =
+        || marks(record, env).next().map(|mark| NextWaiter { proxy: mark.proxy.clone(), ticket: None });
     let next = live(record, env).next().map(turn_of).or_else(marked)?;
     // The mode of those who wait is not in the line: one that shares may be let in where this one is not.
     admits(record, key, Mode::Shared, env).is_ok().then_some(next)
 }
 
 /// Whether the waiter has a place; one that has ended is none.
-fn has_place(record: &Record, own: &InLine, env: &Env) -> bool {
-    live(record, env).any(|place| place.ticket == own.ticket)
+fn has_place(record: &Record, own: &GlobalTicket, env: &Env) -> bool {
+    live(record, env).any(|place| place.ticket == own.number)
 }
 
-fn live<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a Place> {
+fn live<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a GlobalPlace> {
     let now = env.now;
-    record.line.iter().filter(move |place| place.until > now)
+    record.global_queue.iter().filter(move |place| place.until > now)
 }
 
 fn marks<'a>(record: &'a Record, env: &Env) -> impl Iterator<Item = &'a Wanted> {

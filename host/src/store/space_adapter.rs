@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use super::{Answer, Done, Health, Loss, Page, Reply, Store, StoreError, Stored};
+use super::{Done, Health, Loss, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::lock::record::{Claim, Commit, Denial, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, Space, Token};
 
 /// To its users keys are of the space `outside`, to the store of `inside`.
-pub struct Moved {
+pub struct SpaceAdapter {
     pub store: Arc<dyn Store>,
     pub inside: Space,
     pub outside: Space,
 }
 
-impl Moved {
+impl SpaceAdapter {
     fn key(&self, key: Key) -> Key {
         key.within(self.inside)
     }
@@ -37,7 +37,7 @@ impl Moved {
             Op::Release(release) => Op::Release(Release { lease: self.lease(&release.lease), ..release }),
             Op::Abandon { keys, attempt } => Op::Abandon { keys: self.keys(&keys), attempt },
             Op::Force { key } => Op::Force { key: self.key(key) },
-            Op::Line { key, change } => Op::Line { key: self.key(key), change },
+            Op::GlobalQueue { key, change } => Op::GlobalQueue { key: self.key(key), change },
             Op::Read { key } => Op::Read { key: self.key(key) },
             Op::Commit(commit) => Op::Commit(Commit { key: self.key(commit.key), ..commit }),
         }
@@ -56,7 +56,7 @@ fn home(stored: Stored, outside: Space) -> Stored {
     Stored { key: stored.key.within(outside), ..stored }
 }
 
-impl Store for Moved {
+impl Store for SpaceAdapter {
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
         let (group, outside) = (group.into_iter().map(|op| self.there(op)).collect(), self.outside);
         let done = Box::new(move |result: Result<Reply, StoreError>| {
@@ -73,7 +73,12 @@ impl Store for Moved {
         self.store.submit_renewal(self.there(op), deadline, done);
     }
 
-    fn list(&self, prefix: String, after: Option<Key>, limit: usize) -> Answer<Result<Page, StoreError>> {
+    fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> StoreFuture<Result<Page, StoreError>> {
         let page = self.store.list(prefix, after.map(|key| self.key(key)), limit);
         let outside = self.outside;
         Box::pin(async move {
@@ -83,7 +88,7 @@ impl Store for Moved {
         })
     }
 
-    fn read(&self, key: Key) -> Answer<Result<Option<Stored>, StoreError>> {
+    fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>> {
         let (stored, outside) = (self.store.read(self.key(key)), self.outside);
         Box::pin(async move { Ok(stored.await?.map(|stored| home(stored, outside))) })
     }
@@ -100,7 +105,7 @@ impl Store for Moved {
         self.store.on_loss(tell);
     }
 
-    fn raise_tokens(&self, least: Option<Token>) -> Answer<Result<Token, StoreError>> {
+    fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         self.store.raise_tokens(least)
     }
 

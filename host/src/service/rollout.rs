@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 
 use super::acquire::Call;
 use super::core::Msg;
-use super::{AcquireError, Service, transition};
+use super::{AcquireError, Service, swap};
 use crate::clock;
 use crate::lock::Instant;
 use crate::lock::maps::HashMap;
 use crate::lock::record::Op;
-use crate::lock::table::Ticket;
+use crate::lock::table::SubmissionId;
 use crate::policy::{Generation, Plan, Prepared};
 use crate::store::StoreError;
 
@@ -60,7 +60,7 @@ impl Service {
     /// # Errors
     /// Where more requests arrive than the candidate can be asked about.
     pub async fn name_with(&self, candidate: Prepared) -> Result<(), StoreError> {
-        transition::name_with(&self.shared, candidate).await
+        swap::name_with(&self.shared, candidate).await
     }
 
     /// What keeps proxies from going by the candidate's keys alone, in a sentence: leases for whose end it has to wait. They
@@ -69,7 +69,7 @@ impl Service {
     /// # Errors
     /// Where a store cannot be read.
     pub async fn holds_up(&self, candidate: Arc<Generation>) -> Result<Option<String>, StoreError> {
-        transition::holds_up(&self.shared, candidate).await
+        swap::holds_up(&self.shared, candidate).await
     }
 
     /// The leases in the store that were granted to guarded requests, by nonce, with their resources: also where
@@ -78,7 +78,7 @@ impl Service {
     /// # Errors
     /// Where they cannot all be read.
     pub async fn guarded_leases(&self) -> Result<HashMap<u64, String>, StoreError> {
-        transition::guarded_leases(&self.shared).await
+        swap::guarded_leases(&self.shared).await
     }
 
     /// Has the stores beside the table give tokens above all that they gave before: keys get other names.
@@ -101,7 +101,7 @@ impl Service {
     /// Where the store cannot be read.
     pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
         match self.shared.policies.get(policy) {
-            Some(live) => transition::look(&self.shared, Prepared::Unchanged(live)).await.map(drop),
+            Some(live) => swap::look(&self.shared, Prepared::Unchanged(live)).await.map(drop),
             None => Ok(()),
         }
     }
@@ -129,7 +129,7 @@ pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), Acqui
         let why = "its policy is being replaced by one that names other keys; try again in a moment";
         return Err(AcquireError::NotYet { why: why.to_owned() });
     }
-    plan.keys = transition::union(&plan.keys, next.keys.iter());
+    plan.keys = swap::union(&plan.keys, next.keys.iter());
     Ok(())
 }
 
@@ -137,23 +137,23 @@ pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), Acqui
 /// nothing, and may wait for this proxy to join.
 #[derive(Default)]
 pub(super) struct UnderWay {
-    claims: BTreeSet<Ticket>,
-    last: Ticket,
+    claims: BTreeSet<SubmissionId>,
+    last: SubmissionId,
     /// Up to this one they are waited for.
-    boundary: Ticket,
+    boundary: SubmissionId,
     given_up: Instant,
     waiting: Vec<oneshot::Sender<Instant>>,
 }
 
 impl UnderWay {
-    pub fn began(&mut self, ticket: Ticket, ops: &[Op]) {
+    pub fn began(&mut self, ticket: SubmissionId, ops: &[Op]) {
         if ops.iter().any(|op| matches!(op, Op::Acquire(_))) {
             self.last = self.last.max(ticket);
             self.claims.insert(ticket);
         }
     }
 
-    pub fn ended(&mut self, ticket: Ticket, answered: bool) {
+    pub fn ended(&mut self, ticket: SubmissionId, answered: bool) {
         if self.claims.remove(&ticket) {
             if !answered {
                 self.given_up = clock::now();
@@ -193,21 +193,21 @@ mod tests {
     fn who_waits_is_told_when_all_claims_of_before_have_ended() {
         let mut under_way = UnderWay::default();
         let release = Op::Force { key: Key::new("k").expect("it is a key") };
-        under_way.began(Ticket(1), std::slice::from_ref(&release));
+        under_way.began(SubmissionId(1), std::slice::from_ref(&release));
         let (reply, mut first) = oneshot::channel();
         under_way.await_all(reply);
         assert!(first.try_recv().is_ok(), "no claim is under way");
 
-        under_way.began(Ticket(2), &[release, claim()]);
-        under_way.began(Ticket(3), &[claim()]);
+        under_way.began(SubmissionId(2), &[release, claim()]);
+        under_way.began(SubmissionId(3), &[claim()]);
         let (reply, mut second) = oneshot::channel();
         under_way.await_all(reply);
-        under_way.began(Ticket(4), &[claim()]);
-        under_way.ended(Ticket(1), true);
-        under_way.ended(Ticket(4), true);
-        under_way.ended(Ticket(3), true);
+        under_way.began(SubmissionId(4), &[claim()]);
+        under_way.ended(SubmissionId(1), true);
+        under_way.ended(SubmissionId(4), true);
+        under_way.ended(SubmissionId(3), true);
         assert!(second.try_recv().is_err(), "the second is under way");
-        under_way.ended(Ticket(2), false);
+        under_way.ended(SubmissionId(2), false);
         assert!(second.try_recv().is_ok_and(|given_up| given_up > Instant(0)));
     }
 }

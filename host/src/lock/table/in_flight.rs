@@ -6,17 +6,17 @@ use super::chores::Chore;
 use super::leases::Lease;
 use super::queue::Known;
 use super::{
-    ABANDON_MS, Action, Answered, Claim, Denial, Entry, Grant, HeldBy, Instant, Kept, Key, LeaseRef,
-    LineChange, Mode, Note, Outcome, Release, ReleaseId, STORE_RETRY_MS, Table, Ticket, Timer, Token,
-    Unheard, Verdict, WaiterId,
+    ABANDON_MS, Action, Answered, Claim, Denial, Entry, GlobalQueueChange, Grant, HeldBy, Instant, Key,
+    LeaseRef, Mode, Note, Outcome, Release, ReleaseId, STORE_RETRY_MS, StoredValue, SubmissionId, Table,
+    Timer, Token, Unheard, Verdict, WaiterId,
 };
 use crate::lock::ServerTime;
-use crate::lock::record::{MAX_LINE, UNKNOWN};
+use crate::lock::record::{MAX_GLOBAL_QUEUE, UNKNOWN};
 
 /// A group of operations that the store has not answered.
 #[derive(Debug)]
-pub(super) struct Flight {
-    pub parts: Vec<Part>,
+pub(super) struct InFlight {
+    pub items: Vec<BatchItem>,
     /// The keys whose queues wait for it.
     pub keys: Vec<Key>,
 }
@@ -30,20 +30,23 @@ struct Moment {
 
 /// One operation of a flight, and whom it is for.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum BatchItem {
     Release { id: ReleaseId, release: Release },
     Acquire { waiter: WaiterId },
     Rejoin { waiter: WaiterId, over: bool },
     Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
-    Line { key: Key, change: LineChange },
+    GlobalQueue { key: Key, change: GlobalQueueChange },
     Look { lease: LeaseRef },
 }
 
-impl Part {
+impl BatchItem {
     pub fn waiter(&self) -> Option<WaiterId> {
         match self {
-            Part::Acquire { waiter } | Part::Rejoin { waiter, .. } => Some(*waiter),
-            Part::Release { .. } | Part::Abandon { .. } | Part::Line { .. } | Part::Look { .. } => None,
+            BatchItem::Acquire { waiter } | BatchItem::Rejoin { waiter, .. } => Some(*waiter),
+            BatchItem::Release { .. }
+            | BatchItem::Abandon { .. }
+            | BatchItem::GlobalQueue { .. }
+            | BatchItem::Look { .. } => None,
         }
     }
 }
@@ -54,40 +57,40 @@ const ATTEMPTS_APART: u64 = 0x9E37_79B9_7F4A_7C15;
 impl Table {
     pub(super) fn completed(
         &mut self,
-        ticket: Ticket,
+        ticket: SubmissionId,
         result: Result<Answered, Unheard>,
         now: Instant,
         out: &mut Vec<Action>,
     ) {
-        let Some(flight) = self.flights.remove(&ticket) else { return };
-        for key in &flight.keys {
+        let Some(in_flight) = self.in_flight.remove(&ticket) else { return };
+        for key in &in_flight.keys {
             if let Some(queue) = self.queues.get_mut(key) {
-                queue.flight = None;
+                queue.in_flight = None;
             }
         }
-        let flight_keys = flight.keys.clone();
-        let mut touched = flight.keys.clone();
-        for part in &flight.parts {
-            if let Some(entry) = part.waiter().and_then(|id| self.waiters.get(&id)) {
+        let in_flight_keys = in_flight.keys.clone();
+        let mut touched = in_flight.keys.clone();
+        for item in &in_flight.items {
+            if let Some(entry) = item.waiter().and_then(|id| self.waiters.get(&id)) {
                 touched.extend(entry.waiter.claim.keys.iter().cloned());
             }
         }
         let unheard = result.as_ref().err().map(|unheard| unheard.why.clone());
         match result {
-            Ok(answer) => self.answered(flight, answer, &mut touched, now, out),
+            Ok(answer) => self.answered(in_flight, answer, &mut touched, now, out),
             Err(unheard) => {
-                for part in flight.parts {
-                    self.lands(&part);
-                    self.unanswered(part, &unheard, now, out);
+                for item in in_flight.items {
+                    self.lands(&item);
+                    self.unanswered(item, &unheard, now, out);
                 }
             }
         }
         if let Some(why) = &unheard {
-            self.give_up_behind(&flight_keys, why, &mut touched, out);
+            self.give_up_behind(&in_flight_keys, why, &mut touched, out);
         }
         touched.sort_unstable();
         touched.dedup();
-        for key in &flight_keys {
+        for key in &in_flight_keys {
             if let Some(queue) = self.queues.get_mut(key) {
                 queue.ready |= std::mem::take(&mut queue.woken);
             }
@@ -105,7 +108,7 @@ impl Table {
         let late = std::mem::take(&mut self.late);
         let (behind, other) = late.into_iter().partition(|id| {
             self.waiters.get(id).is_some_and(|entry| {
-                entry.flight.is_none() && entry.waiter.claim.keys.iter().any(|key| keys.contains(key))
+                entry.in_flight.is_none() && entry.waiter.claim.keys.iter().any(|key| keys.contains(key))
             })
         });
         self.late = other;
@@ -119,15 +122,15 @@ impl Table {
 
     /// The answer to this part is processed now. Until then its waiter counts as under way: what an earlier part of the
     /// same flight sets off must not ask for it again.
-    fn lands(&mut self, part: &Part) {
-        if let Some(entry) = part.waiter().and_then(|id| self.waiters.get_mut(&id)) {
-            entry.flight = None;
+    fn lands(&mut self, item: &BatchItem) {
+        if let Some(entry) = item.waiter().and_then(|id| self.waiters.get_mut(&id)) {
+            entry.in_flight = None;
         }
     }
 
     fn answered(
         &mut self,
-        flight: Flight,
+        in_flight: InFlight,
         answer: Answered,
         touched: &mut Vec<Key>,
         now: Instant,
@@ -136,16 +139,16 @@ impl Table {
         let granted = answer.outcomes.iter().any(|o| matches!(o, Outcome::Granted(g) if !g.repeated));
         let at = Moment { asked_at: answer.asked_at, server: answer.now };
         let mut from_release = false;
-        self.looking = flight.parts.iter().any(|part| matches!(part, Part::Line { .. }));
-        for (part, outcome) in flight.parts.into_iter().zip(answer.outcomes) {
-            self.lands(&part);
-            match part {
-                Part::Release { id, release: Release { lease, .. } } => {
+        self.looking = in_flight.items.iter().any(|item| matches!(item, BatchItem::GlobalQueue { .. }));
+        for (item, outcome) in in_flight.items.into_iter().zip(answer.outcomes) {
+            self.lands(&item);
+            match item {
+                BatchItem::Release { id, release: Release { lease, .. } } => {
                     touched.extend(lease.keys.iter().cloned());
                     from_release |= matches!(outcome, Outcome::Released { levels_left: 0 });
                     self.released(id, &lease, outcome, granted, now, out);
                 }
-                Part::Abandon { keys, .. } => {
+                BatchItem::Abandon { keys, .. } => {
                     self.chore_done();
                     for key in &*keys {
                         if let Some(queue) = self.queues.get_mut(key) {
@@ -154,12 +157,12 @@ impl Table {
                     }
                     touched.extend(keys.iter().cloned());
                 }
-                Part::Line { key, .. } => {
-                    if let Outcome::Line { turn: Some(turn) } = outcome {
-                        self.turn(&key, turn, out);
+                BatchItem::GlobalQueue { key, .. } => {
+                    if let Outcome::GlobalQueue { next_waiter: Some(next_waiter) } = outcome {
+                        self.notify_next_waiter(&key, next_waiter, out);
                     }
                 }
-                Part::Look { lease } => {
+                BatchItem::Look { lease } => {
                     self.chore_done();
                     match outcome {
                         Outcome::Renewed { left_us } => {
@@ -168,10 +171,10 @@ impl Table {
                         _ => self.lease_expired(lease.nonce, now, out),
                     }
                 }
-                Part::Acquire { waiter } => {
+                BatchItem::Acquire { waiter } => {
                     self.attempted(waiter, outcome, at, from_release, now, out);
                 }
-                Part::Rejoin { waiter, over } => {
+                BatchItem::Rejoin { waiter, over } => {
                     self.rejoined(waiter, over, outcome, at, now, out);
                 }
             }
@@ -224,7 +227,7 @@ impl Table {
             Outcome::Done(kept) => self.done(id, &kept, out),
             Outcome::RequestReused { ended } => self.finish(id, Verdict::RequestReused { ended }, out),
             Outcome::Crowded => {
-                self.finish(id, Verdict::TooManyWaiters { limit: MAX_LINE as u32 }, out);
+                self.finish(id, Verdict::TooManyWaiters { limit: MAX_GLOBAL_QUEUE as u32 }, out);
             }
             _ => self.finish(id, Verdict::Full, out),
         }
@@ -289,12 +292,12 @@ impl Table {
     }
 
     /// Whoever waits for the same keys' outcome hears it, too, without asking.
-    fn done(&mut self, id: WaiterId, kept: &Kept, out: &mut Vec<Action>) {
+    fn done(&mut self, id: WaiterId, kept: &StoredValue, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let keys = &entry.waiter.claim.keys;
         let same = |other: &Entry| {
             let claim = &other.waiter.claim;
-            claim.keep_ms > 0 && claim.keys == *keys && other.flight.is_none()
+            claim.keep_ms > 0 && claim.keys == *keys && other.in_flight.is_none()
         };
         let waiting = self.queues.get(&keys[0]).into_iter().flat_map(|queue| queue.in_order()).copied();
         let told: Vec<WaiterId> = waiting.filter(|other| self.waiters.get(other).is_some_and(same)).collect();
@@ -315,15 +318,15 @@ impl Table {
             }
         }
         // One ring is enough: a second one would come when the key is taken.
-        if let Some(turn) = denial.turn.as_ref().filter(|_| !self.looking) {
-            self.turn(&denial.key, turn.clone(), out);
+        if let Some(next_waiter) = denial.next_waiter.as_ref().filter(|_| !self.looking) {
+            self.notify_next_waiter(&denial.key, next_waiter.clone(), out);
         }
         self.keep_places_later(id, now);
         self.marked(id, &denial);
         // Members of a quorum that took no part in the refusal may have granted an earlier round.
         self.undo_unsure(id);
         if let Some(entry) = self.waiters.get_mut(&id) {
-            if let Some(own) = &mut entry.waiter.claim.line {
+            if let Some(own) = &mut entry.waiter.claim.global {
                 own.joined = denial.joined.or(own.joined);
             }
             // Stores that ask several servers may be taking back what some of them have granted.
@@ -375,7 +378,7 @@ impl Table {
         } else if entry.deadline <= now {
             self.deadline(id, now, out);
         } else if std::mem::take(&mut entry.again) {
-            self.fly(vec![Part::Rejoin { waiter: id, over: false }], out);
+            self.submit(vec![BatchItem::Rejoin { waiter: id, over: false }], out);
         }
     }
 
@@ -386,14 +389,16 @@ impl Table {
     }
 
     /// The store was not heard of: what the part asked for may have happened, if it was sent.
-    fn unanswered(&mut self, part: Part, unheard: &Unheard, now: Instant, out: &mut Vec<Action>) {
-        match part {
-            Part::Release { id, .. } => out.push(Action::Released { id, result: Err(unheard.why.clone()) }),
-            Part::Abandon { keys, attempt, until } => {
+    fn unanswered(&mut self, item: BatchItem, unheard: &Unheard, now: Instant, out: &mut Vec<Action>) {
+        match item {
+            BatchItem::Release { id, .. } => {
+                out.push(Action::Released { id, result: Err(unheard.why.clone()) });
+            }
+            BatchItem::Abandon { keys, attempt, until } => {
                 let again = (now < until).then_some(Chore::Abandon { keys, attempt, until });
                 self.chore_failed(again, now);
             }
-            Part::Look { lease: LeaseRef { nonce, .. } } => {
+            BatchItem::Look { lease: LeaseRef { nonce, .. } } => {
                 let end = self.leases.ends_at(nonce);
                 let again = end.is_some_and(|end| now < end.plus_ms(ABANDON_MS));
                 if !again {
@@ -403,11 +408,11 @@ impl Table {
                 self.chore_failed(again.then_some(Chore::Look { nonce }), now);
             }
             // A place that nobody keeps ends by itself.
-            Part::Line { .. } => {}
-            Part::Rejoin { waiter, over } => {
+            BatchItem::GlobalQueue { .. } => {}
+            BatchItem::Rejoin { waiter, over } => {
                 self.store_failed(waiter, over, unheard, now, out);
             }
-            Part::Acquire { waiter } => {
+            BatchItem::Acquire { waiter } => {
                 self.store_failed(waiter, false, unheard, now, out);
             }
         }

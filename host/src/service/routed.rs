@@ -25,7 +25,7 @@ const MODE: &str = ":mode";
 
 /// The way in of a request that came through a guarded route.
 #[derive(Clone, Debug)]
-pub struct Via {
+pub struct RoutedRequest {
     /// The route's.
     pub policy: Arc<str>,
     pub http: Arc<HttpView>,
@@ -33,7 +33,7 @@ pub struct Via {
 
 /// What a policy must be told again that its plan does not say. A mode is noted where the plan has another.
 pub(super) fn labels(request: &Request, planned: Mode) -> Vec<(Box<str>, Box<str>)> {
-    let mut labels = request.via.as_ref().map(|via| of_http(&via.http)).unwrap_or_default();
+    let mut labels = request.routed.as_ref().map(|routed| of_http(&routed.http)).unwrap_or_default();
     let differs = match (planned, request.mode) {
         (Mode::Permits { count: planned, .. }, Mode::Permits { count: asked, .. }) => planned != asked,
         (planned, asked) => std::mem::discriminant(&planned) != std::mem::discriminant(&asked),
