@@ -1,44 +1,16 @@
-//! What `wit_bindgen` makes of the worlds, one module a hook.
+//! The bindings of the worlds in `wit/policy.wit`, one module a hook.
 //!
-//! The export macro of a world carries the section that describes it, so a component exports only
-//! the hooks whose macro its crate invokes. All share the types that `naming` generates.
+//! They are generated: `tests/bindings.rs` compares them with the WIT, and writes them anew. A macro that generates them
+//! while a policy is compiled would bring sixty crates into each build of a policy.
+//!
+//! The export macro of a world carries the section that describes the world. So a component exports only the hooks whose
+//! macro its crate invokes. All modules share the types of `naming`.
 
-#![allow(clippy::all, missing_docs, unused_qualifications)]
+#![allow(clippy::all, missing_docs, unused_qualifications, rustdoc::all)]
 
-pub mod naming {
-    wit_bindgen::generate!({
-        world: "naming-hook",
-        path: "wit",
-        pub_export_macro: true,
-        additional_derives: [PartialEq],
-    });
-}
-
-macro_rules! hook {
-    ($module:ident, $world:literal) => {
-        pub mod $module {
-            wit_bindgen::generate!({
-                world: $world,
-                path: "wit",
-                pub_export_macro: true,
-                additional_derives: [PartialEq],
-                with: {
-                    "lockkeeper:policy/types@0.1.0": crate::bindings::naming::lockkeeper::policy::types,
-                },
-            });
-        }
-    };
-}
-
-hook!(fairness, "fairness-hook");
-hook!(backoff, "backoff-hook");
-hook!(renewal, "renewal-hook");
-hook!(response, "response-hook");
-
-pub mod settings {
-    wit_bindgen::generate!({
-        world: "settings-hook",
-        path: "wit",
-        pub_export_macro: true,
-    });
-}
+pub mod backoff;
+pub mod fairness;
+pub mod naming;
+pub mod renewal;
+pub mod response;
+pub mod settings;

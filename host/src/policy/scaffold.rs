@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 const CARGO_TOML: &str = include_str!("scaffold/Cargo.toml.txt");
 const LIB_RS: &str = include_str!("scaffold/lib.rs.txt");
 const README: &str = include_str!("scaffold/README.md.txt");
-/// Where this binary was built, the SDK lies beside the proxy.
-const OWN_SDK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../sdk");
+const SDK_CARGO_TOML: &str = include_str!("scaffold/sdk.Cargo.toml.txt");
+/// The files of the SDK, by their paths, and under `dependencies` those of its manifest.
+const SDK: &[(&str, &str)] = &include!(concat!(env!("OUT_DIR"), "/sdk.rs"));
+/// The folder of the SDK in a new crate.
+const SDK_FOLDER: &str = "lockkeeper-sdk";
 
 /// Why there is no new crate.
 #[derive(Debug, thiserror::Error)]
@@ -19,8 +22,6 @@ pub enum ScaffoldError {
     Name { name: String },
     #[error("{} exists: name another folder, or remove it", .path.display())]
     Exists { path: PathBuf },
-    #[error("there is no lockkeeper-sdk in {}: name the folder `sdk` of a checkout", .path.display())]
-    NoSdk { path: PathBuf },
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -28,12 +29,11 @@ pub enum ScaffoldError {
 /// Writes a policy crate named `name` to the new folder `dir/name`, and returns that folder. It
 /// builds and passes its test at once.
 ///
-/// Its SDK is the one in `sdk`; without it, the one of the checkout that this binary was built from
-/// where that still exists, else the published one of this version.
+/// The SDK of this version lies in a folder of the crate: neither a checkout nor a registry is needed for it.
 ///
 /// # Errors
 /// See [`ScaffoldError`]. Nothing that exists is overwritten.
-pub fn scaffold(name: &str, dir: &Path, sdk: Option<&Path>) -> Result<PathBuf, ScaffoldError> {
+pub fn scaffold(name: &str, dir: &Path) -> Result<PathBuf, ScaffoldError> {
     if !is_name(name) {
         return Err(ScaffoldError::Name { name: name.to_owned() });
     }
@@ -41,12 +41,15 @@ pub fn scaffold(name: &str, dir: &Path, sdk: Option<&Path>) -> Result<PathBuf, S
     if root.exists() {
         return Err(ScaffoldError::Exists { path: root });
     }
-    let fill = |text: &str| text.replace("{NAME}", name).replace("{TYPE}", &type_name(name));
-    let manifest = fill(CARGO_TOML).replace("{SDK}", &sdk_dependency(sdk)?);
-    write(&root.join("Cargo.toml"), &manifest)?;
+    let fill = |text: &str| {
+        let text = text.replace("{NAME}", name).replace("{TYPE}", &type_name(name));
+        text.replace("{VERSION}", env!("CARGO_PKG_VERSION"))
+    };
+    write(&root.join("Cargo.toml"), &fill(CARGO_TOML))?;
     write(&root.join("src/lib.rs"), &fill(LIB_RS))?;
     write(&root.join("README.md"), &fill(README))?;
     write(&root.join(".gitignore"), "target/\n*.wasm\n")?;
+    write_sdk(&root.join(SDK_FOLDER))?;
     Ok(root)
 }
 
@@ -67,16 +70,15 @@ fn type_name(name: &str) -> String {
     words.collect()
 }
 
-fn sdk_dependency(sdk: Option<&Path>) -> Result<String, ScaffoldError> {
-    let path = sdk.unwrap_or(Path::new(OWN_SDK));
-    match path.canonicalize() {
-        Ok(found) if found.join("wit/policy.wit").is_file() => {
-            // A TOML string knows the same escapes as a debug string for any usual path.
-            Ok(format!("{{ path = {:?} }}", found.display().to_string()))
+fn write_sdk(folder: &Path) -> Result<(), ScaffoldError> {
+    let mut manifest = SDK_CARGO_TOML.replace("{VERSION}", env!("CARGO_PKG_VERSION"));
+    for (path, text) in SDK {
+        match *path {
+            "dependencies" => manifest += text,
+            path => write(&folder.join(path), text)?,
         }
-        _ if sdk.is_some() => Err(ScaffoldError::NoSdk { path: path.to_owned() }),
-        _ => Ok(format!("\"{}\"", env!("CARGO_PKG_VERSION"))),
     }
+    write(&folder.join("Cargo.toml"), &manifest)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), ScaffoldError> {
@@ -94,7 +96,7 @@ mod tests {
     #[test]
     fn a_new_crate_is_named_throughout_and_overwrites_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let root = scaffold("orders-by-tenant", dir.path(), None).unwrap();
+        let root = scaffold("orders-by-tenant", dir.path()).unwrap();
         let manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
         assert!(
             manifest.contains("name = \"orders-by-tenant\"") && manifest.contains("path = "),
@@ -103,11 +105,9 @@ mod tests {
         let lib = std::fs::read_to_string(root.join("src/lib.rs")).unwrap();
         assert!(lib.contains("export!(OrdersByTenant)"));
         assert!(!(manifest + &lib).contains("{NAME}"));
-        assert!(matches!(scaffold("orders-by-tenant", dir.path(), None), Err(ScaffoldError::Exists { .. })));
+        assert!(matches!(scaffold("orders-by-tenant", dir.path()), Err(ScaffoldError::Exists { .. })));
         for name in ["", "9a", "../x", "A", "a b"] {
-            assert!(matches!(scaffold(name, dir.path(), None), Err(ScaffoldError::Name { .. })), "{name}");
+            assert!(matches!(scaffold(name, dir.path()), Err(ScaffoldError::Name { .. })), "{name}");
         }
-        let missing = scaffold("a", dir.path(), Some(dir.path()));
-        assert!(matches!(missing, Err(ScaffoldError::NoSdk { .. })));
     }
 }

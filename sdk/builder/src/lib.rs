@@ -22,10 +22,18 @@ pub const TARGET: &str = "wasm32-unknown-unknown";
 ///
 /// # Errors
 /// [`BuildError`]: a sentence for the author of the policy. What the compiler says goes to stderr.
+#[cfg(feature = "component")]
 pub fn build(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildError> {
+    component(&module(dir, target_dir)?)
+}
+
+/// As [`build`], without the last step: the core module, which [`component`] wraps.
+///
+/// # Errors
+/// As those of [`build`].
+pub fn module(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildError> {
     let module = cargo::build_module(dir, target_dir)?;
-    let bytes = std::fs::read(&module).map_err(|source| BuildError::Read { path: module, source })?;
-    component(&bytes)
+    std::fs::read(&module).map_err(|source| BuildError::Read { path: module, source })
 }
 
 /// The name of the policy crate in `dir`.
@@ -41,6 +49,7 @@ pub fn crate_name(dir: &Path) -> Result<String, BuildError> {
 /// # Errors
 /// [`BuildError::Component`] where the module imports something or does not export what its hooks
 /// need.
+#[cfg(feature = "component")]
 pub fn component(module: &[u8]) -> Result<Vec<u8>, BuildError> {
     let fail = |error| BuildError::Component { detail: format!("{error:#}") };
     wit_component::ComponentEncoder::default()

@@ -14,7 +14,7 @@ use crate::policy::{
 /// Writes a policy's crate into a new folder of its name; that folder.
 pub fn scaffold(name: &str) -> Result<PathBuf, Failure> {
     // Without a path in front: what is printed is typed again by people.
-    policy::scaffold(name, Path::new(""), None).map_err(other)
+    policy::scaffold(name, Path::new("")).map_err(other)
 }
 
 /// Builds a policy's crate; the component, and where it goes by default: beside Cargo.toml, under the
