@@ -3,8 +3,8 @@
 //! If new routes name a request differently, its new lock does not exclude requests that hold the lock under the old
 //! name. So such routes go live only when no lease is left under a name that the new routes would not give. These
 //! leases belong to requests in progress, to requests that were cut off while their application may still work, and
-//! to proxies that have died. All of them are in the store; the leases of a session end with their proxy. A proxy
-//! that joins later, or a policy that is replaced later, then has no old names to consider.
+//! to proxies that have died. The store has all of them; a lock that depends on a session ends with its proxy. A
+//! proxy that joins later, or a policy that is replaced later, then has no old names to consider.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-/// The component of a policy that the binary carries, by the name behind `builtin:`.
+/// The component of a policy that is built into the binary; `name` is the part after `builtin:`.
 pub fn builtin(name: &str) -> Option<&'static [u8]> {
     match name {
         "default" => Some(include_bytes!(concat!(env!("OUT_DIR"), "/default.wasm"))),

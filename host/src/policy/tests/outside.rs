@@ -1,4 +1,4 @@
-//! Crates outside the workspace, as users have them.
+//! Crates outside the workspace, like those of users.
 
 use std::process::Command;
 
@@ -53,7 +53,7 @@ fn the_example_for_guarded_routes_passes_and_sees_what_the_route_shows() {
 fn a_new_policy_builds_and_passes_its_test_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let root = scaffold("orders-by-day", dir.path(), None).unwrap();
-    // The versions of the example, so that nothing has to be looked up.
+    // The versions of the example, so that nothing has to be resolved.
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/tenant-policy/Cargo.lock");
     let lock = std::fs::read_to_string(example).unwrap().replace("tenant-policy", "orders-by-day");
     std::fs::write(root.join("Cargo.lock"), lock).unwrap();
