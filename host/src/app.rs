@@ -241,7 +241,7 @@ impl App {
         drop((watcher, config_watcher));
         reloads.iter().for_each(JoinHandle::abort);
         if tokio::time::timeout(self.config.drain, drain(&self.service, fronts, &guard)).await.is_err() {
-            tracing::warn!("requests were still under way, or locks held, when the drain's time was up");
+            tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");
         }
         drained.cancel();
         let _ = tokio::time::timeout(LAST_WORDS, operators).await;
@@ -357,6 +357,6 @@ fn log_health(health: &Health) {
                 tracing::warn!("{warning}");
             }
         }
-        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving all the same"),
+        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving anyway"),
     }
 }

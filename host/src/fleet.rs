@@ -159,8 +159,8 @@ impl Fleet {
             stop: CancellationToken::new(),
         }));
         fleet.0.metrics.fleet_members(0);
-        vital::spawn("the beat of the fleet", fleet.clone().beats());
-        vital::spawn("the agreement of the fleet", fleet.clone().run());
+        vital::spawn("the heartbeat of the fleet", fleet.clone().beats());
+        vital::spawn("the membership in the fleet", fleet.clone().run());
         fleet
     }
 
@@ -173,7 +173,7 @@ impl Fleet {
             let left = tokio::time::timeout(GOODBYE, self.0.registry.leave(id)).await;
             if !matches!(left, Ok(Ok(()))) {
                 tracing::info!(
-                    "the store did not answer the goodbye; other proxies wait for this one a while"
+                    "the store did not confirm that this proxy left; other proxies wait for it for a while"
                 );
             }
         }
@@ -258,7 +258,7 @@ impl Inner {
 
     fn unheard(&self, error: &StoreError) {
         let mut state = self.state();
-        tracing::debug!(%error, "a beat was not answered");
+        tracing::debug!(%error, "a heartbeat was not answered");
         if state.stage != Stage::Member {
             state.trouble = Some(error.to_string());
         }

@@ -74,7 +74,7 @@ struct GuardContext {
     limits: Limits,
     http: HttpLimits,
     metrics: Metrics,
-    /// Exchanges that go on without their clients.
+    /// Exchanges that continue without their clients.
     tasks: TaskTracker,
     under_way: Arc<UnderWay>,
     /// Set once the store has been reached or has failed a request. Until then, an unavailable store in the health

@@ -143,7 +143,7 @@ pub fn raise_file_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, wanted) {
-        debug!(%error, "the limit of open files stays as it is");
+        debug!(%error, "the limit of open files cannot be raised");
     }
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

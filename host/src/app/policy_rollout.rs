@@ -54,7 +54,7 @@ impl PolicyRollout {
         while let Err(Failure::Store(error) | Failure::Busy(error)) = self.put(&name, component.clone()).await
         {
             if !std::mem::replace(&mut told, true) {
-                tracing::warn!(policy = name, %error, "the changed file waits, and is tried again until it is live");
+                tracing::warn!(policy = name, %error, "the changed file waits; it is tried again until it is live");
             }
             tokio::time::sleep(RETRY).await;
         }

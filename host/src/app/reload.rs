@@ -107,7 +107,7 @@ impl Running {
                 Err(faults) => {
                     self.metrics.config_load("refused");
                     for fault in faults {
-                        tracing::error!(fault, "the changed configuration is not used; the old routes go on");
+                        tracing::error!(fault, "the changed configuration is not used; the old routes stay");
                     }
                 }
             }
@@ -124,7 +124,7 @@ impl Running {
             if said == rest(&self.config) {
                 tracing::info!("beyond [[guard.routes]], {file} is again what the proxy runs on");
             } else {
-                tracing::warn!("{file} has changed beyond [[guard.routes]]; the rest needs a restart");
+                tracing::warn!("{file} has changed outside [[guard.routes]]; the rest needs a restart");
             }
             self.seen = said;
         }
@@ -169,7 +169,7 @@ pub(crate) async fn rename(
 async fn agree(fleet: &Fleet, change: &Change<'_>, naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
     let mut named = record(fleet, change, naming).await?;
     while let Err(NotNamed::Unknown(why)) = named {
-        tracing::warn!("it is not known whether the new routes were recorded; requests wait: {why}");
+        tracing::warn!("the store did not confirm the record of the new routes; requests wait: {why}");
         tokio::time::sleep(RETRY).await;
         named = match fleet.has_named(naming).await {
             Some(named) => named,

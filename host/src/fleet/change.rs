@@ -120,7 +120,7 @@ impl Fleet {
         if !self.0.registry.propose(name.to_owned(), seq, component).await? {
             return Ok(None);
         }
-        tracing::info!(policy = &**generation.id(), "a change of all proxies begins");
+        tracing::info!(policy = &**generation.id(), "a policy change on all proxies begins");
         self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone()));
         self.0.hurry.notify_one();
         self.outcome(name, seq + 1, &version).await.map(Some)
@@ -138,7 +138,7 @@ impl Fleet {
         if !self.0.registry.call_off(name.clone(), *seq, why.clone()).await? {
             return Ok(None);
         }
-        tracing::info!(policy = name, candidate, "a change of all proxies is called off");
+        tracing::info!(policy = name, candidate, "a policy change on all proxies is called off");
         self.0.view.send_modify(|view| machine::called_off(view, name, *seq, &why));
         self.0.hurry.notify_one();
         self.outcome(name, *seq, live).await.map(|changed| match changed {

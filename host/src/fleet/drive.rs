@@ -332,7 +332,7 @@ impl Fleet {
     /// under which the leases were read.
     fn look(&self) -> AbortOnDropHandle<BTreeMap<String, u64>> {
         let fleet = self.clone();
-        AbortOnDropHandle::new(vital::spawn("the look at the leases of before the start", async move {
+        AbortOnDropHandle::new(vital::spawn("the read of earlier leases", async move {
             let generations = fleet.generations();
             fleet.0.service.look_at_all().await;
             generations
@@ -413,18 +413,18 @@ impl Fleet {
             Ok(Some(why)) => {
                 reached(Branch::HeldUp);
                 if self.0.state().held_up.insert(name.clone(), why.clone()).is_none() {
-                    tracing::info!(policy = name, "the change of the policy waits: {why}");
+                    tracing::info!(policy = name, "the policy change waits: {why}");
                 }
                 tokio::time::sleep(RETRY).await;
                 false
             }
             Err(Trouble::Refused(why)) if record.candidate.is_some() => {
                 let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state().id));
-                tracing::error!(policy = name, "the change is called off: {why}");
+                tracing::error!(policy = name, "the policy change is called off: {why}");
                 self.0.registry.call_off(name.clone(), record.seq, why).await.unwrap_or(false)
             }
             Err(trouble) => {
-                tracing::warn!(policy = name, "the fleet's policy is not followed yet: {trouble}");
+                tracing::warn!(policy = name, "this proxy does not follow the fleet's policy yet: {trouble}");
                 self.0.state().held_up.insert(name.clone(), trouble.to_string());
                 tokio::time::sleep(RETRY).await;
                 false

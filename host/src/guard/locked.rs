@@ -129,7 +129,7 @@ impl Locked {
         if let Err(error) = &finished {
             self.metrics.guard_lost();
             let resource = &self.resource;
-            tracing::warn!(resource, %error, "the outcome of a request could not be kept; it may be done again");
+            tracing::warn!(resource, %error, "the outcome of a request could not be stored; a duplicate may be executed again");
         }
         finished.is_ok()
     }

@@ -142,7 +142,7 @@ impl RelayContext {
 
     /// Stops passing the answer to the client, and wakes the client if it waits for a piece.
     fn give_up(&self, state: &mut State, why: String) -> Option<Box<RelayedBody>> {
-        tracing::debug!(why, "a client gets no more of its answer");
+        tracing::debug!(why, "the answer to a client is cut off");
         let _ = self.why.set(why);
         state.waits.take().into_iter().for_each(Waker::wake);
         state.answer.take()

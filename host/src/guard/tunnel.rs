@@ -39,7 +39,7 @@ pub async fn run(
         passed = pass => if let Err(error) = passed {
             tracing::debug!(%error, "an upgraded connection broke");
         },
-        () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was silent"),
+        () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was idle for too long"),
         _ = lost(cut) => {}
     }
     lock.closed();

@@ -230,7 +230,7 @@ impl Target {
         let name = self.name.clone();
         vital::detach(async move {
             if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(upstream = name, %error, "a connection broke");
+                tracing::debug!(upstream = name, %error, "the connection to an upstream broke");
             }
         });
         Ok(Link { sender, patience })

@@ -66,7 +66,7 @@ impl Peer {
             && let Some(socket) = &self.socket
             && let Err(error) = socket2::SockRef::from(socket).set_tcp_user_timeout(Some(limit))
         {
-            tracing::debug!(%error, "a client's time to read cannot be set");
+            tracing::debug!(%error, "the read time-out of a client cannot be set");
         }
     }
 

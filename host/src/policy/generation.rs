@@ -280,7 +280,7 @@ struct Health {
 #[derive(Default)]
 struct HookHealth {
     in_row: AtomicU32,
-    /// On the proxy's clock; 0 where it is not suspended.
+    /// The end of the suspension by the proxy's clock; 0 if the hook is not suspended.
     until_us: AtomicU64,
 }
 
@@ -310,13 +310,13 @@ impl Health {
 
     fn answered(&self, hook: Hook) {
         let health = &self.hooks[hook as usize];
-        // The common case only reads, so that the cores do not fight over the line.
+        // The common case only reads, so that the cores do not contend for the cache line.
         if health.in_row.load(Relaxed) != 0 {
             health.in_row.store(0, Relaxed);
         }
     }
 
-    /// Whether the hook is suspended from now on.
+    /// Counts a fault. Returns whether the hook is now suspended.
     fn failed(&self, fault: &Fault, now_us: u64) -> bool {
         self.faults.fetch_add(1, Relaxed);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
@@ -326,7 +326,7 @@ impl Health {
         let health = &self.hooks[fault.hook as usize];
         let suspended = health.in_row.fetch_add(1, Relaxed) + 1 >= self.to_suspend;
         if suspended {
-            // After the suspension one more fault suspends again, and one answer lifts it.
+            // After the suspension, one more fault suspends the hook again; one answer resets the count.
             health.in_row.store(self.to_suspend - 1, Relaxed);
             health.until_us.store(now_us.saturating_add(self.suspend_us), Relaxed);
         }

@@ -186,7 +186,7 @@ impl Policies {
 
     /// Records a refused load, for [`Policies::status`], the log and the metrics.
     pub fn reject(&self, name: &str, rejection: &Rejection) {
-        tracing::error!(policy = name, "policy not loaded, the old one stays: {rejection}");
+        tracing::error!(policy = name, "policy not loaded, the old one stays live: {rejection}");
         if let Some(policy) = self.0.policies.get(name) {
             self.0.metrics.policy_load(name, "refused");
             policy.history().last_error = Some(rejection.to_string());
