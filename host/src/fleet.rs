@@ -71,6 +71,7 @@ pub struct Parts {
     pub routes: Vec<Route>,
     /// How the requests to each application are named: [`crate::config::naming`].
     pub naming: BTreeMap<String, String>,
+    /// The heartbeat interval.
     pub beat: Duration,
     pub metrics: Metrics,
     /// The address at which other proxies notify this proxy of its waiters' turns.

@@ -46,15 +46,19 @@ pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {
 /// An application's lock request as a policy sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanRequest {
+    /// The name that the application asks to lock.
     pub resource: String,
     pub owner: String,
     /// The `limit` of permits is 0 here: the policy sets it.
     pub mode: Mode,
+    /// The requested length of the lease.
     pub ttl_ms: Option<u32>,
+    /// The requested longest wait.
     pub wait_ms: Option<u32>,
     pub labels: Vec<(String, String)>,
     /// Set only for a guarded request.
     pub http: Option<Arc<HttpView>>,
+    /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
 }
 
@@ -87,20 +91,29 @@ pub struct Plan {
     pub global_order: bool,
     pub mode: Mode,
     pub ttl_ms: u32,
+    /// The longest wait in the queue; 0 does not wait.
     pub wait_ms: u32,
+    /// Lower ranks go first; the order of arrival decides within a rank.
     pub rank: i32,
+    /// The group that the `fairness` hook assigns the waiter to.
     pub group: Box<str>,
     /// At least 1.
     pub weight: u32,
+    /// Whether an owner that holds the keys is granted them again, with a count.
     pub reentrant: bool,
+    /// The longest queue of a key that the request may join.
     pub max_waiters: u32,
+    /// The keys stay taken for at least this long after the grant, even if they are released earlier.
     pub lock_at_least_ms: u32,
     /// How long the outcome of a `once` is stored; 0 for other primitives.
     pub keep_ms: u32,
+    /// The keys stay taken for this long after a lease that ended without a release.
     pub lock_delay_ms: u32,
+    /// The longest time that the proxy keeps the lease of a held connection alive.
     pub max_hold_ms: u32,
     /// The effect on a guarded request if its lease is lost.
     pub on_loss: OnLoss,
+    /// Labels that later hooks see.
     pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
@@ -119,11 +132,17 @@ pub enum OnLoss {
 /// The mechanism that implements a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Primitive {
+    /// A row with an expiry in the store's table.
     Lease,
+    /// A row lock in an open transaction.
     Row,
+    /// A named lock (`GET_LOCK`) of a session.
     Advisory,
+    /// A version that is read first and compared when the value is committed.
     Version,
+    /// Work that is done once; duplicates get its outcome.
     Once,
+    /// Leases on the majority of several servers.
     Quorum,
 }
 
@@ -180,8 +199,10 @@ pub enum FaultKind {
 #[derive(Clone, Debug)]
 pub struct QueueView {
     pub key: Key,
+    /// At most 64: the first waiters of each group, in order of rank, then of arrival.
     pub waiters: Vec<WaiterView>,
     pub groups: Vec<GroupView>,
+    /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
 }
 
@@ -201,7 +222,9 @@ pub struct WaiterView {
 #[derive(Clone, Debug)]
 pub struct GroupView {
     pub group: Box<str>,
+    /// The number of the group's waiters in the whole queue, including those that are not shown.
     pub waiting: u32,
+    /// The number of the key's recent grants that went to the group.
     pub recent_grants: u32,
 }
 
@@ -209,22 +232,30 @@ pub struct GroupView {
 #[derive(Clone, Debug)]
 pub struct Contention {
     pub key: Key,
+    /// 1 for the first attempt that found the key held.
     pub attempt: u32,
     pub waited_ms: u32,
+    /// The rest of the longest wait.
     pub wait_left_ms: u32,
+    /// The rest of the holder's lease, as far as it is known.
     pub holder_left_ms: u32,
     pub holder: String,
     pub waiters: u32,
+    /// The sleep before this attempt.
     pub last_sleep_ms: u32,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
+    /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
 }
 
 /// The answer of `backoff.contended`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backoff {
+    /// Ask again after this time, or at a notification that comes first.
     Poll { after_ms: u32 },
+    /// Ask again at a notification, or when the holder's lease ends.
     WakeUp,
+    /// Refuse the request, for this reason.
     GiveUp { reason: String },
 }
 
@@ -234,10 +265,13 @@ pub struct Expiring {
     pub key: Key,
     pub owner: String,
     pub ttl_ms: u32,
+    /// The number of renewals so far.
     pub renewals: u32,
     pub held_ms: u32,
+    /// The longest hold that the plan allows.
     pub max_hold_ms: u32,
     pub waiters: u32,
+    /// Whether the client's connection still exists.
     pub client_alive: bool,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
 }
@@ -245,7 +279,9 @@ pub struct Expiring {
 /// The answer of `renewal.due`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
+    /// Extend the lease to this length.
     Extend { ttl_ms: u32 },
+    /// Let the lease end.
     Lapse,
 }
 
@@ -268,6 +304,7 @@ pub struct RefusalResponse {
     pub retry_after_ms: u32,
     /// Header names are in lower case; headers that frame the response are not allowed.
     pub headers: Vec<(String, String)>,
+    /// The text that the client sees.
     pub detail: String,
 }
 
@@ -277,6 +314,7 @@ pub struct PolicyStatus {
     pub name: String,
     /// `sha256:` and 64 hex digits.
     pub digest: String,
+    /// The number of the live generation, which increases with every load since the proxy started.
     pub generation: u64,
     pub settings: serde_json::Value,
     /// The hooks that the component exports.

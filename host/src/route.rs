@@ -17,6 +17,7 @@ const PAIR_BYTES: usize = 16;
 
 /// The lock request for an HTTP request.
 pub struct Asked {
+    /// The name of the resource to lock.
     pub resource: String,
     pub labels: Vec<(String, String)>,
     /// The part of the request that the policy may see.
@@ -92,7 +93,9 @@ fn ambiguous(path: &str) -> Option<&'static str> {
 /// The known part of a body: what the route lets the policy see, and whether that is the whole body.
 #[derive(Clone, Debug)]
 pub struct Seen {
+    /// The first bytes of the body.
     pub body: Vec<u8>,
+    /// Whether `body` is the whole body.
     pub is_whole: bool,
 }
 

@@ -47,6 +47,7 @@ pub struct PolicyRecord {
     /// The digest of the component: `sha256:` and 64 hex digits.
     pub digest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// The digest that a pending change proposes.
     pub candidate: Option<String>,
     /// The digest that a rollback would restore.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -28,12 +28,15 @@ type Request = hyper::Request<Upload>;
 /// The context of an exchange, apart from the request itself.
 pub struct Exchange {
     pub route: Arc<Route>,
+    /// How much of the request has been sent.
     pub sending: Arc<Sending>,
     pub lock: Option<Box<Locked>>,
     /// The protocol that the client wants to switch to.
     pub upgrade: Option<HeaderValue>,
+    /// Whether the client accepts trailers.
     pub takes_trailers: bool,
     pub peer: Arc<Peer>,
+    /// Runs the exchange if it continues without its client.
     pub tasks: TaskTracker,
 }
 

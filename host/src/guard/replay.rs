@@ -209,7 +209,9 @@ pub struct Once {
     pub fingerprint: Arc<str>,
     /// Whether the request identified its sender, which the fingerprint then contains.
     pub names_caller: bool,
+    /// The limit of the stored answer, in bytes.
     pub max_bytes: usize,
+    /// The limit of the stored JSON text, in bytes.
     pub max_value_bytes: usize,
 }
 

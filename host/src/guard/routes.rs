@@ -12,7 +12,9 @@ use crate::route;
 
 /// The current routes of a listener.
 pub struct Routes {
+    /// Whether forwarding headers of earlier proxies are kept.
     pub trust_forwarded: bool,
+    /// Headers that are passed on although some applications misinterpret them.
     pub keep_headers: Vec<String>,
     routes: Vec<Arc<Route>>,
 }

@@ -51,7 +51,9 @@ pub struct Named {
     /// The index of the listener.
     pub listener: usize,
     pub parts: Parts,
+    /// The part of the body that the policy saw.
     pub seen: Seen,
+    /// The lock request, with the name.
     pub wanted: Wanted,
 }
 

@@ -18,6 +18,7 @@ use crate::telemetry::Metrics;
 pub struct Report {
     /// `sha256:` and 64 hex digits.
     pub digest: String,
+    /// The size of the component.
     pub bytes: usize,
     /// The hooks that the component exports.
     pub hooks: Vec<&'static str>,

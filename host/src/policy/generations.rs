@@ -37,6 +37,7 @@ struct Policy {
 /// The generations that name keys: the live one and, during a change over several proxies, its successor.
 #[derive(Clone, Debug)]
 pub struct ActivePolicy {
+    /// The generation that decides.
     pub live: Arc<Generation>,
     /// Claims take the keys of this generation too.
     pub candidate: Option<Arc<Generation>>,
