@@ -1,4 +1,4 @@
-//! The only place where things are wired: from a [`Config`] to a proxy that serves, and back down.
+//! Wires all parts: from a [`Config`] to a proxy that serves, and its orderly stop.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,10 +32,10 @@ pub(crate) mod reload;
 use policy_rollout::PolicyRollout;
 use reload::Refused;
 
-/// How long the start waits for the store before it serves without it.
+/// How long the start waits for the store before the proxy serves without it.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long operators' requests may take that are under way when all else has ended.
+/// How long operators' requests in progress may take after everything else has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Why the proxy cannot start.
@@ -61,7 +61,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// What [`check`] would have found.
+    /// Whether [`check`] would have found the error.
     pub fn is_fault_of_the_configuration(&self) -> bool {
         matches!(self, StartError::Tls(_) | StartError::Policies(_))
     }
@@ -72,8 +72,9 @@ fn list(rejections: &[(String, Rejection)]) -> String {
     rejections.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// What would keep [`App::build`] from starting on this machine: policies that are refused, certificates that
-/// do not fit their keys. Opens no port and asks no server; blocks for the compilation of the policies.
+/// Finds the faults of the configuration that would keep [`App::build`] from starting on this machine: refused
+/// policies, and certificates that do not match their keys. Opens no port and contacts no server; blocks while the
+/// policies are compiled.
 pub fn check(config: &Config) -> Vec<StartError> {
     let files = config.guards.iter().filter_map(|guard| guard.tls.as_ref());
     let certificates = files.filter_map(|files| http::tls_config(&files.cert, &files.key).err());
@@ -92,10 +93,10 @@ pub struct App {
     config: Config,
     api: TcpListener,
     admin: TcpListener,
-    /// Each with its address.
+    /// The listeners, each with its address.
     guards: Vec<(String, Listener)>,
     guard: Guard,
-    /// Where other proxies wake this one's waiters, and its name among them.
+    /// Where other proxies send notifications to this proxy, and its name among them.
     peer_listener: (TcpListener, String),
     managed: Option<ManagedServer>,
     stores: Vec<Arc<MysqlStore>>,
@@ -106,12 +107,12 @@ pub struct App {
 }
 
 impl App {
-    /// Opens the listeners, loads the policies, and starts or finds the store.
+    /// Opens the listeners, loads the policies, and starts or connects to the store.
     ///
-    /// A store that cannot be reached does not stop the start: `/ready` says why it is not ready.
+    /// An unreachable store does not stop the start: `/ready` then says why the proxy is not ready.
     ///
     /// # Errors
-    /// What the operator has to mend; nothing is left running.
+    /// A problem that the operator has to fix; nothing is left running.
     pub async fn build(config: Config) -> Result<App, StartError> {
         http::raise_file_limit();
         let api = listen("api.listen", config.api)?;
@@ -185,12 +186,12 @@ impl App {
         })
     }
 
-    /// Serves until `stop`, and for `grace_ms` longer while it is not ready any more; then drains: waiters are
-    /// answered, held connections are told, requests under way and locks that rest on sessions end within `drain_ms`,
-    /// leases stay in the store, and a private server is stopped.
+    /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
+    /// drains: waiters are answered, held connections are notified, and requests in progress and session-based locks
+    /// may end within `drain_ms`. Leases stay in the store, and a private server is stopped.
     ///
     /// # Errors
-    /// Where the policy files cannot be watched.
+    /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
         let policy_rollout = self.policy_rollout.clone();
         let files = policy::files(&self.config.policies);
@@ -228,7 +229,7 @@ impl App {
             let serve = http::serve(listener, front, limits.clone(), metrics.clone(), draining.clone());
             fronts.push(vital::spawn("a guarded listener", serve));
         }
-        // Until the end it says that the proxy is not ready.
+        // The admin API serves until the end, to report that the proxy is not ready.
         let serve = http::serve(admin_listener, admin, limits, metrics, drained.clone());
         let operators = vital::spawn("the listener of the admin API", serve);
 
@@ -240,7 +241,7 @@ impl App {
         drop((watcher, config_watcher));
         reloads.iter().for_each(JoinHandle::abort);
         if tokio::time::timeout(self.config.drain, drain(&self.service, fronts, &guard)).await.is_err() {
-            tracing::warn!("requests were still under way, or locks held, when the drain's time was up");
+            tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");
         }
         drained.cancel();
         let _ = tokio::time::timeout(LAST_WORDS, operators).await;
@@ -256,14 +257,14 @@ impl App {
     }
 }
 
-/// Waits until nobody is served any more, and nobody is certain of a lock that ends with the proxy.
+/// Waits until no request is being served, and no client relies on a lock that ends with the proxy.
 async fn drain(service: &Service, fronts: Vec<JoinHandle<()>>, guard: &Guard) {
     service.drain().await;
     for front in fronts {
         let _ = front.await;
     }
     guard.drain().await;
-    // The connections that ended have let go of what they held.
+    // The connections that ended have released what they held.
     service.drain().await;
     service.rested().await;
 }
@@ -306,7 +307,7 @@ fn guarded_listener(guard: &GuardConfig) -> Result<(String, Listener), StartErro
     })
 }
 
-/// Where other proxies reach the listener.
+/// The address at which other proxies reach the listener.
 fn reached_at(config: &Config, peers: &TcpListener) -> SocketAddr {
     let bound = peers.local_addr().unwrap_or(config.fleet.listen);
     config.fleet.advertise.unwrap_or(bound)
@@ -330,7 +331,7 @@ fn members(config: &Config, metrics: &Metrics) -> Result<Vec<(String, Arc<MysqlS
     config.stores.iter().map(open).collect()
 }
 
-/// Every primitive that there is, behind one store.
+/// All primitives behind one store.
 fn spaces(config: &Config, store: &Arc<MysqlStore>, members: &[(String, Arc<MysqlStore>)]) -> Router {
     let StoreConfig { batch, max_queued, row_connections, .. } = config.store;
     let advisory = Advisory::new(store, batch, max_queued);
@@ -356,6 +357,6 @@ fn log_health(health: &Health) {
                 tracing::warn!("{warning}");
             }
         }
-        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving all the same"),
+        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving anyway"),
     }
 }

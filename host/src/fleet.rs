@@ -1,18 +1,18 @@
-//! The proxies of one store: who lives, and which policies they all go by.
+//! The proxies of one store: which of them are alive, and the policies that all of them follow.
 //!
-//! | module | what it is |
+//! | module | content |
 //! | --- | --- |
-//! | [`machine`] | what a member does next; pure |
-//! | [`drive`] | joins, follows the records, and counts those as gone that are |
+//! | [`machine`] | decides what a member does next; pure |
+//! | [`drive`] | joins the fleet, applies the records, and evicts members that are gone |
 //! | [`change`] | replaces a policy on all members |
 //! | [`naming`] | changes how guarded requests are named |
-//! | [`status`] | what operators see |
-//! | [`host`] | which process a proxy is |
+//! | [`status`] | the state for operators |
+//! | [`host`] | identifies the process of a proxy |
 //!
-//! One task beats: it says that this proxy lives and reads what is recorded, on a connection of its own.
-//! Another one does what [`machine`] says. A proxy may write leases for [`WRITES`] beats after the last
-//! one that was confirmed, which the server itself checks with every write; it is gone for the others
-//! after [`LIVES`] beats, when its row is deleted.
+//! One task sends heartbeats on its own connection: a heartbeat records that this proxy is alive, and reads the
+//! records. Another task does what [`machine`] decides. A proxy may write leases until [`WRITES`] heartbeat intervals
+//! after its last confirmed heartbeat; the server itself checks this with every write. For the other proxies, it is
+//! gone after [`LIVES`] intervals, when its row is deleted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,37 +47,38 @@ pub use machine::Renaming;
 pub use naming::NotNamed;
 pub use status::{FleetStatus, MemberStatus, PolicyRecord};
 
-/// Beats after its last one for which a proxy may write.
+/// The number of heartbeat intervals after its last heartbeat during which a proxy may write.
 const WRITES: u32 = 10;
-/// Beats after its last one after which a proxy is gone. The difference is for writes that the server
-/// checked in time and that land late.
+/// The number of heartbeat intervals after its last heartbeat after which a proxy is gone. The difference to
+/// [`WRITES`] is for writes that the server checked in time but that commit late.
 const LIVES: u32 = 15;
-/// The difference is no less than this, however fast the beats are. A proxy waits for an answer of the server for 3 s: a
-/// COMMIT that stalls for longer, as behind a global read lock, makes a grant that nobody is told of.
+/// The least difference between the two limits, however short the heartbeat interval. A proxy waits 3 s for an answer
+/// of the server: if a COMMIT stalls longer, as behind a global read lock, no client is told of its grant.
 const LANDING: Duration = Duration::from_secs(4);
-/// For a while after something has begun, beats come so much faster.
+/// The factor by which heartbeats are faster for a while after a change has begun.
 const HURRY: u32 = 10;
-/// That long while this proxy joins; of changes see [`machine::hurries`].
+/// How long heartbeats are faster while this proxy joins; for changes see [`machine::hurries`].
 const JOIN_HURRY_US: u64 = 10_000_000;
-/// A proxy that stops does not wait longer for its row to be deleted.
+/// How long a stopping proxy waits for its row to be deleted.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// What a [`Fleet`] is made of.
+/// The parts that a [`Fleet`] is made of.
 pub struct Parts {
     pub registry: Arc<dyn Registry>,
-    /// Closed: it is opened once this proxy has joined.
+    /// A closed service: it is opened once this proxy has joined.
     pub service: Service,
     pub policies: Policies,
     pub routes: Vec<Route>,
     /// How the requests to each application are named: [`crate::config::naming`].
     pub naming: BTreeMap<String, String>,
+    /// The heartbeat interval.
     pub beat: Duration,
     pub metrics: Metrics,
-    /// Where other proxies wake this one's waiters.
+    /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,
 }
 
-/// This proxy's place among the proxies of its store. Cheap to clone.
+/// This proxy's membership among the proxies of its store. Cheap to clone.
 #[derive(Clone)]
 pub struct Fleet(Arc<Inner>);
 
@@ -88,20 +89,20 @@ struct Inner {
     metrics: Metrics,
     beat: Duration,
     host: String,
-    /// `[[routes]]` as they are recorded.
+    /// The record of `[[routes]]`.
     routes: Component,
-    /// The records of how guarded requests are named. Locked while they are changed, and while this proxy joins by them.
+    /// The records of how guarded requests are named. Locked while they change, and while this proxy joins with them.
     naming: tokio::sync::Mutex<Records>,
     state: Mutex<State>,
     view: latest::Sender<View>,
-    /// Asks for a beat now.
+    /// Requests an immediate heartbeat.
     hurry: Notify,
-    /// Generations that were checked here, by policy: what is pushed need not be compiled twice.
+    /// Generations that this proxy has checked, by policy, so that a pushed component is not compiled twice.
     prepared: Mutex<HashMap<String, Prepared>>,
     stop: CancellationToken,
 }
 
-/// By name.
+/// Records with their names.
 type Records = Vec<(String, Component)>;
 
 fn versions(records: &Records) -> BTreeMap<String, PolicyVersion> {
@@ -114,30 +115,30 @@ struct State {
     id: u64,
     stage: Stage,
     address: String,
-    /// When the stage was reached.
+    /// When the current stage was reached.
     since: Instant,
-    /// What this member has acknowledged.
+    /// The records that this member has acknowledged.
     acks: BTreeMap<String, u64>,
-    /// By policy, why this member does not acknowledge its record.
+    /// For each policy, why this member does not acknowledge its record.
     held_up: BTreeMap<String, String>,
-    /// Why it is not a member.
+    /// Why this proxy is not a member.
     trouble: Option<String>,
-    /// When a beat was last answered.
+    /// When a heartbeat was last answered.
     heard: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// No row.
+    /// The proxy has no row.
     #[default]
     Out,
-    /// A row, and nothing is granted.
+    /// The proxy has a row, but grants nothing.
     Joining,
     Member,
 }
 
 impl Fleet {
-    /// Joins in the background: nothing is granted before.
+    /// Starts to join in the background. The proxy grants nothing before it has joined.
     pub fn start(parts: Parts) -> Fleet {
         let Parts { registry, service, policies, routes, naming, address, beat, metrics } = parts;
         let view = latest::Sender::new(View::default());
@@ -159,12 +160,12 @@ impl Fleet {
             stop: CancellationToken::new(),
         }));
         fleet.0.metrics.fleet_members(0);
-        vital::spawn("the beat of the fleet", fleet.clone().beats());
-        vital::spawn("the agreement of the fleet", fleet.clone().run());
+        vital::spawn("the heartbeat of the fleet", fleet.clone().beats());
+        vital::spawn("the membership in the fleet", fleet.clone().run());
         fleet
     }
 
-    /// Writes nothing more and gives up its place, so that nobody waits for it.
+    /// Stops writing and deletes this proxy's row, so that no other proxy waits for it.
     pub async fn leave(&self) {
         self.0.stop.cancel();
         self.0.registry.allow(None);
@@ -173,13 +174,13 @@ impl Fleet {
             let left = tokio::time::timeout(GOODBYE, self.0.registry.leave(id)).await;
             if !matches!(left, Ok(Ok(()))) {
                 tracing::info!(
-                    "the store did not answer the goodbye; other proxies wait for this one a while"
+                    "the store did not confirm that this proxy left; other proxies wait for it for a while"
                 );
             }
         }
     }
 
-    /// Says again and again that this proxy lives.
+    /// Sends heartbeats periodically.
     async fn beats(self) {
         let stop = self.0.stop.clone();
         loop {
@@ -220,7 +221,7 @@ impl Inner {
         }
     }
 
-    /// Until the next beat.
+    /// The time until the next heartbeat.
     fn pause(&self) -> Duration {
         let state = self.state();
         let hurries = match state.stage {
@@ -258,19 +259,19 @@ impl Inner {
 
     fn unheard(&self, error: &StoreError) {
         let mut state = self.state();
-        tracing::debug!(%error, "a beat was not answered");
+        tracing::debug!(%error, "a heartbeat was not answered");
         if state.stage != Stage::Member {
             state.trouble = Some(error.to_string());
         }
     }
 
-    /// The generation of each policy that is live here.
+    /// The live generation of each policy on this proxy.
     fn own(&self) -> BTreeMap<String, PolicyVersion> {
         let version = |name: &str| Some((name.to_owned(), version_of(&*self.policies.get(name)?)));
         self.policies.names().filter_map(version).collect()
     }
 
-    /// What this proxy would have recorded.
+    /// The records that this proxy would initialize.
     fn own_records(&self, naming: &Records) -> Records {
         let own = |name: &str| Some((name.to_owned(), component_of(&*self.policies.get(name)?)));
         let policies = self.policies.names().filter_map(own);
@@ -281,7 +282,7 @@ impl Inner {
         machine::fingerprint(&self.routes.version.digest)
     }
 
-    /// Grants nothing from now on, until it has joined once more.
+    /// Stops granting until this proxy has joined again.
     fn step_out(&self, state: &mut State, why: &str) {
         reached(Branch::CountedAsGone);
         self.registry.allow(None);
@@ -291,7 +292,7 @@ impl Inner {
         tracing::warn!("{why}; joining again");
     }
 
-    /// Has the next beat come now, and waits for a view that was read after this.
+    /// Requests an immediate heartbeat, and waits for a view that was read after this call.
     async fn fresh_view(&self, views: &mut latest::Receiver<View>) {
         let now = clock::now();
         self.hurry.notify_one();
@@ -324,7 +325,7 @@ fn naming_records(naming: &BTreeMap<String, String>) -> Records {
     naming.iter().map(record).collect()
 }
 
-/// What is recorded beside the policies: a digest of texts, and something to look at.
+/// A record other than a policy: a digest of texts, and content for people to read.
 fn recorded<'a>(texts: impl IntoIterator<Item = &'a str>, shown: Vec<u8>) -> Component {
     let mut hash = Sha256::new();
     for text in texts {

@@ -1,4 +1,4 @@
-//! What the fronts that applications use have in common: how they tell of errors, modes and times.
+//! Shared parts of the fronts that applications use: how errors, modes and times are presented.
 
 mod errors;
 pub mod mode;

@@ -1,19 +1,20 @@
-//! Guarded routes: an HTTP proxy in front of an application, which holds a lock for the length of each request.
+//! Guarded routes: an HTTP proxy in front of an application that holds a lock during each request.
 //!
 //! | step | file |
 //! | --- | --- |
-//! | which route a request takes, what its policy sees, and the name of what is locked | `crate::route` |
-//! | the routes and the upstreams, as they are now | `routes` |
-//! | routes that change while requests are under way | `change`, `underway` |
-//! | headers that stay behind, and those that the proxy sets | `headers` |
-//! | the request to the upstream, with its time-outs | `exchange`, `upstream`, `upload`, `socket` |
-//! | the answer to the client, and the end of the lock | `relay`, `locked` |
-//! | answers that are kept for duplicates | `replay` |
+//! | finding the route, the view of the request for its policy, and the resource name | `crate::route` |
+//! | the current routes and upstreams | `routes` |
+//! | replacing routes while requests are in progress | `change`, `underway` |
+//! | headers that the proxy removes and sets | `headers` |
+//! | sending the request to the upstream, with time-outs | `exchange`, `upstream`, `upload`, `socket` |
+//! | passing the answer to the client, and releasing the lock | `relay`, `locked` |
+//! | storing answers for duplicate requests | `replay` |
 //! | connections that change their protocol | `tunnel` |
-//! | upstreams that are asked how they are | `health` |
+//! | health checks of upstreams | `health` |
 //!
-//! A client that goes away while it is queued leaves the queue. Once the lock is granted the exchange goes on
-//! without its client, as the upstream does: the lock is let go when the answer has ended.
+//! A client that disconnects while its request is queued leaves the queue. Once the lock is granted, the exchange
+//! continues without the client, because the upstream continues too. The proxy releases the lock when the answer has
+//! ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -61,7 +62,7 @@ pub use underway::LONGEST_PAUSE;
 use underway::{Entry, Named, UnderWay, Waited};
 use upload::{Prefix, Upload};
 
-/// What all guarded listeners have in common.
+/// The guarded listeners and the context that they share.
 pub struct Guard {
     shared: Arc<GuardContext>,
     routes: Vec<Arc<ArcSwap<Routes>>>,
@@ -73,22 +74,24 @@ struct GuardContext {
     limits: Limits,
     http: HttpLimits,
     metrics: Metrics,
-    /// Exchanges that go on without their clients.
+    /// Exchanges that continue without their clients.
     tasks: TaskTracker,
     under_way: Arc<UnderWay>,
-    /// Whether what the store's health says is more than that nobody has asked the store yet.
+    /// Set once the store has been reached or has failed a request. Until then, an unavailable store in the health
+    /// status may only mean that the proxy has not asked the store yet.
     has_looked: AtomicBool,
 }
 
 /// The handler of one listener.
 pub struct Front {
     shared: Arc<GuardContext>,
-    /// The place of the listener.
+    /// The index of the listener.
     place: usize,
     routes: Arc<ArcSwap<Routes>>,
 }
 
 impl Guard {
+    /// Creates the handlers of the listeners, and starts the health checks of the upstreams.
     pub fn new(
         configs: &[GuardConfig],
         upstreams: &UpstreamLimits,
@@ -122,7 +125,7 @@ impl Guard {
         self.routes.iter().enumerate().map(front).collect()
     }
 
-    /// Waits for the exchanges that go on without their clients.
+    /// Waits for the exchanges that continue without their clients.
     pub async fn drain(&self) {
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
@@ -130,7 +133,7 @@ impl Guard {
 }
 
 impl GuardContext {
-    /// Whether requests need not wait to find that the store is gone.
+    /// Whether the store is known to be unavailable, so that requests need not wait to find out.
     fn store_is_gone(&self) -> bool {
         let is_gone = matches!(self.service.store_health(), Health::Unavailable { .. });
         if !is_gone {
@@ -166,7 +169,7 @@ impl Front {
         headers::strip_misleading(&mut parts.headers, &routes.keep_headers);
         let (upgrade, takes_trailers) = rewrite(&mut parts, &body, peer, routes.trust_forwarded);
         let (mut prefix, mut waited) = (Prefix::default(), Waited::default());
-        // Once more for each time that the routes are replaced while the request waits.
+        // The loop repeats each time that the routes are replaced while the request waits.
         let (route, grant) = loop {
             let (route, matched) = routes.find(&parts)?;
             let grant = match &route.config.lock {
@@ -208,9 +211,9 @@ impl Front {
         Ok((outcome, response))
     }
 
-    /// Asks for the lock of a request, in the words of its route, with what is read of its body. `None` where the
-    /// routes are being replaced, or were replaced meanwhile. The wait for the lock is shorter by what the request has `waited`
-    /// for it under earlier routes.
+    /// Asks for the lock that the route requires for the request; the policy sees the part of the body that was read.
+    /// `None` if the routes are being replaced or have been replaced since. The time that the request has already
+    /// `waited` under earlier routes is subtracted from its wait limit.
     async fn admit(
         &self,
         routes: &Arc<Routes>,
@@ -223,7 +226,7 @@ impl Front {
         prefix.read(body, lock.see_body_bytes, self.shared.http.body_timeout).await?;
         let seen = prefix.seen(lock.see_body_bytes, body);
         let asked = route::asked(lock, parts, matched, seen.clone(), &self.shared.limits)?;
-        // Nobody else has this owner, so a re-entrant policy never takes two requests for one.
+        // The owner is unique, so a re-entrant policy never treats two requests as one owner.
         let owner = format!("{}/{:016x}", peer.address.ip(), random::number::<u64>());
         let now = clock::now();
         let begun = *waited.begun.get_or_insert(now);
@@ -247,8 +250,9 @@ impl Front {
         }
     }
 
-    /// Waits for the lock, or says what the client is answered instead. `None` where the request must ask again: the
-    /// lock came when the routes had been replaced already, or was lost while they were about to be.
+    /// Waits for the lock, or returns the answer for the client instead. `None` if the request must ask again: the
+    /// routes were replaced before the lock was granted, or the lock was lost while the request waited for a pending
+    /// replacement.
     async fn lock(
         &self,
         lock: &GuardLock,
@@ -279,7 +283,8 @@ impl Front {
                 let replayed = replay::replay(&kept, &once().fingerprint, &wanted.resource)?;
                 Ok(Some(Grant::Answered("replayed", replayed)))
             }
-            // Not where the store is there and this proxy cannot grant: others may hold the key.
+            // Only if the store is unavailable. If the store works and only this proxy cannot grant, other proxies
+            // may hold the key.
             Err(AcquireError::Store(_)) if lock.fail_open => {
                 shared.has_looked.store(true, Relaxed);
                 Ok(Some(Grant::Unlocked))
@@ -296,14 +301,14 @@ impl Front {
                 let is_fault =
                     matches!(error, AcquireError::PolicyFault { .. } | AcquireError::NoPrimitive { .. });
                 let problem = Problem::from(error);
-                // The application is there; what stands before it is not able to decide.
+                // The application is available, but the policy in front of it cannot decide.
                 Err(if is_fault { problem.status(503) } else { problem })
             }
         }
     }
 }
 
-/// What is asked of the service for a request.
+/// The lock request that the service gets for an HTTP request.
 fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wanted {
     Wanted {
         resource: asked.resource,
@@ -317,17 +322,18 @@ fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wante
     }
 }
 
-/// What came of asking for the lock.
+/// The result of a lock request.
 enum Grant {
-    /// The route has none.
+    /// The route needs no lock.
     NotNeeded,
     Locked(Box<Locked>),
-    /// The store is unavailable, and the route passes requests on then.
+    /// The store is unavailable, and the route is configured to pass requests on without a lock in that case.
     Unlocked,
     Answered(&'static str, Response),
 }
 
-/// The policy's answer to a client whose request cannot have its lock. Who holds it is for operators to know.
+/// The policy's answer to a client that does not get its lock. The answer does not name the holder; only operators
+/// may see it.
 fn contended(answer: RefusalResponse, error: &AcquireError) -> Response {
     let mut problem = Problem::new(Kind::Contended, answer.detail)
         .status(answer.status)
@@ -349,16 +355,16 @@ fn contended(answer: RefusalResponse, error: &AcquireError) -> Response {
     response
 }
 
-/// Makes the head of a request what the upstream gets. The protocol that the client wants to change to, where it
-/// does, and whether it takes trailers.
+/// Turns the head of a request into the head that the upstream gets. Returns the protocol that the client wants to
+/// switch to, if any, and whether the client accepts trailers.
 fn rewrite(parts: &mut Parts, body: &Incoming, peer: &Peer, trust: bool) -> (Option<HeaderValue>, bool) {
     let is_http1 = parts.version == hyper::Version::HTTP_11;
     let upgrade = headers::strip_hop_by_hop(&mut parts.headers).filter(|_| is_http1);
     headers::strip_own(&mut parts.headers);
     headers::join_cookies(&mut parts.headers);
-    // The client's connection has answered it when the body is first asked for.
+    // The client's connection answers `Expect` when the body is first read.
     parts.headers.remove(header::EXPECT);
-    // A target that names its host goes before the header (RFC 9112, 3.2.2).
+    // The host in an absolute target takes precedence over the header (RFC 9112, 3.2.2).
     let authority = parts.uri.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
     if let Some(host) = authority {
         parts.headers.insert(header::HOST, host);
@@ -374,7 +380,7 @@ fn rewrite(parts: &mut Parts, body: &Incoming, peer: &Peer, trust: bool) -> (Opt
         parts.version == hyper::Version::HTTP_2 || (is_http1 && parts.headers.contains_key(header::TE));
     parts.version = hyper::Version::HTTP_11;
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
-        // Said by hand, for the library takes some methods to have no body where nobody says how long it is.
+        // Set explicitly: for some methods, the HTTP library assumes no body if no header gives its length.
         parts.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     if let Some(protocol) = &upgrade {

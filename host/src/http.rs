@@ -1,29 +1,29 @@
 //! The HTTP server that the fronts share, and its limits.
 //!
-//! One accept loop a listener; HTTP/1.1, and HTTP/2 for a client that opens with its preface (prior
-//! knowledge) or asks for it in the handshake of TLS. Each connection is one task. What a client may cost is bounded:
+//! Each listener has one accept loop, and each connection is one task. The server speaks HTTP/1.1, and HTTP/2 with a
+//! client that starts with its preface (prior knowledge) or negotiates it in the TLS handshake. The cost of a client
+//! is bounded:
 //!
 //! | what | limit (`[http]` of config.toml) | answer |
 //! | --- | --- | --- |
 //! | connections | `max_connections` | 503, closed |
 //! | header bytes | `max_header_bytes` | 431, closed |
 //! | body bytes | `max_body_bytes` | 413, closed |
-//! | time to agree on TLS and send the headers | `header_timeout_ms` | 408, closed |
+//! | time for the TLS handshake and the headers | `header_timeout_ms` | 408, closed |
 //! | time to send the body | `body_timeout_ms` | 408, closed |
 //! | time between requests | `idle_timeout_ms` | closed |
-//! | HTTP/2 requests at once | `max_streams` | the client waits |
+//! | concurrent HTTP/2 requests | `max_streams` | the client waits |
 //!
-//! A request that another server could take for something else (RFC 9112 leaves some room) gets 400 and
-//! the connection is closed: [`gate`] says which.
+//! A request that another server could interpret differently (RFC 9112 leaves some room) gets 400, and the connection
+//! is closed. [`gate`] defines these requests.
 //!
-//! A client over `max_connections` is answered rather than left in the listener's backlog, where
-//! it could not tell a full proxy from a dead network; over TLS, where that would cost a handshake, it is
-//! closed.
+//! A client over `max_connections` gets an answer instead of waiting in the listener's backlog, where it could not
+//! tell a full proxy from a dead network. Over TLS, an answer would cost a handshake, so the connection is closed.
 //!
-//! A connection that ends, or an HTTP/2 stream that is reset, drops the future of its handler: that
-//! is how waiters leave the queue. Half-closed connections count as ended.
+//! When a connection ends or an HTTP/2 stream is reset, the future of its handler is dropped; this is how waiters
+//! leave the queue. A half-closed connection counts as ended.
 //!
-//! A handler that answers 101 says with [`Peer::upgrade`] what becomes of the connection.
+//! A handler that answers 101 passes the new use of the connection to [`Peer::upgrade`].
 
 use std::future::Future;
 use std::io;
@@ -65,63 +65,67 @@ pub use stream::Stream;
 pub use target::{Query, decode_path};
 pub use tls::{TlsError, tls_config};
 
+/// A request whose body has not been read.
 pub type Request = hyper::Request<Incoming>;
+/// An answer with its body.
 pub type Response = hyper::Response<Body>;
 
-/// What answers the requests of one listener.
+/// Answers the requests of one listener.
 pub trait Handler: Send + Sync + 'static {
     /// The front's name in metrics and logs.
     const FRONT: &'static str;
-    /// Whether it asks for [`Peer::gone`], which costs a file descriptor for each connection.
+    /// Whether the handler uses [`Peer::gone`], which costs a file descriptor per connection.
     const WATCHES_PEERS: bool = false;
 
-    /// Answers one request of `peer`. Dropped where the client goes away.
+    /// Answers one request of `peer`. The future is dropped when the client goes away.
     fn handle(&self, request: Request, peer: &Arc<Peer>) -> impl Future<Output = Response> + Send;
 }
 
-/// Where connections come from, and whether they speak TLS.
+/// A listening socket, with the TLS configuration if its connections use TLS.
 pub struct Listener {
     pub tcp: TcpListener,
     pub tls: Option<Arc<ServerConfig>>,
 }
 
 impl Listener {
+    /// A listener without TLS.
     pub fn plain(tcp: TcpListener) -> Listener {
         Listener { tcp, tls: None }
     }
 
-    /// With what [`tls_config`] made.
+    /// A listener with TLS; `config` comes from [`tls_config`].
     pub fn tls(tcp: TcpListener, config: Arc<ServerConfig>) -> Listener {
         Listener { tcp, tls: Some(config) }
     }
 }
 
-/// Connections that are told that there are too many, at the same time; more are closed unanswered.
+/// The number of connections over the limit that are answered at the same time; others are closed unanswered.
 const MAX_REFUSALS: usize = 128;
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
-/// After this long without a sign of the peer, the kernel asks for one.
+/// The kernel starts to probe a peer that has been silent for this long.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
+/// The time between two probes of a silent peer.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// A client that acknowledged nothing, or took nothing of what is sent to it, for this long is gone; see also
+/// A client that acknowledges nothing, or reads nothing of what is sent to it, for this long counts as gone; see also
 /// [`Peer::set_patience`].
 const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Listens at an address. Port 0 takes any free one.
+/// Listens on an address. Port 0 selects any free port.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     let listener = socket.listen(BACKLOG)?;
-    // Accepted sockets inherit these, which saves a few system calls for each.
+    // Accepted sockets inherit these options, which saves a few system calls per connection.
     socket2::SockRef::from(&listener).set_tcp_nodelay(true)?;
     keep_alive(&listener)?;
     socket2::SockRef::from(&listener).set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
     Ok(listener)
 }
 
-/// Has the kernel find out when the other side's machine is gone without a word. A program that only takes its time is
-/// not: its machine answers.
+/// Lets the kernel detect that the peer's machine has disappeared. A slow program is not affected, because its
+/// machine still answers.
 pub fn keep_alive(socket: &impl std::os::fd::AsFd) -> io::Result<()> {
     let options = socket2::SockRef::from(socket);
     let keepalive = socket2::TcpKeepalive::new()
@@ -131,22 +135,22 @@ pub fn keep_alive(socket: &impl std::os::fd::AsFd) -> io::Result<()> {
     options.set_tcp_keepalive(&keepalive)
 }
 
-/// Raises the process's limit of open files as far as it may. The number that is allowed now.
+/// Raises the process's limit of open files to its maximum, and returns the resulting limit.
 ///
-/// Shells start processes with 1,024, which is less than `max_connections` asks for.
+/// Shells start processes with a limit of 1,024, which is less than `max_connections` needs.
 pub fn raise_file_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, wanted) {
-        debug!(%error, "the limit of open files stays as it is");
+        debug!(%error, "the limit of open files cannot be raised");
     }
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Accepts and serves connections until `stop`; then lets the requests under way finish.
+/// Accepts and serves connections until `stop`, then lets the requests in progress finish.
 ///
-/// Returns when the last connection has ended. How long that may take is the caller's to limit.
+/// Returns when the last connection has ended. The caller must limit how long that may take.
 pub async fn serve<H: Handler>(
     listener: Listener,
     handler: H,
@@ -189,7 +193,7 @@ pub async fn serve<H: Handler>(
     connections.wait().await;
 }
 
-/// Tells a client that there are too many connections, while there are not too many of those.
+/// Tells a client that there are too many connections, unless too many clients are being told already.
 fn refuse<H: Handler>(
     stream: TcpStream,
     shared: &connection::ConnectionContext<H>,
@@ -208,7 +212,8 @@ fn refuse<H: Handler>(
     });
 }
 
-/// Out of file descriptors or memory: waiting is all that helps; anything else is one client's affair.
+/// Handles a failed accept. If file descriptors or memory are exhausted, only waiting helps; other errors concern a
+/// single client.
 async fn accept_failed(error: &io::Error) {
     let clients_affair = matches!(
         error.kind(),

@@ -1,8 +1,8 @@
 //! Policies: WebAssembly components that decide how locks behave.
 //!
-//! A [`Generation`] is one (component, settings) pair that passed every check; asking it a hook runs
-//! a fresh instance under limits, on the caller's thread, in microseconds. [`Policies`] holds the
-//! live generation of each policy by name. This module knows nothing of MySQL and nothing of queues.
+//! A [`Generation`] is one (component, settings) pair that passed every check. A call of a hook runs a fresh instance
+//! under limits, on the caller's thread, in microseconds. [`Policies`] holds the live generation of each policy by
+//! name. This module depends neither on MySQL nor on the queues.
 
 mod bindings;
 mod budget;
@@ -34,7 +34,7 @@ pub use scaffold::{ScaffoldError, scaffold};
 use crate::config::{PolicyConfig, PolicySource};
 use crate::lock::{Key, Mode, Space};
 
-/// The files of the policies that have one, by the policy's name.
+/// The files of the policies that are loaded from files, by the policy's name.
 pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {
     let file = |config: &PolicyConfig| match &config.source {
         PolicySource::File(path) => Some((config.name.clone(), path.clone())),
@@ -43,18 +43,22 @@ pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {
     configs.iter().filter_map(file).collect()
 }
 
-/// What an application asks for, as a policy sees it.
+/// An application's lock request as a policy sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanRequest {
+    /// The name that the application asks to lock.
     pub resource: String,
     pub owner: String,
-    /// `limit` of permits is 0 here: the policy sets it.
+    /// The `limit` of permits is 0 here: the policy sets it.
     pub mode: Mode,
+    /// The requested length of the lease.
     pub ttl_ms: Option<u32>,
+    /// The requested longest wait.
     pub wait_ms: Option<u32>,
     pub labels: Vec<(String, String)>,
-    /// Set for a guarded request.
+    /// Set only for a guarded request.
     pub http: Option<Arc<HttpView>>,
+    /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
 }
 
@@ -64,7 +68,7 @@ pub struct HttpView {
     pub method: String,
     /// Percent-decoded.
     pub path: String,
-    /// What the `{name}`s of the route's path stand for.
+    /// The values of the `{name}` captures of the route's path.
     pub captures: Vec<(String, String)>,
     pub query: Vec<(String, String)>,
     /// Names in lower case.
@@ -73,69 +77,85 @@ pub struct HttpView {
     pub body: Vec<u8>,
 }
 
-/// How a request is to be locked: a policy's answer, every value inside the host's limits.
+/// A policy's plan for the lock of a request, with every value inside the host's limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Sorted, each once, at least one.
+    /// Sorted and unique, at least one.
     pub keys: Arc<[Key]>,
-    /// One of the keys that is free is wanted, not all of them.
+    /// Whether any one free key is enough, instead of all of them.
     pub any: bool,
     pub primitive: Primitive,
-    /// What to take where the store lacks `primitive`.
+    /// The primitive to use if the store does not support `primitive`.
     pub second: Option<Primitive>,
-    /// Whether the order of waiters holds over all proxies.
+    /// Whether the global queue over all proxies orders the waiters.
     pub global_order: bool,
     pub mode: Mode,
     pub ttl_ms: u32,
+    /// The longest wait in the queue; 0 does not wait.
     pub wait_ms: u32,
+    /// Lower ranks go first; the order of arrival decides within a rank.
     pub rank: i32,
+    /// The group that the `fairness` hook assigns the waiter to.
     pub group: Box<str>,
     /// At least 1.
     pub weight: u32,
+    /// Whether an owner that holds the keys is granted them again, with a count.
     pub reentrant: bool,
+    /// The longest queue of a key that the request may join.
     pub max_waiters: u32,
+    /// The keys stay taken for at least this long after the grant, even if they are released earlier.
     pub lock_at_least_ms: u32,
-    /// How long the outcome of a `once` is kept; 0 for other primitives.
+    /// How long the outcome of a `once` is stored; 0 for other primitives.
     pub keep_ms: u32,
+    /// The keys stay taken for this long after a lease that ended without a release.
     pub lock_delay_ms: u32,
+    /// The longest time that the proxy keeps the lease of a held connection alive.
     pub max_hold_ms: u32,
-    /// What becomes of a guarded request whose lease is lost.
+    /// The effect on a guarded request if its lease is lost.
     pub on_loss: OnLoss,
+    /// Labels that later hooks see.
     pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
-/// What becomes of a guarded request whose lease is lost while the upstream works.
+/// The effect on a guarded request if its lease is lost while the upstream works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLoss {
-    /// It goes on; the loss is logged and counted.
+    /// The request continues; the loss is logged and counted.
     #[default]
     Finish,
-    /// It goes on, and its answer says so.
+    /// The request continues, and its answer reports the loss.
     Mark,
-    /// It is broken off.
+    /// The request is cut off.
     Cut,
 }
 
+/// The mechanism that implements a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Primitive {
+    /// A row with an expiry in the store's table.
     Lease,
+    /// A row lock in an open transaction.
     Row,
+    /// A named lock (`GET_LOCK`) of a session.
     Advisory,
+    /// A version that is read first and compared when the value is committed.
     Version,
+    /// Work that is done once; duplicates get its outcome.
     Once,
+    /// Leases on the majority of several servers.
     Quorum,
 }
 
-/// Why there is no plan. ActivePolicy fails closed: the request is refused either way.
+/// Why there is no plan. Either way the request is refused: policies fail closed.
 #[derive(Clone, Debug)]
 pub enum PlanError {
-    /// The policy said no, for this reason.
+    /// The policy refused the request, for this reason.
     Refused { reason: String },
     /// The policy failed.
     Fault(Fault),
 }
 
-/// How a policy failed at a call. Counted by policy, hook and [`FaultKind::as_str`].
+/// A failed call of a policy. Counted by policy, hook and [`FaultKind::as_str`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("policy hook {hook}: {kind}: {detail}", hook = hook.as_str(), kind = kind.as_str())]
 pub struct Fault {
@@ -144,6 +164,7 @@ pub struct Fault {
     pub detail: String,
 }
 
+/// A function that a policy may export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
     Plan,
@@ -154,22 +175,23 @@ pub enum Hook {
     Configure,
 }
 
+/// How a policy's call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// Ran past its fuel or its time.
+    /// The call exceeded its fuel or its time.
     Time,
-    /// Asked for more memory than its limit.
+    /// The call asked for more memory than its limit.
     Memory,
-    /// Recursed past its stack.
+    /// The call exceeded its stack.
     Stack,
     /// Any other trap.
     Trap,
-    /// The answer was over the limit, or was not what its type allows (invalid UTF-8).
+    /// The answer exceeded the size limit, or its type does not allow it (invalid UTF-8).
     Answer,
-    /// The answer was well-formed and made no sense: an empty key, an index out of range.
+    /// The answer was well-formed but invalid: an empty key, an index out of range.
     Value,
-    /// The policy failed so often in a row that it was not asked.
+    /// The policy failed so often in a row that the proxy did not call it.
     Suspended,
 }
 
@@ -177,11 +199,14 @@ pub enum FaultKind {
 #[derive(Clone, Debug)]
 pub struct QueueView {
     pub key: Key,
+    /// At most 64: the first waiters of each group, in order of rank, then of arrival.
     pub waiters: Vec<WaiterView>,
     pub groups: Vec<GroupView>,
+    /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
 }
 
+/// A waiter in a [`QueueView`].
 #[derive(Clone, Debug)]
 pub struct WaiterView {
     pub rank: i32,
@@ -193,52 +218,70 @@ pub struct WaiterView {
     pub labels: Arc<[(Box<str>, Box<str>)]>,
 }
 
+/// A group of waiters in a [`QueueView`].
 #[derive(Clone, Debug)]
 pub struct GroupView {
     pub group: Box<str>,
+    /// The number of the group's waiters in the whole queue, including those that are not shown.
     pub waiting: u32,
+    /// The number of the key's recent grants that went to the group.
     pub recent_grants: u32,
 }
 
-/// A key that is held elsewhere, as `backoff.contended` sees it.
+/// A key that another client holds, as `backoff.contended` sees it.
 #[derive(Clone, Debug)]
 pub struct Contention {
     pub key: Key,
+    /// 1 for the first attempt that found the key held.
     pub attempt: u32,
     pub waited_ms: u32,
+    /// The rest of the longest wait.
     pub wait_left_ms: u32,
+    /// The rest of the holder's lease, as far as it is known.
     pub holder_left_ms: u32,
     pub holder: String,
     pub waiters: u32,
+    /// The sleep before this attempt.
     pub last_sleep_ms: u32,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
+    /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
 }
 
+/// The answer of `backoff.contended`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backoff {
+    /// Ask again after this time, or at a notification that comes first.
     Poll { after_ms: u32 },
+    /// Ask again at a notification, or when the holder's lease ends.
     WakeUp,
+    /// Refuse the request, for this reason.
     GiveUp { reason: String },
 }
 
-/// A lease that the proxy keeps alive, near its end, as `renewal.due` sees it.
+/// A lease near its end that the proxy keeps alive, as `renewal.due` sees it.
 #[derive(Clone, Debug)]
 pub struct Expiring {
     pub key: Key,
     pub owner: String,
     pub ttl_ms: u32,
+    /// The number of renewals so far.
     pub renewals: u32,
     pub held_ms: u32,
+    /// The longest hold that the plan allows.
     pub max_hold_ms: u32,
     pub waiters: u32,
+    /// Whether the client's connection still exists.
     pub client_alive: bool,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
 }
 
+/// The answer of `renewal.due`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
+    /// Extend the lease to this length.
     Extend { ttl_ms: u32 },
+    /// Let the lease end.
     Lapse,
 }
 
@@ -247,47 +290,51 @@ pub enum Renewal {
 pub struct ResponseContention {
     pub key: Key,
     pub holder: String,
-    /// In the queue; 1 is next.
+    /// The position in the queue; 1 is next.
     pub position: u32,
     pub waited_ms: u32,
     pub retry_after_ms: u32,
 }
 
-/// What a guarded request is answered that cannot get its lock.
+/// The answer to a guarded request that cannot get its lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusalResponse {
     /// 400 to 599.
     pub status: u16,
     pub retry_after_ms: u32,
-    /// Names in lower case; none that says how the response is sent.
+    /// Header names are in lower case; headers that frame the response are not allowed.
     pub headers: Vec<(String, String)>,
+    /// The text that the client sees.
     pub detail: String,
 }
 
-/// One policy's live generation, or why it has none.
+/// The state of a policy and of its live generation.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PolicyStatus {
     pub name: String,
     /// `sha256:` and 64 hex digits.
     pub digest: String,
+    /// The number of the live generation, which increases with every load since the proxy started.
     pub generation: u64,
     pub settings: serde_json::Value,
-    /// Hooks that the component exports.
+    /// The hooks that the component exports.
     pub hooks: Vec<&'static str>,
-    /// When this generation went live, microseconds since 1970.
+    /// When this generation went live, in microseconds since 1970.
     pub since_us: u64,
-    /// The digest that a rollback would bring back. The fleet's record knows it.
+    /// The digest that a rollback would restore, from the fleet's record.
     pub previous: Option<String>,
-    /// The last load that was refused, or the last fault.
+    /// The last refused load, or the last fault.
     pub last_error: Option<String>,
-    /// Faults since this generation went live.
+    /// The number of faults since this generation went live.
     pub faults: u64,
 }
 
 impl Hook {
+    /// All hooks.
     pub const ALL: [Hook; 6] =
         [Hook::Plan, Hook::Choose, Hook::Backoff, Hook::Renewal, Hook::Response, Hook::Configure];
 
+    /// The name of the hook in metrics and messages.
     pub fn as_str(&self) -> &'static str {
         match self {
             Hook::Plan => "plan",
@@ -326,7 +373,7 @@ impl Plan {
 }
 
 impl OnLoss {
-    /// As in config.toml and in a plan's label.
+    /// The name in config.toml and in a plan's label.
     pub fn as_str(&self) -> &'static str {
         match self {
             OnLoss::Finish => "finish",
@@ -337,6 +384,7 @@ impl OnLoss {
 }
 
 impl Primitive {
+    /// All primitives.
     pub const ALL: [Primitive; 6] = [
         Primitive::Lease,
         Primitive::Row,
@@ -346,11 +394,12 @@ impl Primitive {
         Primitive::Quorum,
     ];
 
+    /// The primitive of that name.
     pub fn from_name(name: &str) -> Option<Primitive> {
         Primitive::ALL.into_iter().find(|primitive| primitive.as_str() == name)
     }
 
-    /// Where its keys live.
+    /// The space that contains the primitive's keys.
     pub fn space(self) -> Space {
         match self {
             Primitive::Lease | Primitive::Version | Primitive::Once => Space::Table,
@@ -360,6 +409,7 @@ impl Primitive {
         }
     }
 
+    /// The name in plans and metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
             Primitive::Lease => "lease",

@@ -1,7 +1,7 @@
-//! What a guarded route makes of a request: which route it takes, what its policy may see of it, and the name
-//! of what is locked.
+//! How a guarded listener handles a request: the route that matches, the view of the request for its policy, and the
+//! name of the resource to lock.
 //!
-//! Decisions alone: the proxy and `lockkeeper policy try` go by the same.
+//! Decisions only: the proxy and `lockkeeper policy try` share them.
 
 use hyper::header::HeaderMap;
 use hyper::http::request::Parts;
@@ -10,23 +10,24 @@ use crate::config::{Fit, GuardLock, GuardRoute, Limits, Matched, Part, Template}
 use crate::http::{Kind, Problem};
 use crate::policy::HttpView;
 
-/// The most that a policy is shown, beside the body. It is kept with the lease, as long as that lasts.
+/// The limit of what a policy is shown besides the body. It is stored with the lease while the lease lasts.
 const MAX_BYTES: usize = 8_192;
-/// What a pair costs beside its texts.
+/// The size that a pair counts in addition to its texts.
 const PAIR_BYTES: usize = 16;
 
-/// What is asked for a request.
+/// The lock request for an HTTP request.
 pub struct Asked {
+    /// The name of the resource to lock.
     pub resource: String,
     pub labels: Vec<(String, String)>,
-    /// What the policy may see.
+    /// The part of the request that the policy may see.
     pub http: HttpView,
 }
 
-/// The place of the first route that fits, with what its path stands for.
+/// Finds the index of the first route that matches, and the values that its path pattern captured.
 ///
 /// # Errors
-/// Where none does, or the path is one that applications read in different ways.
+/// No route matches, or applications may interpret the path in different ways.
 pub fn find<'a>(
     routes: impl IntoIterator<Item = &'a GuardRoute>,
     parts: &Parts,
@@ -63,7 +64,7 @@ pub fn find<'a>(
     Err(Problem::not_found(path))
 }
 
-/// Why no route takes a path, whatever it says.
+/// Why no route accepts a path, whatever the routes' patterns.
 fn never_clear(path: &str) -> Option<&'static str> {
     if path.starts_with("//") {
         Some("begins with `//`, and some applications take what follows for a host")
@@ -76,7 +77,7 @@ fn never_clear(path: &str) -> Option<&'static str> {
     }
 }
 
-/// What stands in a path and is data to some applications, and parts the path for others.
+/// A part of the path that some applications read as data and others as a separator.
 fn ambiguous(path: &str) -> Option<&'static str> {
     const MARKS: [(&str, &str); 6] = [
         (";", "`;`"),
@@ -89,15 +90,18 @@ fn ambiguous(path: &str) -> Option<&'static str> {
     MARKS.into_iter().find_map(|(mark, name)| path.contains(mark).then_some(name))
 }
 
-/// What is known of a body: what the route lets the policy see, and whether that is all of it.
+/// The known part of a body: what the route lets the policy see, and whether that is the whole body.
 #[derive(Clone, Debug)]
 pub struct Seen {
+    /// The first bytes of the body.
     pub body: Vec<u8>,
+    /// Whether `body` is the whole body.
     pub is_whole: bool,
 }
 
 impl Seen {
-    /// What a route sees of the same body if its policy may see `bytes` of it. `None` if that is more than was read.
+    /// The view of the same body for a route whose policy may see `bytes` of it. `None` if that is more than was
+    /// read.
     pub fn limited_to(&self, bytes: usize) -> Option<Seen> {
         let Seen { body, is_whole } = self;
         let fits = body.len() <= bytes;
@@ -106,10 +110,10 @@ impl Seen {
     }
 }
 
-/// What the lock of a route is asked for.
+/// Derives the lock request from an HTTP request.
 ///
 /// # Errors
-/// Where the request lacks a part that it is named by, or has too much that the policy would see.
+/// The request lacks a part that its name is made of, or the part that the policy would see is too large.
 pub fn asked(
     lock: &GuardLock,
     parts: &Parts,
@@ -118,7 +122,7 @@ pub fn asked(
     limits: &Limits,
 ) -> Result<Asked, Problem> {
     if lock.names_body() && !seen.is_whole {
-        // A second member of the same name may follow, and be the one that the application reads.
+        // A second member of the same name may follow, and the application may read that one.
         let bound = lock.see_body_bytes;
         let detail =
             format!("the body is over {bound} bytes, which is what this route reads to name its lock");
@@ -142,7 +146,7 @@ pub fn asked(
 }
 
 fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Fit {
-    // Applications answer HEAD as they answer GET.
+    // Applications answer HEAD like GET.
     let method = match parts.method.as_str() {
         "HEAD" if !route.methods.iter().any(|known| known == "HEAD") => "GET",
         method => method,
@@ -160,18 +164,18 @@ fn fits(route: &GuardRoute, parts: &Parts, path: &str) -> Fit {
     route.path.fit(path, route.exact_case)
 }
 
-/// Whether a segment means this folder or the one above, however it is spelt.
+/// Whether a segment means the current or the parent folder, in any encoding.
 fn has_dots(path: &str) -> bool {
     let dots = |part: &str| {
         let part = part.replace("%2e", ".").replace("%2E", ".");
-        // What follows a semicolon is a parameter to some, who look at the rest alone.
+        // Some applications take the text after a semicolon for a parameter, and only look at the text before it.
         let name = part.split(';').next().unwrap_or_default();
         name == "." || name == ".."
     };
     path.contains(['.', '%']) && path.split(['/', '\\']).flat_map(split_encoded).any(dots)
 }
 
-/// At slashes that are percent-encoded.
+/// Splits at percent-encoded slashes and backslashes.
 fn split_encoded(part: &str) -> impl Iterator<Item = &str> {
     part.split("%2f")
         .flat_map(|part| part.split("%2F"))
@@ -210,8 +214,8 @@ fn values<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = (St
     values.map(|value| (name.to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
 }
 
-/// Fills in a template. A part that the request lacks, or has twice, is refused: another request would
-/// be locked by the same name.
+/// Fills in a template. A part that the request lacks or contains twice is refused, because other requests would get
+/// the same name.
 fn fill(template: &Template, parts: &Parts, view: &HttpView, limits: &Limits) -> Result<String, Problem> {
     let mut text = String::new();
     for part in template.parts() {
@@ -267,8 +271,8 @@ fn one<'a>(
     }
 }
 
-/// Whether every reader of the query finds this value of the name and no other: also one that parts pairs at `;`,
-/// that ignores case, or that takes `name[]` for the same name.
+/// Whether every reader of the query finds only this value of the name. Some readers split pairs at `;`, ignore case,
+/// or treat `name[]` as the same name.
 fn is_only(query: &str, name: &str, value: &str) -> bool {
     let loose = query.replace(';', "&");
     let is_alike = |found: &str| {

@@ -1,4 +1,4 @@
-//! Metrics and logs. Labels are bounded: policies, hooks, reasons and outcomes, never a key.
+//! Metrics and logs. Label values are bounded: policies, hooks, reasons and outcomes, but never keys.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,7 @@ mod process;
 
 use policies::Policies;
 
-/// Every counter of the proxy. Cheap to clone.
+/// All metrics of the proxy. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics {
     inner: Arc<Inner>,
@@ -73,99 +73,104 @@ struct Answered {
 }
 
 impl Metrics {
-    /// An acquire was answered. `outcome` is `granted` or the problem's slug.
+    /// Counts an answered acquire. `outcome` is `granted` or the problem's slug.
     pub fn acquire(&self, policy: &str, outcome: &'static str, waited: Duration) {
         self.inner.policies.acquire(policy, outcome, waited);
     }
 
-    /// A policy failed and the request was refused or the built-in answer was used.
+    /// Counts a failed policy call. The request was refused, or the built-in answer was used.
     pub fn policy_fault(&self, policy: &str, hook: &'static str, reason: &'static str) {
         self.inner.policies.fault(policy, hook, reason);
     }
 
-    /// A policy was asked and answered.
+    /// Counts an answered policy call.
     pub fn policy_call(&self, policy: &str, hook: &'static str, took: Duration) {
         self.inner.policies.call(policy, hook, took);
     }
 
-    /// A load or push was made live (`live`), or refused (`refused`).
+    /// Counts a load or push that went live (`live`) or was refused (`refused`).
     pub fn policy_load(&self, policy: &str, outcome: &'static str) {
         self.inner.policies.load(policy, outcome);
     }
 
+    /// Counts a granted lease.
     pub fn grant(&self, primitive: &'static str) {
         self.inner.grants.get_or_create(&Guard { primitive }).inc();
     }
 
+    /// Counts a renewal.
     pub fn renewal(&self, outcome: &'static str) {
         self.inner.renewals.get_or_create(&Outcome { outcome }).inc();
     }
 
+    /// Counts a release.
     pub fn release(&self, outcome: &'static str) {
         self.inner.releases.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A commit of a version was answered. `outcome` is `committed` or the problem's slug.
+    /// Counts an answered commit of a version. `outcome` is `committed` or the problem's slug.
     pub fn commit(&self, outcome: &'static str) {
         self.inner.commits.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A lease ended, `held` after its grant. `how` is `released`, `expired`, `handed_off` or `lost`.
+    /// Counts the end of a lease, `held` after its grant. `how` is `released`, `expired`, `handed_off` or `lost`.
     pub fn lease_ended(&self, how: &'static str, held: Duration) {
         self.inner.holds.get_or_create(&How { how }).observe(held.as_secs_f64());
     }
 
-    /// A transaction of `operations` was committed.
+    /// Counts a committed transaction of `operations`.
     pub fn batch(&self, operations: usize, took: Duration) {
         self.inner.batch_operations.observe(operations as f64);
         self.inner.batch_seconds.observe(took.as_secs_f64());
     }
 
-    /// The store failed; `reason` is a stable slug.
+    /// Counts a failure of the store; `reason` is a stable slug.
     pub fn store_error(&self, reason: &'static str) {
         self.inner.store_errors.get_or_create(&Reason { reason }).inc();
     }
 
+    /// Sets the number of acquires that wait for a lock.
     pub fn waiters(&self, now: usize) {
         self.inner.waiters.set(i64::try_from(now).unwrap_or(i64::MAX));
     }
 
+    /// Sets the number of leases that this proxy granted or keeps alive.
     pub fn leases(&self, now: usize) {
         self.inner.leases.set(i64::try_from(now).unwrap_or(i64::MAX));
     }
 
-    /// Proxies of this store that are not gone, as of the last beat.
+    /// Sets the number of proxies of this store that are not gone, as of the last heartbeat.
     pub fn fleet_members(&self, now: usize) {
         self.inner.fleet_members.set(i64::try_from(now).unwrap_or(i64::MAX));
     }
 
-    /// A change of a policy that this proxy followed with its fleet. `outcome` is `live` or `called_off`.
+    /// Counts a policy change that this proxy followed with its fleet. `outcome` is `live` or `called_off`.
     pub fn fleet_change(&self, outcome: &'static str) {
         self.inner.fleet_changes.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// An HTTP request was answered by `front` (`api` or `admin`).
+    /// Counts an HTTP request that `front` (`api`, `admin` or `guard`) answered.
     pub fn http(&self, front: &'static str, status: u16) {
         self.inner.requests.get_or_create(&Answered { front, status: status.into() }).inc();
     }
 
-    /// A request on a guarded route was answered. `outcome` is `passed` (no lock), `locked`, `unlocked`, `replayed`, or
-    /// the problem's slug.
+    /// Counts an answered request on a guarded route. `outcome` is `passed` (no lock), `locked`, `unlocked`,
+    /// `replayed`, or the problem's slug.
     pub fn guarded(&self, outcome: &'static str) {
         self.inner.guarded.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A changed configuration was made live (`live`), or refused (`refused`).
+    /// Counts a changed configuration that went live (`live`) or was refused (`refused`).
     pub fn config_load(&self, outcome: &'static str) {
         self.inner.config_loads.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// The lease of a guarded request was lost while the upstream worked.
+    /// Counts a guarded request whose lease was lost while the upstream worked.
     pub fn guard_lost(&self) {
         self.inner.guard_lost.inc();
     }
 
-    /// Everything as OpenMetrics text.
+    /// All metrics as OpenMetrics text.
     pub fn encode(&self) -> String {
         self.inner.process.update();
         let mut text = String::with_capacity(16 * 1024);
@@ -175,8 +180,8 @@ impl Metrics {
     }
 }
 
-/// OpenMetrics text as the older Prometheus format (0.0.4), where a counter is declared by the name
-/// of its sample.
+/// Converts OpenMetrics text to the older Prometheus format (0.0.4), which declares a counter by the name of its
+/// sample.
 pub fn to_prometheus(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -284,22 +289,22 @@ impl Default for Metrics {
 
 const BATCH: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 5.];
 
-/// Waits and holds: from a millisecond to an hour.
+/// Buckets for waits and holds: from a millisecond to an hour.
 fn long() -> Histogram {
     Histogram::new([
         0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300., 3600.,
     ])
 }
 
-/// Policy calls: from a microsecond to the longest that is allowed.
+/// Buckets for policy calls: from a microsecond to the longest that is allowed.
 fn short() -> Histogram {
     Histogram::new([2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1])
 }
 
-/// A gauge of a size, which has no sign.
+/// A gauge for a size, which is never negative.
 type Size = Gauge<f64, AtomicU64>;
 
-/// Starts logging to standard error. An error names the filter that is not one.
+/// Starts to log to standard error. An error names an invalid filter.
 pub fn init_logs(log: &LogConfig) -> Result<(), String> {
     let filter = tracing_subscriber::EnvFilter::try_new(&log.filter)
         .map_err(|error| format!("log.filter: `{}` is not a filter: {error}", log.filter))?;

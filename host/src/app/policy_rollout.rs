@@ -1,4 +1,4 @@
-//! Where replacements of policies arrive: from operators, and from files that changed.
+//! Replaces policies, on request of operators and when files change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::admin::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
 use crate::fleet::{ChangeError, Changed, Fleet};
 use crate::policy::{Digest, Policies, PolicyStatus, Prepared, Rejection};
 
-/// A changed file is tried again after this long while the store cannot be asked who holds what.
+/// How long a changed file waits for the next try while the store cannot tell which leases are held.
 const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -23,18 +23,19 @@ pub(super) struct PolicyRollout {
 }
 
 impl PolicyRollout {
-    /// `loaded`: the digests of the components that the proxy was started with, by policy.
+    /// `loaded` has the digests of the components that the proxy was started with, by policy.
     pub fn new(policies: Policies, fleet: Fleet, loaded: BTreeMap<String, String>) -> PolicyRollout {
         PolicyRollout { policies, fleet, loaded }
     }
 
-    /// Makes files that change live, until the watcher is gone. A file that has to wait holds up no other one,
-    /// and gives way to what it holds next.
+    /// Makes changed files live, until the watcher is gone. A file that has to wait delays no other file, and newer
+    /// contents of the same file replace it.
     pub async fn reload(mut self, mut changes: mpsc::Receiver<(String, Vec<u8>)>) {
         let mut tasks = JoinSet::new();
         let mut latest: BTreeMap<String, AbortHandle> = BTreeMap::new();
         while let Some((name, component)) = changes.recv().await {
-            // What a file held at the start has been loaded, and may have given way to the fleet's.
+            // The contents of a file at the start have been loaded already, and the fleet's policy may have replaced
+            // them.
             let loaded = self.loaded.remove(&name);
             if loaded.is_some_and(|loaded| loaded == Digest::of(&component).to_string()) {
                 continue;
@@ -53,7 +54,7 @@ impl PolicyRollout {
         while let Err(Failure::Store(error) | Failure::Busy(error)) = self.put(&name, component.clone()).await
         {
             if !std::mem::replace(&mut told, true) {
-                tracing::warn!(policy = name, %error, "the changed file waits, and is tried again until it is live");
+                tracing::warn!(policy = name, %error, "the changed file waits; it is tried again until it is live");
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -63,7 +64,7 @@ impl PolicyRollout {
         let (policies, policy) = (self.policies.clone(), name.to_owned());
         let checks = move || policies.prepare(&policy, &component, None);
         let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
-        // The fleet has the last word: this proxy may be one step behind it, or a change may be under way.
+        // The fleet decides: this proxy may be one step behind, or a change may be pending.
         match (self.fleet.change(prepared.clone()).await, &prepared) {
             (Ok(Changed::Live), Prepared::Unchanged(_)) => {
                 self.policies.commit(prepared);
@@ -86,7 +87,7 @@ impl PolicyRollout {
                 self.policies.note(name, why.clone());
                 Err(Failure::Refused(why))
             }
-            // No component was refused, so there is nothing to put on record.
+            // No component was refused, so there is nothing to record.
             Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(Failure::Refused(nothing.to_string())),
             Err(busy @ ChangeError::Busy { .. }) => Err(Failure::Busy(busy.to_string())),
             Err(error) => Err(Failure::Store(error.to_string())),
@@ -102,7 +103,7 @@ impl PolicyRollout {
         result.map_err(|rejection| self.refused(name, &rejection))
     }
 
-    /// Puts a rejection on record.
+    /// Records a rejection.
     fn refused(&self, name: &str, rejection: &Rejection) -> Failure {
         if self.policies.get(name).is_none() {
             return Failure::Unknown;
@@ -120,9 +121,9 @@ impl PolicyRollout {
 enum Failure {
     Unknown,
     Refused(String),
-    /// Another change is under way.
+    /// Another change is pending.
     Busy(String),
-    /// It could not be found out who holds what: nothing is wrong with the policy.
+    /// The leases that are held could not be determined: nothing is wrong with the policy.
     Store(String),
 }
 

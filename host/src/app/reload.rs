@@ -1,4 +1,5 @@
-//! config.toml as it changes: guarded routes are replaced while the proxy runs, the rest at a restart.
+//! Reloads config.toml when it changes: guarded routes are replaced while the proxy runs, everything else at a
+//! restart.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,19 +15,19 @@ use crate::latest;
 use crate::telemetry::Metrics;
 use crate::watch::{Changes, Watcher, watch};
 
-/// A file over this size is no configuration.
+/// A larger file is not a configuration.
 const MAX_BYTES: usize = 16 << 20;
-/// How long routes wait to be tried again where a look at what is known here says whether they can be used.
+/// How long routes wait before they are tried again, if this proxy alone can tell whether they can be used.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long they wait where requests had to be kept waiting to find that they cannot; twice as long each time. A request
-/// that is under way for hours costs the others two seconds in two minutes then.
+/// How long routes wait before they are tried again, if requests had to wait until the try failed; twice as long
+/// after each try. Then a request that takes hours delays other requests by two seconds every two minutes.
 const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
-/// Why the changed configuration is not used; `None` where there is nothing wrong with it.
+/// Why the changed configuration is not used; `None` if it has no fault.
 pub type Refused = latest::Receiver<Option<String>>;
 
-/// Watches the file that the proxy was started with, where there was one.
+/// Watches the configuration file that the proxy was started with, if any.
 pub(super) fn watch_routes(
     config: &Config,
     guard: Arc<Guard>,
@@ -46,9 +47,9 @@ pub(super) fn watch_routes(
 #[derive(Debug)]
 pub(crate) enum NotUsed {
     Faulty(Vec<String>),
-    /// It will do once the fleet has changed: it is tried again.
+    /// Usable once the fleet has changed: it is tried again.
     Yet(String),
-    /// It will do once leases have ended: it is tried again, but not often.
+    /// Usable once leases have ended: it is tried again, but less often.
     Held(String),
 }
 
@@ -63,7 +64,7 @@ impl NotUsed {
 
 struct Running {
     config: Config,
-    /// What the file last said beyond the routes.
+    /// The last contents of the file apart from the guarded listeners.
     seen: String,
     guard: Arc<Guard>,
     fleet: Fleet,
@@ -106,14 +107,14 @@ impl Running {
                 Err(faults) => {
                     self.metrics.config_load("refused");
                     for fault in faults {
-                        tracing::error!(fault, "the changed configuration is not used; the old routes go on");
+                        tracing::error!(fault, "the changed configuration is not used; the old routes stay");
                     }
                 }
             }
         }
     }
 
-    /// How many routes went live; `None` where there is nothing new.
+    /// Returns how many routes went live; `None` if nothing changed.
     async fn load(&mut self) -> Result<Option<usize>, NotUsed> {
         let changed = Config::load(self.config.file.as_deref(), &process_env())
             .map_err(|faults| NotUsed::Faulty(faults.iter().map(ToString::to_string).collect()))?;
@@ -123,7 +124,7 @@ impl Running {
             if said == rest(&self.config) {
                 tracing::info!("beyond [[guard.routes]], {file} is again what the proxy runs on");
             } else {
-                tracing::warn!("{file} has changed beyond [[guard.routes]]; the rest needs a restart");
+                tracing::warn!("{file} has changed outside [[guard.routes]]; the rest needs a restart");
             }
             self.seen = said;
         }
@@ -142,7 +143,7 @@ impl Running {
     }
 }
 
-/// Replaces routes by some that name requests differently.
+/// Replaces routes by routes that name requests differently.
 pub(crate) async fn rename(
     guard: &Guard,
     fleet: &Fleet,
@@ -152,7 +153,7 @@ pub(crate) async fn rename(
     let renaming = fleet.may_name(naming).await.map_err(NotUsed::Yet)?;
     let change = guard.prepare(guards);
     let agreed = match renaming {
-        // Who recorded these names has waited for the leases under the others.
+        // The proxy that recorded these names has waited for the leases under the old names.
         Renaming::Recorded => fleet.follow_naming(naming).await.map_err(NotUsed::Yet),
         Renaming::Alone => agree(fleet, &change, naming).await,
     };
@@ -163,16 +164,16 @@ pub(crate) async fn rename(
     agreed
 }
 
-/// Records the new names once no lease is left under the old ones. Requests wait until it is known whether they are
-/// recorded: a proxy that joins goes by the record.
+/// Records the new names once no lease is left under the old ones. Requests wait until the outcome is known, because
+/// a proxy that joins follows the record.
 async fn agree(fleet: &Fleet, change: &Change<'_>, naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
     let mut named = record(fleet, change, naming).await?;
     while let Err(NotNamed::Unknown(why)) = named {
-        tracing::warn!("it is not known whether the new routes were recorded; requests wait: {why}");
+        tracing::warn!("the store did not confirm the record of the new routes; requests wait: {why}");
         tokio::time::sleep(RETRY).await;
         named = match fleet.has_named(naming).await {
             Some(named) => named,
-            // Another proxy may have come and died meanwhile: the leases are looked at again.
+            // Another proxy may have joined and died meanwhile, so the leases are checked again.
             None => record(fleet, change, naming).await.unwrap_or(Err(NotNamed::Unknown(why))),
         };
     }
@@ -181,8 +182,8 @@ async fn agree(fleet: &Fleet, change: &Change<'_>, naming: &BTreeMap<String, Str
     })
 }
 
-/// The tokens are raised when nothing more is granted by the old names, and before it is known that this proxy is
-/// alone: that may take a while.
+/// Raises the tokens, waits for the leases, and records the new names. The tokens are raised after grants under the
+/// old names have stopped, and before this proxy is known to be alone, because raising them may take a while.
 async fn record(
     fleet: &Fleet,
     change: &Change<'_>,
@@ -193,12 +194,12 @@ async fn record(
     Ok(fleet.name_requests(naming).await)
 }
 
-/// Everything but the guarded listeners.
+/// The configuration without the guarded listeners.
 fn rest(config: &Config) -> String {
     format!("{:?}", Config { guards: Vec::new(), warnings: Vec::new(), ..config.clone() })
 }
 
-/// Whether the routes can go live on the listeners and the policies that there are.
+/// Checks that the routes can go live with the current listeners and policies.
 fn fits(running: &Config, changed: &[GuardConfig]) -> Result<(), String> {
     let listeners = |guards: &[GuardConfig]| {
         guards.iter().map(|guard| (guard.listen, guard.tls.clone())).collect::<Vec<_>>()

@@ -10,22 +10,23 @@ use crate::policy::{Generation, Prepared};
 use crate::store::StoreError;
 use crate::store::registry::{PolicyRecord, PolicyVersion, View};
 
-/// How long whoever asked for a change waits for all members; the change goes on after that.
+/// How long the caller of a change waits for all members; the change continues after that.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a change is begun again because another one was first.
+/// How often a change is started again because another change was first.
 const TRIES: usize = 4;
 
-/// What became of a change that was begun.
+/// The result of a change that was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// All members go by it.
+    /// All members follow the new version.
     Live,
-    /// It goes on; these members have not followed yet.
+    /// The change continues; these members have not followed yet.
     UnderWay { waits_for: Vec<String> },
-    /// It was the live one already, and the change to this digest was called off.
+    /// The version was live already, and the change to this digest was called off.
     CalledOff { candidate: String },
 }
 
+/// Why a change failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -33,7 +34,7 @@ pub enum ChangeError {
     Busy { since_ms: u32, waits_for: Vec<String> },
     #[error("{0}")]
     CalledOff(String),
-    /// The version to go back to is refused by this proxy.
+    /// This proxy refuses the version that a rollback would restore.
     #[error("{0}")]
     Refused(String),
     #[error("policy `{0}` has no earlier generation to go back to")]
@@ -47,11 +48,11 @@ pub enum ChangeError {
 }
 
 impl Fleet {
-    /// Makes a checked generation the live one of all members. Where it is that already, a change to another
-    /// one is called off.
+    /// Makes a checked generation the live one on all members. If it is live already, a pending change to another
+    /// generation is called off.
     ///
     /// # Errors
-    /// Where it was not begun, or was called off: the old one stays.
+    /// The change was not started, or was called off: the old generation stays live.
     pub async fn change(&self, prepared: Prepared) -> Result<Changed, ChangeError> {
         let generation = prepared.generation().clone();
         let (name, version) = (generation.name(), version_of(&generation));
@@ -60,7 +61,7 @@ impl Fleet {
             self.is_member()?;
             let mut view = views.borrow_and_update().clone();
             if !is_settled_elsewhere(view.record(name), &version) {
-                // It may be over by now.
+                // The other change may be over by now.
                 self.0.fresh_view(&mut views).await;
                 view = views.borrow_and_update().clone();
             }
@@ -84,10 +85,10 @@ impl Fleet {
         Err(ChangeError::Superseded)
     }
 
-    /// Goes back to what was live before, for all members; calls a change off that is under way.
+    /// Restores the previous generation on all members, or calls off a pending change.
     ///
     /// # Errors
-    /// As [`Fleet::change`]; and where nothing was live before.
+    /// Those of [`Fleet::change`]; also if there is no previous generation.
     pub async fn roll_back(&self, name: &str) -> Result<Changed, ChangeError> {
         let mut views = self.0.view.subscribe();
         self.is_member()?;
@@ -107,7 +108,7 @@ impl Fleet {
         self.change(prepared).await
     }
 
-    /// `None` where the record has changed.
+    /// Proposes a generation as the candidate. `None` if the record has changed.
     async fn propose(
         &self,
         name: &str,
@@ -119,13 +120,13 @@ impl Fleet {
         if !self.0.registry.propose(name.to_owned(), seq, component).await? {
             return Ok(None);
         }
-        tracing::info!(policy = &**generation.id(), "a change of all proxies begins");
+        tracing::info!(policy = &**generation.id(), "a policy change on all proxies begins");
         self.0.view.send_modify(|view| machine::proposed(view, name, seq, version.clone()));
         self.0.hurry.notify_one();
         self.outcome(name, seq + 1, &version).await.map(Some)
     }
 
-    /// Has the record's candidate dropped: the live version stays. `None` where the record has changed.
+    /// Drops the record's candidate; the live version stays. `None` if the record has changed.
     async fn call_off(&self, record: &PolicyRecord) -> Result<Option<Changed>, ChangeError> {
         let PolicyRecord { name, seq, live, candidate, .. } = record;
         let candidate = candidate.as_ref().map(|candidate| candidate.digest.clone()).unwrap_or_default();
@@ -137,7 +138,7 @@ impl Fleet {
         if !self.0.registry.call_off(name.clone(), *seq, why.clone()).await? {
             return Ok(None);
         }
-        tracing::info!(policy = name, candidate, "a change of all proxies is called off");
+        tracing::info!(policy = name, candidate, "a policy change on all proxies is called off");
         self.0.view.send_modify(|view| machine::called_off(view, name, *seq, &why));
         self.0.hurry.notify_one();
         self.outcome(name, *seq, live).await.map(|changed| match changed {
@@ -154,7 +155,7 @@ impl Fleet {
         }
     }
 
-    /// Waits for the end of the change whose record of both has this number.
+    /// Waits for the end of the change whose record with both versions has the number `seq`.
     async fn outcome(&self, name: &str, seq: u64, version: &PolicyVersion) -> Result<Changed, ChangeError> {
         let mut views = self.0.view.subscribe();
         let until = clock::now().plus_us(PATIENCE.as_micros() as u64);
@@ -184,7 +185,7 @@ impl Fleet {
     }
 }
 
-/// Whether no change is under way, and another version is live.
+/// Whether no change is pending and another version is live.
 fn is_settled_elsewhere(record: Option<&PolicyRecord>, version: &PolicyVersion) -> bool {
     record.is_some_and(|record| record.candidate.is_none() && record.live != *version)
 }

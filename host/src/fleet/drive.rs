@@ -1,4 +1,4 @@
-//! Joins the fleet, follows its records, and counts those as gone that are.
+//! Joins the fleet, applies its records, and evicts members that are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,28 +20,29 @@ use crate::store::StoreError;
 use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, View};
 use crate::vital;
 
-/// A statement of a process that has ended may still wait for a row's lock: so long, in microseconds.
+/// How long a statement of a process that has ended may still wait for a row lock, in microseconds.
 const LAST_WORDS_US: u64 = 1_500_000;
+/// The pause before a failed step is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Why a record cannot be followed.
+/// Why a record cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("{0}")]
     Refused(String),
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The next view tells.
+    /// The next view has the new record.
     #[error("the record has changed meanwhile")]
     Changed,
 }
 
-/// What is remembered from view to view.
+/// What is remembered across views.
 struct Watch {
     views: latest::Receiver<View>,
-    /// The first beat that was seen of each member.
+    /// The first heartbeat that was seen of each member.
     first_beats: BTreeMap<u64, ServerTime>,
-    /// The last beat that was seen of each member, and when it was first seen.
+    /// The last heartbeat that was seen of each member, and when it was first seen.
     last_beats: BTreeMap<u64, (ServerTime, Instant)>,
     /// When a member's process was first seen to have ended.
     ended: HashMap<u64, Instant>,
@@ -66,8 +67,8 @@ impl Watch {
         view
     }
 
-    /// Members that are silent for as long as their beats last, and those whose processes have ended, and whose last
-    /// statements have, too.
+    /// Members that have been silent for as long as a heartbeat is valid, and members whose processes, and the last
+    /// statements of these, have ended.
     fn gone(&mut self, view: &View, here: &str) -> BTreeSet<u64> {
         let now = clock::now();
         let ended = view.members.iter().filter(|member| host::has_ended(&member.host, here));
@@ -87,7 +88,7 @@ impl Watch {
 }
 
 impl Fleet {
-    /// Joins, and joins again whenever it was counted as gone.
+    /// Joins the fleet, and joins again whenever this proxy was evicted.
     pub(super) async fn run(self) {
         let views = self.0.view.subscribe();
         let mut watch = Watch {
@@ -112,7 +113,7 @@ impl Fleet {
         }
     }
 
-    /// Returns when this proxy is a member. One that has been one before grants then.
+    /// Returns when this proxy is a member. If the proxy joins again, it grants from then on.
     async fn join(&self, watch: &mut Watch, fresh: bool) {
         loop {
             let id = self.register().await;
@@ -126,10 +127,10 @@ impl Fleet {
                 None => tracing::info!("the proxy joins its fleet again"),
             }
         }
-        // With this beat it is allowed to write.
+        // The answer to this heartbeat allows this proxy to write.
         self.0.fresh_view(&mut watch.views).await;
         let state = self.0.state();
-        // Unless it was counted as gone just now, and has to join again.
+        // The proxy may have been evicted just now; then it has to join again.
         if state.stage == Stage::Member {
             reached(if fresh { Branch::Joins } else { Branch::JoinsAgain });
             tracing::info!(id = machine::shown(state.id), "joined the fleet");
@@ -157,10 +158,11 @@ impl Fleet {
         }
     }
 
-    /// What this member has acknowledged when it may grant; `None` where its row is gone.
+    /// Becomes a member that may grant, and returns the records that it has acknowledged. `None` if its row is gone.
     async fn activate(&self, watch: &mut Watch, id: u64, fresh: bool) -> Option<BTreeMap<String, u64>> {
         let own = self.0.own();
-        // Only once: of two that start together, each with policies of its own, the first follows the second.
+        // A proxy initializes the records only once: if two proxies with different policies start at the same time,
+        // the first then follows the second.
         let mut founds = fresh;
         loop {
             let view = watch.next().await;
@@ -207,7 +209,7 @@ impl Fleet {
         }
     }
 
-    /// Its own policies are the recorded ones then, and it goes on as one that follows.
+    /// Records this proxy's own policies. Afterwards, the proxy follows the records.
     async fn initialize(
         &self,
         id: u64,
@@ -230,8 +232,8 @@ impl Fleet {
         }
     }
 
-    /// Refused while the store has leases of guarded requests: of proxies that have died, or were stopped before an
-    /// application had answered. It is not known which names this proxy would give those requests.
+    /// Fails while the store has leases of guarded requests, from proxies that died or were stopped before an
+    /// application had answered. This proxy does not know which names it would give to those requests.
     async fn outlives_old_names(&self, why: &str) -> Result<(), Trouble> {
         let leases = self.0.service.guarded_leases().await?;
         let Some(resource) = leases.values().min() else { return Ok(()) };
@@ -241,7 +243,7 @@ impl Fleet {
         )))
     }
 
-    /// Goes where the records are, and becomes a member if they are still the same then.
+    /// Applies the records, and becomes a member if they have not changed meanwhile.
     async fn catch_up(
         &self,
         id: u64,
@@ -258,14 +260,14 @@ impl Fleet {
         for record in &view.records {
             self.apply_record(record).await?;
         }
-        // What it asked for before it was counted as gone may be granted until then.
+        // Requests that this proxy sent before it was evicted may still be granted until they are answered.
         self.0.service.settled().await;
         for name in own.keys().filter(|_| !fresh) {
-            // A policy may have changed and changed back: leases by other keys must be seen, and its waiters
-            // are granted as soon as it may write.
+            // A policy may have changed and changed back: this proxy must see leases under other keys, and its
+            // waiters are granted as soon as it may write.
             self.0.service.look_again(name).await?;
         }
-        // A claim that was sent during the look takes the old keys alone. It is answered before this proxy may write.
+        // A claim that was sent during that read takes the old keys only. It is answered before this proxy may write.
         self.0.service.settled().await;
         let acks: BTreeMap<String, u64> =
             view.records.iter().map(|record| (record.name.clone(), record.seq)).collect();
@@ -290,8 +292,8 @@ impl Fleet {
         self.0.policies.note(name, what);
     }
 
-    /// Returns when this proxy was counted as gone. One that has just started grants once it has `looks`ed at the
-    /// leases in the store. Until then it follows all the same, so that no change waits for it.
+    /// Applies the records, and returns when this proxy was evicted. With `looks`, as after a start, the proxy grants
+    /// once it has read all leases in the store. It applies records before that, too, so that no change waits for it.
     async fn follow(&self, watch: &mut Watch, looks: bool) {
         let mut looking = looks.then(|| self.look());
         loop {
@@ -326,11 +328,11 @@ impl Fleet {
         }
     }
 
-    /// Looks at all leases, beside what this task does, and until it is dropped: the generations, by policy, that
-    /// they were looked at by.
+    /// Starts a task that reads all leases; dropping the handle aborts the task. Returns the generations, by policy,
+    /// under which the leases were read.
     fn look(&self) -> AbortOnDropHandle<BTreeMap<String, u64>> {
         let fleet = self.clone();
-        AbortOnDropHandle::new(vital::spawn("the look at the leases of before the start", async move {
+        AbortOnDropHandle::new(vital::spawn("the read of earlier leases", async move {
             let generations = fleet.generations();
             fleet.0.service.look_at_all().await;
             generations
@@ -343,13 +345,13 @@ impl Fleet {
         policies.names().filter_map(number).collect()
     }
 
-    /// Grants from now on, unless another generation has gone live since the leases were looked at. A proxy that is
-    /// no member any more stays closed, and looks at them when it joins again.
+    /// Lets this proxy grant, unless another generation has gone live since the leases were read. A proxy that is no
+    /// longer a member stays closed, and reads the leases when it joins again.
     fn is_opened_after(&self, looked: &BTreeMap<String, u64>) -> bool {
         if *looked != self.generations() {
             return false;
         }
-        // The stage is locked, so that it cannot be counted as gone and closed in between.
+        // The state stays locked, so the proxy cannot be evicted and closed in between.
         let state = self.0.state();
         if state.stage == Stage::Member {
             self.0.service.open();
@@ -376,8 +378,8 @@ impl Fleet {
         evicted
     }
 
-    /// Where all members are seen to have acknowledged the record of both. The servers of a quorum know of no
-    /// record: their tokens are raised before.
+    /// Makes the candidate live, after all members have acknowledged the record with both versions. The servers of a
+    /// quorum do not know the records, so their tokens are raised first.
     async fn settle(&self, name: &str, seq: u64) -> bool {
         if let Err(error) = self.0.service.raise_tokens().await {
             self.0.state().held_up.insert(name.to_owned(), error.to_string());
@@ -391,7 +393,7 @@ impl Fleet {
         settled
     }
 
-    /// Whether the record was followed, or called off.
+    /// Whether the record was acknowledged, or its change called off.
     async fn acknowledge(&self, record: &PolicyRecord) -> bool {
         let name = &record.name;
         match self.follows(record).await {
@@ -411,18 +413,18 @@ impl Fleet {
             Ok(Some(why)) => {
                 reached(Branch::HeldUp);
                 if self.0.state().held_up.insert(name.clone(), why.clone()).is_none() {
-                    tracing::info!(policy = name, "the change of the policy waits: {why}");
+                    tracing::info!(policy = name, "the policy change waits: {why}");
                 }
                 tokio::time::sleep(RETRY).await;
                 false
             }
             Err(Trouble::Refused(why)) if record.candidate.is_some() => {
                 let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state().id));
-                tracing::error!(policy = name, "the change is called off: {why}");
+                tracing::error!(policy = name, "the policy change is called off: {why}");
                 self.0.registry.call_off(name.clone(), record.seq, why).await.unwrap_or(false)
             }
             Err(trouble) => {
-                tracing::warn!(policy = name, "the fleet's policy is not followed yet: {trouble}");
+                tracing::warn!(policy = name, "this proxy does not follow the fleet's policy yet: {trouble}");
                 self.0.state().held_up.insert(name.clone(), trouble.to_string());
                 tokio::time::sleep(RETRY).await;
                 false
@@ -430,25 +432,27 @@ impl Fleet {
         }
     }
 
-    /// Goes where the record is; what keeps this member from acknowledging it, if anything does.
+    /// Applies the record. Returns the reason that keeps this member from acknowledging it, if any.
     ///
-    /// The order counts. Once it conforms, it plans nothing more by the record before. Once that has settled,
-    /// nothing that was planned so can still be granted. Only then are the leases complete that are looked at.
+    /// The order matters. Once the record is applied, this member plans nothing by the previous record. Once its
+    /// pending requests have settled, nothing that was planned by the previous record can still be granted. Only then
+    /// does a read of the leases see all of them.
     async fn follows(&self, record: &PolicyRecord) -> Result<Option<String>, Trouble> {
         self.apply_record(record).await?;
         self.0.service.settled().await;
         Ok(self.waits_for_leases(record).await)
     }
 
-    /// Whether other proxies could go by the candidate's keys alone while a lease lasts that they would not respect. Those
-    /// that join later are no exception: until the lease has ended the record has them take the keys of both.
+    /// The reason to wait before proxies may use the candidate's keys alone: a lease that they would not respect.
+    /// This includes proxies that join later: until the lease has ended, the record makes them take the keys of both
+    /// versions.
     async fn waits_for_leases(&self, record: &PolicyRecord) -> Option<String> {
         let candidate = self.0.policies.active(&record.name)?.candidate.clone()?;
-        // Where the leases cannot be read nobody knows.
+        // If the leases cannot be read, the error is the reason.
         self.0.service.holds_up(candidate).await.unwrap_or_else(|error| Some(error.to_string()))
     }
 
-    /// Has claims take the keys that the record says. A policy that this proxy does not have names none.
+    /// Makes claims take the keys that the record demands. A policy that this proxy does not have needs no keys.
     async fn apply_record(&self, record: &PolicyRecord) -> Result<(), Trouble> {
         let (service, policies) = (&self.0.service, &self.0.policies);
         let Some(naming) = policies.active(&record.name) else { return Ok(()) };
@@ -478,7 +482,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// A recorded version, checked by this proxy.
+    /// Returns a recorded version, checked by this proxy.
     pub(super) async fn prepared(
         &self,
         record: &PolicyRecord,
@@ -500,7 +504,7 @@ impl Fleet {
     }
 }
 
-/// Members of a view, for those who name them.
+/// The names of members of a view, for messages.
 pub(super) fn names(view: &View, ids: &[u64]) -> Vec<String> {
     let name = |id: &u64| match view.member(*id).map(|member: &Member| member.address.as_str()) {
         Some(address) if !address.is_empty() => format!("{} ({address})", machine::shown(*id)),

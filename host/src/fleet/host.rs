@@ -1,16 +1,16 @@
-//! Which process a proxy is, and whether another one on this machine still runs.
+//! Identifies the process of a proxy, and tells whether another process on this machine still runs.
 //!
-//! A member that was killed is seen to be gone at once where it ran on the same machine and in the same
-//! process namespace: nothing more can come from a process that has ended. A process that this one may not
-//! look at (`hidepid`, `ProtectProc`, another user) counts as running.
+//! A killed member is detected at once if it ran on the same machine and in the same process namespace, because a
+//! process that has ended cannot write any more. A process that this one may not inspect (`hidepid`, `ProtectProc`,
+//! another user) counts as running.
 
 use std::io::{self, ErrorKind};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-/// Machine, process namespace, process and its start; empty where the system does not tell, and in a simulation, whose proxies
-/// are one process.
+/// The machine, process namespace, process id and start time of this process. Empty if the system does not tell, and
+/// in a simulation, where all proxies are one process.
 pub fn here() -> String {
     #[cfg(any(test, feature = "simulation"))]
     if crate::clock::simulated::now().is_some() {
@@ -19,7 +19,7 @@ pub fn here() -> String {
     of(std::process::id()).unwrap_or_default()
 }
 
-/// Whether the process is known to have ended. `false` where it cannot be told from here.
+/// Whether the process is known to have ended. `false` if this process cannot tell.
 pub fn has_ended(host: &str, here: &str) -> bool {
     let Some((place, process)) = split(host) else { return false };
     if split(here).is_none_or(|(own, _)| own != place) {
@@ -31,14 +31,14 @@ pub fn has_ended(host: &str, here: &str) -> bool {
     }
 }
 
-/// Whether the process that was started at `start` has ended, by what `/proc` says of its number now.
+/// Whether the process that started at `start` has ended, judged by the current `/proc` entry of its process id.
 fn ended(stat: io::Result<String>, start: &str, is_absent: impl FnOnce() -> bool) -> bool {
     match stat {
         Ok(stat) => match state_and_start(&stat) {
             Some((state, now)) => matches!(state, "Z" | "X") || now != start,
             None => false,
         },
-        // A process that is hidden from this one cannot be found either, but can be asked for.
+        // The entry of a hidden process is not found either, but a signal test detects the process.
         Err(error) if error.kind() == ErrorKind::NotFound => is_absent(),
         Err(_) => false,
     }
@@ -49,7 +49,7 @@ fn is_absent(pid: u32) -> bool {
     matches!(test_kill_process(pid), Err(Errno::SRCH))
 }
 
-/// Machine and namespace; process and start.
+/// Splits into machine and namespace, and process id and start time.
 fn split(host: &str) -> Option<(&str, &str)> {
     let (rest, start) = host.rsplit_once('/')?;
     let (place, pid) = rest.rsplit_once('/')?;
@@ -62,7 +62,7 @@ fn of(pid: u32) -> Option<String> {
     Some(format!("{}/{}/{pid}/{}", machine.trim(), namespace.display(), started(pid)?))
 }
 
-/// When a process that runs was started, in ticks since the machine was.
+/// The start time of a running process, in ticks since the machine started.
 fn started(pid: u32) -> Option<String> {
     let stat = read_stat(pid).ok()?;
     state_and_start(&stat).map(|(_, start)| start.to_owned())
@@ -73,7 +73,7 @@ fn read_stat(pid: u32) -> io::Result<String> {
 }
 
 fn state_and_start(stat: &str) -> Option<(&str, &str)> {
-    // The name may hold anything; what follows it does not.
+    // The process name may contain any characters; the fields after it do not.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     Some((fields.next()?, fields.nth(18)?))

@@ -1,35 +1,35 @@
-//! What a member does next, from what is recorded. Pure.
+//! Decides what a member does next, from the records. Pure.
 //!
-//! The records of a policy follow one another: settled on X, both X and Y, settled on Y (or, called off,
-//! on X again), and so on. A claim takes X's keys, both's, or Y's. Each record has a name in common with
-//! the next, so members that are one record apart exclude each other. That they are never further apart
-//! where it matters is kept here: a candidate becomes the live one only when every member that may grant
-//! has acknowledged the record of both.
+//! The records of a policy form a sequence: settled on X, both X and Y, settled on Y (or, if the change was called
+//! off, on X again), and so on. A claim takes the keys of X, of both, or of Y. Each record shares a version with the
+//! next, so members that are one record apart exclude each other. This module ensures that members that may grant are
+//! never further apart: a candidate becomes live only when every member that may grant has acknowledged the record
+//! with both versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::ServerTime;
 use crate::store::registry::{Member, PolicyRecord, PolicyVersion, View};
 
-/// How long beats come faster after a record has changed, in microseconds.
+/// How long heartbeats are faster after a record has changed, in microseconds.
 const HURRY_US: u64 = 10_000_000;
 
-/// One thing to be done. Each may be done by several members at once: one of them wins.
+/// One action of a member. Several members may try the same action at once; one of them succeeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FleetAction {
-    /// The member is gone.
+    /// Delete the row of a member that is gone.
     Evict { id: u64, beat: ServerTime },
-    /// Go where the record is, and acknowledge it.
+    /// Apply the record, and acknowledge it.
     ApplyRecord(PolicyRecord),
-    /// Every member names keys by both.
+    /// Make the candidate live: every member takes the keys of both versions.
     Settle { name: String, seq: u64 },
 }
 
-/// What the member `me` does, which has acknowledged `acks`. `gone`: members that are.
+/// The actions of the member `me`, which has acknowledged `acks`, if the members in `gone` are gone.
 pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, gone: &BTreeSet<u64>) -> Vec<FleetAction> {
     let mut steps = evictions(view, me, gone);
     for record in &view.records {
-        // A view may have been read before this proxy's own last step: what is older is done.
+        // A view may have been read before this proxy's own last step: older records are done.
         if acks.get(&record.name).is_none_or(|acked| *acked < record.seq) {
             steps.push(FleetAction::ApplyRecord(record.clone()));
         } else if record.candidate.is_some() && waited_for(view, &record.name, record.seq).is_empty() {
@@ -39,20 +39,21 @@ pub fn steps(view: &View, me: u64, acks: &BTreeMap<String, u64>, gone: &BTreeSet
     steps
 }
 
+/// The evictions of the members in `gone`, other than `me`.
 pub fn evictions(view: &View, me: u64, gone: &BTreeSet<u64>) -> Vec<FleetAction> {
     let is_gone = |member: &&Member| member.id != me && gone.contains(&member.id);
     let evict = |member: &Member| FleetAction::Evict { id: member.id, beat: member.beat };
     view.members.iter().filter(is_gone).map(evict).collect()
 }
 
-/// Whether a member is gone: for as long as its beat lasts, no other one was seen. It counts on its own clock, as this proxy
-/// does, so a store's clock that was set forward makes none gone.
+/// Whether a member is gone: no other heartbeat was seen for as long as its last one is valid. Both the store's clock
+/// and this proxy's own clock must say so, so setting the store's clock forward evicts no member.
 pub fn is_silent(view: &View, member: &Member, seen_for_us: u64) -> bool {
     view.now > member.until && seen_for_us > member.until.us_since(member.beat)
 }
 
-/// Whether something is under way that began a short while ago: beats come faster then. What takes longer
-/// waits for a lease, a silent member or an operator, and is not over sooner for being asked about.
+/// Whether a change began a short while ago and is not over: heartbeats are faster then. A longer change waits for a
+/// lease, a silent member or an operator, and faster heartbeats would not end it sooner.
 pub fn hurries(view: &View) -> bool {
     let pending = |record: &PolicyRecord| {
         record.candidate.is_some() || !waited_for(view, &record.name, record.seq).is_empty()
@@ -60,19 +61,20 @@ pub fn hurries(view: &View) -> bool {
     view.records.iter().any(|record| view.now.us_since(record.since) < HURRY_US && pending(record))
 }
 
-/// How a version becomes the live one.
+/// How to make a version the live one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// It is proposed to follow the record `seq`.
+    /// Propose it as the successor of the record `seq`.
     Propose { seq: u64 },
-    /// It is the candidate of the record `seq`, or has become the live version after it.
+    /// It is the candidate of the record `seq`, or has become live after that record.
     Join { seq: u64 },
-    /// It is the live version, and the record `seq` has another one as its candidate.
+    /// It is the live version, but the record `seq` has another candidate.
     CallOff { seq: u64 },
-    /// Another change is under way.
+    /// Another change is pending.
     Busy,
 }
 
+/// Decides how to make `version` the live one.
 pub fn beginning(record: &PolicyRecord, version: &PolicyVersion) -> Beginning {
     let seq = record.seq;
     match &record.candidate {
@@ -84,7 +86,7 @@ pub fn beginning(record: &PolicyRecord, version: &PolicyVersion) -> Beginning {
     }
 }
 
-/// The view after a change was called off.
+/// Updates the view after a change was called off.
 pub fn called_off(view: &mut View, name: &str, seq: u64, why: &str) {
     if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
         (record.seq, record.candidate, record.note) = (seq + 1, None, Some(why.to_owned()));
@@ -92,15 +94,15 @@ pub fn called_off(view: &mut View, name: &str, seq: u64, why: &str) {
     }
 }
 
-/// What the view is after this member's acknowledgement, as far as that may be told before it is recorded:
-/// to those who wait at this proxy.
+/// Updates the view after this member's acknowledgement. The update is only for callers that wait at this proxy,
+/// because the acknowledgement is not recorded yet.
 pub fn acknowledged(view: &mut View, me: u64, acks: &BTreeMap<String, u64>) {
     if let Some(me) = view.members.iter_mut().find(|member| member.id == me) {
         me.acks = Some(acks.clone());
     }
 }
 
-/// The view after a change was begun.
+/// Updates the view after a change was proposed.
 pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: PolicyVersion) {
     if let Some(record) = view.records.iter_mut().find(|record| record.name == name && record.seq == seq) {
         (record.seq, record.candidate, record.note) = (seq + 1, Some(candidate), None);
@@ -108,7 +110,7 @@ pub fn proposed(view: &mut View, name: &str, seq: u64, candidate: PolicyVersion)
     }
 }
 
-/// The view after the candidate has become the live one.
+/// Updates the view after the candidate has become live.
 pub fn settled(view: &mut View, name: &str, seq: u64) {
     let of_both = |record: &&mut PolicyRecord| record.name == name && record.seq == seq;
     if let Some(record) = view.records.iter_mut().find(of_both)
@@ -119,8 +121,8 @@ pub fn settled(view: &mut View, name: &str, seq: u64) {
     }
 }
 
-/// Whether the store has lost a record that was acknowledged before the view was read, as at a fail-over to
-/// a server that lags: others may follow what it has instead.
+/// Whether the store has lost a record that this member acknowledged before, as after a fail-over to a lagging
+/// server. Other proxies may follow the older record instead.
 pub fn has_forgotten(view: &View, acks: Option<&BTreeMap<String, u64>>) -> bool {
     let behind = |(name, acked): (&String, &u64)| view.record(name).is_none_or(|record| record.seq < *acked);
     acks.is_some_and(|acks| acks.iter().any(behind))
@@ -135,63 +137,63 @@ pub fn waited_for(view: &View, name: &str, seq: u64) -> Vec<u64> {
 /// How a proxy joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Joining {
-    /// Not yet: why.
+    /// It must wait, for this reason.
     Wait(String),
-    /// Nobody else may grant: its own policies become the recorded ones, and it follows them then.
+    /// No other proxy may grant: this proxy records its own policies, and then follows the records.
     Initialize,
-    /// Nobody else may grant: its own names of guarded requests become the recorded ones, and it follows them then.
+    /// No other proxy may grant: this proxy records its own names of guarded requests, and then follows the records.
     Rename,
-    /// It takes the recorded policies, whatever its own are.
+    /// It follows the recorded policies, whatever its own are.
     Follow,
 }
 
-/// What the version of the program is known by: members with different ones do not grant beside each other.
+/// The protocol version of the program: members with different versions never grant side by side.
 const PROTOCOL: &str = "2";
 
-/// What a member records of itself, so that members which would not exclude each other know it.
+/// What a member records about itself, so that members that would not exclude each other can tell.
 pub fn fingerprint(routes: &str) -> String {
     format!("{PROTOCOL}:{routes}")
 }
 
-/// Empty for versions that had none.
+/// The protocol version of a fingerprint; empty for program versions that recorded none.
 fn protocol(fingerprint: &str) -> &str {
     fingerprint.split_once(':').map_or("", |(protocol, _)| protocol)
 }
 
-/// What a proxy that joins knows of itself.
+/// A joining proxy's information about itself.
 pub struct Newcomer<'a> {
     pub id: u64,
     pub routes: &'a str,
-    /// How it names guarded requests, by record.
+    /// How the proxy names guarded requests, by record.
     pub naming: &'a PolicyVersions,
-    /// Its own policies, where they may become the recorded ones: it has just started, and they have not been
+    /// The proxy's own policies, if they may become the recorded ones: it has just started, and has not recorded them
     /// before.
     pub own: Option<&'a BTreeMap<String, PolicyVersion>>,
-    /// The first beat that it saw of each member.
+    /// The first heartbeat that the proxy saw of each member.
     pub first_beats: &'a BTreeMap<u64, ServerTime>,
 }
 
 /// How guarded requests are named, by record.
 pub type PolicyVersions = BTreeMap<String, PolicyVersion>;
 
-/// How a proxy comes to name guarded requests in another way while it runs.
+/// How a running proxy may change the names of guarded requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renaming {
-    /// The fleet names them so, and the proxy could not join by the names that it gave before.
+    /// The fleet has recorded the new names, and the proxy could not join with its old names.
     Recorded,
-    /// It is the only one that may grant: it records the new names.
+    /// The proxy is the only one that may grant, and records the new names.
     Alone,
 }
 
-/// Why a proxy does not name requests in another way beside others.
+/// Why a proxy cannot change the names of requests while other proxies run.
 pub const OTHERS: &str = "the new routes name requests differently, and other proxies go by the old ones: give all \
                           proxies the new routes, stop them all, and start them again";
 
-/// How the proxy `member` comes to name guarded requests as `wanted`, where it has named them as `own`; `None` for one
-/// that is no member.
+/// How a proxy may change the names of guarded requests from `own` to `wanted`. `member` is `None` if the proxy is
+/// not a member.
 ///
 /// # Errors
-/// Why it cannot now.
+/// The reason why it cannot now.
 pub fn renaming(
     view: &View,
     member: Option<u64>,
@@ -199,7 +201,7 @@ pub fn renaming(
     wanted: &PolicyVersions,
 ) -> Result<Renaming, String> {
     let Some(me) = member else {
-        // Where it has other records, what is recorded under their names may be of a time before.
+        // If the proxy has other records, the records under the wanted names may be outdated.
         return match own.keys().eq(wanted.keys()) && are_recorded(view, wanted) {
             true => Ok(Renaming::Recorded),
             false => Err("the new routes name requests differently, and the proxy is not in the fleet now; its /ready \
@@ -213,13 +215,13 @@ pub fn renaming(
     }
 }
 
-/// Whether each of these names is the recorded one.
+/// Whether all these names equal the recorded ones.
 pub fn are_recorded(view: &View, wanted: &PolicyVersions) -> bool {
     wanted.iter().all(|(name, version)| view.record(name).is_some_and(|record| record.live == *version))
 }
 
-/// Why guarded requests may have had other names before, as far as is recorded: under a record of the same name or
-/// under another one. A proxy without guarded routes names none.
+/// Why guarded requests may have had other names before, according to the records: under a record of the same name or
+/// under another one. A proxy without guarded routes names no requests.
 pub fn named_otherwise(view: &View, own: &PolicyVersions) -> Option<String> {
     if own.is_empty() {
         return None;
@@ -231,6 +233,7 @@ pub fn named_otherwise(view: &View, own: &PolicyVersions) -> Option<String> {
     Some(format!("proxies with other guarded routes ({}) have used this store", other.name))
 }
 
+/// Decides how a proxy joins.
 pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
     let may_grant = |member: &&Member| member.id != newcomer.id && member.acks.is_some();
     let others: Vec<&Member> = view.members.iter().filter(may_grant).collect();
@@ -268,8 +271,8 @@ pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
     let differs = |(name, version): (&String, &PolicyVersion)| {
         view.record(name).is_some_and(|record| record.live != *version)
     };
-    // Whoever lives goes on with the recorded policies, and this one has to follow. Those that have died
-    // are waited out, for their leases must be seen before other keys are granted.
+    // If any other member is alive, the recorded policies stay, and this proxy must follow them. Dead members have to
+    // expire first, because this proxy must see their leases before it grants other keys.
     let lives =
         |other: &Member| newcomer.first_beats.get(&other.id).is_some_and(|first| other.beat != *first);
     if !own.iter().any(differs) || others.iter().any(|other| lives(other)) {
@@ -282,7 +285,7 @@ pub fn joining(view: &View, newcomer: &Newcomer<'_>) -> Joining {
     ))
 }
 
-/// What has become of a change whose record of both was `seq`.
+/// The state of a change whose record with both versions was `seq`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// These members have not followed yet.
@@ -291,10 +294,11 @@ pub enum Fate {
     },
     Live,
     CalledOff(String),
-    /// Other changes have followed, and its end was not seen.
+    /// Other changes have followed, and the end of this change was not seen.
     Unknown,
 }
 
+/// The state of the change to `candidate` whose record with both versions was `seq`.
 pub fn fate(view: &View, name: &str, seq: u64, candidate: &PolicyVersion) -> Fate {
     let Some(record) = view.record(name) else { return Fate::Unknown };
     let waits_for = waited_for(view, name, record.seq);
@@ -309,7 +313,7 @@ pub fn fate(view: &View, name: &str, seq: u64, candidate: &PolicyVersion) -> Fat
     }
 }
 
-/// A member's name, as people see it.
+/// A member's id as it is displayed.
 pub fn shown(id: u64) -> String {
     format!("{id:016x}")
 }

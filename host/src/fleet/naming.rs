@@ -1,4 +1,5 @@
-//! How guarded requests are named: what all proxies of the store agree on, and how one that is alone changes it.
+//! How guarded requests are named: all proxies of the store agree on it, and only a proxy that is alone can change
+//! it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,24 +8,24 @@ use super::machine::{self, Renaming};
 use super::{Fleet, Stage, naming_records, versions};
 use crate::store::registry::View;
 
-/// How long the records are waited for.
+/// How long to wait for the records.
 const READ: Duration = Duration::from_secs(5);
 
-/// Why requests are not named in another way.
+/// Why the naming of requests was not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotNamed {
-    /// They are named as before.
+    /// Requests keep their old names.
     Refused(String),
-    /// The store did not say whether the new names were recorded. Until it says so, nothing may be granted by the
-    /// old names, for another proxy may join by the new ones, nor by the new ones.
+    /// The store did not confirm whether the new names were recorded. Until it does, this proxy must grant neither by
+    /// the old names, because another proxy may join with the new ones, nor by the new ones.
     Unknown(String),
 }
 
 impl Fleet {
-    /// Whether guarded requests may be named in another way, as far as that is known without asking the store.
+    /// Whether guarded requests may be named by `naming`, judged without asking the store.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     pub async fn may_name(&self, naming: &BTreeMap<String, String>) -> Result<Renaming, String> {
         let own = versions(&*self.0.naming.lock().await);
         let view = self.0.view.borrow().clone();
@@ -44,10 +45,10 @@ impl Fleet {
         machine::renaming(view, member, own, &versions(&naming_records(naming)))
     }
 
-    /// Adopts the naming that the fleet has recorded. [`Fleet::may_name`] has found it equal to this one.
+    /// Adopts the naming that the fleet has recorded, which [`Fleet::may_name`] found equal to `naming`.
     ///
     /// # Errors
-    /// Why requests are named as before.
+    /// The reason why requests keep their old names.
     pub async fn follow_naming(&self, naming: &BTreeMap<String, String>) -> Result<(), String> {
         let mut own = self.0.naming.lock().await;
         let view = self.read().await.ok_or("the records of the fleet could not be read in time")?;
@@ -60,8 +61,8 @@ impl Fleet {
         }
     }
 
-    /// Records that guarded requests are named in another way from now on, which takes a fleet of one. No lease may be
-    /// left that was granted under a name that is given no more, and none may be granted until this returns.
+    /// Records a new naming of guarded requests, which only a fleet of one can do. The caller must ensure that no
+    /// lease is left under a name that is no longer given, and that none is granted until this returns.
     pub async fn name_requests(&self, naming: &BTreeMap<String, String>) -> Result<(), NotNamed> {
         let records = naming_records(naming);
         let mut own = self.0.naming.lock().await;
@@ -81,11 +82,11 @@ impl Fleet {
         }
     }
 
-    /// What became of a [`Fleet::name_requests`] whose answer was lost. `None` where that is not certain: the record is
-    /// as before, and the write may land yet.
+    /// The result of a [`Fleet::name_requests`] whose answer was lost. `None` if the result is not certain: the
+    /// record is unchanged, but the write may still commit.
     ///
-    /// It is certain where the record says so, and where another proxy may grant, or this one was counted as gone: both
-    /// need rows that the write has locked until its end.
+    /// The result is certain if the record shows the new naming, if another proxy may grant, or if this proxy was
+    /// evicted. The last two need rows that the write keeps locked until it ends.
     pub async fn has_named(&self, naming: &BTreeMap<String, String>) -> Option<Result<(), NotNamed>> {
         let mut own = self.0.naming.lock().await;
         let Some(view) = self.read().await else {
@@ -100,7 +101,7 @@ impl Fleet {
         self.renaming(&view, &own, naming).err().map(|why| Err(NotNamed::Refused(why)))
     }
 
-    /// What is recorded, read after this was called.
+    /// The records, read after this call.
     async fn read(&self) -> Option<View> {
         let mut views = self.0.view.subscribe();
         tokio::time::timeout(READ, self.0.fresh_view(&mut views)).await.ok()?;
@@ -108,10 +109,11 @@ impl Fleet {
         Some(view)
     }
 
-    /// Has the stores beside the table give tokens above all that they gave before, as keys get other names.
+    /// Makes the stores other than the table give tokens above all that they have given, because keys get other
+    /// names.
     ///
     /// # Errors
-    /// Where one of them cannot.
+    /// One of the stores cannot.
     pub async fn raise_tokens(&self) -> Result<(), String> {
         self.0.service.raise_tokens().await.map_err(|error| error.to_string())
     }

@@ -1,4 +1,4 @@
-//! What operators see of the fleet.
+//! The state of the fleet for operators.
 
 use std::collections::BTreeMap;
 
@@ -8,53 +8,56 @@ use super::{Fleet, Inner, Stage, WRITES, drive, machine};
 use crate::clock;
 use crate::store::registry::{Member, PolicyRecord as Recorded, View};
 
+/// The state of the fleet, as seen by one proxy.
 #[derive(Clone, Debug, Serialize)]
 pub struct FleetStatus {
-    /// This proxy.
+    /// The id of the proxy that answers.
     pub id: String,
-    /// Why it grants nothing; absent where it is a member in good standing.
+    /// Why the proxy grants nothing; absent if it is a member that may grant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// In the order of their ids.
+    /// Ordered by id.
     pub members: Vec<MemberStatus>,
     pub policies: Vec<PolicyRecord>,
 }
 
+/// The state of one member.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemberStatus {
     pub id: String,
-    /// Whether it is the proxy that answers.
+    /// Whether this member is the proxy that answers.
     pub is_this: bool,
     pub address: String,
-    /// Since its last beat, by the store's clock.
+    /// The time since its last heartbeat, by the store's clock.
     pub silent_ms: u32,
-    /// `member`, `joining`, or `silent` where it may not write any more.
+    /// `member`, `joining`, or `silent` if it may not write any more.
     pub state: &'static str,
-    /// By policy, the number of the record that it has acknowledged.
+    /// For each policy, the number of the record that the member has acknowledged.
     pub acknowledged: BTreeMap<String, u64>,
 }
 
-/// What is recorded of a policy for all proxies.
+/// The record of a policy for all proxies.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyRecord {
     pub name: String,
     /// `settled`, or `both` while claims take the keys of two generations.
     pub phase: &'static str,
-    /// Rises with every step of a change.
+    /// Increases with every step of a change.
     pub seq: u64,
-    /// Of the component: `sha256:` and 64 hex digits.
+    /// The digest of the component: `sha256:` and 64 hex digits.
     pub digest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// The digest that a pending change proposes.
     pub candidate: Option<String>,
-    /// What a rollback would bring back.
+    /// The digest that a rollback would restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous: Option<String>,
     /// The proxies that have not acknowledged `seq`.
     pub waits_for: Vec<String>,
-    /// Why the proxy that answers has not acknowledged it.
+    /// Why the proxy that answers has not acknowledged `seq`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_up: Option<String>,
-    /// When `seq` was reached: microseconds since 1970, the store's clock.
+    /// When `seq` was reached, in microseconds since 1970 by the store's clock.
     pub since_us: u64,
     /// Why the last change was called off.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,6 +65,7 @@ pub struct PolicyRecord {
 }
 
 impl Fleet {
+    /// The current state of the fleet.
     pub fn status(&self) -> FleetStatus {
         let (policies, trouble) = (self.records(), self.trouble());
         let view = self.0.view.borrow();
@@ -70,7 +74,7 @@ impl Fleet {
         FleetStatus { id: machine::shown(id), trouble, members, policies }
     }
 
-    /// What is recorded of each policy.
+    /// The records of all policies.
     pub fn records(&self) -> Vec<PolicyRecord> {
         let view = self.0.view.borrow();
         let held_up = self.0.state().held_up.clone();

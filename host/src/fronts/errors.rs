@@ -1,4 +1,4 @@
-//! What the service's errors are to a client.
+//! Maps the service's errors to problems for clients.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::lock::record::HeldBy;
 use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
 
-/// A client that was refused because of the store should ask again after this long.
+/// After a refusal because of the store, a client should ask again after this time.
 const RETRY_AFTER_MS: u32 = 1_000;
 
 impl From<AcquireError> for Problem {
@@ -49,7 +49,7 @@ impl From<AcquireError> for Problem {
             AcquireError::NotYet { .. } => {
                 Problem::new(Kind::StoreUnavailable, detail).retry_after_ms(RETRY_AFTER_MS)
             }
-            // Another proxy may have the lock for it, and keeps its place in line for a moment only.
+            // Another proxy can serve the client, and keeps the client's place in the global queue only for a moment.
             AcquireError::ShuttingDown => Problem::new(Kind::ShuttingDown, detail).with("retry_after_ms", 0),
         }
     }
@@ -136,7 +136,7 @@ mod tests {
         for (problem, slug, status) in cases {
             let body = serde_json::to_value(&problem).unwrap();
             assert_eq!((body["type"].as_str(), body["status"].as_u64()), (Some(slug), Some(status.into())));
-            // A proxy that stops is not to be asked again; another one may be, at once.
+            // A client should not ask a stopping proxy again, but may ask another proxy at once.
             let says_when = matches!(status, 503 | 429) && slug != "shutting_down";
             assert_eq!(problem.into_response().headers().contains_key("retry-after"), says_when, "{slug}");
         }

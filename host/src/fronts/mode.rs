@@ -1,14 +1,15 @@
-//! `mode` as clients see it: `"exclusive"`, `"shared"` or `{"permits": n}`.
+//! `mode` in requests and answers: `"exclusive"`, `"shared"` or `{"permits": n}`.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use crate::lock::Mode;
 
-/// A mode as clients see it.
+/// Serializes a mode for clients.
 pub struct Shown(pub Mode);
 
 impl Shown {
+    /// The mode as a JSON value.
     pub fn to_value(&self) -> serde_json::Value {
         match self.0 {
             Mode::Exclusive => "exclusive".into(),

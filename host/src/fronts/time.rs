@@ -1,6 +1,6 @@
-//! Times as clients read them.
+//! Times for clients.
 
-/// RFC 3339 in UTC, with milliseconds, of microseconds since 1970.
+/// Formats microseconds since 1970 as RFC 3339 in UTC, with milliseconds.
 pub fn rfc3339(us: u64) -> String {
     let seconds = us / 1_000_000;
     let (year, month, day) = civil(seconds / 86_400);
@@ -9,8 +9,8 @@ pub fn rfc3339(us: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// Year, month and day of a day since 1970, after Howard Hinnant's `civil_from_days`: years begin in
-/// March, so that the leap day is their last.
+/// Year, month and day of a day since 1970, by Howard Hinnant's `civil_from_days`: years begin in March, so the leap
+/// day is their last day.
 fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let era = days / 146_097;

@@ -1,10 +1,10 @@
-//! Routes that take the place of others while requests are under way.
+//! Replacing routes while requests are in progress.
 //!
-//! The lock of a request that new routes name differently does not keep out the requests that have its new name. So
-//! such routes go live only when no lease is left that was granted under a name that they would not give: leases of
-//! requests under way, of requests that were cut off and whose application may be at work, and of proxies that have
-//! died. They are in the store; those that rest on a session end with their proxy. A proxy that joins later, or a policy
-//! that is replaced, has no other names to know of then.
+//! If new routes name a request differently, its new lock does not exclude requests that hold the lock under the old
+//! name. So such routes go live only when no lease is left under a name that the new routes would not give. These
+//! leases belong to requests in progress, to requests that were cut off while their application may still work, and
+//! to proxies that have died. The store has all of them; a lock that depends on a session ends with its proxy. A
+//! proxy that joins later, or a policy that is replaced later, then has no old names to consider.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,19 +19,20 @@ use crate::route;
 use crate::service::Request as Wanted;
 use crate::store::StoreError;
 
-/// How long requests are kept waiting for the end of leases under old names. Most requests are over by then, and a
+/// How long requests are held back while leases under old names end. Most requests finish within this time, and a
 /// client hardly notices the delay.
 const PATIENCE_MS: u32 = 2_000;
-/// All leases in the store are looked at once at least, which takes longer where there are very many.
+/// The limit of a whole change. The store's leases are read at least once, which takes longer if there are very many.
 const LONGEST: Duration = Duration::from_secs(6);
-/// After a look at the leases, at first; each pause is twice as long as the one before.
+/// The first pause after reading the leases; each pause is twice as long as the one before.
 const LOOK: Duration = Duration::from_millis(20);
+/// The longest pause between two reads of the leases.
 const LONGEST_LOOK: Duration = Duration::from_millis(320);
 
-/// Routes that name requests differently, and are about to go live: requests that need a lock wait.
+/// A pending change to routes that may name requests differently. Until it ends, requests that need a lock wait.
 ///
-/// It ends with [`Change::install`] or [`Change::give_up`]. Where it is dropped, which happens only when the proxy
-/// stops, requests go on waiting: it may be that the new names are recorded already.
+/// It ends with [`Change::install`] or [`Change::give_up`]. It is dropped without either only when the proxy stops.
+/// Requests then keep waiting, because the new names may already be recorded.
 #[must_use]
 pub struct Change<'a> {
     guard: &'a Guard,
@@ -49,12 +50,12 @@ impl Guard {
         }
     }
 
-    /// Replaces the routes by others that name each request as before. The listeners must be the same.
+    /// Replaces the routes by routes that name every request as before. The listeners must be the same.
     pub fn replace(&self, configs: &[GuardConfig]) {
         self.store(&self.routes_of(configs));
     }
 
-    /// Begins to replace the routes by others that may name requests differently. The listeners must be the same.
+    /// Starts to replace the routes by routes that may name requests differently. The listeners must be the same.
     pub fn prepare(&self, configs: &[GuardConfig]) -> Change<'_> {
         let new = self.routes_of(configs);
         self.shared.under_way.pause(|named| {
@@ -66,10 +67,10 @@ impl Guard {
 }
 
 impl Change<'_> {
-    /// Waits until no lease is left that was granted under a name that the new routes would not give.
+    /// Waits until no lease is left under a name that the new routes would not give.
     ///
     /// # Errors
-    /// Why they cannot go live now; the change has to be given up.
+    /// The reason why the new routes cannot go live now. The caller must then give the change up.
     pub async fn unhindered(&self) -> Result<(), String> {
         match tokio::time::timeout(LONGEST, self.wait()).await {
             Ok(Ok(left)) if left.is_empty() => Ok(()),
@@ -79,17 +80,19 @@ impl Change<'_> {
         }
     }
 
-    /// The leases that are left when the patience is over, or when none is: nonces, with their resources.
+    /// Returns the leases that are left after [`PATIENCE_MS`], or earlier if none is left: nonces, with their
+    /// resources.
     ///
-    /// Whatever this proxy grants meanwhile reaches the application under a name that both give, or not at all. What a
-    /// proxy has granted that has joined and gone meanwhile is looked at like the leases of before.
+    /// A request that this proxy grants meanwhile reaches the application only under a name that both the old and the
+    /// new routes give. Each read of the leases also finds those of a proxy that has joined and stopped since the
+    /// change began.
     async fn wait(&self) -> Result<HashMap<u64, String>, StoreError> {
         let shared = &self.guard.shared;
         let until = clock::now().plus_ms(PATIENCE_MS);
         let mut pause = LOOK;
         loop {
             let mut held = shared.service.guarded_leases().await?;
-            // A grant that is in the store may be on its way to its request.
+            // A lease in the store may belong to a request that has not learned of its grant yet.
             tokio::time::sleep(pause).await;
             let harmless = shared.under_way.harmless();
             held.retain(|nonce, _| !harmless.contains(nonce));
@@ -100,34 +103,34 @@ impl Change<'_> {
         }
     }
 
-    /// The new routes are the current ones when this returns.
+    /// Makes the new routes the current ones.
     pub fn install(self) {
         self.guard.shared.under_way.replace(|| self.guard.store(&self.new));
     }
 
-    /// Requests go on by the old routes.
+    /// Keeps the old routes, and lets requests continue.
     pub fn give_up(self) {
         self.guard.shared.under_way.resume();
     }
 }
 
-/// Whether a request like this one would be planned differently from now on. One that needs no lock any more is not
-/// kept out by one that has it.
+/// Whether the new routes would plan this request differently. A request that no longer needs a lock is never
+/// excluded by a holder, so it counts as not renamed.
 fn is_renamed(named: &Named, old: &Routes, new: &Routes, limits: &Limits) -> bool {
     if (old.trust_forwarded, &old.keep_headers) != (new.trust_forwarded, &new.keep_headers) {
-        // It came with headers that have been taken out of it.
+        // The request came with headers that were removed before it was named.
         return true;
     }
     let Ok((route, matched)) = new.find(&named.parts) else { return false };
     let Some(lock) = &route.config.lock else { return false };
-    // What cannot be named, as more of its body is needed, may be the same as a request that can.
+    // If the new routes need more of the body than was read, the request cannot be named; its new name may be any.
     let Some(seen) = named.seen.limited_to(lock.see_body_bytes) else { return true };
     let asked = route::asked(lock, &named.parts, matched, seen, limits);
     let asked = asked.map(|asked| wanted(&route, lock, asked, named.wanted.owner.clone()));
     asked.map_or(true, |wanted| !is_same(&wanted, &named.wanted))
 }
 
-/// Whether two requests are planned alike by every policy.
+/// Whether every policy plans the two requests alike.
 fn is_same(one: &Wanted, other: &Wanted) -> bool {
     let plain = |wanted: &Wanted| {
         let routed = wanted.routed.as_ref().map(|routed| (routed.policy.clone(), routed.http.clone()));
@@ -167,7 +170,8 @@ mod tests {
         *hold
     }
 
-    /// It has the old names, so it may grant; and what it has passed on may be under way when it is gone.
+    /// Such a proxy uses the old names, so it may grant under them, and its requests may still be in progress after
+    /// it is gone.
     #[tokio::test]
     async fn the_leases_of_a_proxy_that_comes_and_goes_meanwhile_are_waited_for() {
         let memory = memory();
@@ -177,7 +181,7 @@ mod tests {
         let early = under_way(&other, "early").await;
         let change = guard.prepare(&[]);
         let comes_and_goes = async {
-            // The leases have been looked at before, and are looked at again after.
+            // The leases were read before this, and are read again afterwards.
             tokio::time::sleep(5 * LOOK).await;
             let late = under_way(&other, "late").await;
             drop(early);

@@ -25,22 +25,26 @@ use crate::vital;
 
 type Request = hyper::Request<Upload>;
 
-/// What an exchange needs beside its request.
+/// The context of an exchange, apart from the request itself.
 pub struct Exchange {
     pub route: Arc<Route>,
+    /// How much of the request has been sent.
     pub sending: Arc<Sending>,
     pub lock: Option<Box<Locked>>,
-    /// The protocol that the client wants to change to.
+    /// The protocol that the client wants to switch to.
     pub upgrade: Option<HeaderValue>,
+    /// Whether the client accepts trailers.
     pub takes_trailers: bool,
     pub peer: Arc<Peer>,
+    /// Runs the exchange if it continues without its client.
     pub tasks: TaskTracker,
 }
 
 impl Exchange {
-    /// Answers with what the upstream answers. The end of that lets go of the lock, and so does any failure.
+    /// Returns the upstream's answer. The lock is released when the answer ends or when the exchange fails.
     ///
-    /// Under a lock it goes on in a task of its own where the caller goes away: the application works on, too.
+    /// If the exchange holds a lock and the caller drops this future, the exchange continues in its own task, because
+    /// the application continues too.
     pub async fn answer(self, request: Request) -> Result<Response, Problem> {
         let Some(lock) = &self.lock else { return self.run(request).await };
         let (tasks, loss) = (self.tasks.clone(), lock.loss());
@@ -64,7 +68,7 @@ impl Exchange {
         headers::strip_hop_by_hop(&mut head.headers);
         headers::strip_own(&mut head.headers);
         if head.version == hyper::Version::HTTP_10 {
-            // The library would go on in HTTP/1.0 on this connection, and without chunks.
+            // Otherwise, the HTTP library would use HTTP/1.0, without chunks, for later requests on this connection.
             connection.is_last();
         }
         head.version = hyper::Version::HTTP_11;
@@ -91,20 +95,20 @@ impl Exchange {
         Ok(Response::from_parts(head, Body::proxied(Relay::new(answer, telling, self.tasks))))
     }
 
-    /// How the client is told what becomes of the lock; in the head, where it is known already.
+    /// Chooses how to report the state of the lock to the client. A state that is already known goes into the head.
     fn telling(&self, head: &mut response::Parts, answer: &RelayedBody) -> Telling {
         if let Some(status) = answer.status() {
             head.headers.insert(headers::LOCK_STATUS, status);
             return Telling::Nothing;
         }
         if answer.may_tell() && self.takes_trailers {
-            // Only an answer in chunks has trailers.
+            // Only a chunked answer can have trailers.
             head.headers.remove(header::CONTENT_LENGTH);
             head.headers.append(header::TRAILER, HeaderValue::from(headers::LOCK_STATUS));
             return Telling::Trailer;
         }
-        // A client whose answer breaks off asks again. Of a `once` that is what must not happen, so there it is the
-        // policy's choice.
+        // A client whose answer breaks off repeats its request, which is exactly what `once` must prevent. So for a
+        // `once`, the policy decides.
         if answer.marks() { Telling::BreakOff } else { Telling::Nothing }
     }
 
@@ -155,7 +159,7 @@ impl Exchange {
             }
             SendError::Broken { .. } => upstream_failed("the application gave no whole answer"),
         };
-        // Strangers need not know what is behind the proxy.
+        // Clients must not learn the details of the upstream.
         said.inside(detail)
     }
 
@@ -175,7 +179,7 @@ impl Exchange {
             let tunnel = tunnel::run(client, early, upstream, lock, idle);
             Box::pin(async move {
                 tunnel.await;
-                // Its place among those of the upstream was taken until now.
+                // The upgraded connection counts toward the upstream's request limit until it ends.
                 drop(connection);
             })
         });
@@ -185,7 +189,7 @@ impl Exchange {
     }
 }
 
-/// The end of an answer without a body.
+/// Completes an answer without a body.
 async fn end(mut head: response::Parts, lock: Option<Box<Locked>>) -> Response {
     let status = match lock {
         None => None,
@@ -200,7 +204,7 @@ async fn end(mut head: response::Parts, lock: Option<Box<Locked>>) -> Response {
     empty(head)
 }
 
-/// Refuses answers whose length can be read in two ways.
+/// Rejects answers whose length is ambiguous.
 fn check(head: &response::Parts, connection: &Connection) -> Result<(), Problem> {
     let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
     let mut lengths = head.headers.get_all(header::CONTENT_LENGTH).iter();
@@ -217,10 +221,10 @@ fn check(head: &response::Parts, connection: &Connection) -> Result<(), Problem>
         .inside(format!("{} sent {what}", connection.target())))
 }
 
-/// How often it is looked whether a request has been sent in whole.
+/// How often [`silence`] checks whether the request has been sent completely, in milliseconds.
 const LOOK: u32 = 500;
 
-/// When the upstream has been sent the whole request, and has said nothing for `limit`.
+/// Returns when the upstream has received the whole request and has sent nothing for `limit`.
 async fn silence(sending: &Sending, limit: Duration) -> Duration {
     loop {
         let until = match sending.ended_at() {
@@ -234,13 +238,13 @@ async fn silence(sending: &Sending, limit: Duration) -> Duration {
     }
 }
 
-/// A future that is finished in a task of its own where nobody waits for it any more, unless the lease that
-/// it is under is lost.
+/// A future that continues in its own task if its caller drops it. It ends early if the lease that it runs under is
+/// lost.
 struct Surviving<F: Future + Send + 'static> {
     future: Option<Pin<Box<F>>>,
     loss: Option<BoxFuture<'static, Arc<str>>>,
     tasks: TaskTracker,
-    /// A drain waits for exchanges that are under way.
+    /// Makes a drain wait for exchanges in progress.
     _under_way: TaskTrackerToken,
 }
 

@@ -1,5 +1,5 @@
-//! Headers on their way through: what concerns one connection alone stays behind, what the proxy says of a
-//! request is its own.
+//! Headers of proxied requests and answers: hop-by-hop headers are removed, and only the proxy may set its own
+//! headers.
 
 use hyper::header::{
     self, CONNECTION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
@@ -10,19 +10,19 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use crate::http::Peer;
 use crate::lock::{Key, Token};
 
-/// The keys that are held for a request, percent-encoded, with commas between them.
+/// The keys that are held for a request: percent-encoded, separated by commas.
 pub const LOCK_KEY: HeaderName = HeaderName::from_static("lock-key");
-/// Their fencing tokens, in the same order.
+/// The fencing tokens of the keys, in the same order.
 pub const LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
-/// What is not as it should be with the lock; in an answer or its trailers, and `unlocked` in the request, too.
+/// Reports a problem with the lock: in the answer or its trailers, and for `unlocked` also in the request.
 pub const LOCK_STATUS: HeaderName = HeaderName::from_static("lock-status");
-/// The store was unavailable, and the route passes requests on then.
+/// The store was unavailable, and the route passes requests on in that case.
 pub const UNLOCKED: HeaderValue = HeaderValue::from_static("unlocked");
 /// The lease was lost while the upstream worked.
 pub const LOST: HeaderValue = HeaderValue::from_static("lost");
-/// The outcome of a `once` could not be kept: a duplicate may be done again.
+/// The outcome of a `once` could not be stored: a duplicate may be executed again.
 pub const UNKEPT: HeaderValue = HeaderValue::from_static("unkept");
-/// `true`: the answer is that of an earlier request.
+/// `true`: the answer is the stored answer to an earlier request.
 pub const LOCK_REPLAYED: HeaderName = HeaderName::from_static("lock-replayed");
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -32,10 +32,10 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What a key must not hold in a header, where commas part keys.
+/// Characters that are percent-encoded in a key, because commas separate the keys in the header.
 const NOT_IN_KEYS: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%').add(b',');
 
-/// Takes out what is meant for the next hop alone. Whether it asked to change the protocol, and to which.
+/// Removes hop-by-hop headers. Returns the protocol that the request asks to switch to, if any.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     let mut upgrade = headers.remove(UPGRADE);
     let named: Vec<HeaderName> = headers
@@ -45,12 +45,12 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
         .collect();
-    // HTTP/2 in a tunnel would lead past the routes (RFC 9113, 3.1: it is not used any more).
+    // HTTP/2 in a tunnel would bypass the routes. RFC 9113, 3.1 makes `h2c` obsolete.
     if !named.contains(&UPGRADE) || upgrade.as_ref().is_some_and(|protocol| contains_token(protocol, "h2c")) {
         upgrade = None;
     }
     let takes_trailers = headers.get(TE).is_some_and(|te| contains_token(te, "trailers"));
-    // What frames the message is not a connection's to take away.
+    // A `Connection` header must not remove the headers that frame the message.
     for name in named.iter().filter(|name| !matches!(**name, header::HOST | header::CONTENT_LENGTH)) {
         headers.remove(name);
     }
@@ -78,14 +78,14 @@ fn contains_token(value: &HeaderValue, token: &str) -> bool {
     value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token))
 }
 
-/// Takes out what only the proxy may say of a request. Gateways of some languages do not tell `_` from
-/// `-` in a name, so neither counts.
+/// Removes headers that only the proxy may set. Some gateway interfaces treat `_` and `-` in names alike, so both
+/// spellings are removed.
 pub fn strip_own(headers: &mut HeaderMap) {
     strip(headers, |name| name.starts_with("lock-") || name.starts_with("lock_"));
 }
 
-/// Takes out what some applications believe more than the method and the path that the request was locked by, and
-/// names with `_`, which some do not tell from `-`; but not what is in `kept`.
+/// Removes headers that some applications trust over the method and path that the lock was derived from, and headers
+/// with `_` in their names, which some applications treat as `-`. Headers in `kept` stay.
 pub fn strip_misleading(headers: &mut HeaderMap, kept: &[String]) {
     const OVERRIDES: [&str; 5] =
         ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
@@ -102,7 +102,8 @@ fn strip(headers: &mut HeaderMap, is_unwanted: impl Fn(&str) -> bool) {
     }
 }
 
-/// Says who asked, of which host and how. Without `trust`, what the client says of that is taken out.
+/// Sets the headers that name the client, the host and the protocol. Without `trust`, the client's own values are
+/// removed.
 pub fn forward(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, trust: bool) {
     if !trust {
         strip(headers, |name| {
@@ -130,7 +131,7 @@ pub fn forward(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>,
     }
 }
 
-/// Adds to what earlier proxies said, where they are trusted.
+/// Sets a header; with `trust`, the value is appended to the values of earlier proxies.
 fn add(headers: &mut HeaderMap, name: HeaderName, value: &str, trust: bool) {
     let before: Vec<&str> = match trust {
         true => headers.get_all(&name).iter().filter_map(|value| value.to_str().ok()).collect(),
@@ -142,20 +143,21 @@ fn add(headers: &mut HeaderMap, name: HeaderName, value: &str, trust: bool) {
     }
 }
 
-/// Tells the upstream what is held.
+/// Tells the upstream the keys and the tokens that are held.
 pub fn fence(headers: &mut HeaderMap, keys: &[Key], tokens: &[Token]) {
     let keys: Vec<String> =
         keys.iter().map(|key| utf8_percent_encode(key.as_str(), NOT_IN_KEYS).to_string()).collect();
     let tokens: Vec<String> = tokens.iter().map(|token| token.0.to_string()).collect();
     for (name, value) in [(LOCK_KEY, keys.join(", ")), (LOCK_TOKEN, tokens.join(", "))] {
-        // What is percent-encoded is a header's value, whatever it was.
+        // Percent-encoded text is always a valid header value.
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(name, value);
         }
     }
 }
 
-/// One header of what HTTP/2 may split, which HTTP/1.1 applications read one of (RFC 9113, 8.2.3).
+/// Joins the cookie headers, which HTTP/2 may split, into one, because HTTP/1.1 applications read only one (RFC 9113,
+/// 8.2.3).
 pub fn join_cookies(headers: &mut HeaderMap) {
     let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if cookies.len() > 1

@@ -1,4 +1,4 @@
-//! Upstreams that are asked how they are.
+//! Health checks of upstreams.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,14 +14,13 @@ use super::GuardContext;
 use super::routes::{Route, Routes};
 use super::upstream::Target;
 
-/// One question may take this long.
+/// The time-out of one health check.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Kept connections that nobody uses are looked for as often.
+/// How often unused kept connections are closed.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Asks each upstream of a route with a `health` path, again and again, and closes connections that
-/// nobody uses.
+/// Checks each upstream of a route with a `health` path periodically, and closes kept connections that are unused.
 pub async fn watch(shared: Arc<GuardContext>, routes: Vec<Arc<ArcSwap<Routes>>>, every: Duration) {
     let mut rounds = tokio::time::interval(every);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -46,7 +45,7 @@ async fn round(shared: &GuardContext, routes: &[Arc<ArcSwap<Routes>>]) {
     futures_util::future::join_all(questions.collect::<Vec<_>>()).await;
 }
 
-/// A target that nobody asks about is taken to be well.
+/// Checks one target. A target without health paths counts as healthy.
 async fn ask(target: Arc<Target>, paths: BTreeSet<String>) {
     let mut trouble = None;
     for path in paths {
@@ -78,7 +77,7 @@ async fn probe(name: &str, path: &str) -> anyhow::Result<hyper::StatusCode> {
     let answer = tokio::select! {
         biased;
         answer = &mut answer => answer,
-        // Its head may have come just before the end.
+        // The head of the answer may have arrived just before the connection ended.
         _ = connection => answer.await,
     };
     Ok(answer?.status())

@@ -1,4 +1,4 @@
-//! A time-out between two pieces of a body, whose timer costs nothing while pieces are there.
+//! A time-out between two pieces of a body. The timer is set only when a piece has to be waited for.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,32 +6,36 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
+/// A time-out that restarts whenever something moves.
 pub struct Idle {
     limit: Duration,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Something moved since the timer was set.
+    /// Whether something has moved since the timer was set.
     moved: bool,
 }
 
 impl Idle {
+    /// Creates a time-out of `limit`.
     pub fn new(limit: Duration) -> Idle {
         Idle { limit, timer: None, moved: false }
     }
 
+    /// The current limit.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// Holds from the next piece on.
+    /// Sets the limit; it takes effect after the next piece.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
     }
 
+    /// Records that something has moved.
     pub fn moved(&mut self) {
         self.moved = true;
     }
 
-    /// Ready with the limit when nothing has moved for as long. To be called whenever nothing is there.
+    /// Ready with the limit when nothing has moved for that long. Must be called whenever no piece is available.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
         if std::mem::take(&mut self.moved) {

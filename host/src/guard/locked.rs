@@ -1,4 +1,4 @@
-//! The lock of a request that is under way.
+//! The lock of a request in progress.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::lock::{Key, Token};
 use crate::service::{Hold, Keeping, OnLoss};
 use crate::telemetry::Metrics;
 
-/// Waits for a loss that somebody may want to hear of; where nobody does, for ever.
+/// Waits for a loss; without a `loss` to watch, waits for ever.
 pub async fn lost(loss: Option<BoxFuture<'static, Arc<str>>>) -> Arc<str> {
     match loss {
         Some(loss) => loss.await,
@@ -21,27 +21,27 @@ pub async fn lost(loss: Option<BoxFuture<'static, Arc<str>>>) -> Arc<str> {
     }
 }
 
-/// What a request holds. Dropping it gives the request up, without an outcome: what was to be done once was not
-/// done. The lock is free then, unless its loss was told: such a lease runs out, for the upstream may be at work
-/// under it.
+/// The lock of a request. Dropping it abandons the request without an outcome, so a `once` counts as not done. The
+/// drop releases the lock, unless the lease's loss was reported: such a lease runs out, because the upstream may
+/// still work under it.
 pub struct Locked {
-    /// Until it is let go.
+    /// `None` once the lock is released.
     keeping: Option<Keeping>,
     lost: latest::Receiver<Option<Arc<str>>>,
     on_loss: OnLoss,
     keys: Arc<[Key]>,
     tokens: Vec<Token>,
     resource: String,
-    /// Set where it is done once.
+    /// Set if the primitive is `once`.
     once: Option<Once>,
     metrics: Metrics,
     nonce: u64,
-    /// Its place among the requests under way.
+    /// The entry among the requests in progress.
     entry: Entry,
 }
 
 impl Locked {
-    /// `once` is asked where the primitive is one that keeps the answer.
+    /// Takes a granted lock. `once` is called only if the primitive stores the answer.
     pub fn new(hold: Hold, once: impl FnOnce() -> Once, metrics: Metrics, entry: Entry) -> Locked {
         let lease = &hold.lease;
         let (keys, tokens) = (lease.lease.keys.clone(), lease.tokens.clone());
@@ -63,40 +63,43 @@ impl Locked {
         }
     }
 
-    /// Returns when the request may go to the application. False where it must start over, as the routes were replaced
-    /// since its lock was asked for, or the lease was lost while it waited for that.
+    /// Returns when the request may go to the application. False if the request must start over: the routes were
+    /// replaced after it asked for its lock, or it lost the lease while it waited.
     pub async fn proceeds(&self, waited: &mut Waited) -> bool {
         self.entry.holds(self.nonce, waited).await && !self.is_lost()
     }
 
-    /// Whether the request may go to the application now.
+    /// Whether the lease is certain to be valid, so that the request may go to the application now.
     pub fn is_certain(&self) -> bool {
         self.keeping.as_ref().is_some_and(Keeping::is_certain)
     }
 
+    /// The keys that are held.
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 
+    /// The fencing tokens, in the order of the keys.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// Whether the answer must say it if the lease is lost.
+    /// Whether the answer must report a lost lease.
     pub fn marks(&self) -> bool {
         self.on_loss == OnLoss::Mark
     }
 
-    /// Whether the answer is kept for duplicates.
+    /// Whether the answer is stored for duplicates.
     pub fn is_once(&self) -> bool {
         self.once.is_some()
     }
 
+    /// Whether the lease is lost.
     pub fn is_lost(&self) -> bool {
         self.lost.borrow().is_some()
     }
 
-    /// Tells when the lease is lost, and why.
+    /// Resolves with the reason when the lease is lost.
     pub fn loss(&self) -> BoxFuture<'static, Arc<str>> {
         let mut lost = self.lost.clone();
         Box::pin(async move {
@@ -107,30 +110,31 @@ impl Locked {
         })
     }
 
-    /// As [`Locked::loss`], where the policy wants the request to be broken off then.
+    /// Like [`Locked::loss`], but only if the policy cuts the request off when its lease is lost.
     pub fn cut(&self) -> Option<BoxFuture<'static, Arc<str>>> {
         (self.on_loss == OnLoss::Cut).then(|| self.loss())
     }
 
-    /// What writes the answer down, where it is kept.
+    /// The recording of the answer, if the answer is stored.
     pub fn recording(&self, head: &hyper::http::response::Parts) -> Option<Recording> {
         let once = self.once.as_ref()?;
         Recording::new(head, once)
     }
 
-    /// Keeps the outcome, and lets go. Whether it is kept; that it is not is logged and counted.
+    /// Stores the outcome and releases the lock. Returns whether the outcome was stored; a failure is logged and
+    /// counted.
     pub async fn finish(mut self, outcome: Box<str>) -> bool {
         let Some(keeping) = self.keeping.take() else { return false };
         let finished = keeping.finish(outcome).await;
         if let Err(error) = &finished {
             self.metrics.guard_lost();
             let resource = &self.resource;
-            tracing::warn!(resource, %error, "the outcome of a request could not be kept; it may be done again");
+            tracing::warn!(resource, %error, "the outcome of a request could not be stored; a duplicate may be executed again");
         }
         finished.is_ok()
     }
 
-    /// The upstream is done: the lock is let go. What the client is to be told of it.
+    /// Releases the lock after the upstream has finished. Returns the lock status to report to the client, if any.
     pub fn end(mut self) -> Option<HeaderValue> {
         self.told();
         let said = (self.is_lost() && self.marks()).then_some(LOST);
@@ -140,7 +144,7 @@ impl Locked {
         said
     }
 
-    /// Lets the lease run out: the upstream may be at work under it.
+    /// Lets the lease run out, because the upstream may still work under it.
     pub fn leave(mut self) {
         self.told();
         if let Some(keeping) = self.keeping.take() {

@@ -1,8 +1,9 @@
-//! The body of an upstream's answer on its way to the client, and the end of the lock.
+//! Passes the body of an upstream's answer to the client, and releases the lock at its end.
 //!
-//! A client is never waited for with a lock: where it goes away, or takes nothing for too long, the rest of the answer is
-//! read without it, and the outcome of a `once` is kept. The answer to a `once` is held back until then, up to what is
-//! kept of it, so that its head can say what became of the outcome.
+//! The proxy never holds a lock just to wait for a client. If the client disconnects, or reads nothing for too long,
+//! the proxy reads the rest of the answer without the client and stores the outcome of a `once`. The proxy holds the
+//! answer to a `once` back until its outcome is stored, up to the size that is stored, so that the head can report
+//! whether the outcome was stored.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -33,12 +34,12 @@ use crate::vital;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, BrokenBody>>>;
 
-/// Passes an [`RelayedBody`] on piece by piece.
+/// Passes a [`RelayedBody`] on piece by piece.
 pub struct Relay {
     shared: Arc<RelayContext>,
-    /// Gives the client up where it does not read on; `None` for an answer that has arrived in whole.
+    /// Gives up a client that does not read; `None` for an answer that has arrived completely.
     watching: Option<AbortHandle>,
-    /// A drain waits for answers that are under way.
+    /// Makes a drain wait for answers in progress.
     _under_way: TaskTrackerToken,
 }
 
@@ -51,19 +52,19 @@ struct RelayContext {
 struct State {
     /// `None` once the client was given up.
     answer: Option<Box<RelayedBody>>,
-    /// The client's connection, while it waits for the next piece.
+    /// Wakes the client's connection while it waits for the next piece.
     waits: Option<Waker>,
     /// When the client last took a piece.
     taken_at: Instant,
 }
 
-/// How the client learns what became of the lock while its answer streamed.
+/// How the client learns the state of the lock after the head of its answer was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
-    /// It need not.
+    /// The client need not be told.
     Nothing,
     Trailer,
-    /// It takes no trailers: its answer breaks off.
+    /// The client accepts no trailers: its answer breaks off.
     BreakOff,
 }
 
@@ -77,17 +78,17 @@ pub struct RelayedBody {
     cut: Option<BoxFuture<'static, Arc<str>>>,
     recording: Option<Recording>,
     telling: Telling,
-    /// The outcome is on its way to the store; tells whether it was kept.
+    /// The store of the outcome that is in progress; resolves to whether the outcome was stored.
     keeping: Option<BoxFuture<'static, bool>>,
-    /// Pieces that the client has not taken. The last piece waits until the outcome is kept.
+    /// Pieces that the client has not taken. The last piece waits until the outcome is stored.
     withheld: VecDeque<Frame<Bytes>>,
-    /// What the client is told of the lock, where it is not as it should be.
+    /// The lock status to report to the client, if there is a problem.
     status: Option<HeaderValue>,
     upstream_done: bool,
     done: bool,
 }
 
-/// What goes with a body.
+/// The parts that a [`RelayedBody`] is made of.
 pub struct Parts {
     pub body: Incoming,
     pub connection: Connection,
@@ -120,6 +121,7 @@ impl From<Broken> for Problem {
 }
 
 impl Relay {
+    /// Starts to pass `answer` on, and to watch its client unless the answer has arrived completely.
     pub fn new(mut answer: RelayedBody, telling: Telling, tasks: TaskTracker) -> Relay {
         answer.telling = telling;
         let watched = (!answer.upstream_done)
@@ -138,16 +140,16 @@ impl RelayContext {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client gets no more of the answer, and is told so if it waits for a piece.
+    /// Stops passing the answer to the client, and wakes the client if it waits for a piece.
     fn give_up(&self, state: &mut State, why: String) -> Option<Box<RelayedBody>> {
-        tracing::debug!(why, "a client gets no more of its answer");
+        tracing::debug!(why, "the answer to a client is cut off");
         let _ = self.why.set(why);
         state.waits.take().into_iter().for_each(Waker::wake);
         state.answer.take()
     }
 
-    /// Reads the rest of an answer without its client: the application is not told, and works on under its lock. When
-    /// that is lost nothing is left to wait for.
+    /// Reads the rest of an answer without its client: the application does not know that the client is gone, and
+    /// works on under its lock. If the lock is lost, reading stops.
     fn finish_alone(&self, mut answer: Box<RelayedBody>) {
         if answer.lock.is_none() && answer.keeping.is_none() {
             return;
@@ -164,9 +166,9 @@ impl RelayContext {
     }
 }
 
-/// Gives a client up that has taken nothing for `limit`, and an answer whose lease is lost and is to be cut off then:
-/// while the client does not read, nothing asks for the body. A client that waits for the next piece is not the one that
-/// takes nothing.
+/// Gives up a client that takes nothing for `limit`, and an answer that must be cut off because its lease is lost. A
+/// task of its own is needed because nothing polls the body while the client does not read. A client that waits for
+/// the next piece does not count as taking nothing.
 async fn watch(shared: Weak<RelayContext>, limit: Duration, cut: Option<BoxFuture<'static, Arc<str>>>) {
     let mut cut = std::pin::pin!(lost(cut).fuse());
     loop {
@@ -193,7 +195,7 @@ async fn watch(shared: Weak<RelayContext>, limit: Duration, cut: Option<BoxFutur
             why = &mut cut => {
                 let Some(shared) = shared.upgrade() else { return };
                 let mut state = shared.state();
-                // An answer that has arrived in whole is passed on, whatever becomes of its lock.
+                // An answer that has arrived completely is passed on even if its lock is lost.
                 if state.answer.as_ref().is_some_and(|answer| !answer.upstream_done) {
                     let answer = shared.give_up(&mut state, Broken::Lost(why).to_string());
                     drop(state);
@@ -205,7 +207,7 @@ async fn watch(shared: Weak<RelayContext>, limit: Duration, cut: Option<BoxFutur
 }
 
 impl RelayedBody {
-    /// For a body that has not ended.
+    /// Creates the relay of a body that has not ended.
     pub fn new(parts: Parts) -> RelayedBody {
         RelayedBody {
             idle: Idle::new(parts.idle_timeout),
@@ -224,10 +226,10 @@ impl RelayedBody {
         }
     }
 
-    /// Takes in what is there already. Of a `once`, all that is kept, and waits until it is.
+    /// Reads what has arrived already. For a `once`, reads all that is stored, and waits until it is stored.
     ///
     /// # Errors
-    /// Where the answer broke off; the client has not been told anything yet.
+    /// The answer broke off; nothing has been sent to the client yet.
     pub async fn begin(&mut self) -> Result<(), Broken> {
         std::future::poll_fn(|cx| self.poll_begin(cx)).await
     }
@@ -247,13 +249,13 @@ impl RelayedBody {
         }
     }
 
-    /// What is to be said of the lock in the head of the answer, where that has not left.
+    /// The lock status to report in the head of the answer, if the head has not been sent.
     pub fn status(&self) -> Option<HeaderValue> {
         let marked = self.lock.as_ref().filter(|lock| lock.marks() && lock.is_lost());
         marked.map(|_| LOST).or_else(|| self.status.clone())
     }
 
-    /// Whether the client may have to be told more of the lock than [`RelayedBody::status`] says now.
+    /// Whether the lock status may still change from what [`RelayedBody::status`] returns now.
     pub fn may_tell(&self) -> bool {
         self.lock.as_ref().is_some_and(|lock| lock.marks() || lock.is_once())
     }
@@ -263,16 +265,17 @@ impl RelayedBody {
         self.upstream_done
     }
 
+    /// Whether the answer must report a lost lease.
     pub fn marks(&self) -> bool {
         self.lock.as_ref().is_some_and(Locked::marks)
     }
 
-    /// The lock is on its way back before the client has the last piece, so that whoever waits for that
-    /// finds it free.
+    /// Releases the lock before the client has the last piece, so that a client that acts on the complete answer
+    /// finds the lock free.
     fn upstream_done(&mut self) {
         self.upstream_done = true;
         self.cut = None;
-        // An application that has answered gets no more of the request: its lock is about to be free.
+        // The application has answered, so no more of the request is sent to it: its lock is about to be free.
         self.sending.stop();
         if let Some(connection) = self.connection.take() {
             connection.keep();
@@ -295,7 +298,7 @@ impl RelayedBody {
         Poll::Ready(Some(Err(BrokenBody::new(why))))
     }
 
-    /// Waits for the outcome, where one is on its way to the store.
+    /// Waits while the outcome is being stored.
     fn poll_kept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(keeping) = &mut self.keeping {
             self.status = (!ready!(keeping.as_mut().poll(cx))).then_some(UNKEPT);
@@ -304,7 +307,7 @@ impl RelayedBody {
         Poll::Ready(())
     }
 
-    /// Takes in a piece, or the end, from the upstream.
+    /// Reads a piece, or the end, from the upstream.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         if let Some(cut) = &mut self.cut
             && let Poll::Ready(why) = cut.as_mut().poll(cx)

@@ -1,4 +1,4 @@
-//! Answers that are kept for the duplicates of a request.
+//! Answers that are stored for duplicates of a request.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::http::{Body, Kind, Problem, Response};
 use crate::lock::record::{Origin, StoredValue};
 use crate::service::HttpView;
 
-/// An answer as it is kept: JSON.
+/// A stored answer, as JSON.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
-    /// Of the request, so that another one with the same name is not taken for it.
+    /// The fingerprint of the request, which tells other requests with the same name apart.
     request: String,
     status: u16,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -27,32 +27,32 @@ struct Outcome {
     text: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base64: Option<String>,
-    /// It was over the limit: only its status is kept.
+    /// The answer was over the size limit: only its status is stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     too_large: bool,
-    /// The application said that it must not be kept: only its status is.
+    /// The application does not allow the answer to be stored: only its status is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
 }
 
-/// An answer that is written down as it passes.
+/// Records an answer while it passes.
 pub struct Recording {
     outcome: Outcome,
     body: Vec<u8>,
-    /// What is left of the bytes that may be kept.
+    /// The number of bytes that may still be stored.
     left: usize,
     max_value_bytes: usize,
 }
 
-/// What a request is recognised by: its host, all that the policy saw of it, how long its body is, and who sent it,
-/// as the headers named in `caller` say.
+/// The fingerprint of a request: a hash of its host, all that the policy saw of it, its body's length, and the
+/// headers named in `caller`, which identify the sender.
 pub fn fingerprint(view: &HttpView, headers: &HeaderMap, caller: &[String]) -> String {
     let mut hash = Sha256::new();
     let pairs = view.query.iter().chain(&view.headers);
     let pairs = pairs.flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
     let who = callers(headers, caller).flat_map(|(name, value)| [name.as_bytes(), value]);
     let said = |name| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
-    // Without a body some clients say so, and others say nothing.
+    // Without a body, some clients send a length of 0 and others send no length.
     let length = Some(said(header::CONTENT_LENGTH)).filter(|length| *length != b"0").unwrap_or_default();
     let own = [view.method.as_bytes(), view.path.as_bytes(), &view.body, said(header::HOST), length];
     for piece in own.into_iter().chain(pairs).chain(who) {
@@ -63,7 +63,7 @@ pub fn fingerprint(view: &HttpView, headers: &HeaderMap, caller: &[String]) -> S
     digest[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a request says of who sent it.
+/// The headers that identify the sender of a request.
 pub fn callers<'a>(
     headers: &'a HeaderMap,
     names: &'a [String],
@@ -73,13 +73,14 @@ pub fn callers<'a>(
     names.iter().flat_map(values)
 }
 
-/// Whether an answer says what came of the request, rather than that it should be sent again: later, or by somebody
-/// who may. An error of the application itself (500) counts as what came of it: the work may have been done.
+/// Whether an answer is the result of the request. Other answers ask for a repetition: later, or by an authorized
+/// sender. An error of the application (500) counts as a result, because the work may have been done.
 fn is_final(status: StatusCode) -> bool {
     !matches!(status.as_u16(), 401 | 403 | 407 | 408 | 425 | 429 | 502 | 503 | 504)
 }
 
-/// Whether the application lets its answer be kept. What is `private` is, where only the same user gets it.
+/// Whether the application allows its answer to be stored. A `private` answer may be stored if only its sender gets
+/// it.
 fn may_be_kept(headers: &HeaderMap, names_caller: bool) -> bool {
     let values = headers.get_all(header::CACHE_CONTROL).iter().map(HeaderValue::as_bytes);
     let mut directives = values.flat_map(|value| value.split(|byte| *byte == b','));
@@ -90,13 +91,13 @@ fn may_be_kept(headers: &HeaderMap, names_caller: bool) -> bool {
 }
 
 impl Recording {
-    /// `None` for an answer that is not kept.
+    /// Starts to record an answer. `None` if the answer is not stored.
     pub fn new(head: &response::Parts, once: &Once) -> Option<Recording> {
         if !is_final(head.status) {
             return None;
         }
         let kept = |(name, value): (&HeaderName, &HeaderValue)| {
-            // A cookie is for the one who got it first.
+            // A cookie is only for the client that got it first.
             let own = [header::DATE, header::TRAILER, header::CONTENT_LENGTH, header::SET_COOKIE];
             let value = value.to_str().ok().filter(|_| !own.contains(name))?;
             Some((name.as_str().to_owned(), value.to_owned()))
@@ -120,11 +121,12 @@ impl Recording {
         })
     }
 
-    /// Whether what has come of the answer is within the limit.
+    /// Whether the recorded part is within the limit.
     pub fn fits(&self) -> bool {
         !self.outcome.too_large
     }
 
+    /// Records a piece of the body.
     pub fn data(&mut self, data: &[u8]) {
         if data.len() > self.left {
             self.outcome.too_large = true;
@@ -136,7 +138,7 @@ impl Recording {
         }
     }
 
-    /// The answer as JSON text that fits into the store.
+    /// The answer as JSON that fits into the store.
     pub fn finish(mut self) -> Box<str> {
         if self.fits() && !self.outcome.withheld {
             match String::from_utf8(self.body) {
@@ -155,7 +157,10 @@ impl Recording {
     }
 }
 
-/// The kept answer again.
+/// Turns a stored answer into a response.
+///
+/// # Errors
+/// The stored answer is not that of a guarded request, is that of another request, or was stored without its body.
 pub fn replay(kept: &StoredValue, fingerprint: &str, resource: &str) -> Result<Response, Problem> {
     let outcome = match serde_json::from_str::<Outcome>(&kept.value) {
         Ok(outcome) if kept.origin == Origin::Route => outcome,
@@ -198,13 +203,15 @@ fn put(map: &mut HeaderMap, pairs: &[(String, String)]) {
     }
 }
 
-/// What is needed to recognise a duplicate, and to keep the answer for it.
+/// The data for recognizing a duplicate and for storing its answer.
 #[derive(Clone)]
 pub struct Once {
     pub fingerprint: Arc<str>,
-    /// The request said who sent it, and the fingerprint holds that.
+    /// Whether the request identified its sender, which the fingerprint then contains.
     pub names_caller: bool,
+    /// The limit of the stored answer, in bytes.
     pub max_bytes: usize,
+    /// The limit of the stored JSON text, in bytes.
     pub max_value_bytes: usize,
 }
 

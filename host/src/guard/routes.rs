@@ -1,4 +1,4 @@
-//! Which route a request takes.
+//! The routes of the guarded listeners, and their upstreams.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,27 +10,31 @@ use crate::config::{GuardConfig, GuardRoute, Matched, UpstreamLimits};
 use crate::http::Problem;
 use crate::route;
 
-/// The routes of a listener, as they are now.
+/// The current routes of a listener.
 pub struct Routes {
+    /// Whether forwarding headers of earlier proxies are kept.
     pub trust_forwarded: bool,
+    /// Headers that are passed on although some applications misinterpret them.
     pub keep_headers: Vec<String>,
     routes: Vec<Arc<Route>>,
 }
 
+/// A route with its upstreams.
 pub struct Route {
     pub config: GuardRoute,
     pub targets: Vec<Arc<Target>>,
-    /// The name of the policy; empty where there is no lock.
+    /// The name of the policy; empty if the route has no lock.
     pub policy: Arc<str>,
 }
 
-/// The upstreams of all routes, by name: what is known of one outlives a reload.
+/// The upstreams of all routes, by name. The state of an upstream survives a reload.
 pub struct Targets {
     limits: UpstreamLimits,
     by_name: Mutex<HashMap<String, Weak<Target>>>,
 }
 
 impl Targets {
+    /// Creates an empty set.
     pub fn new(limits: &UpstreamLimits) -> Targets {
         Targets { limits: limits.clone(), by_name: Mutex::default() }
     }
@@ -46,7 +50,7 @@ impl Targets {
         target
     }
 
-    /// All that a route leads to.
+    /// All upstreams that a route uses.
     pub fn all(&self) -> Vec<Arc<Target>> {
         let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         by_name.values().filter_map(Weak::upgrade).collect()
@@ -54,6 +58,7 @@ impl Targets {
 }
 
 impl Routes {
+    /// Builds the routes of one listener from its configuration.
     pub fn new(config: &GuardConfig, targets: &Targets) -> Routes {
         let route = |config: &GuardRoute| {
             let policy = config.lock.as_ref().map_or("", |lock| &lock.policy).into();
@@ -67,15 +72,16 @@ impl Routes {
         }
     }
 
-    /// The first route that fits, with what its path stands for.
+    /// Finds the first route that matches, with the values that its path pattern captured.
     ///
     /// # Errors
-    /// Where none does, or the path is one that applications read in different ways.
+    /// No route matches, or applications may interpret the path in different ways.
     pub fn find(&self, parts: &Parts) -> Result<(Arc<Route>, Matched), Problem> {
         let (at, matched) = route::find(self.routes.iter().map(|route| &route.config), parts)?;
         Ok((self.routes[at].clone(), matched))
     }
 
+    /// All routes, in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.routes.iter()
     }

@@ -1,4 +1,4 @@
-//! The connection to an upstream, which ends itself where nothing moves for too long.
+//! The connection to an upstream. It ends if nothing moves for too long.
 
 use std::io;
 use std::pin::Pin;
@@ -11,10 +11,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::idle::Idle;
 
-/// For how long an upstream may take nothing of what is sent to it, and send nothing either.
+/// How long an upstream may neither take nor send any data.
 #[derive(Clone, Default)]
 pub struct Patience(Arc<AtomicU64>);
 
+/// A stream to an upstream whose writes fail after [`Patience`].
 pub struct Socket<S> {
     stream: S,
     idle: Idle,
@@ -22,6 +23,7 @@ pub struct Socket<S> {
 }
 
 impl Patience {
+    /// Sets the limit.
     pub fn set(&self, limit: Duration) {
         self.0.store(limit.as_micros() as u64, Relaxed);
     }
@@ -32,11 +34,12 @@ impl Patience {
 }
 
 impl<S> Socket<S> {
+    /// Wraps a stream.
     pub fn new(stream: S, patience: Patience) -> Socket<S> {
         Socket { stream, idle: Idle::new(patience.limit()), patience }
     }
 
-    /// What is `written`, unless nothing could be written for too long.
+    /// Returns `written`, or an error if nothing could be written for too long.
     fn in_time(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_ready() {
             self.idle.moved();

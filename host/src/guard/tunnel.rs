@@ -1,4 +1,4 @@
-//! A connection that changed its protocol, for example to WebSocket, under the lock of its request.
+//! A connection that switched its protocol, for example to WebSocket, under the lock of its request.
 
 use std::io;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::clock;
 use crate::http::Stream;
 use crate::lock::Instant;
 
-/// Passes bytes both ways until both sides have closed, nothing has come from either for `idle`, or the lease
-/// is lost and the policy wants to break off then.
+/// Passes bytes in both directions. Ends when both sides have closed, when neither side has sent anything for `idle`,
+/// or when the lease is lost and the policy cuts off in that case.
 pub async fn run(
     client: Stream,
     early: Bytes,
@@ -39,14 +39,14 @@ pub async fn run(
         passed = pass => if let Err(error) = passed {
             tracing::debug!(%error, "an upgraded connection broke");
         },
-        () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was silent"),
+        () = silence(&heard_at, idle) => tracing::debug!(?idle, "an upgraded connection was idle for too long"),
         _ = lost(cut) => {}
     }
     lock.closed();
 }
 
-/// The lock of a connection. Where the proxy shuts down and drops the connection, the upstream may not know of it
-/// yet: the lease runs out.
+/// The lock of a connection. If the proxy shuts down and drops the connection, the upstream may not have noticed yet,
+/// so the lease runs out.
 struct UntilClosed(Option<Box<Locked>>);
 
 impl UntilClosed {
@@ -73,7 +73,7 @@ async fn silence(heard_at: &AtomicU64, idle: Duration) {
     }
 }
 
-/// Notes when something was last heard.
+/// Records the time of each read.
 fn heard<S: AsyncRead>(stream: S, at: &Arc<AtomicU64>) -> InspectReader<S, impl FnMut(&[u8])> {
     let at = at.clone();
     InspectReader::new(stream, move |_| at.store(clock::now().0, Relaxed))

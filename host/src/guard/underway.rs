@@ -1,9 +1,10 @@
-//! The requests under way that hold a lock or wait for one, so that routes are replaced without two holders.
+//! Tracks the requests that hold a lock or wait for one, so that replacing routes never leads to two holders.
 //!
-//! A request keeps the name that it was given when it arrived. New routes may name the same request differently, and
-//! the lock of a later request would then not meet the lock of this one. So before routes are replaced, later requests
-//! are kept waiting, and a request that is granted its lock meanwhile under a name that is about to change is parked:
-//! it reaches the application by the old routes where the change is given up, and starts over where it is made.
+//! A request keeps the name that it got when it arrived. New routes may name the same request differently, and then
+//! the lock of a later request would not exclude this one. So before routes are replaced, later requests have to
+//! wait. A request that gets its lock during this time, under a name that is about to change, is parked. If the
+//! change is given up, the parked request goes to the application by the old routes; if the change is made, it starts
+//! over.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,20 +20,21 @@ use crate::lock::Instant;
 use crate::route::Seen;
 use crate::service::Request as Wanted;
 
-/// How long a request waits for routes that are being replaced, over all changes. One change takes the time that it waits
-/// for leases, and some calls of the store. With a slow store it takes longer than this, and another one may follow at once.
+/// How long a request waits for routes that are being replaced, in total over all changes. One change takes its wait
+/// for leases and some calls to the store. With a slow store, a change takes longer than this limit, and another may
+/// follow at once.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// What a request has waited so far, under all routes that it has met.
+/// The time that a request has waited so far, under all routes.
 #[derive(Default)]
 pub struct Waited {
-    /// When it first asked for its lock.
+    /// When the request first asked for its lock.
     pub begun: Option<Instant>,
-    /// While routes were being replaced.
+    /// The time that it waited while routes were being replaced.
     for_routes: Duration,
 }
 
-/// A wait for routes. Its time is counted when it is dropped, so a wait that is abandoned counts, too.
+/// A wait for routes. Its time is counted on drop, so a cancelled wait counts too.
 struct Counting<'a> {
     waited: &'a mut Waited,
     since: Instant,
@@ -44,51 +46,53 @@ impl Drop for Counting<'_> {
     }
 }
 
-/// What the name of a request was made of, and the name.
+/// The inputs of a request's name, and the name.
 pub struct Named {
-    /// The place of its listener.
+    /// The index of the listener.
     pub listener: usize,
     pub parts: Parts,
+    /// The part of the body that the policy saw.
     pub seen: Seen,
+    /// The lock request, with the name.
     pub wanted: Wanted,
 }
 
-/// The requests of all listeners.
+/// The requests of all listeners that hold a lock or wait for one.
 pub struct UnderWay {
     requests: Mutex<Requests>,
-    /// Changes while the requests are locked.
+    /// Changes only while `requests` is locked.
     is_paused: AtomicBool,
-    /// Rings for all that wait, in the order in which they began to.
+    /// Notifies all waiting requests, in the order in which they began to wait.
     resumed: Notify,
 }
 
 #[derive(Default)]
 struct Requests {
     last: u64,
-    /// In the order in which they came.
+    /// In the order of arrival.
     by_id: BTreeMap<u64, Known>,
-    /// Of the leases that requests have had since [`UnderWay::pause`], those that are no obstacle to new names.
+    /// Leases that requests got since [`UnderWay::pause`] or held then, and that do not conflict with new names.
     harmless: HashSet<u64>,
 }
 
 struct Known {
     named: Named,
     stage: Stage,
-    /// Whether the routes that are about to go live name it differently.
+    /// Whether the routes that are about to go live name the request differently.
     is_renamed: bool,
-    /// Cancelled where the request has to start over.
+    /// Cancelled if the request must start over.
     outdated: CancellationToken,
 }
 
 enum Stage {
     Waits,
-    /// It has its lock, and the application has not heard of it.
+    /// The request has its lock, but has not been sent to the application.
     Parked,
-    /// With the number of its lease.
+    /// With the nonce of the lease.
     Holds(u64),
 }
 
-/// The place of a request. Dropping it says that the request is over.
+/// The entry of a request. Dropping it means that the request is over.
 pub struct Entry {
     id: u64,
     all: Arc<UnderWay>,
@@ -96,6 +100,7 @@ pub struct Entry {
 }
 
 impl UnderWay {
+    /// Creates an empty set.
     pub fn new() -> UnderWay {
         UnderWay { requests: Mutex::default(), is_paused: AtomicBool::new(false), resumed: Notify::new() }
     }
@@ -104,8 +109,8 @@ impl UnderWay {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a request that is about to ask for its lock. `None` where routes are being replaced, or `is_current` says
-    /// that they were since it was named.
+    /// Adds a request that is about to ask for its lock. `None` if routes are being replaced, or if `is_current` says
+    /// that they were replaced after the request was named.
     pub fn enter(self: &Arc<UnderWay>, named: Named, is_current: impl FnOnce() -> bool) -> Option<Entry> {
         let mut all = self.lock();
         if self.is_paused.load(Relaxed) || !is_current() {
@@ -120,7 +125,7 @@ impl UnderWay {
         Some(Entry { id, all: self.clone(), outdated })
     }
 
-    /// Keeps later requests waiting, and those that are granted a lock under a name that is about to change.
+    /// Holds back later requests, and requests that get a lock under a name that is about to change.
     pub fn pause(&self, is_renamed: impl Fn(&Named) -> bool) {
         let Requests { by_id, harmless, .. } = &mut *self.lock();
         for known in by_id.values_mut() {
@@ -132,19 +137,20 @@ impl UnderWay {
         self.is_paused.store(true, Relaxed);
     }
 
-    /// The leases that are no obstacle to new names: those of requests that keep their names, and those under which
-    /// nothing has reached the application. Also those that have ended: an answer of the store may be older.
+    /// The leases that do not conflict with new names: those of requests that keep their names, and those under which
+    /// nothing has reached the application. Leases that have ended are included, because an answer of the store may
+    /// be older.
     pub fn harmless(&self) -> HashSet<u64> {
         self.lock().harmless.clone()
     }
 
-    /// Lets requests go on by the routes that there were before [`UnderWay::pause`].
+    /// Lets requests continue by the routes from before [`UnderWay::pause`].
     pub fn resume(&self) {
         self.end(|_| {}, || {});
     }
 
-    /// Calls `install`, and lets requests go on. Those that have a new name and have not reached the application
-    /// start over.
+    /// Calls `install`, and lets requests continue. Requests that have a new name and have not reached the
+    /// application start over.
     pub fn replace(&self, install: impl FnOnce()) {
         let start_over = |known: &Known| {
             if known.is_renamed && !matches!(known.stage, Stage::Holds(_)) {
@@ -166,8 +172,8 @@ impl UnderWay {
         self.resumed.notify_waiters();
     }
 
-    /// Waits until no routes are being replaced. Returns false when the request has waited for routes for [`LONGEST_PAUSE`],
-    /// together with earlier such waits, which `waited` has.
+    /// Waits until no routes are being replaced. Returns false if this request has waited for routes for
+    /// [`LONGEST_PAUSE`] in total; `waited` contains its earlier waits.
     pub async fn resumed(&self, waited: &mut Waited) -> bool {
         let limit = LONGEST_PAUSE.saturating_sub(waited.for_routes);
         let _counting = Counting { waited, since: clock::now() };
@@ -187,8 +193,8 @@ impl UnderWay {
 }
 
 impl Entry {
-    /// Notes that the request has its lock; returns when it may go to the application. False where it must start over
-    /// instead.
+    /// Records that the request has its lock, and returns when it may go to the application. False if it must start
+    /// over instead.
     pub async fn holds(&self, nonce: u64, waited: &mut Waited) -> bool {
         while !self.proceeds(nonce) {
             if self.outdated.is_cancelled() || !self.all.resumed(waited).await {
@@ -209,7 +215,7 @@ impl Entry {
         !waits
     }
 
-    /// Cancelled when the request must start over.
+    /// A token that is cancelled when the request must start over.
     pub fn watch(&self) -> CancellationToken {
         self.outdated.clone()
     }
@@ -236,7 +242,7 @@ mod tests {
         Named { listener: 0, parts, seen, wanted: request("old") }
     }
 
-    /// Whether a request that is granted its lock while routes are replaced goes to the application.
+    /// Whether a request that gets its lock while routes are replaced goes to the application.
     async fn goes_on(end: impl FnOnce(&UnderWay)) -> bool {
         let all = Arc::new(UnderWay::new());
         let [held, granted] = [(); 2].map(|()| all.enter(named(), || true).expect("nothing is replaced"));
@@ -258,7 +264,7 @@ mod tests {
         assert!(!goes_on(|all| all.replace(|| {})).await);
     }
 
-    /// Somebody else may have the lock by then.
+    /// Another client may have the lock by then.
     #[tokio::test]
     async fn a_request_that_loses_its_lock_while_it_is_parked_starts_over() {
         for is_lost in [false, true] {
@@ -289,7 +295,7 @@ mod tests {
             for is_in_time in [true, true, false] {
                 all.pause(|_| true);
                 let ended = tokio::time::timeout(change, all.resumed(&mut waited)).await;
-                // A wait that is broken off counts, too.
+                // A cancelled wait counts too.
                 assert_eq!(ended.ok(), if is_in_time { None } else { Some(false) });
                 all.resume();
             }

@@ -19,7 +19,8 @@ use crate::http::{BodyError, BrokenBody};
 use crate::lock::Instant;
 use crate::route::Seen;
 
-/// What was read of it before, and the rest as it arrives. A client that sends nothing for too long breaks it.
+/// The part of the body that was already read, followed by the rest as it arrives. Fails if the client sends nothing
+/// for too long.
 pub struct Upload {
     first: VecDeque<Frame<Bytes>>,
     rest: Incoming,
@@ -27,9 +28,9 @@ pub struct Upload {
     sending: Arc<Sending>,
 }
 
-/// How far the upstream has been sent its request.
+/// How much of the request has been sent to the upstream.
 pub struct Sending {
-    /// When it had been sent in whole, by the proxy's clock; 0 until then.
+    /// When the whole request had been sent, by the proxy's clock; 0 until then.
     ended_at: AtomicU64,
     failed: AtomicBool,
     stopped: AtomicBool,
@@ -46,7 +47,7 @@ impl Sending {
         Some(Instant(self.ended_at.load(Relaxed))).filter(|at| at.0 > 0)
     }
 
-    /// Breaks the request off where it has not ended: the answer has.
+    /// Stops sending the request if it has not ended, because its answer has.
     pub fn stop(&self) {
         if self.ended_at().is_none() {
             self.stopped.store(true, Relaxed);
@@ -54,13 +55,14 @@ impl Sending {
         }
     }
 
-    /// Whether the client did not send its request to the end.
+    /// Whether the client failed to send the whole request.
     pub fn failed(&self) -> bool {
         self.failed.load(Relaxed)
     }
 }
 
 impl Upload {
+    /// Creates the body from its beginning and its rest, with the state of sending it.
     pub fn new(prefix: Prefix, rest: Incoming, idle: Duration) -> (Upload, Arc<Sending>) {
         let is_empty = prefix.frames.is_empty() && rest.is_end_stream();
         let sending = Arc::new(Sending {
@@ -101,7 +103,7 @@ impl Body for Upload {
                 if let Some(trailers) = frame.trailers_mut() {
                     headers::strip_own(trailers);
                 }
-                // What was announced is all that the library passes on; the end of an HTTP/2 stream may follow in a
+                // The HTTP library passes on only the announced length; the end of an HTTP/2 stream may follow in a
                 // frame of its own.
                 if this.is_end_stream() || this.size_hint().exact() == Some(0) {
                     this.sending.ended();
@@ -133,14 +135,14 @@ impl Body for Upload {
 }
 
 impl Drop for Upload {
-    /// The library drops a body as soon as it has written what was announced, or when the connection has broken:
-    /// nothing more of the request reaches the upstream.
+    /// The HTTP library drops a body when it has written the announced length, or when the connection broke. Nothing
+    /// more of the request reaches the upstream.
     fn drop(&mut self) {
         self.sending.ended();
     }
 }
 
-/// The length of a body before which there are `bytes` more.
+/// The length of a body that is preceded by `bytes` more.
 pub fn with_more(rest: SizeHint, bytes: u64) -> SizeHint {
     let mut hint = SizeHint::new();
     hint.set_lower(bytes + rest.lower());
@@ -150,7 +152,7 @@ pub fn with_more(rest: SizeHint, bytes: u64) -> SizeHint {
     hint
 }
 
-/// The beginning of a body, read before the rest is passed on.
+/// The beginning of a body, which is read before the rest is passed on.
 #[derive(Default)]
 pub struct Prefix {
     frames: VecDeque<Frame<Bytes>>,
@@ -158,10 +160,10 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Reads on until there are `bytes`, or all.
+    /// Reads until more than `bytes` bytes or the whole body has been read.
     ///
     /// # Errors
-    /// Where that does not happen within `timeout`, or the client goes away.
+    /// The read did not complete within `timeout`, or the client went away.
     pub async fn read(
         &mut self,
         body: &mut Incoming,
@@ -173,7 +175,7 @@ impl Prefix {
         }
         let read = async {
             let mut len: usize = self.frames.iter().filter_map(Frame::data_ref).map(Bytes::len).sum();
-            // One more, which tells whether there is more.
+            // One more byte tells whether the body is longer.
             while len <= bytes {
                 let Some(frame) = body.frame().await else {
                     self.ended = true;
@@ -181,7 +183,7 @@ impl Prefix {
                 };
                 let frame = frame.map_err(BodyError::Broken)?;
                 match frame.data_ref().map(Bytes::len) {
-                    // HTTP/2 has empty pieces, any number of them.
+                    // HTTP/2 may send any number of empty pieces.
                     Some(0) => continue,
                     some => len += some.unwrap_or(0),
                 }
@@ -193,7 +195,7 @@ impl Prefix {
         in_time.unwrap_or(Err(BodyError::Slow { limit: timeout }))
     }
 
-    /// At most `bytes` of it; `rest` is what has not been read.
+    /// The first `bytes` bytes of the body; `rest` is the unread part.
     pub fn seen(&self, bytes: usize, rest: &Incoming) -> Seen {
         let data: Vec<u8> = self.frames.iter().filter_map(Frame::data_ref).flatten().copied().collect();
         let is_whole = (self.ended || rest.is_end_stream()) && data.len() <= bytes;

@@ -1,4 +1,4 @@
-//! Upstreams: which of them is asked, and the connections that are kept to them.
+//! The choice of an upstream, and the connections to upstreams.
 
 use std::cmp::Reverse;
 use std::io;
@@ -25,17 +25,17 @@ use crate::vital;
 type Request = hyper::Request<Upload>;
 type Response = hyper::Response<Incoming>;
 
-/// One upstream, whichever routes lead to it.
+/// One upstream, shared by all routes that lead to it.
 pub struct Target {
     /// `host:port`.
     name: String,
     limits: UpstreamLimits,
-    /// The one that was used last is at the end.
+    /// Kept connections; the most recently used one is last.
     kept: Mutex<Vec<Kept>>,
     places: Arc<Semaphore>,
-    /// It refused a connection: not asked before this moment, while there is another.
+    /// Set when the upstream refused a connection: until this time, other upstreams are preferred.
     down_until: AtomicU64,
-    /// What its `health` path told last.
+    /// The result of the last health check.
     is_sick: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ struct Kept {
     until: Instant,
 }
 
-/// A connection, by what is sent on it.
+/// A connection to an upstream.
 struct Link {
     sender: SendRequest<Upload>,
     patience: Patience,
@@ -59,14 +59,14 @@ pub struct Connection {
     _place: OwnedSemaphorePermit,
 }
 
-/// Why there is no answer.
+/// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     #[error("{name} cannot be reached: {source}")]
     Connect { name: String, source: io::Error },
     #[error("{name} has {limit} requests under way, which is the limit")]
     Busy { name: String, limit: usize },
-    /// The request has not left.
+    /// The request was not sent.
     #[error("the lease ended before the request could be sent")]
     Late,
     /// The request may have arrived.
@@ -89,11 +89,12 @@ impl SendError {
     }
 }
 
-/// Sends a request to one of the targets, and waits for the head of its answer. A target that takes nothing of it for
-/// `patience`, nor answers, is given up.
+/// Sends a request to one of the targets, and waits for the head of the answer. A target that neither takes data nor
+/// answers for `patience` is given up.
 ///
-/// A request leaves only while it `may_leave`. One that has not left is sent again: to another target where one cannot be reached, and on another
-/// connection where one was closed a moment ago. One that may have left never is.
+/// The request is sent only while `may_leave` returns true. A request that was not sent is tried again: on another
+/// target if a target cannot be reached, and on another connection if a kept connection had just been closed. A
+/// request that may have been sent is never sent again.
 pub async fn send(
     targets: &[Arc<Target>],
     mut request: Request,
@@ -110,7 +111,7 @@ pub async fn send(
                     break;
                 }
             };
-            // A connection may take seconds to open.
+            // Opening a connection may take seconds.
             if !may_leave() {
                 return Err(SendError::Late);
             }
@@ -134,7 +135,7 @@ pub async fn send(
     Err(last.unwrap_or_else(none))
 }
 
-/// Those that work before those that do not, the least busy first.
+/// The targets that work before those that do not, and the least busy first.
 fn in_order(targets: &[Arc<Target>]) -> Vec<&Arc<Target>> {
     let mut order: Vec<&Arc<Target>> = targets.iter().collect();
     if order.len() > 1 {
@@ -147,6 +148,7 @@ fn in_order(targets: &[Arc<Target>]) -> Vec<&Arc<Target>> {
 }
 
 impl Target {
+    /// Creates an upstream without connections.
     pub fn new(name: &str, limits: &UpstreamLimits) -> Target {
         Target {
             name: name.to_owned(),
@@ -158,6 +160,7 @@ impl Target {
         }
     }
 
+    /// The address of the upstream, as `host:port`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -166,7 +169,7 @@ impl Target {
         !self.is_sick.load(Relaxed) && self.down_until.load(Relaxed) <= now.0
     }
 
-    /// Notes what the health path told. Whether that is news.
+    /// Records the result of a health check. Returns whether it differs from the last result.
     pub fn note_health(&self, is_sick: bool) -> bool {
         self.is_sick.swap(is_sick, Relaxed) != is_sick
     }
@@ -192,7 +195,7 @@ impl Target {
     fn take_kept(&self) -> Option<Link> {
         let now = clock::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // The oldest are at the front.
+        // The oldest connections are at the front.
         let expired = kept.iter().take_while(|kept| kept.until <= now).count();
         kept.drain(..expired);
         let ready = kept.iter().rposition(|kept| kept.link.sender.is_ready())?;
@@ -227,13 +230,13 @@ impl Target {
         let name = self.name.clone();
         vital::detach(async move {
             if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(upstream = name, %error, "a connection broke");
+                tracing::debug!(upstream = name, %error, "the connection to an upstream broke");
             }
         });
         Ok(Link { sender, patience })
     }
 
-    /// Closes kept connections that nobody has used for a while.
+    /// Closes kept connections that are closed by the upstream or unused for too long.
     pub fn sweep(&self) {
         let now = clock::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,16 +245,17 @@ impl Target {
 }
 
 impl Connection {
+    /// The name of the upstream.
     pub fn target(&self) -> &str {
         &self.target.name
     }
 
-    /// No other request is sent on it.
+    /// Prevents other requests from being sent on this connection.
     pub fn is_last(&mut self) {
         self.is_last = true;
     }
 
-    /// Keeps the connection for the next request. To be called when the whole answer has arrived.
+    /// Keeps the connection for the next request. Must be called when the whole answer has arrived.
     pub fn keep(self) {
         let keepalive = self.target.limits.keepalive;
         if keepalive > Duration::ZERO && !self.is_last && !self.link.sender.is_closed() {
@@ -274,7 +278,7 @@ pub mod simulated {
     pub type Open = Arc<dyn Fn() -> BoxFuture<'static, DuplexStream> + Send + Sync>;
 
     thread_local! {
-        /// Of the simulation that runs on this thread.
+        /// The application of the simulation that runs on this thread.
         pub static APPLICATION: RefCell<Option<Open>> = const { RefCell::new(None) };
     }
 }

@@ -8,20 +8,21 @@ use crate::clock;
 use crate::config::HttpLimits;
 use crate::lock::Instant;
 
-/// ConnectionContext between the socket, the handlers and the task of one connection.
+/// The activity of one connection, shared by its socket, its handlers and its task.
 ///
-/// HTTP/1 uses it from one task only; HTTP/2 handlers run in tasks of their own.
+/// With HTTP/1, one task uses it; with HTTP/2, each handler runs in its own task.
 pub struct Activity {
     phase: AtomicU8,
-    /// When the phase began, microseconds of [`clock::now`].
+    /// When the phase began, in microseconds of [`clock::now`].
     since: AtomicU64,
     under_way: AtomicU32,
-    /// Requests that have begun, and the number of them after which comes one that is refused.
+    /// The number of requests that have begun, and the number of requests after which the next is refused.
     begun: AtomicU32,
     refused_after: AtomicU64,
-    /// A request was taken whose answer may not have left yet.
+    /// Whether a request was taken whose answer may not have been sent completely.
     unflushed: AtomicBool,
-    /// The length of an answer was told neither ahead nor in chunks: the connection's end is its own.
+    /// Whether the end of the connection marks the end of an answer, because the answer has neither a length nor
+    /// chunks.
     ended_by_close: AtomicBool,
 }
 
@@ -38,14 +39,15 @@ pub enum Verdict {
     Wait(Duration),
     /// The headers of a request took too long.
     SlowHeaders,
-    /// Nothing was asked for too long.
+    /// No request arrived for too long.
     Idle,
 }
 
-/// A request that is under way, from its headers to the end of its answer.
+/// A request in progress, from its headers to the end of its answer.
 pub struct UnderWay(Arc<Activity>);
 
 impl Activity {
+    /// The activity of a new connection.
     pub fn new() -> Arc<Activity> {
         Arc::new(Activity {
             phase: AtomicU8::new(FRESH),
@@ -58,23 +60,24 @@ impl Activity {
         })
     }
 
+    /// Records that a request has begun.
     pub fn begin(self: &Arc<Activity>) -> UnderWay {
         self.under_way.fetch_add(1, Relaxed);
-        // Called from the connection's task alone.
+        // Only the connection's task calls this.
         self.begun.store(self.begun.load(Relaxed).wrapping_add(1), Relaxed);
         self.phase.store(BUSY, Relaxed);
         self.unflushed.store(true, Relaxed);
         UnderWay(Arc::clone(self))
     }
 
-    /// Bytes arrived: where no request is under way they begin one.
+    /// Records that bytes arrived. They begin a request if none is in progress.
     pub fn received(&self) {
         if self.phase.load(Relaxed) < HEADERS {
             self.enter(HEADERS);
         }
     }
 
-    /// Everything that was written has left.
+    /// Records that everything that was written has been sent.
     pub fn flushed(&self) {
         if self.phase.load(Relaxed) != BUSY {
             self.unflushed.store(false, Relaxed);
@@ -86,18 +89,18 @@ impl Activity {
         !self.unflushed.load(Relaxed)
     }
 
-    /// The request that follows the first `requests` will not be read.
+    /// Records that the request after the first `requests` will not be read.
     pub fn refuse_after(&self, requests: u32) {
         self.refused_after.store(u64::from(requests), Relaxed);
     }
 
-    /// Whether nothing is left to do but to tell the client that its request is refused.
+    /// Whether all that is left is to tell the client that its request is refused.
     pub fn is_refused(&self) -> bool {
         let after = self.refused_after.load(Relaxed);
         after == u64::from(self.begun.load(Relaxed)) && !self.is_busy() && self.unasked()
     }
 
-    /// Whether a request is under way.
+    /// Whether a request is in progress.
     pub fn is_busy(&self) -> bool {
         self.phase.load(Relaxed) == BUSY
     }
@@ -107,19 +110,22 @@ impl Activity {
         self.phase.load(Relaxed) == HEADERS
     }
 
+    /// Records that the end of the connection marks the end of an answer.
     pub fn set_ended_by_close(&self) {
         self.ended_by_close.store(true, Relaxed);
     }
 
+    /// Whether the end of the connection marks the end of an answer.
     pub fn is_ended_by_close(&self) -> bool {
         self.ended_by_close.load(Relaxed)
     }
 
-    /// Whether nothing at all would be lost if the connection were closed now.
+    /// Whether closing the connection now would lose nothing.
     pub fn is_quiet(&self) -> bool {
         self.phase.load(Relaxed) < HEADERS && !self.unflushed.load(Relaxed)
     }
 
+    /// What the connection's timer should do at `now`.
     pub fn verdict(&self, now: Instant, limits: &HttpLimits) -> Verdict {
         let phase = self.phase.load(Relaxed);
         let limit = match phase {
@@ -129,7 +135,7 @@ impl Activity {
         };
         let spent = Duration::from_micros(now.us_since(Instant(self.since.load(Relaxed))));
         match limit.checked_sub(spent) {
-            // The timer's own resolution is a millisecond; less would spin.
+            // The timer's resolution is one millisecond; a shorter wait would spin.
             Some(left) if !left.is_zero() => Verdict::Wait(left.max(Duration::from_millis(1))),
             _ if phase == HEADERS => Verdict::SlowHeaders,
             _ => Verdict::Idle,

@@ -1,4 +1,4 @@
-//! Bodies: what is sent, and what is read under limits.
+//! Bodies: sending them, and reading them within limits.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -16,11 +16,11 @@ use super::activity::UnderWay;
 use super::problem::{Kind, Problem};
 use super::{Request, Response};
 
-/// The body of an answer: some bytes, a stream of them that ends when the client goes away, or another
-/// server's body as it comes.
+/// The body of an answer: bytes, a stream of bytes that ends when the client goes away, or the body of another server
+/// as it arrives.
 pub struct Body {
     content: Content,
-    /// The request counts as under way until its answer has been sent.
+    /// Keeps the request counted as in progress until its answer has been sent.
     under_way: Option<UnderWay>,
 }
 
@@ -30,13 +30,14 @@ enum Content {
     Proxied(Pin<Box<dyn HttpBody<Data = Bytes, Error = BrokenBody> + Send>>),
 }
 
-/// An answer that cannot be completed. The client is cut off, lest it take what it has for the whole:
-/// over HTTP/1 the connection is closed in the midst of the body, over HTTP/2 the stream is reset.
+/// An answer that cannot be completed. The client is cut off so that it does not take the part for the whole: over
+/// HTTP/1 the connection is closed in the middle of the body, over HTTP/2 the stream is reset.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the answer broke off: {0}")]
 pub struct BrokenBody(Cow<'static, str>);
 
 impl BrokenBody {
+    /// An answer that breaks off for the given reason.
     pub fn new(why: impl Into<Cow<'static, str>>) -> BrokenBody {
         BrokenBody(why.into())
     }
@@ -54,15 +55,17 @@ pub enum BodyError {
 }
 
 impl Body {
+    /// A body of some bytes.
     pub fn full(bytes: impl Into<Bytes>) -> Body {
         Body { content: Content::Full(bytes.into()), under_way: None }
     }
 
+    /// A body that ends when `stream` ends or the client goes away.
     pub fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Body {
         Body { content: Content::Stream(Box::pin(stream)), under_way: None }
     }
 
-    /// Passes a body on as it comes, with its trailers. One whose length is known is sent with it.
+    /// Passes on another body as it arrives, with its trailers. A known length is announced to the client.
     pub fn proxied(body: impl HttpBody<Data = Bytes, Error = BrokenBody> + Send + 'static) -> Body {
         Body { content: Content::Proxied(Box::pin(body)), under_way: None }
     }
@@ -75,7 +78,7 @@ impl Body {
 /// A 200 answer with a JSON body.
 pub fn json(value: &impl serde::Serialize) -> Response {
     let mut bytes = Vec::with_capacity(384);
-    // Only a map with keys that are no text could fail, and there is none.
+    // Serialization fails only for maps whose keys are not text, and there are none here.
     let _ = serde_json::to_writer(&mut bytes, value);
     let mut response = Response::new(Body::full(bytes));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -84,7 +87,7 @@ pub fn json(value: &impl serde::Serialize) -> Response {
 
 /// Reads a whole body of at most `limit` bytes within `timeout`.
 ///
-/// A body that announces that it is longer is refused unread.
+/// A body that announces a greater length is refused unread.
 pub async fn read_body(request: Request, limit: usize, timeout: Duration) -> Result<Bytes, BodyError> {
     let body = request.into_body();
     if body.size_hint().lower() > limit as u64 {
@@ -104,7 +107,7 @@ async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
         if first.len() + all.len() + data.len() > limit {
             return Err(BodyError::TooLarge { limit });
         }
-        // Nearly every body is one frame, which is passed on as it is.
+        // Almost every body is one frame, which is returned without a copy.
         if first.is_empty() && all.is_empty() {
             first = data;
         } else {
@@ -115,7 +118,7 @@ async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-/// What the connection's task knows of it says more than that a body cannot be read.
+/// The cause that the connection's task gives is more specific than the body's error.
 fn cause(error: &hyper::Error) -> &dyn Error {
     error.source().unwrap_or(error)
 }

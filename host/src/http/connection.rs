@@ -32,7 +32,7 @@ use crate::clock;
 use crate::config::HttpLimits;
 use crate::telemetry::Metrics;
 
-/// What the connections of a listener have in common.
+/// The context that the connections of a listener share.
 pub struct ConnectionContext<H> {
     pub handler: H,
     pub limits: HttpLimits,
@@ -42,16 +42,18 @@ pub struct ConnectionContext<H> {
 
 /// The smallest buffer that hyper accepts.
 const MIN_BUFFER: usize = 8 * 1024;
-/// How long a client may take to read the last answer of a connection that was closed early.
+/// How long the server waits for a client to read the last answer of a connection that is closed early.
 const LINGER: Duration = Duration::from_secs(1);
+/// How many more bytes of such a client are read and discarded.
 const LINGER_BYTES: usize = 1 << 20;
-/// How often an HTTP/2 client that is quiet is asked for a sign of life.
+/// How often a silent HTTP/2 client is sent a ping.
 const PING_EVERY: Duration = Duration::from_secs(20);
+/// How long an HTTP/2 client may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// One HTTP/2 connection buffers this much of its answers.
+/// The limit of buffered answers per HTTP/2 connection.
 const MAX_SEND_BUFFER: usize = 64 * 1024;
 
-/// Serves a connection that was accepted, with TLS where it is told how.
+/// Serves an accepted connection, with TLS if `tls` is given.
 pub async fn run<H: Handler>(
     stream: TcpStream,
     address: SocketAddr,
@@ -89,13 +91,13 @@ pub async fn run<H: Handler>(
             }
         }
         Ok(Err(error)) => debug!(%error, "a connection broke"),
-        // Nothing was asked: there is nothing to answer.
+        // No request has begun, so there is nothing to answer.
         Err(_elapsed) if activity.is_quiet() => {}
         Err(_elapsed) => Box::pin(timed_out(socket.into_stream(), &shared)).await,
     }
 }
 
-/// The connection once TLS is agreed upon. A client with which it cannot be gets TLS's own alert.
+/// Performs the TLS handshake. If it fails, TLS itself alerts the client.
 async fn shake_hands(
     stream: TcpStream,
     tls: Arc<ServerConfig>,
@@ -132,7 +134,7 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
         .header_read_timeout(None)
         .max_buf_size(limit.max(MIN_BUFFER))
         .max_header_size(limit)
-        // Answers are small: one write of a copy is cheaper than a list of buffers.
+        // Answers are small: one write of a copied buffer is cheaper than a vectored write.
         .writev(false)
         .serve_connection(TokioIo::new(socket), requests);
     let mut watchdog = pin!(Watchdog::new(&shared, &activity));
@@ -150,7 +152,7 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
             Poll::Ready(Alarm::SlowHeaders) => return Poll::Ready(End::SlowHeaders),
             Poll::Pending => {}
         }
-        // The library does not know of headers that are half there, and would close upon them.
+        // The HTTP library does not see incomplete headers, and would close the connection despite them.
         if stopping && !activity.is_in_headers() {
             stopping = false;
             Pin::new(&mut connection).graceful_shutdown();
@@ -164,7 +166,7 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
     if let End::Http(Err(error)) = &end {
         debug!(%error, "a connection broke");
     }
-    // Boxed: a connection that waits should not hold the room for its own end.
+    // Boxed, so that a waiting connection does not reserve memory for its end.
     match end {
         End::Http(Ok(()))
             if let Some(run) = peer.take_upgrade()
@@ -177,11 +179,11 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
                 () = shared.stop.cancelled() => {}
             }
         }
-        // What came so far must not pass for the whole.
+        // The client must not take the partial answer for a complete one.
         End::Http(Err(_)) if activity.is_ended_by_close() => socket.into_stream().reset(),
         End::Http(_) if socket.end_seen() => {}
         End::Http(_) => Box::pin(linger(socket.into_stream())).await,
-        // Half a request that came in one piece with the one before it looks quiet from outside.
+        // Part of a request that arrived together with the previous request looks idle to the activity state.
         End::Quiet if parts.read_buf.is_empty() && !socket.holds_bytes() => {}
         End::Refused => Box::pin(refuse(socket, &shared)).await,
         End::Quiet | End::SlowHeaders => Box::pin(timed_out(socket.into_stream(), &shared)).await,
@@ -214,7 +216,7 @@ async fn run_http2<H: Handler>(socket: Socket, requests: Requests<H>) {
         if leaving && !matches!(alarm, Alarm::Stop) {
             return;
         }
-        // The client is told which of its requests were taken, and has one more timeout to go.
+        // The client learns which of its requests were accepted, and gets one more timeout to finish.
         leaving = true;
         connection.as_mut().graceful_shutdown();
     }
@@ -222,27 +224,27 @@ async fn run_http2<H: Handler>(socket: Socket, requests: Requests<H>) {
 
 enum End {
     Http(hyper::Result<()>),
-    /// Idle for too long.
+    /// The connection was idle for too long.
     Quiet,
     SlowHeaders,
-    /// The gate lets the next request not through.
+    /// The gate does not let the next request through.
     Refused,
 }
 
 enum Alarm {
-    /// The proxy is shutting down. Rung once.
+    /// The proxy is shutting down. Raised once.
     Stop,
     Close,
     SlowHeaders,
 }
 
-/// Rings when a connection should end. It has one timer, which is set again when it fires and when
-/// only half of a request's headers came at once, so an ordinary request costs it nothing.
+/// Raises an alarm when a connection should end. Its single timer is reset only when it fires and when incomplete
+/// headers arrive, so an ordinary request costs no timer operation.
 struct Watchdog<'a, S> {
     limits: &'a HttpLimits,
     activity: &'a Activity,
     timer: Pin<Box<Sleep>>,
-    /// The timer is set for the end of headers.
+    /// Whether the timer is set for the end of the headers.
     headers_timed: bool,
     stop: Option<Pin<Box<S>>>,
 }
@@ -313,7 +315,7 @@ impl<H> Clone for Requests<H> {
 impl<H: Handler> Service<Request> for Requests<H> {
     type Response = Response;
     type Error = Infallible;
-    // Boxed, so that an idle connection does not hold the room for the largest handler.
+    // Boxed, so that an idle connection does not reserve memory for the largest handler.
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request) -> Self::Future {
@@ -339,7 +341,7 @@ impl<H: Handler> Service<Request> for Requests<H> {
 
 impl<H: Handler> Requests<H> {
     async fn ask(&self, request: Request) -> Response {
-        // Over HTTP/1 the gate has refused it.
+        // Over HTTP/1, the gate has refused it already.
         if request.method() == Method::CONNECT {
             return Problem::from(Refusal::Connect).into_response();
         }
@@ -376,8 +378,8 @@ impl<H: Handler> Requests<H> {
     }
 }
 
-/// Whether to warn of a failure, and of how many no warning was given since the last: at most ten a
-/// second, so that an outage of the store does not become one of the log.
+/// Whether to log a warning for a failure, and how many failures were not logged since the last warning. At most ten
+/// warnings a second are logged, so that an outage of the store does not flood the log.
 fn should_warn() -> Option<u64> {
     static LAST: AtomicU64 = AtomicU64::new(0);
     static UNSAID: AtomicU64 = AtomicU64::new(0);
@@ -402,8 +404,8 @@ async fn timed_out<H: Handler>(stream: Stream, shared: &ConnectionContext<H>) {
     answer_and_close(stream, &Problem::new(Kind::Timeout, detail)).await;
 }
 
-/// Ends a connection whose client may still be sending: with unread bytes the kernel would reset
-/// it, and the client might never see the answer.
+/// Ends a connection whose client may still be sending. If unread bytes were left, the kernel would reset the
+/// connection, and the client might never see the answer.
 async fn linger(mut stream: Stream) {
     let drain = async {
         if stream.shutdown().await.is_err() {

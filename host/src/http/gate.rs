@@ -1,43 +1,43 @@
-//! What may pass from an HTTP/1 client to the HTTP library: nothing that another server could take for
-//! something else.
+//! Decides which bytes may pass from an HTTP/1 client to the HTTP library: only messages that no other server could
+//! interpret differently.
 //!
-//! A proxy and the server behind it must agree where each request ends; where they do not, one client's
-//! bytes become the start of another's request. The library reads leniently. So the gate reads along: it
-//! follows heads, bodies and trailers, and refuses what RFC 9112 leaves to interpretation.
+//! A proxy and the server behind it must agree on where each request ends. Otherwise, one client's bytes become the
+//! start of another client's request (request smuggling). The HTTP library parses leniently. So the gate parses
+//! along: it follows heads, bodies and trailers, and refuses what RFC 9112 leaves to interpretation.
 //!
-//! Heads, trailers and chunk sizes pass when they are whole and were found good; bodies pass as they come.
-//! The gate holds nothing: bytes that may not pass yet are shown to it again with those that follow. How
-//! many that can be is bounded by `http.max_header_bytes`.
+//! Heads, trailers and chunk sizes pass when they are complete and valid; bodies pass as they arrive. The gate stores
+//! nothing: bytes that may not pass yet are shown to it again together with the bytes that follow.
+//! `http.max_header_bytes` bounds their number.
 //!
-//! Bytes that come before an upgrade was answered are judged as the next request: RFC 9110 has clients
-//! wait for the 101.
+//! Bytes that arrive before an upgrade is answered are checked as the next request: RFC 9110 requires clients to wait
+//! for the 101.
 
 use memchr::memchr;
 
 use super::problem::{Kind, Problem};
 
-/// Longest chunk extension, in bytes.
+/// The longest chunk extension, in bytes.
 const MAX_EXTENSION: usize = 256;
-/// Digits that a u64 has at most.
+/// The greatest number of hexadecimal digits of a u64.
 const MAX_SIZE_DIGITS: usize = 16;
 /// Size, semicolon, extension and line end.
 const MAX_SIZE_LINE: usize = MAX_SIZE_DIGITS + 1 + MAX_EXTENSION + 2;
 
-/// Follows what one client sends.
+/// Follows the bytes of one client.
 pub struct Gate {
     at: At,
-    /// Where the line that is being read begins, and how far its end was looked for; both from the first
-    /// byte that has not passed.
+    /// Where the current line begins, and up to where its end was searched for; both relative to the first byte that
+    /// has not passed.
     line: usize,
     scanned: usize,
-    /// Of the head that is being read, once its request line was.
+    /// The framing of the current head, once its request line was read.
     framing: Option<Framing>,
     heads: u32,
     max_head: usize,
     refusal: Option<Refusal>,
 }
 
-/// What is expected next.
+/// What the gate expects next.
 #[derive(Clone, Copy)]
 enum At {
     Head,
@@ -109,15 +109,15 @@ struct Framing {
 }
 
 impl Gate {
-    /// `max_head` bounds a head or trailers, in bytes.
+    /// A gate for a new connection. `max_head` limits a head or trailers, in bytes.
     pub fn new(max_head: usize) -> Gate {
         Gate { at: At::Head, line: 0, scanned: 0, framing: None, heads: 0, max_head, refusal: None }
     }
 
-    /// Judges `bytes`: those that were not let through the last time, with what came after them.
+    /// Checks `bytes`: the bytes that did not pass last time, followed by new bytes.
     ///
-    /// How many of them may pass; the rest must be shown again with what follows. Nothing passes once
-    /// there is a [refusal](Gate::refusal).
+    /// Returns how many of them may pass; the rest must be shown again with the bytes that follow. Nothing passes
+    /// once there is a [refusal](Gate::refusal).
     pub fn judge(&mut self, bytes: &[u8]) -> usize {
         let mut passed = 0;
         while self.refusal.is_none() && passed < bytes.len() {
@@ -130,21 +130,22 @@ impl Gate {
         passed
     }
 
+    /// Why nothing more passes.
     pub fn refusal(&self) -> Option<Refusal> {
         self.refusal
     }
 
-    /// Heads that may have passed.
+    /// The number of heads that were let through.
     pub fn heads(&self) -> u32 {
         self.heads
     }
 
-    /// Whether a head has passed whose message has not ended.
+    /// Whether the head of a message has passed whose end has not.
     pub fn is_within_message(&self) -> bool {
         !matches!(self.at, At::Head)
     }
 
-    /// The number of bytes at the front of `bytes` that may pass; none where more must be seen first.
+    /// The number of bytes at the start of `bytes` that may pass; 0 if more bytes must be seen first.
     fn step(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
         match self.at {
             At::Head => self.head(bytes),
@@ -174,7 +175,7 @@ impl Gate {
     fn head(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
         while let Some(line) = self.next_line(bytes, self.max_head, Refusal::TooLarge)? {
             match &mut self.framing {
-                // An empty line before a request is skipped, as RFC 9112 (2.2) asks.
+                // RFC 9112 (2.2) asks servers to skip an empty line before a request.
                 None if line.is_empty() => {}
                 None => self.framing = Some(Framing::of_request_line(line)?),
                 Some(framing) if line.is_empty() => {
@@ -218,8 +219,8 @@ impl Gate {
         Ok(self.end_section(next))
     }
 
-    /// The next line without its end, where it is there; refused as `too_long` where it ends more than
-    /// `limit` bytes after those that passed.
+    /// The next line without its end, if it is complete. Refused as `too_long` if the line ends more than `limit`
+    /// bytes after the last byte that passed.
     fn next_line<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -236,7 +237,7 @@ impl Gate {
         let line = bytes[self.line..end].strip_suffix(b"\r").ok_or(Refusal::BareLf)?;
         self.line = end + 1;
         self.scanned = end + 1;
-        // Without a way out of the loop, so that it is done many bytes at a time.
+        // No early exit, so that the compiler can vectorize the loop.
         let bad = line.iter().fold(false, |bad, &byte| bad | (byte < b' ' && byte != b'\t') | (byte == 0x7f));
         match bad {
             false => Ok(Some(line)),
@@ -245,7 +246,7 @@ impl Gate {
         }
     }
 
-    /// The length of the section that has ended.
+    /// Starts the next section. Returns the length of the section that has ended.
     fn end_section(&mut self, next: At) -> usize {
         self.at = next;
         self.scanned = 0;
@@ -306,7 +307,7 @@ impl Framing {
     }
 }
 
-/// The headers that the end of a message, or its addressee, depends on.
+/// The headers that determine the end of a message or its host.
 enum Known {
     Host,
     Length,
@@ -325,7 +326,7 @@ impl Known {
     }
 }
 
-/// Name and value, with the white space around it, of a line that is not empty.
+/// The name and the value of a header line that is not empty; the value includes the white space around it.
 fn field(line: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
     if is_blank(line[0]) {
         return Err(Refusal::Folded);
@@ -364,9 +365,9 @@ fn is_token(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(|&byte| TOKEN[usize::from(byte)])
 }
 
-/// What methods and header names consist of (RFC 9110, 5.6.2).
+/// The characters of methods and header names (RFC 9110, 5.6.2).
 static TOKEN: [bool; 256] = alphanumeric_and(b"!#$%&'*+-.^_`|~");
-/// What a name or address, and a port, consist of.
+/// The characters of a host name or address and a port.
 static HOST: [bool; 256] = alphanumeric_and(b"-._~!$&'()*+,;=%:[]");
 
 const fn alphanumeric_and(others: &[u8]) -> [bool; 256] {

@@ -13,11 +13,11 @@ use super::problem::{Kind, Problem};
 
 const FETCH_SITE: &str = "sec-fetch-site";
 
-/// Refuses a request that names the proxy by a host other than an address, `localhost` or one of `hosts`, and a
-/// request that a web page of another origin makes a browser send.
+/// Refuses a request whose host is not an address, `localhost` or one of `hosts`, and a request that a browser sends
+/// for a web page of another origin.
 ///
 /// # Errors
-/// 421 for the host, 403 for the page.
+/// 421 for the host, 403 for the web page.
 pub fn check(request: &Request, hosts: &[String]) -> Result<(), Problem> {
     let authority = request.uri().authority().map(|authority| authority.as_str());
     let named = request.headers().get_all(HOST).iter().map(text).chain(authority);
@@ -44,12 +44,12 @@ pub fn check(request: &Request, hosts: &[String]) -> Result<(), Problem> {
     }
 }
 
-/// What is not text equals nothing that is allowed.
+/// The value as text. A value that is not text becomes a name that is never allowed.
 fn text(value: &HeaderValue) -> &str {
     value.to_str().unwrap_or("an unreadable name")
 }
 
-/// Without the port.
+/// The host without the port.
 fn host_of(name: &str) -> &str {
     let end = match name.strip_prefix('[') {
         Some(rest) => rest.find(']').map_or(name.len(), |end| end + 2),

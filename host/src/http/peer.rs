@@ -16,33 +16,34 @@ use super::{PEER_TIMEOUT, Stream};
 use crate::clock;
 use crate::lock::Instant;
 
-/// Who is asking. One for each connection, whatever the number of its requests.
+/// The client of a connection. All requests of a connection share one value.
 pub struct Peer {
-    /// Where the connection comes from; an IPv4 address also where the listener is an IPv6 one.
+    /// The client's address; an IPv4 client of an IPv6 listener has an IPv4 address here too.
     pub address: SocketAddr,
     /// Whether the client speaks TLS to the proxy.
     pub tls: bool,
     upgrade: Mutex<Option<Upgrade>>,
-    /// The connection once more, to be told when it is closed.
+    /// A duplicate of the connection's descriptor, to detect that the client has closed it.
     socket: Option<OwnedFd>,
-    /// The last answer was a 101.
+    /// Whether the last answer was a 101.
     switched: AtomicBool,
-    /// For how long the client may take nothing, in milliseconds.
+    /// How long the client may read nothing, in milliseconds.
     patience_ms: AtomicU64,
-    /// The client has closed its side.
+    /// Whether the client has closed its side.
     closed: AtomicBool,
-    /// When something last came over HTTP/2, microseconds of [`clock::now`].
+    /// When data last arrived over HTTP/2, in microseconds of [`clock::now`].
     heard_at: AtomicU64,
 }
 
-/// A client that resets a stream was heard of less than this ago when the stream is dropped. One that has not
-/// answered a ping was not.
+/// When a client resets a stream, data from it arrived less than this time before the drop of the stream. From a
+/// client that did not answer a ping, nothing arrived.
 const LATELY_MS: u32 = 1_000;
 
-/// What goes on with a connection that speaks HTTP no more.
+/// The further use of a connection that no longer speaks HTTP.
 pub type Upgrade = Box<dyn FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Send>;
 
 impl Peer {
+    /// A client that has just connected.
     pub fn new(address: SocketAddr, tls: bool) -> Peer {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         Peer {
@@ -57,20 +58,20 @@ impl Peer {
         }
     }
 
-    /// Lets the client take nothing of its answers for `limit`, where the connection would have ended before. HTTP/2
-    /// clients must answer a ping meanwhile, which shows that they read.
+    /// Allows the client to read nothing of its answers for `limit`, if that is longer than before. An HTTP/2 client
+    /// must still answer pings, which shows that it reads.
     pub fn set_patience(&self, limit: Duration) {
         let limit_ms = limit.as_millis() as u64;
         if self.patience_ms.fetch_max(limit_ms, Relaxed) < limit_ms
             && let Some(socket) = &self.socket
             && let Err(error) = socket2::SockRef::from(socket).set_tcp_user_timeout(Some(limit))
         {
-            tracing::debug!(%error, "a client's time to read cannot be set");
+            tracing::debug!(%error, "the read time-out of a client cannot be set");
         }
     }
 
-    /// Whether a request that is dropped was ended by its client, which closed the connection or reset the stream.
-    /// Of a connection that broke or fell silent, the client may not know yet.
+    /// Whether the client itself ended a dropped request, by closing the connection or resetting the stream. If the
+    /// connection broke or fell silent, the client may not know that its request has ended.
     pub fn left(&self) -> bool {
         let heard_at = Instant(self.heard_at.load(Relaxed));
         self.closed.load(Relaxed) || clock::now() < heard_at.plus_ms(LATELY_MS)
@@ -84,13 +85,13 @@ impl Peer {
         self.heard_at.store(clock::now().0, Relaxed);
     }
 
-    /// Has [`Peer::gone`] tell.
+    /// Enables [`Peer::gone`].
     pub(super) fn watch(&mut self, stream: &TcpStream) {
         self.socket = stream.as_fd().try_clone_to_owned().ok();
     }
 
-    /// Tells when the client has closed its side. The library tells, too, by dropping the handler, but not
-    /// while a part of the request's body has not been asked for: it does not read on then.
+    /// Returns when the client has closed its side. The HTTP library detects this too and drops the handler, but not
+    /// while a part of the request's body has not been asked for, because it does not read then.
     pub async fn gone(&self) {
         let watched = self.socket.as_ref().and_then(|socket| socket.try_clone().ok());
         let watched = watched.and_then(|socket| TcpStream::from_std(socket.into()).ok());
@@ -99,31 +100,30 @@ impl Peer {
                 if ready.is_read_closed() {
                     return;
                 }
-                // What has arrived is not for us: only news are.
+                // The data belongs to the HTTP library; only a change of readiness matters here.
                 let _ = watched.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
             }
         }
         std::future::pending::<()>().await;
     }
 
-    /// Says what to do with the connection when the answer under way, which must be a 101 to an HTTP/1.1
-    /// request that has an `Upgrade`, has been written.
+    /// Sets the use of the connection after the current answer, which must be a 101 to an HTTP/1.1 request with an
+    /// `Upgrade` header.
     ///
-    /// `run` gets the connection and what the client sent early, which is nothing for clients that wait for
-    /// the 101 as they must: what comes before it is still read as HTTP. Its future is awaited in the
-    /// connection's task: the connection counts under `max_connections` until it ends. It is dropped, and
-    /// the connection closed, when the proxy shuts down. Where the answer is another one, and over HTTP/2,
-    /// `run` is not called.
+    /// `run` gets the connection and the bytes that the client sent early. Clients that wait for the 101, as they
+    /// must, send none: bytes before the 101 are still read as HTTP. The connection's task awaits the future of
+    /// `run`, so the connection counts toward `max_connections` until the future ends. When the proxy shuts down, it
+    /// drops the future and closes the connection. `run` is not called if the answer is not a 101, nor over HTTP/2.
     pub fn upgrade(&self, run: impl FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Send + 'static) {
         *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(run));
     }
 
-    /// An answer that switches protocols is on its way: no other will follow.
+    /// Records that a 101 answer is being sent; no other answer follows it.
     pub(super) fn switch(&self) {
         self.switched.store(true, Relaxed);
     }
 
-    /// What to do with the connection, where it was switched.
+    /// The further use of the connection, if its protocol was switched.
     pub(super) fn take_upgrade(&self) -> Option<Upgrade> {
         if !self.switched.load(Relaxed) {
             return None;
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::http;
 
-    /// The kernel ends a connection whose other side only takes its time, unless it is told to be patient.
+    /// The kernel would end a connection with a slow peer, unless a longer limit is set.
     #[tokio::test]
     async fn clients_have_a_time_limit_of_their_own_and_upstreams_none() {
         let limit_of = |stream: &TcpStream| socket2::SockRef::from(stream).tcp_user_timeout().unwrap();

@@ -10,14 +10,14 @@ use serde_json::Value;
 use super::body::Body;
 use super::request_id;
 
-/// What went wrong, as programs see it. Each has a slug, a status and a title that never change.
+/// The kind of a problem, for programs. The slug, status and title of a kind never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Invalid,
     Contended,
     Conflict,
     Refused,
-    /// A component that the proxy will not make live.
+    /// A policy component that the proxy refuses to make live.
     PolicyRefused,
     PolicyFault,
     TooManyWaiters,
@@ -29,7 +29,7 @@ pub enum Kind {
     HeadersTooLarge,
     Timeout,
     NotFound,
-    /// The request was meant for another server, as far as its host says.
+    /// The host of the request names another server.
     Misdirected,
     /// A web page made a browser send the request.
     CrossSite,
@@ -38,12 +38,12 @@ pub enum Kind {
     ShuttingDown,
     /// Too many connections.
     Overloaded,
-    /// The application behind the proxy.
+    /// The application behind the proxy gave no usable answer.
     UpstreamFailed,
     UpstreamTimeout,
 }
 
-/// An answer that says what went wrong.
+/// An error answer.
 #[derive(Clone, Debug)]
 pub struct Problem {
     kind: Kind,
@@ -53,7 +53,7 @@ pub struct Problem {
     retry_after_s: Option<u32>,
     allow: Option<&'static str>,
     close: bool,
-    /// What the log is told instead of `detail`.
+    /// The text for the log, if it differs from `detail`.
     inside: Option<String>,
 }
 
@@ -61,7 +61,7 @@ pub struct Problem {
 #[derive(Clone)]
 pub struct Why(pub String);
 
-/// Of an answer that says how things are: whatever its status, the request has not failed, and the log is spared.
+/// Marks an answer that only reports a state: the request has not failed, whatever the status, so nothing is logged.
 #[derive(Clone)]
 pub struct Told;
 
@@ -101,6 +101,7 @@ impl Kind {
 }
 
 impl Problem {
+    /// A problem with the status of its kind.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Problem {
         Problem {
             kind,
@@ -114,20 +115,22 @@ impl Problem {
         }
     }
 
-    /// A field of the request that is not valid, and why.
+    /// A problem with an invalid field of the request, and the reason.
     pub fn invalid(field: impl Into<String>, detail: impl AsRef<str>) -> Problem {
         let field = field.into();
         Problem::new(Kind::Invalid, format!("{field}: {}", detail.as_ref())).with("field", field)
     }
 
+    /// A problem with the method; `allow` lists the allowed methods.
     pub fn method_not_allowed(allow: &'static str) -> Problem {
         let mut problem = Problem::new(Kind::MethodNotAllowed, format!("allowed here: {allow}"));
         problem.allow = Some(allow);
         problem
     }
 
+    /// A problem with an unknown path.
     pub fn not_found(path: &str) -> Problem {
-        // A path may be long and is the client's own: enough of it to recognise is enough.
+        // The client chooses the path, which may be long; its beginning is enough to recognize it.
         let shown: String = path.chars().take(200).collect();
         Problem::new(Kind::NotFound, format!("no such path: {shown}"))
     }
@@ -138,35 +141,40 @@ impl Problem {
         self
     }
 
-    /// Sets Retry-After: whole seconds, rounded up, at least 1.
+    /// Sets `Retry-After` in whole seconds: rounded up, and at least 1.
     pub fn retry_after_ms(mut self, ms: u32) -> Problem {
         self.retry_after_s = Some(ms.div_ceil(1_000).max(1));
         self
     }
 
-    /// Says more in the log than to the client.
+    /// Sets a text for the log that is more detailed than the client's.
     pub fn inside(mut self, detail: String) -> Problem {
         self.inside = Some(detail);
         self
     }
 
+    /// Replaces the status.
     pub fn status(mut self, status: u16) -> Problem {
         self.status = status;
         self
     }
 
+    /// The HTTP status.
     pub fn status_code(&self) -> u16 {
         self.status
     }
 
+    /// The kind of the problem.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
+    /// The text that the client sees.
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
+    /// The HTTP answer.
     pub fn into_response(self) -> super::Response {
         let mut response = hyper::Response::new(Body::full(self.to_json()));
         *response.status_mut() = hyper::StatusCode::from_u16(self.status).unwrap_or_default();
@@ -188,7 +196,7 @@ impl Problem {
         response
     }
 
-    /// The whole answer as HTTP/1.1 bytes that end the connection, for where no request could be read.
+    /// The whole answer as HTTP/1.1 bytes that end the connection. For connections on which no request could be read.
     pub fn to_http1(&self) -> Vec<u8> {
         let body = self.to_json();
         let status = hyper::StatusCode::from_u16(self.status).unwrap_or_default();

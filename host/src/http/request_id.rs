@@ -1,4 +1,4 @@
-//! The id that a request is known by in answers and logs.
+//! The id of a request in answers and logs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,11 +7,12 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::random;
 
+/// The header that carries the id.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const MAX_BYTES: usize = 128;
 
-/// The client's id where it sent one that is sane (1 to 128 visible ASCII characters), else a new one.
+/// The client's id if it is valid (1 to 128 visible ASCII characters), otherwise a new id.
 pub fn of(headers: &HeaderMap) -> HeaderValue {
     match headers.get(X_REQUEST_ID) {
         Some(id) if is_sane(id.as_bytes()) => id.clone(),
@@ -19,7 +20,7 @@ pub fn of(headers: &HeaderMap) -> HeaderValue {
     }
 }
 
-/// 16 hexadecimal digits: a number of this process and a count.
+/// A new id of 16 hexadecimal digits: a random number of this process and a counter.
 pub fn fresh() -> HeaderValue {
     static PROCESS: OnceLock<u32> = OnceLock::new();
     static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -1,5 +1,5 @@
-//! A connection's socket: remembers what arrived, lets through what the gate does, and speaks for the
-//! HTTP library where that would answer without a body.
+//! A connection's socket: buffers what arrived, passes on what the gate clears, and replaces answers that the HTTP
+//! library would send without a body.
 
 use std::future::poll_fn;
 use std::io;
@@ -16,28 +16,29 @@ use super::gate::{Gate, Refusal};
 use super::peer::Peer;
 use super::problem::{Kind, Problem};
 
+/// The socket that the HTTP library reads from and writes to.
 pub struct Socket {
     stream: Stream,
-    /// Follows HTTP/1.
+    /// Checks HTTP/1.
     gate: Gate,
-    /// Bytes that were read and not passed on; the first `cleared` of them may be.
+    /// Bytes that were read but not passed on; the first `cleared` of them may be passed on.
     held: Vec<u8>,
     cleared: usize,
     http2: bool,
     end_seen: bool,
     activity: Arc<Activity>,
     peer: Arc<Peer>,
-    /// The rest of an answer that replaces the library's own.
+    /// An answer that replaces the library's own, and how much of it has been written.
     instead: Option<Box<(Vec<u8>, usize)>>,
 }
 
-/// What every HTTP/2 client sends first.
+/// The bytes that every HTTP/2 client sends first.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// What is read at once of bytes that may have to be held.
+/// How much is read at once while bytes may have to be held.
 const PART: usize = 1024;
 
 impl Socket {
-    /// `max_head` bounds the head of an HTTP/1 request, in bytes.
+    /// Wraps a connection. `max_head` limits the head of an HTTP/1 request, in bytes.
     pub fn new(stream: Stream, max_head: usize, activity: Arc<Activity>, peer: Arc<Peer>) -> Socket {
         Socket {
             http2: stream.is_http2(),
@@ -52,7 +53,7 @@ impl Socket {
         }
     }
 
-    /// Reads until it is clear whether the client speaks HTTP/2, where no handshake has said so.
+    /// Reads until it is clear whether the client speaks HTTP/2, unless the TLS handshake has determined it.
     pub async fn sniff(&mut self) -> io::Result<bool> {
         if self.http2 {
             return Ok(true);
@@ -76,12 +77,12 @@ impl Socket {
         Ok(false)
     }
 
-    /// Whether the client has said that it sends no more.
+    /// Whether the client has closed its sending side.
     pub fn end_seen(&self) -> bool {
         self.end_seen
     }
 
-    /// Whether something came that was not passed on.
+    /// Whether bytes arrived that were not passed on.
     pub fn holds_bytes(&self) -> bool {
         !self.held.is_empty()
     }
@@ -91,11 +92,12 @@ impl Socket {
         self.gate.refusal()
     }
 
+    /// The stream; bytes that were not passed on are dropped.
     pub fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// The stream, and what was read of it and not passed on.
+    /// The stream, and the bytes that were read but not passed on.
     pub fn into_parts(self) -> (Stream, Vec<u8>) {
         (self.stream, self.held)
     }
@@ -107,7 +109,7 @@ impl Socket {
         }
     }
 
-    /// Reads a part behind what is held. The number of bytes, none at the end.
+    /// Reads more bytes into `held`. Returns their number; 0 at the end.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut part = [MaybeUninit::uninit(); PART];
         let mut part = ReadBuf::uninit(&mut part);
@@ -117,7 +119,7 @@ impl Socket {
         Poll::Ready(Ok(part.filled().len()))
     }
 
-    /// Passes on what may be. Whether there was anything.
+    /// Passes on the cleared bytes. Returns whether there were any.
     fn pass_on(&mut self, buf: &mut ReadBuf<'_>) -> bool {
         let len = self.cleared.min(buf.remaining());
         if len == 0 {
@@ -126,7 +128,7 @@ impl Socket {
         buf.put_slice(&self.held[..len]);
         self.cleared -= len;
         if len == self.held.len() {
-            // Connections that are idle hold no room.
+            // Idle connections hold no buffer.
             self.held = Vec::new();
         } else {
             self.held.drain(..len);
@@ -168,14 +170,14 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// There is nothing more that may pass. A message that is under way breaks off; a request that has
-    /// not begun is answered by the connection's task, when those before it have been.
+    /// Handles a refusal when no more bytes may pass. A message that has begun breaks off. A request that has not
+    /// begun is answered by the connection's task, after the requests before it.
     fn poll_refused(&mut self, cx: &mut Context<'_>, refusal: Refusal) -> Poll<io::Result<()>> {
         if self.gate.is_within_message() {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, refusal)));
         }
         self.activity.refuse_after(self.gate.heads());
-        // Whoever goes away while it waits for an answer is still noticed.
+        // Reading on detects a client that goes away while it waits for an answer.
         while self.activity.is_busy() {
             self.held.clear();
             if ready!(self.poll_hold(cx))? == 0 {
@@ -235,8 +237,7 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// The answer with a problem body that replaces the library's bare one to a request that it could
-/// not read.
+/// The answer with a problem body that replaces the HTTP library's bare answer to a request that it could not read.
 fn instead_of(answer: &[u8]) -> Option<Vec<u8>> {
     let status = answer.strip_prefix(b"HTTP/1.1 ").or_else(|| answer.strip_prefix(b"HTTP/1.0 "))?.get(..3)?;
     let problem = match status {

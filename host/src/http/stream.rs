@@ -14,12 +14,12 @@ use super::tls;
 /// A client's connection.
 pub enum Stream {
     Plain(TcpStream),
-    /// Boxed: the state of TLS is large, and plain connections would pay for it.
+    /// Boxed: the TLS state is large, and plain connections would otherwise reserve memory for it.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
-    /// Whether the client asked for HTTP/2 in its handshake.
+    /// Whether the client negotiated HTTP/2 in its TLS handshake.
     pub(super) fn is_http2(&self) -> bool {
         match self {
             Stream::Plain(_) => false,
@@ -27,7 +27,7 @@ impl Stream {
         }
     }
 
-    /// Ends the connection so that the client's system reports an error.
+    /// Ends the connection with a reset, so that the client's system reports an error.
     pub(super) fn reset(self) {
         let tcp = match &self {
             Stream::Plain(stream) => stream,

@@ -6,19 +6,19 @@ use percent_encoding::percent_decode_str;
 
 use super::problem::Problem;
 
-/// Decodes `%xx`. `None` where an escape is broken or the result is not UTF-8.
+/// Decodes `%xx`. `None` if an escape is invalid or the result is not UTF-8.
 pub fn decode_path(text: &str) -> Option<String> {
     decode(text, false)
 }
 
-/// The parameters of a query, each of which must be known and given once.
+/// The parameters of a query. Each must be known and given at most once.
 #[derive(Debug)]
 pub struct Query {
     pairs: Vec<(String, String)>,
 }
 
 impl Query {
-    /// Refuses parameters that are not in `known`, are there twice, or are badly escaped.
+    /// Refuses parameters that are not in `known`, are given twice, or have invalid escapes.
     pub fn parse(query: Option<&str>, known: &[&'static str]) -> Result<Query, Problem> {
         let mut pairs: Vec<(String, String)> = Vec::new();
         for part in query.unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
@@ -38,11 +38,12 @@ impl Query {
         Ok(Query { pairs })
     }
 
+    /// The value of a parameter.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.pairs.iter().find(|(seen, _)| seen == name).map(|(_, value)| value.as_str())
     }
 
-    /// A whole number from 1 to `max`.
+    /// The value of a parameter that must be a whole number from 1 to `max`.
     pub fn count(&self, name: &'static str, default: usize, max: usize) -> Result<usize, Problem> {
         let Some(text) = self.text(name) else { return Ok(default) };
         match text.parse() {

@@ -1,4 +1,4 @@
-//! The server against real sockets.
+//! Tests of the server with real sockets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ mod encrypted;
 mod framing;
 mod proxying;
 
-/// Answers `/wait` never, `/slow` after 200 ms, `/stream` with a stream without an end, and anything
-/// else with the length of the body.
+/// Never answers `/wait`, answers `/slow` after 200 ms, `/stream` with an endless stream, and any other path with the
+/// length of the body.
 #[derive(Clone)]
 struct Echo {
     limits: HttpLimits,
@@ -121,7 +121,7 @@ impl Server {
         stream
     }
 
-    /// Sends and reads until the server closes.
+    /// Sends, and reads until the server closes.
     async fn exchange(&self, text: &str) -> String {
         read_all(&mut self.send(text).await).await
     }
@@ -237,7 +237,7 @@ async fn large_headers_get_431() {
     let server = start(limits());
     let long = format!("GET / HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "a".repeat(20_000));
     assert_problem(&server.exchange(&long).await, 431, "headers_too_large");
-    // The end of the headers never comes: it is the size that counts.
+    // The end of the headers never arrives: the size alone decides.
     assert_problem(&server.exchange(&long[..19_000]).await, 431, "headers_too_large");
     let many: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
     let many = format!("GET / HTTP/1.1\r\nhost: x\r\n{many}\r\n");

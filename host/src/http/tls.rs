@@ -10,7 +10,7 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
 
-/// What a client may ask for in its handshake, the best first.
+/// The protocols that a client may negotiate, the preferred one first.
 pub const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
@@ -34,15 +34,15 @@ pub enum TlsError {
     Mismatch { key: PathBuf, cert: PathBuf },
 }
 
-/// TLS 1.2 and 1.3 with the certificate, and those that vouch for it, in one PEM file and its key in
-/// another (or the same). Clients may ask for HTTP/2 and HTTP/1.1.
+/// TLS 1.2 and 1.3 with a certificate chain from one PEM file and its key from another (or the same). Clients may
+/// negotiate HTTP/2 and HTTP/1.1.
 ///
-/// Reads the files; what it makes does not change with them.
+/// The files are read once: the result does not follow later changes of the files.
 pub fn tls_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
     let chain = certificates(cert)?;
     let private = private_key(key)?;
     let provider = Arc::new(ring::default_provider());
-    // Loaded here as well to tell a fault of the key from one of the certificate.
+    // The key is also loaded here, to tell an invalid key from an invalid certificate.
     provider
         .key_provider
         .load_private_key(private.clone_key())

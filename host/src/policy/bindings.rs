@@ -1,4 +1,4 @@
-//! What wasmtime makes of `sdk/wit/policy.wit`, and the ways between its types and ours.
+//! The types that wasmtime generates from `sdk/wit/policy.wit`, and conversions between them and the proxy's types.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What one call may use, and how it is told which limit it met.
+//! The resources that one call may use, and which limit a failed call has exceeded.
 
 use wasmtime::{ResourceLimiter, Trap, UpdateDeadline, WasmBacktrace};
 
@@ -6,17 +6,17 @@ use super::{Fault, FaultKind, Hook};
 use crate::clock;
 
 pub(super) const MAX_TABLE_ELEMENTS: usize = 10_000;
-/// Core instances and tables of one component: a policy is one module, other languages' runtimes
-/// bring a few helpers.
+/// The maximum numbers of core instances and tables of one component. A policy is one module; the runtimes of other
+/// languages add a few helper modules.
 pub(super) const MAX_CORE_INSTANCES: u32 = 8;
 pub(super) const MAX_TABLES: u32 = 8;
 
 /// The state of one call's store.
 pub(super) struct Budget {
     memory_bytes: usize,
-    /// Processor time that may pass after half of the call's time has gone by, in microseconds.
+    /// The processor time that the call may use after half of its time, in microseconds.
     rest_us: u64,
-    /// This thread's processor time when half of the time had gone by.
+    /// This thread's processor time when half of the call's time had passed.
     half_way_us: Option<u64>,
     memory_denied: bool,
     table_denied: bool,
@@ -27,8 +27,8 @@ impl Budget {
         Budget { memory_bytes, rest_us, half_way_us: None, memory_denied: false, table_denied: false }
     }
 
-    /// Asked at every tick after half of the time. A busy machine may take the processor away from
-    /// the call, and that is not the policy's fault: from then on only processor time counts.
+    /// Called at every tick after half of the call's time. From then on only processor time counts, because a busy
+    /// machine may take the processor away from the call, which is not the policy's fault.
     pub(super) fn at_tick(&mut self) -> UpdateDeadline {
         let now = clock::thread_us();
         let half_way = *self.half_way_us.get_or_insert(now);
@@ -39,14 +39,14 @@ impl Budget {
         }
     }
 
-    /// Says what a failed call failed of.
+    /// The fault of a failed call.
     pub(super) fn fault(&self, hook: Hook, error: &wasmtime::Error) -> Fault {
         let (kind, detail) = self.classify(error);
         Fault { hook, kind, detail }
     }
 
     fn classify(&self, error: &wasmtime::Error) -> (FaultKind, String) {
-        // The allocator of the guest turns a refused growth into a trap of its own choice.
+        // The guest's allocator turns a refused growth into an arbitrary trap.
         if self.memory_denied {
             return (FaultKind::Memory, format!("asked for more than {} bytes of memory", self.memory_bytes));
         }
@@ -65,14 +65,14 @@ impl Budget {
             }
             Some(Trap::UnreachableCodeReached) => (FaultKind::Trap, "panicked".to_owned()),
             Some(trap) => (FaultKind::Trap, trap.to_string()),
-            // Not a trap of the guest: wasmtime could not make sense of what it returned.
+            // The error is not a guest trap: wasmtime could not decode the answer.
             None => (FaultKind::Answer, error.root_cause().to_string()),
         }
     }
 }
 
-/// Whether one function is on the stack many times. The guest's own stack lies below its data, so
-/// running over its end looks like an access out of bounds.
+/// Whether a function is on the stack at least four times. The guest's own stack lies below its data, so a stack
+/// overflow looks like an access out of bounds.
 fn recursed(error: &wasmtime::Error) -> bool {
     let Some(trace) = error.downcast_ref::<WasmBacktrace>() else { return false };
     let frames = trace.frames();
@@ -93,7 +93,7 @@ impl ResourceLimiter for Budget {
     }
 
     fn instances(&self) -> usize {
-        // Component and core instances count alike.
+        // The limit covers component and core instances together.
         2 * MAX_CORE_INSTANCES as usize
     }
 

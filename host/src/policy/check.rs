@@ -1,4 +1,4 @@
-//! All that stands between a file and a live policy: its form, its settings, and trial requests.
+//! All checks between a file and a live policy: its form, its settings, and trial requests.
 
 use std::sync::Arc;
 
@@ -13,30 +13,31 @@ use crate::config::{EngineLimits, Limits};
 use crate::lock::{Key, Mode};
 use crate::telemetry::Metrics;
 
-/// What a policy is found to be: for `lockkeeper policy check`.
+/// The result of `lockkeeper policy check`.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
     /// `sha256:` and 64 hex digits.
     pub digest: String,
+    /// The size of the component.
     pub bytes: usize,
-    /// Hooks that the component exports.
+    /// The hooks that the component exports.
     pub hooks: Vec<&'static str>,
-    /// What does not keep it from being loaded, and still deserves a look.
+    /// Findings that do not prevent loading but deserve attention.
     pub notes: Vec<String>,
 }
 
 /// A compiled module that accepted its settings and answered the trial requests.
 pub(super) struct Checked {
     pub(super) module: Arc<Module>,
-    /// What `configure` made of the settings.
+    /// The result of `configure` for the settings.
     pub(super) settings: Vec<u8>,
     pub(super) notes: Vec<String>,
 }
 
-/// Checks a component as the proxy would at a load.
+/// Checks a component like a load in the proxy.
 ///
 /// # Errors
-/// What the proxy would refuse it for.
+/// The reason for which the proxy would refuse it.
 pub fn check_file(
     component: &[u8],
     settings: &Map<String, Value>,
@@ -53,10 +54,10 @@ pub fn check_file(
     })
 }
 
-/// A component as it would be live in a proxy, to be asked without one. `name` is what it is called.
+/// Loads a component, under the name `name`, as it would be live in a proxy, to call it without a proxy.
 ///
 /// # Errors
-/// What the proxy would refuse it for.
+/// The reason for which the proxy would refuse it.
 pub fn load_file(
     name: &str,
     component: &[u8],
@@ -78,7 +79,7 @@ fn checked_file(
     component_with_settings(&engine, component, settings, limits)
 }
 
-/// Checks form, settings and trial requests of a component.
+/// Checks the form, the settings and the trial requests of a component.
 pub(super) fn component_with_settings(
     engine: &Engine,
     component: &[u8],
@@ -88,7 +89,7 @@ pub(super) fn component_with_settings(
     module_with_settings(Module::compile(engine, component)?, settings, limits)
 }
 
-/// Checks settings and trial requests of a module.
+/// Checks the settings and the trial requests of a module.
 pub(super) fn module_with_settings(
     module: Arc<Module>,
     settings: &Map<String, Value>,
@@ -114,8 +115,8 @@ fn configure(module: &Module, settings: &Map<String, Value>) -> Result<Vec<u8>, 
     }
 }
 
-/// Asks every hook twice. A fault refuses the policy, unless it is a plan that makes no sense for
-/// some of the requests: a policy may know its resources by names that the trial does not.
+/// Calls every hook twice. A fault refuses the policy, except invalid plans for only some of the requests: the policy
+/// may expect resource names that the trial requests do not have.
 fn try_out(module: &Module, settings: &[u8], limits: &Limits) -> Result<Vec<String>, Rejection> {
     let mut notes = Vec::new();
     let mut invalid_answer = None;
@@ -167,7 +168,7 @@ fn twice<R: std::fmt::Debug>(
     let failed = |fault| Rejection::SelfTest { trial, fault };
     let first = ask().map_err(failed)?;
     let second = ask().map_err(failed)?;
-    // The generated types have no equality; their debug form shows every field.
+    // The generated types do not implement equality, but their debug form shows every field.
     if format!("{first:?}") == format!("{second:?}") {
         Ok(first)
     } else {
@@ -216,7 +217,7 @@ fn http() -> HttpView {
         captures: pairs(&[("id", "1")]),
         query: pairs(&[("page", "2")]),
         headers: pairs(&[("idempotency-key", "trial-1"), ("x-tenant", "acme")]),
-        // As a route that shows some bytes would: cut off.
+        // Cut off, as on a route that shows only some bytes.
         body: br#"{"id": 1, "items": [{"sku": "A-7"}], "note": "tri"#.to_vec(),
     }
 }

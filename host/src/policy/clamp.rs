@@ -1,8 +1,8 @@
-//! Every value that a policy returns, inside the proxy's limits.
+//! Brings every value that a policy returns within the proxy's limits.
 //!
-//! What is a matter of degree (times, lengths of queues, weights) is moved to the nearest value that
-//! is allowed. What says which lock is meant (keys, permits, the group and the labels) is never
-//! altered: out of bounds, it is a fault. Texts for people are cut.
+//! Quantities (times, queue lengths, weights) are moved to the nearest allowed value. Values that identify the lock
+//! (keys, permits, the group and the labels) are never changed: out of bounds, they are a fault. Texts for people are
+//! cut.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{Backoff, OnLoss, Plan, Primitive, RefusalResponse, Renewal};
 use crate::config::Limits;
 use crate::lock::{Key, Mode};
 
-/// How long the outcome of a `once` is kept where the policy does not say.
+/// How long the outcome of a `once` is stored if the policy does not say.
 const DEFAULT_KEEP_MS: u32 = 86_400_000;
 const MAX_REASON_BYTES: usize = 1024;
 const MIN_POLL_MS: u32 = 5;
@@ -19,7 +19,7 @@ const MAX_POLL_MS: u32 = 60_000;
 const MAX_RETRY_AFTER_MS: u32 = 3_600_000;
 const MAX_HEADERS: usize = 16;
 const MAX_HEADER_BYTES: usize = 1024;
-/// Headers of a response that say how it is sent, which is not for a policy to say.
+/// Response headers that frame the response, which a policy must not set.
 const OWN_HEADERS: [&str; 9] = [
     "connection",
     "content-length",
@@ -32,19 +32,19 @@ const OWN_HEADERS: [&str; 9] = [
     "upgrade",
 ];
 
-/// Labels of a plan that begin so are for the proxy.
+/// The prefix of a plan's labels that are for the proxy.
 const OWN_LABELS: &str = "lockkeeper.";
 
 type Labels = Vec<(Box<str>, Box<str>)>;
 
-/// The error says what makes no sense, for a fault of kind `Value`.
+/// Checks a plan. The error says what is invalid, for a fault of kind `Value`.
 pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let plan = named(from, limits)?;
     is_possible(&plan)?;
     Ok(plan)
 }
 
-/// A plan whose keys are sound. What it asks for may be more than its primitive can do: see [`is_possible`].
+/// A plan with valid keys. It may ask for more than its primitive supports: see [`is_possible`].
 pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let primitive = bindings::primitive(from.primitive);
     let is_once = primitive == Primitive::Once;
@@ -70,7 +70,7 @@ pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Str
         rank: from.rank,
         group: from.group.into(),
         weight: from.weight.max(1),
-        // Whoever does something once and asks again does it twice.
+        // A `once` is never re-entrant: a client that asks again would do the work twice.
         reentrant: from.reentrant && !is_once,
         max_waiters: from.max_waiters.min(limits.max_waiters),
         lock_at_least_ms: if is_once { 0 } else { from.lock_at_least.min(limits.max_lock_delay_ms) },
@@ -83,7 +83,7 @@ pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Str
     Ok(plan.with_primitive(primitive))
 }
 
-/// Whether the plan's primitive, and the one that stands in for it, can do what the plan asks for.
+/// Checks that the plan's primitive, and its substitute, support what the plan asks for.
 pub(super) fn is_possible(plan: &Plan) -> Result<(), String> {
     let primitive = plan.primitive;
     for primitive in [Some(plan.primitive), plan.second].into_iter().flatten() {
@@ -102,7 +102,7 @@ pub(super) fn is_possible(plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// What a plan says in labels, for which the record has no field.
+/// Requests of a plan that have no field in the record and are given as labels.
 #[derive(Default)]
 struct Wishes {
     second: Option<Primitive>,
@@ -111,7 +111,7 @@ struct Wishes {
     on_loss: OnLoss,
 }
 
-/// Takes the proxy's own labels out of those that the policy is shown again later.
+/// Separates the proxy's own labels from those that the policy is shown again later.
 fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
     let (own, others): (Labels, Labels) =
         labels.into_iter().partition(|(name, _)| name.starts_with(OWN_LABELS));
@@ -133,7 +133,7 @@ fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
     Ok((wishes, others))
 }
 
-/// The calls that a client makes are other ones for these.
+/// The group of client calls that a primitive serves; a substitute must serve the same calls.
 fn call(primitive: Primitive) -> u8 {
     match primitive {
         Primitive::Once => 1,
@@ -142,7 +142,7 @@ fn call(primitive: Primitive) -> u8 {
     }
 }
 
-/// What a primitive cannot do.
+/// Checks that a primitive supports the keys and the mode.
 fn fits(primitive: Primitive, keys: usize, mode: Mode) -> Result<(), String> {
     let name = primitive.as_str();
     let one_key = matches!(primitive, Primitive::Once | Primitive::Version);
@@ -162,7 +162,7 @@ fn fits(primitive: Primitive, keys: usize, mode: Mode) -> Result<(), String> {
     }
 }
 
-/// For `once`, lock-at-least says how long the outcome is kept.
+/// For `once`, lock-at-least is the time for which the outcome is stored.
 fn keep_ms(lock_at_least: u32, limits: &Limits) -> u32 {
     match lock_at_least {
         0 => DEFAULT_KEEP_MS.min(limits.max_keep_ms),
@@ -178,7 +178,7 @@ pub(super) fn backoff(from: Backoff) -> Backoff {
     }
 }
 
-/// `held_ms` and `max_hold_ms` are those of the lease: no extension leads past the maximum.
+/// `held_ms` and `max_hold_ms` are those of the lease: no extension exceeds the maximum.
 pub(super) fn renewal(from: Renewal, held_ms: u32, max_hold_ms: u32, limits: &Limits) -> Renewal {
     let left_ms = max_hold_ms.min(limits.max_hold_ms).saturating_sub(held_ms);
     match from {
@@ -206,7 +206,7 @@ pub(super) fn answer(from: response::Answer) -> Result<RefusalResponse, String> 
     })
 }
 
-/// Cuts a text for people at a bound, between characters.
+/// Cuts a text for people at the limit, between characters.
 pub(super) fn reason(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
     text

@@ -1,4 +1,4 @@
-//! The engine that all policies run on: its limits, its clock, and one call.
+//! The engine that runs all policies: its limits, its clock, and a single call.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -14,16 +14,16 @@ use super::{Fault, Hook};
 use crate::config::EngineLimits;
 use crate::vital;
 
-/// Pages of an instance's memory that stay in place between calls and are only cleaned.
+/// How much of an instance's memory stays mapped between calls and is only zeroed.
 const KEEP_RESIDENT_BYTES: usize = 256 * 1024;
-/// A call's time is counted in this many ticks.
+/// The number of ticks that measure a call's time limit.
 const TICKS: u32 = 5;
 
 /// Runs policies under limits. Cheap to clone.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
-/// The machine cannot run policies.
+/// This machine cannot run policies.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot make ready {instances} policy instances: {detail}; lower `engine.instances`, or lift a limit on address space"
@@ -38,14 +38,16 @@ struct Inner {
     linker: Linker<Budget>,
     limits: EngineLimits,
     slots: Slots,
-    /// What has been compiled and is in use.
+    /// The compiled modules that are in use.
     modules: Mutex<Vec<Weak<Module>>>,
     _ticker: Ticker,
 }
 
 impl Engine {
+    /// Reserves the instances and starts the clock.
+    ///
     /// # Errors
-    /// Where the address space for the instances cannot be had.
+    /// The address space for the instances cannot be reserved.
     pub fn new(limits: &EngineLimits) -> Result<Engine, EngineError> {
         let fail = |detail: String| EngineError { instances: limits.instances, detail };
         let engine = wasmtime::Engine::new(&config(limits)).map_err(|error| fail(format!("{error:#}")))?;
@@ -61,11 +63,12 @@ impl Engine {
         })))
     }
 
+    /// The limits of this engine.
     pub fn limits(&self) -> &EngineLimits {
         &self.0.limits
     }
 
-    /// The module of a component, which `compile` makes where none of the same component is in use.
+    /// The module of a component. `compile` is called if no module of the same component is in use.
     pub(super) fn module<E>(
         &self,
         digest: Digest,
@@ -87,12 +90,12 @@ impl Engine {
         &self.0.engine
     }
 
-    /// A linker that has nothing to link: policies import nothing.
+    /// An empty linker, because policies import nothing.
     pub(super) fn linker(&self) -> &Linker<Budget> {
         &self.0.linker
     }
 
-    /// Runs `ask` on a fresh instance under the limits. Waits where all instances are in use.
+    /// Runs `ask` on a fresh instance under the limits. Waits if all instances are in use.
     pub(super) fn call<R>(
         &self,
         policy: &InstancePre<Budget>,
@@ -105,7 +108,7 @@ impl Engine {
         let mut store = Store::new(&self.0.engine, Budget::new(limits.memory_bytes, half_us));
         store.limiter(|budget| budget);
         store.set_hostcall_fuel(limits.max_answer_bytes);
-        // One more than half, for the tick that has begun.
+        // One tick more than half, because the current tick has already begun.
         store.set_epoch_deadline(u64::from(TICKS / 2 + 1));
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
         let answer = store
@@ -137,14 +140,14 @@ fn config(limits: &EngineLimits) -> Config {
         .allocation_strategy(InstanceAllocationStrategy::Pooling(pool))
         .consume_fuel(true)
         .epoch_interruption(true)
-        // One input, one answer, on every machine.
+        // The same input gives the same answer on every machine.
         .cranelift_nan_canonicalization(true)
         .relaxed_simd_deterministic(true)
         .wasm_component_model(true);
     config
 }
 
-/// The instances that are free. The pool has none to spare, and an empty one is an error.
+/// Counts the free instances, because the pool returns an error instead of waiting when it is empty.
 struct Slots {
     free: Mutex<u32>,
     freed: Condvar,
@@ -168,8 +171,8 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Moves the engine's epoch on, until it is dropped. A thread of its own, so that a busy runtime
-/// cannot keep a policy from being stopped.
+/// Advances the engine's epoch until it is dropped. It runs on its own thread, so that a busy runtime cannot keep a
+/// policy from being stopped.
 struct Ticker {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -197,7 +200,7 @@ impl Drop for Ticker {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It ends after one tick at most, and it cannot have panicked.
+            // The thread ends after one tick at most, and cannot have panicked.
             let _ = thread.join();
         }
     }

@@ -1,6 +1,6 @@
-//! What holds where a policy leaves a hook out, or fails at it. Pure.
+//! The answers for hooks that a policy does not export or that fail. Pure.
 //!
-//! Who is next, and how long to back off, is the queue's own: see `lock::table`.
+//! The queue itself decides who is next and how long to back off: see `lock::table`.
 
 use super::{Expiring, RefusalResponse, Renewal, ResponseContention};
 
@@ -14,7 +14,7 @@ pub fn renewal(expiring: &Expiring) -> Renewal {
     }
 }
 
-/// 423 Locked.
+/// Answers 423 Locked.
 pub fn response(contention: &ResponseContention) -> RefusalResponse {
     RefusalResponse {
         status: 423,

@@ -1,4 +1,4 @@
-//! What can be told about a component without running it.
+//! Checks of a component that do not run it.
 
 use wasmparser::{Parser, Payload};
 use wit_component::DecodedWasm;
@@ -35,11 +35,11 @@ fn kind(bytes: &[u8]) -> Result<(), Rejection> {
         let start = String::from_utf8_lossy(&bytes[..bytes.len().min(16)]).into_owned();
         return Err(Rejection::NotWasm { start: format!("{start:?}") });
     };
-    // The second half says which layer it is: 0 is a module, 1 a component.
+    // The second half is the layer: 0 is a module, 1 a component.
     if version[2..] == [0, 0] { Err(Rejection::CoreModule) } else { Ok(()) }
 }
 
-/// Every memory counts from the start, so the pool would refuse the component in its own words.
+/// Checks the memories, because the pool would refuse them with a less helpful message. Their initial sizes count.
 fn memories(component: &[u8], limits: &EngineLimits) -> Result<(), Rejection> {
     let mut memories = 0;
     for payload in Parser::new(0).parse_all(component) {
@@ -60,7 +60,7 @@ fn memories(component: &[u8], limits: &EngineLimits) -> Result<(), Rejection> {
 
 fn imports(resolve: &Resolve, world: WorldId) -> Result<(), Rejection> {
     for (key, item) in &resolve.worlds[world].imports {
-        // Types alone are nothing that could be called.
+        // Types cannot be called.
         let harmless = match item {
             WorldItem::Interface { id, .. } => resolve.interfaces[*id].functions.is_empty(),
             WorldItem::Type { .. } => true,
@@ -82,7 +82,7 @@ fn imports(resolve: &Resolve, world: WorldId) -> Result<(), Rejection> {
 fn exports(component: &[u8], resolve: &Resolve, world: WorldId) -> Result<(), Rejection> {
     let exported: Vec<String> = resolve.worlds[world].exports.keys().map(|key| name(resolve, key)).collect();
     let has = |interface: &str| {
-        // 0.1.1 may add to 0.1.0 what old proxies need not know.
+        // 0.1.1 may add items to 0.1.0 that old proxies need not know.
         let prefix = format!("lockkeeper:policy/{interface}@0.1.");
         exported.iter().any(|export| export.starts_with(&prefix))
     };
@@ -98,7 +98,7 @@ fn types(component: &[u8], interface: &str) -> Result<(), Rejection> {
     let broken = |error: &dyn std::fmt::Display| Rejection::Broken { detail: error.to_string() };
     let mut ours = Resolve::default();
     let package = ours.push_str("policy.wit", WIT).map_err(|error| broken(&error))?;
-    // The whole world, less the other hooks: a policy need not export them.
+    // The whole world without the other hooks, because a policy need not export them.
     let world = ours.select_world(&[package], Some("policy")).map_err(|error| broken(&error))?;
     let ours_too = ours.clone();
     let wanted = format!("lockkeeper:policy/{interface}@");

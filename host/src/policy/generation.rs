@@ -1,4 +1,4 @@
-//! One live (component, settings) pair, asked under limits and watched for faults.
+//! One live (component, settings) pair. Its calls run under limits, and its faults are counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,14 +18,14 @@ use crate::config::Limits;
 use crate::lock::Mode;
 use crate::telemetry::Metrics;
 
-/// A policy that was slower than this is asked beside the runtime's workers, until it is fast again.
+/// After a call that took longer than this, calls run outside the runtime's workers until the policy is fast again.
 const SLOW_US: u64 = 1_000;
 
-/// A (component, settings) pair that passed every check. Asking it runs a fresh instance on the
-/// caller's thread, in microseconds, and at the worst for `engine.time`.
+/// A (component, settings) pair that passed every check. A call runs a fresh instance on the caller's thread, in
+/// microseconds, and at most for `engine.time`.
 ///
-/// The hooks besides `plan` give `None` where the component does not export them; the answer is then
-/// that of [`super::fallback`], and so it is after a [`Fault`].
+/// The hooks other than `plan` return `None` if the component does not export them. [`super::fallback`] then gives
+/// the answer, as it does after a [`Fault`].
 pub struct Generation {
     name: Box<str>,
     id: Arc<str>,
@@ -38,10 +38,10 @@ pub struct Generation {
     health: Health,
 }
 
-/// What a policy makes of a request whose lock is held already.
+/// A policy's plan for a request whose lock is already held.
 pub struct Again {
     pub plan: Plan,
-    /// The policy would not grant the request now: of its plan, the keys alone count.
+    /// The policy would not grant the request now: only the keys of the plan are meaningful.
     pub is_refused: bool,
 }
 
@@ -71,29 +71,32 @@ impl Generation {
         &self.module
     }
 
+    /// The policy's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `name@sha256:` and 12 hex digits: what clients are told.
+    /// The id that clients see: `name@sha256:` and 12 hex digits.
     pub fn id(&self) -> &Arc<str> {
         &self.id
     }
 
+    /// The digest of the component.
     pub fn digest(&self) -> Digest {
         self.module.digest()
     }
 
-    /// The component as it came.
+    /// The bytes of the component.
     pub fn component(&self) -> Bytes {
         self.module.component().clone()
     }
 
-    /// Rises with every load of this policy since the proxy started.
+    /// A number that increases with every load of this policy since the proxy started.
     pub fn number(&self) -> u64 {
         self.number
     }
 
+    /// The settings table.
     pub fn settings(&self) -> &Map<String, Value> {
         &self.table
     }
@@ -103,30 +106,34 @@ impl Generation {
         check::hooks(&self.module)
     }
 
-    /// Whether the component exports the hook; the proxy answers for those it leaves out.
+    /// Whether the component exports the hook. The proxy has built-in answers for hooks that are not exported.
     pub fn has(&self, hook: Hook) -> bool {
         self.module.has(hook)
     }
 
-    /// Faults so far.
+    /// The number of faults so far.
     pub fn faults(&self) -> u64 {
         self.health.faults.load(Relaxed)
     }
 
+    /// The last fault.
     pub fn last_fault(&self) -> Option<Fault> {
         self.health.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Plans the lock of a request.
+    ///
     /// # Errors
-    /// The policy's refusal, or its fault: either way the request gets no lock.
+    /// The policy's refusal or its fault: either way, the request gets no lock.
     pub fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         let answer = self.ask(Hook::Plan, || self.planned(request));
         answer.map_err(PlanError::Fault)?.map_err(|reason| PlanError::Refused { reason })
     }
 
-    /// What the policy makes of a request whose lock is held, also while the hook is suspended: once it is asked again, its
-    /// answer must be known. Where it refuses the request, as the mode is none that its primitive has, its keys are
-    /// those of the same request in exclusive mode. Is neither counted nor measured. `None` where nothing tells the keys.
+    /// Plans a request whose lock is already held. This works even while the hook is suspended, because the answer
+    /// must be known once the hook is active again. If the policy refuses the request because its primitive does not
+    /// support the mode, the keys are those of the same request in exclusive mode. The call is neither counted nor
+    /// measured. `None` if the keys cannot be determined.
     pub fn plan_again(&self, request: &PlanRequest) -> Option<Again> {
         let in_exclusive_mode = || {
             let again = self.named(&PlanRequest { mode: Mode::Exclusive, ..request.clone() })?;
@@ -150,7 +157,7 @@ impl Generation {
         }
     }
 
-    /// Which of the queue's waiters is next: an index that is in range.
+    /// Chooses the next waiter of the queue: a valid index.
     pub fn choose(&self, queue: &QueueView) -> Option<Result<usize, Fault>> {
         self.ask_optional(Hook::Choose, || {
             let index =
@@ -162,6 +169,7 @@ impl Generation {
         })
     }
 
+    /// Decides how a request waits for a key that another client holds.
     pub fn backoff(&self, contention: &Contention) -> Option<Result<Backoff, Fault>> {
         self.ask_optional(Hook::Backoff, || {
             let answer = self.module.backoff(&self.settings, &bindings::contention(contention))?;
@@ -169,6 +177,7 @@ impl Generation {
         })
     }
 
+    /// Decides whether a lease is extended.
     pub fn renewal(&self, expiring: &Expiring) -> Option<Result<Renewal, Fault>> {
         self.ask_optional(Hook::Renewal, || {
             let answer = self.module.renewal(&self.settings, &bindings::expiring(expiring))?;
@@ -178,6 +187,7 @@ impl Generation {
         })
     }
 
+    /// The answer to a guarded request that cannot get its lock.
     pub fn response(
         &self,
         request: &PlanRequest,
@@ -242,7 +252,7 @@ impl std::fmt::Debug for Generation {
     }
 }
 
-/// Runs a call beside the runtime's workers, which serve others meanwhile.
+/// Runs a call outside the runtime's workers, which serve other tasks meanwhile.
 fn aside<R>(ask: impl FnOnce() -> R) -> R {
     let runtime = tokio::runtime::Handle::try_current();
     match runtime.map(|runtime| runtime.runtime_flavor()) {
@@ -255,8 +265,8 @@ fn invalid_answer(hook: Hook, detail: String) -> Fault {
     Fault { hook, kind: FaultKind::Value, detail }
 }
 
-/// Faults in a row, each hook by itself. An answer without sense is cheap and often the fault of one
-/// request alone, so it counts as a fault and never suspends the hook for all others.
+/// Faults in a row, for each hook separately. An invalid answer is cheap and often caused by a single request. So it
+/// counts as a fault, but never suspends the hook for other requests.
 struct Health {
     to_suspend: u32,
     suspend_us: u64,
@@ -270,7 +280,7 @@ struct Health {
 #[derive(Default)]
 struct HookHealth {
     in_row: AtomicU32,
-    /// On the proxy's clock; 0 where it is not suspended.
+    /// The end of the suspension by the proxy's clock; 0 if the hook is not suspended.
     until_us: AtomicU64,
 }
 
@@ -300,13 +310,13 @@ impl Health {
 
     fn answered(&self, hook: Hook) {
         let health = &self.hooks[hook as usize];
-        // The common case only reads, so that the cores do not fight over the line.
+        // The common case only reads, so that the cores do not contend for the cache line.
         if health.in_row.load(Relaxed) != 0 {
             health.in_row.store(0, Relaxed);
         }
     }
 
-    /// Whether the hook is suspended from now on.
+    /// Counts a fault. Returns whether the hook is now suspended.
     fn failed(&self, fault: &Fault, now_us: u64) -> bool {
         self.faults.fetch_add(1, Relaxed);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
@@ -316,7 +326,7 @@ impl Health {
         let health = &self.hooks[fault.hook as usize];
         let suspended = health.in_row.fetch_add(1, Relaxed) + 1 >= self.to_suspend;
         if suspended {
-            // After the suspension one more fault suspends again, and one answer lifts it.
+            // After the suspension, one more fault suspends the hook again; one answer resets the count.
             health.in_row.store(self.to_suspend - 1, Relaxed);
             health.until_us.store(now_us.saturating_add(self.suspend_us), Relaxed);
         }

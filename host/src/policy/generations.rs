@@ -1,4 +1,4 @@
-//! The live generation of each policy, and how another one takes its place.
+//! The live generation of each policy, and how another generation replaces it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,9 +15,9 @@ use crate::telemetry::Metrics;
 
 /// The live generation of each policy of config.toml. Cheap to clone.
 ///
-/// A swap has two steps: [`Policies::prepare`] does every check and changes nothing;
-/// [`Policies::commit`] makes the result live, at once and for good. Between them the service can ask
-/// the new generation what it would have planned for the locks that are held.
+/// A swap has two steps. [`Policies::prepare`] does every check and changes nothing. [`Policies::commit`] makes the
+/// result live, immediately and irrevocably. Between the two, the service can ask the new generation for its plans of
+/// the locks that are held.
 #[derive(Clone)]
 pub struct Policies(Arc<Inner>);
 
@@ -34,17 +34,17 @@ struct Policy {
     history: Mutex<History>,
 }
 
-/// What names keys: the live generation and, while a change is under way over several proxies, the one
-/// that is to follow.
+/// The generations that name keys: the live one and, during a change over several proxies, its successor.
 #[derive(Clone, Debug)]
 pub struct ActivePolicy {
+    /// The generation that decides.
     pub live: Arc<Generation>,
-    /// Claims take its keys as well.
+    /// Claims take the keys of this generation too.
     pub candidate: Option<Arc<Generation>>,
 }
 
 impl ActivePolicy {
-    /// What tells two of them apart.
+    /// Identifies this pair of generations.
     pub fn version(&self) -> (u64, Option<u64>) {
         (self.live.number(), self.candidate.as_ref().map(|candidate| candidate.number()))
     }
@@ -56,15 +56,16 @@ struct History {
     last_error: Option<String>,
 }
 
-/// A generation that passed every check and is not live yet.
+/// A generation that passed every check but is not live yet.
 #[derive(Clone, Debug)]
 pub enum Prepared {
-    /// The digest and the settings are those of the live generation.
+    /// The digest and the settings equal those of the live generation.
     Unchanged(Arc<Generation>),
     Changed(Arc<Generation>),
 }
 
 impl Prepared {
+    /// The generation itself.
     pub fn generation(&self) -> &Arc<Generation> {
         match self {
             Prepared::Unchanged(generation) | Prepared::Changed(generation) => generation,
@@ -73,7 +74,7 @@ impl Prepared {
 }
 
 impl Policies {
-    /// Loads all policies of the configuration. Blocks for the compilations: 0.1 s and more each.
+    /// Loads all policies of the configuration. Blocks while they are compiled: 0.1 s or more each.
     ///
     /// # Errors
     /// Every policy that cannot be loaded, by name.
@@ -112,21 +113,21 @@ impl Policies {
         self.0.policies.get(name).map(|policy| policy.live())
     }
 
-    /// The live generation together with the one that is to follow. Takes no lock.
+    /// The live generation and its successor. Takes no lock.
     pub fn active(&self, name: &str) -> Option<Arc<ActivePolicy>> {
         self.0.policies.get(name).map(|policy| policy.active.load_full())
     }
 
-    /// The names of all policies, in their order.
+    /// The names of all policies, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.policies.keys().map(String::as_str)
     }
 
-    /// Checks a component that is to replace the live one of `name`; without `settings` those of the
-    /// live one are kept. Changes nothing. Blocks for the compilation: 0.1 s and more.
+    /// Checks a component that is to replace the live component of `name`. Without `settings`, the settings of the
+    /// live generation are kept. Changes nothing. Blocks while the component is compiled: 0.1 s or more.
     ///
     /// # Errors
-    /// What is wrong with it; hand it to [`Policies::reject`].
+    /// The reason for the refusal; pass it to [`Policies::reject`].
     pub fn prepare(
         &self,
         name: &str,
@@ -153,7 +154,7 @@ impl Policies {
     /// Makes a prepared generation live.
     ///
     /// # Panics
-    /// If it was prepared by another `Policies`.
+    /// If the generation was prepared by another `Policies`.
     pub fn commit(&self, prepared: Prepared) -> Arc<Generation> {
         let Some(policy) = self.0.policies.get(prepared.generation().name()) else {
             panic!("a generation of an unknown policy")
@@ -170,30 +171,30 @@ impl Policies {
         generation
     }
 
-    /// From now on claims take the keys of both; `None`: of the live generation only.
+    /// Makes claims take the keys of both generations; with `None`, of the live generation only.
     pub fn name_with(&self, name: &str, candidate: Option<Arc<Generation>>) {
         if let Some(policy) = self.0.policies.get(name) {
             policy.active.store(Arc::new(ActivePolicy { live: policy.live(), candidate }));
         }
     }
 
-    /// Puts something on record that operators should know of a policy, as its last error.
+    /// Records a message about a policy for operators, as its last error.
     pub fn note(&self, name: &str, what: String) {
         if let Some(policy) = self.0.policies.get(name) {
             policy.history().last_error = Some(what);
         }
     }
 
-    /// Records that a load was refused, for [`Policies::status`], the log and the metrics.
+    /// Records a refused load, for [`Policies::status`], the log and the metrics.
     pub fn reject(&self, name: &str, rejection: &Rejection) {
-        tracing::error!(policy = name, "policy not loaded, the old one stays: {rejection}");
+        tracing::error!(policy = name, "policy not loaded, the old one stays live: {rejection}");
         if let Some(policy) = self.0.policies.get(name) {
             self.0.metrics.policy_load(name, "refused");
             policy.history().last_error = Some(rejection.to_string());
         }
     }
 
-    /// All policies, by name.
+    /// The status of all policies, by name.
     pub fn status(&self) -> Vec<PolicyStatus> {
         self.0.policies.iter().map(|(name, policy)| policy.status(name)).collect()
     }
@@ -225,7 +226,7 @@ impl Policy {
     }
 
     fn status(&self, name: &str) -> PolicyStatus {
-        // The lock is held for both, so that they belong together.
+        // Both are read under the lock, so that they are consistent.
         let history = self.history();
         let live = self.live();
         PolicyStatus {

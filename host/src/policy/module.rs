@@ -10,12 +10,12 @@ use super::bindings::{backoff, fairness, naming, renewal, response, settings, ty
 use super::budget::Budget;
 use super::{Engine, Fault, Hook, Rejection, form};
 
-/// A component that the engine has compiled; shared by the generations that differ in settings.
+/// A compiled component; generations that differ only in their settings share it.
 pub(super) struct Module {
     engine: Engine,
     instance: InstancePre<Budget>,
     digest: Digest,
-    /// As it came, for other proxies.
+    /// The bytes of the component, for other proxies.
     component: Bytes,
     naming: naming::GuestIndices,
     fairness: Option<fairness::GuestIndices>,
@@ -30,6 +30,7 @@ pub(super) struct Module {
 pub struct Digest([u8; 32]);
 
 impl Digest {
+    /// The digest of `component`.
     pub fn of(component: &[u8]) -> Digest {
         Digest(Sha256::digest(component).into())
     }
@@ -55,7 +56,8 @@ impl std::fmt::Debug for Digest {
 }
 
 impl Module {
-    /// Checks the form of a component and compiles it, which takes 0.1 s and more, unless it is in use already.
+    /// Checks the form of a component and compiles it, which takes 0.1 s or more, unless the same component is in use
+    /// already.
     pub(super) fn compile(engine: &Engine, component: &[u8]) -> Result<Arc<Module>, Rejection> {
         let digest = Digest::of(component);
         engine.module(digest, || {
@@ -156,7 +158,7 @@ impl Module {
         }))
     }
 
-    /// The bytes that the other hooks get, or the policy's reason against these settings.
+    /// The bytes that the other hooks get, or the policy's reason for refusing the settings.
     pub(super) fn configure(&self, table: &str) -> Option<Result<Result<Vec<u8>, String>, Fault>> {
         let hook = self.settings.as_ref()?;
         Some(self.call(Hook::Configure, |store, instance| {

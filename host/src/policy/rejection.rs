@@ -1,7 +1,6 @@
 use super::Fault;
 
-/// Why a policy was not loaded: one sentence that says what is wrong and how to mend it. Whatever
-/// was live before stays live.
+/// Why a policy was not loaded: one sentence that states the fault and its remedy. The live generation stays live.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -1,4 +1,4 @@
-//! Real components, good and bad, under the real engine.
+//! Valid and invalid components under the real engine.
 
 mod outside;
 mod refused;
@@ -14,7 +14,7 @@ use super::*;
 use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource};
 use crate::telemetry::Metrics;
 
-/// A guest that misbehaves in the way that the name of its resource says.
+/// A guest that misbehaves as the name of the requested resource says.
 static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| built("tests/guests/bad"));
 /// An engine with a short suspension, shared because it reserves much address space.
 static ENGINE: LazyLock<Engine> = LazyLock::new(|| Engine::new(&engine_limits()).unwrap());
@@ -23,7 +23,7 @@ fn engine_limits() -> EngineLimits {
     EngineLimits { faults_to_suspend: u32::MAX, ..EngineLimits::default() }
 }
 
-/// Builds a crate, named by its folder in this package.
+/// Builds a crate, given by its folder in this package.
 fn built(folder: &str) -> Vec<u8> {
     let host = Path::new(env!("CARGO_MANIFEST_DIR"));
     lockkeeper_builder::build(&host.join(folder), Some(&host.join("../target/policies"))).unwrap()
@@ -40,7 +40,7 @@ fn builtin_config(name: &str, source: &str) -> PolicyConfig {
     PolicyConfig { name: name.into(), source: PolicySource::Builtin(source.into()), settings: Map::new() }
 }
 
-/// The default policy live, under the name `default`.
+/// The default policy, live under the name `default`.
 fn policies(engine: &Engine) -> Policies {
     let configs = [builtin_config("default", "default")];
     Policies::load(engine, &configs, &Limits::default(), &Metrics::default()).unwrap()

@@ -1,4 +1,4 @@
-//! Requests in other words.
+//! Requests in equivalent spellings.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn parts(target: &str) -> Parts {
     request.unwrap_or_else(|error| panic!("{target}: {error}")).into_parts().0
 }
 
-/// The place of the route that a request takes, and the name of its lock.
+/// The index of the route that a request takes, and the name of its lock.
 fn named(routes: &[GuardRoute], target: &str) -> (usize, String) {
     let parts = parts(target);
     let (at, matched) = find(routes, &parts).unwrap_or_else(|problem| panic!("{target}: {problem:?}"));
@@ -51,7 +51,7 @@ fn named(routes: &[GuardRoute], target: &str) -> (usize, String) {
     (at, asked.unwrap_or_else(|problem| panic!("{target}: {problem:?}")).resource)
 }
 
-/// One of the ways to send a text; with bytes that must be encoded, and others that need not.
+/// A random spelling of a text; it escapes bytes that must be encoded, and some that need not be.
 fn spelt(random: &mut StdRng, text: &str) -> String {
     let mut sent = String::new();
     for byte in text.bytes() {
@@ -69,7 +69,7 @@ fn one_of<'a>(random: &mut StdRng, texts: &[&'a str]) -> &'a str {
     texts.choose(random).unwrap()
 }
 
-/// Whoever sends the same request in other words has the same lock.
+/// Equivalent spellings of a request get the same lock.
 #[test]
 fn every_spelling_of_a_request_is_locked_by_the_same_name() {
     let routes = [
@@ -96,7 +96,7 @@ fn every_spelling_of_a_request_is_locked_by_the_same_name() {
             }
             target.push_str(one_of(random, &["", "/", "//", "%2F"]));
             target.push_str(&format!("?{}={}&y", spelt(random, "of"), spelt(random, &format!("x{id}"))));
-            // The first separator may be neither an encoded one alone nor two.
+            // The first separator is neither an encoded one alone nor doubled.
             let target = format!("/{}", target.trim_start_matches('/'));
             assert_eq!(named(&routes, &target), (at, name), "{seed}: {target}");
         }
@@ -148,7 +148,7 @@ fn refused(routes: &[GuardRoute], parts: &Parts) -> String {
     format!("{problem:?}")
 }
 
-/// A request that an application may take for another one does not get past its lock to a route without one.
+/// A request that an application may take for another request does not reach a route without a lock.
 #[test]
 fn a_path_that_is_read_in_different_ways_is_refused_by_every_route() {
     let strict = |path| GuardRoute { ambiguous_paths: false, ..route(path, "{path}") };

@@ -1,7 +1,7 @@
-//! What is counted for each policy: the hot path of the metrics.
+//! The metrics of each policy: the hot path of the metrics.
 //!
-//! Looking a metric up by text would allocate for every acquire, so the metrics of a policy are
-//! looked up once, by its name, and kept.
+//! Looking up a metric by its labels would allocate for every acquire, so the metrics of a policy are looked up once,
+//! by its name, and kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::{long, short};
 
+/// The metrics of all policies.
 pub struct Policies {
     known: ArcSwap<HashMap<Box<str>, Arc<OnePolicy>>>,
     acquires: Family<Acquire, Counter>,
@@ -32,7 +33,7 @@ struct OnePolicy {
     calls: [Histogram; HOOKS.len()],
 }
 
-/// What an acquire may come to; the last stands for what is not listed.
+/// The outcomes of an acquire; the last stands for all others.
 const OUTCOMES: [&str; 13] = [
     "granted",
     "contended",
@@ -50,7 +51,7 @@ const OUTCOMES: [&str; 13] = [
 ];
 /// The hooks of a policy.
 const HOOKS: [&str; 6] = ["plan", "choose", "backoff", "renewal", "response", "configure"];
-/// More names than this share one. Configurations have a handful.
+/// The maximum number of separate names; further names share one. Configurations have a handful.
 const MAX_POLICIES: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -78,6 +79,7 @@ struct Failure {
 }
 
 impl Policies {
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Policies {
         let policies = Policies {
             known: ArcSwap::default(),
@@ -97,6 +99,7 @@ impl Policies {
         policies
     }
 
+    /// Counts an acquire, and measures its wait if it was granted.
     pub fn acquire(&self, policy: &str, outcome: &'static str, waited: Duration) {
         self.with(policy, |policy| {
             let at = OUTCOMES.iter().position(|known| *known == outcome).unwrap_or(OUTCOMES.len() - 1);
@@ -107,17 +110,20 @@ impl Policies {
         });
     }
 
+    /// Measures a call.
     pub fn call(&self, policy: &str, hook: &'static str, took: Duration) {
         let Some(at) = HOOKS.iter().position(|known| *known == hook) else { return };
         self.with(policy, |policy| policy.calls[at].observe(took.as_secs_f64()));
     }
 
+    /// Counts a fault.
     pub fn fault(&self, policy: &str, hook: &'static str, reason: &'static str) {
         let policy = self.label(policy);
         let labels = Failure { policy, hook, reason };
         self.faults.get_or_create(&labels).inc();
     }
 
+    /// Counts a load.
     pub fn load(&self, policy: &str, outcome: &'static str) {
         self.loads.get_or_create(&Acquire { policy: self.label(policy), outcome }).inc();
     }
@@ -133,7 +139,7 @@ impl Policies {
         count(&self.meet(name))
     }
 
-    /// The metrics of a policy that was not seen before.
+    /// Adds the metrics of a policy that was not seen before.
     fn meet(&self, name: &str) -> Arc<OnePolicy> {
         let known = self.known.load();
         let name = if known.len() < MAX_POLICIES { name } else { "other" };

@@ -1,4 +1,4 @@
-//! The process itself, by the names that dashboards expect.
+//! Metrics of the process itself, under the names that dashboards expect.
 
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -6,12 +6,14 @@ use prometheus_client::registry::Registry;
 use super::Size;
 use crate::clock;
 
+/// The metrics of the process.
 pub struct Process {
     resident: Size,
     open_files: Gauge,
 }
 
 impl Process {
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Process {
         let process = Process { resident: Size::default(), open_files: Gauge::default() };
         registry.register(
@@ -26,7 +28,7 @@ impl Process {
         process
     }
 
-    /// Reads what has no counter of its own. Where there is no /proc, it stays 0.
+    /// Updates the values that are read on demand. Without /proc, they stay 0.
     pub fn update(&self) {
         if let Some(bytes) = resident_bytes() {
             self.resident.set(bytes as f64);

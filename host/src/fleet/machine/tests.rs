@@ -55,7 +55,7 @@ fn a_member_that_is_gone_is_evicted_and_waited_for_until_then() {
     assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), []);
     let gone = BTreeSet::from([1, 2, 3]);
     assert_eq!(steps(&seen, 1, &acks(4), &gone), [evict(2), evict(3)], "never itself");
-    // It may still be there, and is waited for until its row is not.
+    // The member may still be there, and is waited for until its row is gone.
     let seen = view(seen.members, record(5, "x", Some("y")));
     assert_eq!(steps(&seen, 1, &acks(5), &gone), [evict(2), evict(3)]);
 }
@@ -85,7 +85,7 @@ fn the_first_one_founds_and_the_others_follow() {
     assert!(matches!(joins(&two, Some(&same)), Joining::Wait(why) if why.contains("routes")));
 }
 
-/// Two that name the same request differently, or that follow other rules, do not grant beside each other.
+/// Proxies that name the same request differently, or that follow other rules, do not grant side by side.
 #[test]
 fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
     let guarded = |digest: &str| BTreeMap::from([("[[guard]] shop".to_owned(), version(digest))]);
@@ -163,7 +163,7 @@ fn who_pushes_is_told_when_all_have_followed() {
     assert_eq!(told(&view(members(5, 5), called_off)), Fate::CalledOff("refused".to_owned()));
 }
 
-/// A version is pushed: what becomes of that depends on the record alone.
+/// The effect of pushing a version depends only on the record.
 #[test]
 fn a_push_of_the_live_version_calls_a_change_off() {
     let pushed = |record: &PolicyRecord, digest: &str| beginning(record, &version(digest));
@@ -211,7 +211,7 @@ fn a_store_that_lost_a_record_is_noticed() {
     assert!(has_forgotten(&View::default(), Some(&acks(4))));
 }
 
-/// What is done at this proxy is seen here before the store is read again.
+/// This proxy sees its own actions before it reads the store again.
 #[test]
 fn own_steps_are_seen_at_once() {
     let mut seen = view(vec![member(1, Some(3))], record(3, "x", None));
@@ -223,15 +223,15 @@ fn own_steps_are_seen_at_once() {
     assert_eq!((seen.records[0].seq, &seen.records[0].live), (5, &version("y")));
     assert_eq!(seen.records[0].previous, Some(version("x")));
     assert_eq!(fate(&seen, "p", 4, &version("y")), Fate::Pending { waits_for: vec![1] });
-    // Read before the last step was recorded.
+    // This view was read before the last step was recorded.
     let late = view(vec![member(1, Some(4))], record(4, "x", Some("y")));
     assert!(
         !steps(&late, 1, &acks(5), &NOBODY).iter().any(|step| matches!(step, FleetAction::ApplyRecord(_)))
     );
 }
 
-/// Members that lag, pause and are counted as gone, and changes that are called off: whatever the order,
-/// no two that may grant ever name keys by generations that have nothing in common.
+/// Members lag, pause and are evicted, and changes are called off. Whatever the order, no two members that may grant
+/// ever use generations without a common one.
 #[test]
 fn who_may_grant_shares_a_generation() {
     for seed in 1..=20_000 {
@@ -239,7 +239,7 @@ fn who_may_grant_shares_a_generation() {
     }
 }
 
-/// What one member names keys by, and whether it knows that it was counted as gone.
+/// The generations whose keys a member takes, and whether the member knows that it was evicted.
 #[derive(Clone)]
 struct Proxy {
     id: u64,
@@ -308,7 +308,7 @@ impl World {
         }
     }
 
-    /// A proxy without a row joins, by the record as it is.
+    /// A proxy without a row joins with the record as it is.
     fn join(&mut self, at: usize) {
         if self.view.member(self.proxies[at].id).is_some() {
             return;

@@ -1,10 +1,10 @@
-//! Shapes of requests, each whole and byte by byte.
+//! Request shapes, each checked whole and byte by byte.
 
 use super::*;
 
 const LIMIT: usize = 1024;
 
-/// What passes of `bytes`, given in parts of at most `part` bytes, and what is refused.
+/// What passes of `bytes` if they arrive in parts of at most `part` bytes, and the refusal.
 fn run(bytes: &[u8], part: usize) -> (Vec<u8>, Option<Refusal>, u32) {
     let mut gate = Gate::new(LIMIT);
     let (mut passed, mut held) = (Vec::new(), Vec::new());
@@ -19,7 +19,7 @@ fn run(bytes: &[u8], part: usize) -> (Vec<u8>, Option<Refusal>, u32) {
     (passed, gate.refusal(), gate.heads())
 }
 
-/// The same for any parts.
+/// The result must be the same for all parts.
 fn judged(bytes: &[u8]) -> (Vec<u8>, Option<Refusal>, u32) {
     let whole = run(bytes, bytes.len());
     for part in [1, 2, 3, 7, 64] {
@@ -43,7 +43,7 @@ fn refuses(bytes: impl AsRef<[u8]>, refusal: Refusal) {
         assert_eq!(found, Some(refusal), "{:?}", text(&bytes));
         assert_eq!(text(&passed), before, "{:?}", text(&bytes));
         assert_eq!(heads as usize, before.len() / good.len());
-        // Nothing that follows changes it.
+        // Later bytes do not change a refusal.
         assert_eq!(judged(&[&bytes[..], good.as_bytes()].concat()).1, Some(refusal));
     }
 }
@@ -74,7 +74,7 @@ fn ordinary_requests_pass() {
     passes([&post("Content-Length: 5"), "ab\n\0c", get].concat(), 2);
     passes([&post("content-length: 0"), get].concat(), 2);
     passes(post("X-Text: tab\there, \u{e9}, and nothing\r\nX-Empty:"), 1);
-    // One that is not the header it begins like.
+    // A header whose name only begins like a known one.
     passes([&post("Content-Lengths: x\r\nTransfer_Encoding: gzip"), get].concat(), 2);
 }
 
@@ -204,7 +204,7 @@ fn encodings_are_one_and_chunked() {
     refuses("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", Refusal::OldEncoding);
 }
 
-/// What is refused in a body: what came before it has passed.
+/// Refusals within a body: everything before the fault has passed.
 #[track_caller]
 fn breaks(good: &str, bad: &str, refusal: Refusal) {
     let head = post("Transfer-Encoding: chunked");
@@ -263,7 +263,7 @@ fn heads_are_bounded() {
     refuses(post(&"X: 1\r\n".repeat(LIMIT)), Refusal::TooLarge);
 }
 
-/// Whatever comes: parts make no difference, and nothing is passed that is not there.
+/// For any input, the parts make no difference, and only bytes of the input pass.
 #[test]
 fn parts_make_no_difference_to_random_bytes() {
     use rand::prelude::*;

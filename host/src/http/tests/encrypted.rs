@@ -1,4 +1,4 @@
-//! The server behind TLS.
+//! Tests of the server with TLS.
 
 use std::fs;
 
@@ -11,13 +11,13 @@ use tokio_rustls::rustls::{ClientConfig, ProtocolVersion, RootCertStore, Support
 
 use super::*;
 
-/// A server behind TLS, and the certificate that it shows.
+/// A server with TLS, and its certificate.
 struct Encrypted {
     server: Server,
     cert: CertificateDer<'static>,
 }
 
-/// Answers with what it knows of its peer, `/wait` never, and `/switch` by sending back what comes.
+/// Answers with what it knows of its peer. Never answers `/wait`, and answers `/switch` by echoing what arrives.
 struct Front {
     waiting: Arc<AtomicUsize>,
 }
@@ -92,7 +92,7 @@ impl Encrypted {
     }
 }
 
-/// What comes until the server ends the connection as TLS wants it ended.
+/// What arrives until the server ends the connection with a TLS close.
 async fn rest(stream: &mut TlsStream<TcpStream>) -> String {
     let mut text = String::new();
     let read = tokio::time::timeout(Duration::from_secs(5), stream.read_to_string(&mut text)).await;
@@ -170,7 +170,7 @@ async fn a_handshake_that_does_not_end_is_ended() {
         assert_eq!(read_all(&mut stream).await, "");
         assert!(begun.elapsed() >= Duration::from_millis(290), "{:?}", begun.elapsed());
     }
-    // Its place is free again.
+    // The connection no longer counts toward the limit.
     assert!(encrypted.exchange(GET).await.ends_with("[true,false]"));
 }
 

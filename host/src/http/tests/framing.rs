@@ -1,10 +1,10 @@
-//! Requests that another server could read otherwise, through a real socket.
+//! Requests that another server could interpret differently, sent through a real socket.
 
 use super::*;
 
 const GOOD: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
 
-/// Heads with a line that is not to be, and what the answer says of it.
+/// Heads with an invalid line, and the text of the answer to each.
 const HEADS: [(&str, &str); 14] = [
     ("GET / HTTP/1.1\nhost: x\n\n", "LF alone"),
     ("GET / HTTP/1.1\r\nhost: x\r\nx: a\rb\r\n\r\n", "a CR that ends no line"),

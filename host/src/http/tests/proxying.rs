@@ -1,4 +1,4 @@
-//! What a reverse proxy needs of the server: who asks, upgrades, and bodies as they come.
+//! What a reverse proxy needs of the server: the client's identity, upgrades, and streamed bodies.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -11,15 +11,15 @@ use tokio::sync::Semaphore;
 
 use super::*;
 
-/// Answers `/peer` with the peer's address, `/switch` by echoing capitals on the raw connection,
-/// `/whole`, `/chunks` and `/broken` as [`Script`] does, `/late` with the body and the trailers once it is
-/// let, and `/unread` without a look at the body.
+/// Answers `/peer` with the peer's address, `/switch` by echoing capitals on the raw connection, `/whole`, `/chunks`
+/// and `/broken` as [`Script`] does, `/late` with the body and the trailers once the test allows it, and `/unread`
+/// without reading the body.
 struct Front {
     waiting: Arc<AtomicUsize>,
     let_read: Arc<Semaphore>,
 }
 
-/// A body that gives one frame at each other time that it is asked.
+/// A body that returns a frame at every second poll.
 struct Script {
     frames: VecDeque<Result<Frame<Bytes>, BrokenBody>>,
     len: Option<u64>,
@@ -111,7 +111,7 @@ impl Front {
     }
 }
 
-/// Sends back what comes, in capitals, until the client ends.
+/// Echoes what arrives, in capitals, until the client ends.
 async fn shout(mut stream: Stream, early: &[u8]) {
     stream.write_all(&early.to_ascii_uppercase()).await.unwrap();
     let mut bytes = [0; 64];
@@ -124,7 +124,7 @@ fn front(limits: HttpLimits) -> Server {
     letting(limits).0
 }
 
-/// A server, and what lets `/late` go on.
+/// A server, and the handle that lets `/late` continue.
 fn letting(limits: HttpLimits) -> (Server, Arc<Semaphore>) {
     let waiting = Arc::new(AtomicUsize::new(0));
     let let_read = Arc::new(Semaphore::new(0));
@@ -161,7 +161,7 @@ async fn an_upgraded_connection_is_the_handlers() {
     let mut stream = server.send(SWITCH).await;
     let answer = read_some(&mut stream).await;
     assert!(answer.starts_with("HTTP/1.1 101 ") && answer.contains("upgrade: shout\r\n"), "{answer}");
-    // Longer than any timeout of HTTP, and nothing that HTTP would understand.
+    // Longer than any HTTP timeout, and not valid HTTP.
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         stream.write_all(b"\n\0abc").await.unwrap();
@@ -225,7 +225,7 @@ async fn a_broken_body_cuts_the_client_off() {
     assert!(chunks.ends_with("3\r\none\r\n3\r\ntwo\r\n"), "{chunks}");
     let whole = server.exchange("GET /broken?9 HTTP/1.1\r\nhost: x\r\n\r\n").await;
     assert!(whole.contains("content-length: 9\r\n") && whole.ends_with("\r\n\r\nonetwo"), "{whole}");
-    // Here the end of the connection is the end of the answer: it must not look like one.
+    // Here, the end of the connection marks the end of the answer, so a broken answer must not end that way.
     let mut old = server.send("GET /broken HTTP/1.0\r\n\r\n").await;
     let read = old.read_to_end(&mut Vec::new()).await;
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionReset);

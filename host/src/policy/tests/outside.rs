@@ -1,4 +1,4 @@
-//! Crates outside the workspace, as users have them.
+//! Crates outside the workspace, like those of users.
 
 use std::process::Command;
 

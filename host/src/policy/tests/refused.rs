@@ -1,4 +1,4 @@
-//! What is refused at load, and in which words.
+//! Refusals at load, and their messages.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ fn check(component: &[u8], settings: Value) -> Result<Report, Rejection> {
     check_file(component, &table(settings), &limits, &Limits::default())
 }
 
-/// The rejection, whose sentence must contain all of `words`.
+/// The rejection, whose message must contain all of `words`.
 fn rejected(component: &[u8], settings: Value, words: &[&str]) -> Rejection {
     let rejection = check(component, settings).unwrap_err();
     let sentence = rejection.to_string();

@@ -1,4 +1,4 @@
-//! Bad behaviour at run time: stopped, classified, and nobody else's trouble.
+//! Faults at run time are stopped and classified, and do not affect other requests.
 
 use std::time::{Duration, Instant};
 
@@ -103,7 +103,7 @@ fn a_policy_that_fails_in_a_row_is_left_alone_for_a_while() {
     }
 }
 
-/// Runs again in a process of its own: other tests have memory of theirs.
+/// Runs again in its own process, because other tests use memory too.
 #[test]
 fn others_are_not_disturbed_and_nothing_leaks() {
     const ALONE: &str = "LOCKKEEPER_TEST_ALONE";

@@ -1,4 +1,4 @@
-//! One generation takes another one's place.
+//! One generation replaces another.
 
 use serde_json::json;
 
