@@ -117,7 +117,7 @@ pub struct Sample {
     pub floor: u64,
     /// The floor after keys were last renamed.
     pub renamed: u64,
-    /// The last token that was given out for keys without a row.
+    /// No token above this was given out for keys without a row.
     pub counter: u64,
     pub grants_from: ServerTime,
 }
