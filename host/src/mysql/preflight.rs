@@ -1,11 +1,11 @@
-//! What a server must be, and sentences for operators.
+//! The requirements for a server, and messages for operators.
 
 use mysql_async::{DriverError, Error};
 
 use crate::lock::maps::HashMap;
 
-/// Name and value of everything that is looked at when a connection is opened. `SHOW` leaves out
-/// what a server does not have, where `SELECT @@name` would fail.
+/// Name and value of every variable that is checked when a connection is opened. `SHOW` leaves out variables
+/// that a server lacks; `SELECT @@name` would fail.
 pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','version_comment',\
     'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','binlog_format','read_only','super_read_only','server_uuid',\
     'server_uid','server_id','port','datadir','hostname','wsrep_on','group_replication_group_name',\
@@ -15,12 +15,13 @@ pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('vers
     'rpl_semi_sync_master_enabled','rpl_semi_sync_master_wait_point','rpl_semi_sync_master_timeout');\
     SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_ready')";
 
+/// The message for a read-only server.
 pub const READ_ONLY: &str = "the MySQL server is read-only: it is a replica or was demoted; point \
     store.url at the primary, or wait until it is writable again";
 
 const OLDEST_MYSQL: (u32, u32) = (8, 0);
 const OLDEST_MARIADB: (u32, u32) = (10, 6);
-/// For a source of semi-synchronous replication: a day. Somebody sees to the replica by then.
+/// A day, for a source of semi-synchronous replication. By then an operator has repaired the replica.
 const LONG_TIMEOUT_MS: u64 = 86_400_000;
 
 /// A server that may be used.
@@ -28,16 +29,17 @@ const LONG_TIMEOUT_MS: u64 = 86_400_000;
 pub struct Server {
     /// Name and version, e.g. `MySQL 9.7.4`.
     pub name: String,
-    /// Which server this is: changes at a fail-over. Each node of a Galera cluster is a server of its own: two nodes that
-    /// take writes at the same time may both confirm a write of one row, of which one is lost.
+    /// Identifies the server; changes at a fail-over. Each node of a Galera cluster is a server of its own:
+    /// if two nodes take writes at the same time, both may confirm a write of one row, and one of the writes
+    /// is lost.
     pub identity: String,
-    /// Settings that weaken what a lock promises, one sentence each.
+    /// Settings that weaken the guarantees of a lock, one sentence each.
     pub warnings: Vec<String>,
-    /// A node of a Galera cluster.
+    /// Whether the server is a node of a Galera cluster.
     pub galera: bool,
 }
 
-/// `Err` is a sentence that says why the server cannot be used and what to do.
+/// Checks a server. The error is a sentence that says why the server cannot be used and what to do.
 pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Result<Server, String> {
     let value = |name: &str| variables.get(name).map_or("", String::as_str);
     let version = value("version");
@@ -91,11 +93,12 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     Ok(Server { name, identity: identity(value), warnings, galera })
 }
 
+/// Whether this value of the variable `read_only` means read-only.
 pub fn is_read_only(value: &str) -> bool {
     !value.is_empty() && !matches!(value.to_ascii_lowercase().as_str(), "0" | "off")
 }
 
-/// What went wrong with a connection, and what the operator can do about it.
+/// The message for a failed connection: what went wrong, and what the operator can do about it.
 pub fn explain(error: &Error) -> String {
     match error {
         Error::Server(server) => {
@@ -139,7 +142,7 @@ fn is_on(value: &str) -> bool {
 fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     let mut warnings = Vec::new();
     let flush = value("innodb_flush_log_at_trx_commit");
-    // 3 is MariaDB's "as 1, the old way".
+    // MariaDB's 3 means the same as 1.
     if !matches!(flush, "1" | "3") {
         warnings.push(format!(
             "innodb_flush_log_at_trx_commit is {flush}: a crash can lose committed locks; set it to 1"
@@ -155,8 +158,8 @@ fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     warnings
 }
 
-/// Where semi-synchronous replication is on, what it does not keep. MariaDB and earlier versions of MySQL call the source
-/// master.
+/// What semi-synchronous replication, if it is on, can still lose. MariaDB and earlier versions of MySQL call
+/// the source master.
 fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     let mut warnings = Vec::new();
     for (role, other) in [("source", "replica"), ("master", "slave")] {
@@ -185,8 +188,8 @@ fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     warnings
 }
 
-/// MySQL has a UUID in its data folder. MariaDB has none: `server_uid` (where it exists) is made of the machine and the
-/// port, so the data folder and the server's number are added.
+/// MySQL has a UUID in its data folder. MariaDB has none. Its `server_uid`, if any, is made of the machine
+/// and the port, so the data folder and the server's number are added.
 fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
     let uuid = value("server_uuid");
     if !uuid.is_empty() {
@@ -198,7 +201,7 @@ fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
     };
     let mut identity =
         format!("mariadb:{machine}:{}:{}:{}", value("server_id"), value("port"), value("datadir"));
-    // The width of the column. The machine comes first.
+    // The width of the column. The machine's name comes first.
     while identity.len() > 255 {
         identity.pop();
     }
