@@ -177,7 +177,7 @@ impl Link {
         if !sysdate_moves {
             server.warnings.push(
                 "the server runs with --sysdate-is-now, so every batch of locks takes two round trips instead \
-                 of one; start it without"
+                 of one; start it without this option"
                     .to_owned(),
             );
         }
@@ -255,7 +255,7 @@ impl Link {
             let read = self.exchange(sql::epoch()).await.ok();
             let epoch: Option<u64> = read.and_then(|mut sets| sets.pop()?.pop()?.take(0));
             if epoch != Some(self.sample.epoch) {
-                let why = "another node of the cluster may have undone a transaction".to_owned();
+                let why = "another node of the cluster may have rolled back a transaction".to_owned();
                 return Err(Fault::Broken { why, slug: "undone" });
             }
         }
@@ -419,8 +419,8 @@ pub fn check_use(server: &Server, used_on: &[u8]) -> Result<(), Fault> {
         return Ok(());
     }
     let why = format!(
-        "the tables are used on another server, {}: give all proxies the same store.url, and let no load balancer spread \
-         their connections",
+        "the tables are in use on another server, {}: give all proxies the same store.url, and do not let a load balancer \
+         spread their connections",
         String::from_utf8_lossy(used_on)
     );
     Err(Fault::Broken { why, slug: "moved" })

@@ -110,7 +110,10 @@ impl<G: Clone> Common<G> {
         if self.life.swap(standing.life, Ordering::Relaxed) != standing.life {
             reached(Branch::NotAMember);
             let lost = self.end(standing.latest, |_| true);
-            tracing::warn!(leases = lost, "leases that rest on a session are over: this proxy was no member");
+            tracing::warn!(
+                leases = lost,
+                "leases that depend on a session have ended: this proxy was not a member of its fleet"
+            );
         }
         let (own, now) = moment(&self.time);
         let grants_from = self.time.at(grants_from.max(context.waits_until()));
@@ -379,7 +382,7 @@ pub fn counted(
         return Ok(laid_by.then(|| (Token(own - tokens - 1), from)));
     }
     if just_started(number, now) {
-        let why = "the server has just been started; its numbers are used from the next second on".to_owned();
+        let why = "the server has just started; its numbers can be used from the next second on".to_owned();
         return Err(Fault::Conflict { why });
     }
     let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));

@@ -59,14 +59,14 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
         return Err("this Galera node is not part of a primary component; check the cluster".to_owned());
     }
     if is_on(value("log_bin")) && value("binlog_format").eq_ignore_ascii_case("statement") {
-        return Err("the server's binlog_format is STATEMENT, with which it refuses every write of a transaction that is \
-             READ COMMITTED (error 1665); set it to ROW or MIXED"
+        return Err("the server's binlog_format is STATEMENT, so it refuses every write of a READ COMMITTED transaction \
+             (error 1665); set it to ROW or MIXED"
             .to_owned());
     }
     let grouped = !value("group_replication_group_name").is_empty();
     if grouped && !is_on(value("group_replication_single_primary_mode")) {
-        return Err("the servers of this replication group all take writes, and a lock of a row on one of them keeps no \
-             other from it; set group_replication_single_primary_mode to ON"
+        return Err("all servers of this replication group accept writes, and a row lock on one server does not exclude \
+             the others; set group_replication_single_primary_mode to ON"
             .to_owned());
     }
     let mut warnings = weak_durability(value);
@@ -76,8 +76,8 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     let consistency = value("group_replication_consistency");
     if grouped && consistency.eq_ignore_ascii_case("eventual") {
         warnings.push(
-            "group_replication_consistency is EVENTUAL: a new primary answers before it has all that the last one has \
-             granted; set it to BEFORE_ON_PRIMARY_FAILOVER"
+            "group_replication_consistency is EVENTUAL: a new primary answers before it has applied all grants of \
+             the last one; set it to BEFORE_ON_PRIMARY_FAILOVER"
                 .to_owned(),
         );
     }
@@ -85,7 +85,7 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     let galera = is_on(value("wsrep_on"));
     if galera {
         warnings.push(
-            "the server is a Galera node: one node is used at a time, so name the nodes in store.url, and no load \
+            "the server is a Galera node: one node is used at a time, so name the nodes in store.url, not a load \
              balancer that spreads connections over them"
                 .to_owned(),
         );
@@ -170,18 +170,18 @@ fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
         let (wait_point, timeout, waits) = (of("wait_point"), of("timeout"), of(&format!("wait_no_{other}")));
         if value(&waits).eq_ignore_ascii_case("off") {
             warnings.push(format!(
-                "{waits} is OFF: while no replica is there, locks are confirmed that are lost with this server; set it to ON"
+                "{waits} is OFF: while no replica is connected, the server confirms locks that are lost if it fails; set it to ON"
             ));
         }
         if value(&wait_point).eq_ignore_ascii_case("after_commit") {
             warnings.push(format!(
-                "{wait_point} is AFTER_COMMIT: what one proxy has read can be lost with this server; set it to AFTER_SYNC"
+                "{wait_point} is AFTER_COMMIT: data that a proxy has read can be lost if this server fails; set it to AFTER_SYNC"
             ));
         }
         if let Some(ms) = value(&timeout).parse::<u64>().ok().filter(|ms| *ms < LONG_TIMEOUT_MS) {
             warnings.push(format!(
-                "{timeout} is {ms}: when no replica has answered for so many milliseconds, locks are confirmed that \
-                 are lost with this server; set it to {LONG_TIMEOUT_MS} or more"
+                "{timeout} is {ms}: if no replica answers for this many milliseconds, the server confirms locks \
+                 that are lost if it fails; set it to {LONG_TIMEOUT_MS} or more"
             ));
         }
     }

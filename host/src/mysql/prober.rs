@@ -48,12 +48,12 @@ impl Prober {
             let target = context.servers.endpoints()[index].target.clone();
             let is_in_use = in_use.is_some_and(|(used, _)| used == index);
             let probe = look_at(target, wire.take(), context.require_durable, is_in_use);
-            probes.spawn(vital::watched("a look at a server", async move {
+            probes.spawn(vital::watched("a probe of a server", async move {
                 let probed = tokio::time::timeout(LOOK_LIMIT, probe).await;
                 (index, probed.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
             }));
         }
-        let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the look failed".to_owned())).collect();
+        let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the probe failed".to_owned())).collect();
         while let Some(probed) = probes.join_next().await {
             let Ok((index, probed)) = probed else { continue };
             found[index] = probed.map_err(|fault| fault.to_string()).map(|(wire, status, heartbeat_left)| {

@@ -159,7 +159,7 @@ fn is_held(row: &Stored) -> bool {
 fn read_row(row: Row, now: ServerTime, doubt: Doubt) -> Result<Stored, Fault> {
     let rejected = |why: String| Fault::Rejected { why };
     let (key, token, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, Vec<u8>)>(row)
-        .map_err(|error| rejected(format!("a row is not of this program: {error}")))?;
+        .map_err(|error| rejected(format!("a row was not written by this program: {error}")))?;
     let text = String::from_utf8_lossy(&key);
     let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
     let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;

@@ -256,7 +256,7 @@ async fn settle(
     let mut doubt = doubt(&recorded, server, context, heartbeat.as_ref());
     let mut why = match context.identity() {
         Some(known) if recorded.server == server.identity => {
-            format!("it lacks what {} has granted", known.server)
+            format!("it lacks grants of {}", known.server)
         }
         _ => format!("its tables were last used on {}", recorded.server),
     };
@@ -265,8 +265,8 @@ async fn settle(
             Ok(()) => doubt = Doubt::None,
             Err(others) => {
                 why = format!(
-                    "it was out of use, and meanwhile locks may have been granted on {others}, which cannot be \
-                     asked; a server that is gone for good should be taken off store.url"
+                    "it was out of use, and locks may have been granted meanwhile on {others}, which cannot be \
+                     reached; remove a server that is gone for good from store.url"
                 );
             }
         }
@@ -322,12 +322,12 @@ async fn raise_epoch(
             server = server.identity,
             epoch,
             wait_ms = wait_us / 1_000,
-            "the MySQL server has changed, or may have: {why}; no lease is granted until those of the other one \
-             have ended"
+            "the MySQL server has changed, or may have: {why}; no lease is granted until the leases of the \
+             other server have ended"
         );
     } else {
         reached(Branch::TokensRaised);
-        tracing::info!("tokens go on at {floor}: {why}");
+        tracing::info!("tokens continue above {floor}: {why}");
     }
     Ok(Identity { server: server.identity.clone(), epoch, floor })
 }

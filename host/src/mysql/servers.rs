@@ -85,7 +85,7 @@ pub struct ServerInUse {
 impl Servers {
     /// None of several servers is chosen yet; a single one is.
     pub fn new(endpoints: Vec<Endpoint>) -> Servers {
-        let probes = endpoints.iter().map(|_| Err("not looked at yet".to_owned())).collect();
+        let probes = endpoints.iter().map(|_| Err("not probed yet".to_owned())).collect();
         let current = (endpoints.len() == 1).then_some(0);
         Servers {
             prober: Prober::new(endpoints.len()),
@@ -216,7 +216,7 @@ impl Servers {
         if state.last != index {
             let (from, to) = (&self.endpoints[state.last].address, &self.endpoints[index].address);
             reached(Branch::OtherServer);
-            tracing::warn!(from, to, "another MySQL server is used");
+            tracing::warn!(from, to, "another MySQL server is in use now");
             state.last = index;
             self.fresh_until.store(0, Ordering::Relaxed);
             self.generation.fetch_add(1, Ordering::Release);
@@ -227,7 +227,7 @@ impl Servers {
         let reasons = self.endpoints.iter().zip(probes).map(|(endpoint, probe)| {
             let why = match probe {
                 Err(why) | Ok(ServerStatus { identity: Err(why), .. }) => why,
-                Ok(_) => "it lacks what the last primary has granted; it is waited for that one",
+                Ok(_) => "it lacks grants of the last primary; the proxy waits for that server",
             };
             format!("{}: {why}", endpoint.address)
         });
@@ -253,12 +253,14 @@ impl ServerInUse {
             return Ok(());
         }
         if self.servers.generation.load(Ordering::Acquire) != self.generation {
-            let why = format!("another MySQL server is used than {}", self.endpoint().address);
+            let why = format!("the MySQL server at {} is not in use any more", self.endpoint().address);
             return Err(Fault::Broken { why, slug: "moved" });
         }
         if clock::now().0 > self.servers.fresh_until.load(Ordering::Relaxed) {
-            let why =
-                format!("the MySQL server at {} was out of sight; looking again", self.endpoint().address);
+            let why = format!(
+                "the MySQL server at {} could not be reached for a while; probing again",
+                self.endpoint().address
+            );
             reached(Branch::OutOfSight);
             return Err(Fault::Broken { why, slug: "out_of_sight" });
         }

@@ -170,7 +170,7 @@ impl MysqlStore {
         tasks.spawn(vital::watched("the clean-up of the store", clean::run(context.clone())));
         tasks.spawn(vital::watched("the watch of the server's clock", clock_watch::run(context.clone())));
         if !context.servers.is_single() {
-            tasks.spawn(vital::watched("the look-out for servers", prober::run(context.clone())));
+            tasks.spawn(vital::watched("the prober of the servers", prober::run(context.clone())));
         }
         let reader = Arc::new(Reader::new(context.clone()));
         let (places, renewal_places) = (Places::new(config.max_queued), Places::new(config.max_queued));
@@ -210,10 +210,10 @@ impl MysqlStore {
             return self.spawn(name, task);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.expect("a thread's runtime is made as the program's was");
+        let runtime = runtime.expect("the runtime of a thread can be built");
         let task = self.tasks.track_future(vital::watched(name, task));
         let thread = std::thread::Builder::new().name(name.to_owned());
-        thread.spawn(move || runtime.block_on(task)).expect("a thread can be had");
+        thread.spawn(move || runtime.block_on(task)).expect("a thread can be started");
     }
 
     /// Accepts no more work, waits a few seconds for work in progress, and closes the connections.
@@ -280,8 +280,8 @@ impl Store for MysqlStore {
         let mut health = self.context.health.now();
         if let (Health::Ready { warnings, .. }, Some(wait_ms)) = (&mut health, self.context.wait_ms()) {
             warnings.push(format!(
-                "the server has changed: no lease is granted for another {} s, until those of the server before \
-                 have ended (limits.max_ttl_ms); renewals and releases go on",
+                "the server has changed: no lease is granted for {} s more, until the leases of the previous server \
+                 have ended (limits.max_ttl_ms); renewals and releases continue",
                 wait_ms.div_ceil(1_000)
             ));
         }
@@ -289,7 +289,7 @@ impl Store for MysqlStore {
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
-        (space != Space::Table).then(|| format!("{space:?} is not a row a key"))
+        (space != Space::Table).then(|| format!("{space:?} locks are not kept in the lease table"))
     }
 
     fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
@@ -306,7 +306,7 @@ impl Store for MysqlStore {
                     .ok_or_else(|| Fault::Broken { why: format!("{META} is empty"), slug: "schema" })
             };
             let done = tokio::time::timeout(context.timeout, work).await;
-            let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the floor of tokens")));
+            let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the token floor")));
             done.map_err(|fault: Fault| StoreError::Unavailable { why: fault.to_string() })
         })
     }

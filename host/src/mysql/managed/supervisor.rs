@@ -114,7 +114,7 @@ impl Shared {
             pause = (pause * 2).min(LONGEST_PAUSE);
             // The guardian may have been killed without its server.
             if let Err(error) = leftover::stop_all(folder).and_then(|()| folder.tidy()) {
-                tracing::error!(%error, "the private server cannot be started again yet");
+                tracing::error!(%error, "the private server cannot be restarted yet");
             }
         }
     }
@@ -147,7 +147,7 @@ impl Shared {
             state.over = Some(why.to_owned());
             return false;
         }
-        tracing::warn!(why, pause_ms = pause.as_millis() as u64, "the private server is started again");
+        tracing::warn!(why, pause_ms = pause.as_millis() as u64, "restarting the private server");
         let waited = self.changed.wait_timeout_while(state, pause, |state| !state.stopping);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.stopping {

@@ -286,7 +286,7 @@ impl Session {
         queue: &mut Queue,
     ) -> Result<(), Fault> {
         self.context.metrics.store_error(fault.slug());
-        tracing::debug!("advisory locks could not be asked for: {fault}");
+        tracing::debug!("could not ask for advisory locks: {fault}");
         let wanted = session_batch.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = session_batch.free.iter().chain(wanted).cloned().collect();
         let freed = link.exchange(statements(&names, &[], 0));
@@ -427,7 +427,8 @@ async fn exchange(
             let set = link.exchange(sql).await?.pop();
             had = counted(&link.server, set, tokens, until, true)?;
         }
-        let used_up = || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
+        let used_up =
+            || Fault::Conflict { why: "the tokens were used up while they were reserved".to_owned() };
         (answer.above, answer.grants_from) = had.ok_or_else(used_up)?;
     } else {
         link.check_used(&mut sets)?;

@@ -275,7 +275,7 @@ impl Coordinator {
             return self.waiting.push_back(Waiting { batch, no_room: Some(since) });
         }
         let most = self.connections;
-        let why = format!("all {most} connections for row locks have one (store.row_connections)");
+        let why = format!("all {most} connections for row locks are in use (store.row_connections)");
         batch.job.responder.give_up(&why);
     }
 
@@ -393,7 +393,7 @@ impl Coordinator {
     /// waits.
     fn failed(&mut self, mut batch: SessionBatch, fault: &Fault) {
         self.context.metrics.store_error(fault.slug());
-        tracing::debug!("a row lock could not be asked for: {fault}");
+        tracing::debug!("could not ask for a row lock: {fault}");
         match fault {
             Fault::Rejected { why } => batch.job.responder.give_up(why),
             // This limits how often a server that is gone is asked.

@@ -175,7 +175,9 @@ impl Counter {
             had = counted(&link.server, set, tokens, until, true)?;
         }
         *place = Some(link);
-        had.ok_or_else(|| Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() })
+        had.ok_or_else(|| Fault::Conflict {
+            why: "the tokens were used up while they were reserved".to_owned(),
+        })
     }
 }
 
