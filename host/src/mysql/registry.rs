@@ -462,9 +462,7 @@ fn count(sets: &[Vec<Row>]) -> u64 {
 }
 
 fn foreign(table: &str) -> Fault {
-    Fault::Rejected {
-        why: format!("a row of {table} was not written by this program: was it changed by hand?"),
-    }
+    Fault::Rejected { why: format!("a row of {table} has unknown content: was it changed by hand?") }
 }
 
 fn to_json(acks: &BTreeMap<String, u64>) -> String {

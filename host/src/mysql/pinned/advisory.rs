@@ -427,8 +427,7 @@ async fn exchange(
             let set = link.exchange(sql).await?.pop();
             had = counted(&link.server, set, tokens, until, true)?;
         }
-        let used_up =
-            || Fault::Conflict { why: "the tokens were used up while they were reserved".to_owned() };
+        let used_up = || Fault::Conflict { why: "the tokens were used up meanwhile".to_owned() };
         (answer.above, answer.grants_from) = had.ok_or_else(used_up)?;
     } else {
         link.check_used(&mut sets)?;

@@ -175,9 +175,7 @@ impl Counter {
             had = counted(&link.server, set, tokens, until, true)?;
         }
         *place = Some(link);
-        had.ok_or_else(|| Fault::Conflict {
-            why: "the tokens were used up while they were reserved".to_owned(),
-        })
+        had.ok_or_else(|| Fault::Conflict { why: "the tokens were used up meanwhile".to_owned() })
     }
 }
 
