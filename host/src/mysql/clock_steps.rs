@@ -45,7 +45,7 @@ pub struct ClockSteps {
     earlier: Option<Bounds>,
     jump: Option<Jump>,
     peak: Option<Peak>,
-    /// Whether other proxies' records are known, and the clock was read often enough since then.
+    /// Whether other proxies' records are known, and the clock was read at least every [`UNWATCHED_US`] since.
     is_watched: bool,
     wait: Option<Wait>,
     /// The longest lease, in microseconds.
@@ -119,7 +119,7 @@ impl ClockSteps {
     }
 
     /// Whether every step of the clock is known: other proxies' records were read, and the clock was read
-    /// often enough since then.
+    /// at least every [`UNWATCHED_US`] since.
     pub fn is_watched(&self) -> bool {
         self.is_watched
     }

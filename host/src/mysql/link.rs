@@ -247,7 +247,8 @@ impl Link {
     /// while the node runs the last packet, the COMMIT succeeds all the same. A proxy that uses another node
     /// first raises the epoch there, so the epoch tells whether this may have happened.
     ///
-    /// # Errors As [`Link::exchange`]; and [`Fault::Broken`] if the transaction may have been rolled back.
+    /// # Errors
+    /// As [`Link::exchange`]; and [`Fault::Broken`] if the transaction may have been rolled back.
     pub async fn commit(&mut self, packet: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
         let sets = self.exchange(packet).await?;
         if self.server.galera {

@@ -219,7 +219,7 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
 mod tests {
     use super::*;
 
-    /// A holder stops to block others a moment after its lease has ended, or after its delay.
+    /// A holder stops blocking others a moment after its lease has ended, or after its delay.
     #[test]
     fn a_record_changes_where_its_holder_is_out_of_the_way() {
         let state =

@@ -40,7 +40,7 @@ mod slot;
 /// long.
 pub const SESSION_S: u32 = 30;
 /// How long after the last sign of life of the session a holder may be certain of a lease, in microseconds.
-/// It is shorter than [`SESSION_S`] because of the way to the server.
+/// It is shorter than [`SESSION_S`], which leaves time for the way to the server.
 const CERTAIN_US: u64 = (SESSION_S as u64 - 1) * 1_000_000;
 
 /// How often the task looks for ended leases and for idle sessions.

@@ -83,6 +83,7 @@ macro_rules! on_link {
 }
 
 impl MysqlRegistry {
+    /// A registry that opens its connections on demand.
     pub(super) fn new(context: Arc<Context>) -> MysqlRegistry {
         MysqlRegistry(Arc::new(Inner { context, beats: Seat::default(), work: Seat::default() }))
     }
@@ -227,7 +228,7 @@ async fn register(link: &mut Link, me: &Pulse) -> Result<(), Fault> {
 
 async fn beat(link: &mut Link, context: &Context, me: &Pulse) -> Result<View, Fault> {
     let acks = me.acks.as_ref().map(|acks| format!(",acks={}", hexed(&to_json(acks)))).unwrap_or_default();
-    // A row lock that has to be waited for does not make the time later.
+    // The time is read first, so a wait for the lock of the row does not make it later.
     let sql = format!(
         "SET @b={NOW_US};UPDATE {PROXIES} SET beat_us=@b,until_us=@b+{},address={}{acks} WHERE id={};{};\
          SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES} ORDER BY id;\

@@ -4,15 +4,14 @@
 //! operator must ensure that. This module does the rest:
 //!
 //! - It chooses the server whose record has the highest floor: the server that last granted leases. A
-//!   promoted
-//! replica has the record of the server that it replicated from.
+//!   promoted replica has the record of the server that it replicated from.
 //! - A connection belongs to one server generation. When another server is chosen, all connections are given
 //!   up.
 //! - Every [`ROUND`], all servers are probed (see [`prober`](super::prober)). The probe renews the in-use
-//! heartbeat of the server in use. If another server was chosen later, the proxy moves to it. The nodes of a
-//! Galera cluster share one record, which names the chosen node.
+//!   heartbeat of the server in use. If another server was chosen later, the proxy moves to it. The nodes of
+//!   a Galera cluster share one record, which names the chosen node.
 //! - A server whose heartbeat is older than [`FRESH`] may have been out of use while another server granted
-//! leases. `schema` finds out before a connection to it may be used.
+//!   leases. `schema` finds out before a connection to it may be used.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

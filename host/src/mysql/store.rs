@@ -365,6 +365,7 @@ fn longest_us(max_ttl_ms: u32) -> u64 {
     u64::from(max_ttl_ms) * 1_000
 }
 
+/// Parses a URL of `store.url`.
 pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
     let opts = Opts::from_url(url).map_err(|error| OpenError { why: error.to_string() })?;
     let database = opts.db_name().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_DATABASE).to_owned();

@@ -145,6 +145,7 @@ pub(super) fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
     [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
 }
 
+/// A claim for a key of this space.
 pub(super) fn within(key: &str, space: Space) -> Claim {
     let claim = contract::claim(&[key], "me");
     let keys: Vec<Key> = claim.keys.iter().map(|key| key.clone().within(space)).collect();

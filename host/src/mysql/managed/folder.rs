@@ -141,6 +141,7 @@ impl Folder {
     }
 }
 
+/// An error of the data folder.
 pub(super) fn failed(what: &'static str, path: &Path, source: io::Error) -> ManagedError {
     ManagedError::Folder { what, path: path.to_path_buf(), source }
 }

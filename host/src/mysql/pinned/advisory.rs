@@ -62,7 +62,8 @@ impl Pinned<Guard> {
     /// Starts the session's task, which ends with the store. `batch` and `max_queued` as in
     /// [`StoreConfig`](crate::config::StoreConfig).
     ///
-    /// # Panics Outside of a tokio runtime, or if no thread can be started for the session.
+    /// # Panics
+    /// Outside of a tokio runtime, or if no thread can be started for the session.
     pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
         let (advisory, incoming) = Pinned::open(Space::Advisory, store, max_queued);
         let session = Session {

@@ -71,7 +71,7 @@ impl<G: Clone> Guarded<G> {
         self.entries.get(key).map(|entry| &entry.record).or_else(|| self.past.get(key))
     }
 
-    /// Remembers a key whose guard was given back. Only its ended leases are left in the record.
+    /// Remembers a key whose guard was given back. The key is idle, so its record has no running lease.
     fn remember(&mut self, key: &Key, entry: Entry<G>) {
         if self.past.insert(key.clone(), entry.record).is_none() {
             self.forgetting.push_back(key.clone());

@@ -188,7 +188,7 @@ async fn open(context: &Context) -> Result<Link, Fault> {
 impl RowLockRequest {
     async fn select(&self, link: &mut Link) -> Result<Found, Fault> {
         if self.any {
-            // SKIP LOCKED also skips missing rows, so look for them first.
+            // LIMIT 1 would hide a missing row, so look for missing rows first.
             let mut sql = format!("SELECT k FROM {ROWS} WHERE k IN (");
             list(&mut sql, &self.keys);
             sql.push(')');
