@@ -5,9 +5,9 @@
 //! restarts it when it dies by itself.
 //!
 //! ```text
-//! data_dir/                 mode 0700, made by us or empty before
+//! data_dir/                 mode 0700; created by the proxy, or empty before
 //!   lockkeeper.lock         held while a proxy uses the folder
-//!   data/                   the server's own; appears complete or not at all
+//!   data/                   the server's data; appears complete or not at all
 //!   error.log  server.pid  server.sock
 //! ```
 

@@ -30,9 +30,9 @@ const FAILOVER_MARGIN_US: u64 = 6_000_000;
 
 /// The gap between the tokens of two epochs if the clock cannot separate them.
 const EPOCH_TOKENS: u64 = 1 << 40;
-/// Tokens are never further than this ahead of the server's clock, in microseconds, once they begin at a
-/// time. So a server that replaces another one begins above every token given out, even if it lacks the last
-/// writes.
+/// How far tokens are ahead of the server's clock at most, in microseconds, once a floor was taken from the
+/// clock. So a server that replaces another one begins above every token given out, even if it lacks the
+/// last writes.
 const AHEAD_US: u64 = 5_000_000;
 /// A clock that is past this is not used for a floor: tokens end at 2^53.
 pub const LATEST_FLOOR: u64 = 1 << 52;
@@ -52,13 +52,13 @@ pub struct InUseHeartbeat {
     now_us: u64,
 }
 
-/// What must be done before a server may grant.
+/// What another server may have given out since the tables were last used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doubt {
     None,
-    /// Another server may have given out tokens, but no leases yet.
+    /// Tokens, but no leases yet.
     Tokens,
-    /// Another server may have given out leases that are missing here.
+    /// Leases that are missing here.
     Leases,
 }
 

@@ -147,7 +147,7 @@ impl Session {
         let certain = certain_until(&self.context, self.heard);
         let lost = self.common.end(certain, rests_on_it);
         let common = self.common.clone();
-        self.parked.spawn(vital::watched("a session of advisory locks that is given up", async move {
+        self.parked.spawn(vital::watched("a parked session of advisory locks", async move {
             while clock::now() < certain && common.is_held(rests_on_it) {
                 tokio::time::sleep(SWEEP).await;
             }

@@ -257,7 +257,7 @@ impl Coordinator {
         let mut link = self.slots.get_mut(&id)?.link.take()?;
         let events = self.events.clone();
         let (tell, sign) = oneshot::channel();
-        vital::spawn("the sign of life of a row lock", async move {
+        vital::spawn("the heartbeat of a row lock", async move {
             let result = Slot::beat(&mut link).await;
             let lives = result.is_ok();
             // Before the receivers are told, so that they find the slot up to date.
@@ -304,7 +304,7 @@ impl Coordinator {
         let link = self.spare.pop();
         let (context, counter, events) = (self.context.clone(), self.counter.clone(), self.events.clone());
         let limit = batch.job.responder.left();
-        vital::spawn("the taking of a row lock", async move {
+        vital::spawn("the acquisition of a row lock", async move {
             let locking = confirmed(Slot::lock(&context, &counter, link, request), signs);
             let result = tokio::time::timeout(limit, locking).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
@@ -456,7 +456,7 @@ impl Coordinator {
         }
         self.busy.extend(slot.keys.iter().cloned());
         let (events, is_parked) = (self.events.clone(), slot.parked_until.is_some());
-        vital::spawn("the end of a row lock", async move {
+        vital::spawn("the release of a row lock", async move {
             let result = match is_parked {
                 true => {
                     link.close().await;
