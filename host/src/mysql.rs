@@ -1,27 +1,30 @@
 //! The store on MySQL and MariaDB.
 //!
-//! One row a key holds the key's [`Record`](crate::lock::record::Record). Every decision is made by
-//! [`lock::record::apply`](crate::lock::record::apply) in the proxy, while a transaction holds the
-//! rows ([`batch`]), or is made on a remembered row and written only if the row is still the same
-//! ([`fast`]). Parts:
+//! Each key has one row, which holds the key's [`Record`](crate::lock::record::Record). The proxy makes every
+//! decision with [`lock::record::apply`](crate::lock::record::apply). It does so either while a transaction
+//! holds the rows ([`batch`]), or on remembered rows, which it then writes only if they have not changed
+//! ([`optimistic`]).
+//!
+//! Parts:
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`store`] | [`MysqlStore`]: the handle, and how its tasks are started and stopped |
-//! | [`lanes`] | a task a connection: collects a batch, runs it, repeats it, answers it |
-//! | [`batch`] | one transaction for many groups, two round trips |
-//! | [`fast`], [`cache`] | one statement for one key, on a remembered row |
-//! | [`link`] | a connection that was checked and may be used; errors; one exchange with the server |
+//! | [`store`] | [`MysqlStore`]: the handle; starts and stops the tasks |
+//! | [`lanes`], [`queue`] | one task a connection: collects a batch, runs it, retries it, answers it |
+//! | [`batch`] | one transaction for many groups, in two round trips |
+//! | [`optimistic`], [`cache`] | one statement on remembered rows, in one round trip |
+//! | [`link`] | a checked connection; its errors; one exchange with the server |
 //! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
-//! | [`servers`], [`prober`] | which of several servers is used, and what is seen of the others |
-//! | [`registry`], [`membership`] | the proxies of one server, their policies, and until when this one may write |
-//! | [`steps`], [`watch`] | whether the server's clock has been set: since this process looked, and before |
-//! | [`clean`], [`read`] | rows that nobody uses are deleted; rows are listed |
+//! | [`servers`], [`prober`] | which of several servers is in use, and the state of the others |
+//! | [`registry`], [`membership`] | the proxies of a server, their policies, and until when this proxy may write |
+//! | [`clock_steps`], [`clock_watch`] | whether the server's clock was set: while this process watched, and before |
+//! | [`clean`], [`read`] | deletes unused rows; lists rows |
+//! | [`health`] | whether the store can be used |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
-//! | [`wire`] | what carries the statements: a connection to a real server, or to a simulated one |
-//! | [`pinned`] | the primitives that rest on a session: `advisory`, `row` |
+//! | [`wire`] | carries the statements to a real or a simulated server |
+//! | [`pinned`] | primitives that depend on a session: `advisory`, `row` |
 //! | [`managed`] | a private server |
-//! | [`conditions`] | what is applied when, as tests for real servers and the simulated one |
+//! | [`conditions`] | when a statement is applied, as tests for real servers and the simulated one |
 
 pub mod conditions;
 pub mod managed;

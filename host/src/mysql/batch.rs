@@ -1,4 +1,4 @@
-//! One transaction for many groups: lock and read the rows, decide, write, commit. Two round trips.
+//! One transaction for many groups, in two round trips: lock and read the rows, decide, write, commit.
 
 use std::collections::BTreeSet;
 
@@ -16,19 +16,20 @@ use crate::lock::record::{self, BatchId, Env, Holder, Op, Record, Records, Tried
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
 
-/// A packet is sent once its statements are this long; servers take 16 MB and more.
+/// A packet is sent once its statements are this long. Servers accept 16 MB and more.
 pub const PACKET_BYTES: usize = 4 << 20;
-/// Rows that one statement writes.
+/// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1024;
 
-/// What was decided of a batch. It is noted before the batch is sent, so that it is there if the answer is lost.
+/// The decisions for a batch. They are noted before the batch is sent, so that they are known if the answer
+/// is lost.
 pub struct Decided {
     pub batch_id: BatchId,
     pub replies: Vec<Reply>,
 }
 
-/// Runs the groups in order; nothing is applied after `deadline`. On an error nothing was applied, or, where the
-/// connection broke and something is `decided`, it is not known whether that was.
+/// Runs the groups in order. Nothing is applied after `deadline`. On an error nothing was applied, unless the
+/// connection broke and `decided` is set; then it is unknown whether the decisions were applied.
 pub async fn run(
     context: &Context,
     link: &mut Link,
@@ -38,7 +39,7 @@ pub async fn run(
 ) -> Result<(), Fault> {
     let result = transact(context, link, work, deadline, decided).await;
     if matches!(result, Err(Fault::Conflict { .. } | Fault::Rejected { .. })) {
-        // A statement that failed has undone itself only: the rest would be kept by a COMMIT.
+        // A failed statement rolls back only itself; a COMMIT would keep the others.
         link.rollback().await?;
     }
     result
@@ -76,8 +77,8 @@ async fn transact(
     Ok(())
 }
 
-/// What the decisions need to know. `now` is the server's time that they are made for, and `earliest` the earliest that
-/// it can be.
+/// The inputs for decisions at `now`, the server's time. `earliest` is the earliest time that the server's
+/// clock can show.
 pub fn environment<'a>(
     context: &Context,
     link: &Link,
@@ -120,7 +121,7 @@ fn read_rows(rows: Vec<Row>) -> Result<Stored, Fault> {
 fn read_row(row: Row) -> Result<(Key, (Record, u64)), Fault> {
     let rejected = |why: String| Fault::Rejected { why };
     let (key, token, revision, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, u64, Vec<u8>)>(row)
-        .map_err(|error| rejected(format!("a row is not of this program: {error}")))?;
+        .map_err(|error| rejected(format!("a row was not written by this program: {error}")))?;
     let text = String::from_utf8_lossy(&key);
     let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
     let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;
@@ -162,6 +163,7 @@ fn writes(records: &Records, revisions: &HashMap<Key, u64>, now: ServerTime) -> 
     writes
 }
 
+/// The row as it is to be written for `record`.
 pub fn row_write(key: &Key, record: &Record, revision: u64, now: ServerTime) -> RowWrite {
     RowWrite {
         key: key.clone(),
@@ -172,12 +174,12 @@ pub fn row_write(key: &Key, record: &Record, revision: u64, now: ServerTime) -> 
     }
 }
 
-/// First revisions are multiples of this, and no revision is one less.
+/// First revisions are multiples of this, and no revision is one less than a multiple.
 const FIRST_REVISIONS: u64 = 4096;
 
-/// What the row's revision is to be. A new row starts at the time, so that one that was deleted and made again
-/// is not the same. The one before a row's first is never a row's: who takes a row for new does not
-/// find one that looks like its predecessor.
+/// The next revision of a row. A new row's revision is taken from the time, so that a row that was deleted
+/// and created again gets a different one. No row ever has the revision before a first one, so a writer that
+/// takes a row for new cannot match an existing row.
 pub fn next_revision(last: Option<&u64>, now: ServerTime) -> u64 {
     match last {
         None => now.0.next_multiple_of(FIRST_REVISIONS),
@@ -203,7 +205,7 @@ async fn commit(link: &mut Link, writes: Writes, deadline: Instant) -> Result<()
     link.commit(packet).await.map(drop)
 }
 
-/// Rows in their order, cut so that no statement is much longer than a packet.
+/// The rows in order, cut so that no statement is much longer than a packet.
 fn statements(mut rows: &[RowWrite]) -> impl Iterator<Item = &[RowWrite]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
@@ -218,7 +220,8 @@ fn statements(mut rows: &[RowWrite]) -> impl Iterator<Item = &[RowWrite]> {
     })
 }
 
-/// Rows that were only read, too: a look at a lease that has ended comes just before somebody takes it over.
+/// Caches the rows that were written, and also those that were only read: a claim often reads an expired
+/// lease just before it takes it over.
 fn remember(
     context: &Context,
     link: &Link,

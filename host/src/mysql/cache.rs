@@ -1,7 +1,7 @@
 //! Rows as they were last seen, so that one statement can change a key without reading it first.
 //!
-//! Nothing here is believed: a remembered row is only ever used in a statement that changes it if
-//! it is still the same.
+//! A remembered row is never trusted. It is used only in a statement that applies only if the row is
+//! unchanged.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ use crate::lock::maps::HashMap;
 use crate::lock::record::Record;
 
 const SHARDS: usize = 16;
-/// Rows that one half of a shard holds.
+/// The number of rows in one half of a shard.
 const HALF: usize = 1024;
-/// Rows with more holders are read each time: writing them costs more than asking.
+/// Rows with more holders are always read: writing them costs more than reading.
 const MAX_HOLDERS: usize = 16;
 
-/// A row, as it was at some moment of an era.
+/// A row as it was at some moment of a cache scope.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub record: Record,
@@ -24,22 +24,22 @@ pub struct Row {
     pub cache_scope: CacheScope,
 }
 
-/// While the era lasts, no row is deleted, and a revision names one content of a row. Every deletion of rows is
-/// preceded by a rise of the floor (see [`clean`](super::clean)), and so begins another era.
+/// Within a cache scope no row is deleted, and a revision identifies the content of a row. The floor rises
+/// before every deletion of rows (see [`clean`](super::clean)), which begins a new scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheScope {
-    /// The choice of the server.
+    /// The server generation.
     pub generation: u64,
     pub epoch: u64,
     pub floor: u64,
 }
 
-/// At most `2 * SHARDS * HALF` rows; those that were not used for the longest time go first.
+/// At most `2 * SHARDS * HALF` rows. The least recently used rows are dropped first.
 pub struct Cache {
     shards: Vec<Mutex<Shard>>,
 }
 
-/// Rows that are used move to `young`; when that is full it becomes `old`, and what was old goes.
+/// A used row moves to `young`. When `young` is full, it becomes `old`, and the previous `old` is dropped.
 #[derive(Default)]
 struct Shard {
     young: HashMap<Key, Row>,
@@ -47,11 +47,12 @@ struct Shard {
 }
 
 impl Cache {
+    /// An empty cache.
     pub fn new() -> Cache {
         Cache { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 
-    /// Takes the row out: whoever changes it puts the new one back.
+    /// Takes the row out, if it is of this cache scope. A caller that changes the row puts the new one back.
     pub fn take(&self, key: &Key, cache_scope: CacheScope) -> Option<Row> {
         let mut shard = self.shard(key);
         let young = shard.young.remove(key);
@@ -59,6 +60,7 @@ impl Cache {
         young.or(old).filter(|row| row.cache_scope == cache_scope)
     }
 
+    /// Puts a row in.
     pub fn put(&self, key: Key, row: Row) {
         if row.record.holders.len() > MAX_HOLDERS {
             self.forget(&key);
@@ -71,6 +73,7 @@ impl Cache {
         shard.young.insert(key, row);
     }
 
+    /// Removes a row.
     pub fn forget(&self, key: &Key) {
         let mut shard = self.shard(key);
         shard.young.remove(key);
@@ -83,7 +86,7 @@ impl Cache {
     }
 }
 
-/// Which of `places` a key belongs to; the same in every call of one process.
+/// The index below `places` that a key belongs to; the same for every call in one process.
 pub fn spread(key: &Key, places: usize) -> usize {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);

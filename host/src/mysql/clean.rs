@@ -1,8 +1,8 @@
-//! Deletes rows that nobody has used for long, some at a time.
+//! Deletes rows that were not used for long, some at a time.
 //!
-//! The floor is raised first, above the tokens of the rows that are to go, so that the next token of each key is
-//! above its last one. Then those rows are deleted that are still as they were before the rise: they were
-//! written in an earlier [`CacheScope`](super::cache::CacheScope), so a proxy that remembers one of them does not use it any more.
+//! First the floor is raised above the tokens of these rows, so that the next token of each key is above its
+//! last one. Then the rows that have not changed since the rise are deleted. They were written in an earlier
+//! [`CacheScope`](super::cache::CacheScope), so a proxy that remembers one of them does not use it any more.
 //! Rows that are in use are skipped.
 
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
 use crate::lock::{Instant, ServerTime};
 
-/// Rows that one rise of the floor is for: it makes all proxies forget the rows that they remember.
+/// The number of rows for one rise of the floor. Each rise makes all proxies forget their remembered rows.
 const PAGE: usize = 10_000;
-/// Rows that one transaction deletes.
+/// The number of rows that one transaction deletes.
 const CHUNK: usize = 500;
-/// Between two transactions of one sweep.
+/// The pause between two transactions of a sweep.
 const PAUSE: Duration = Duration::from_millis(20);
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 const SHORTEST_REST: Duration = Duration::from_millis(200);
 
-/// Sweeps over the table again and again until the store is closed.
+/// Sweeps the tables again and again until the store is closed.
 pub async fn run(context: Arc<Context>) {
     let rest = (context.clean_after / 4).clamp(SHORTEST_REST, LONGEST_REST);
     let mut backoff = Backoff::new();
@@ -56,7 +56,7 @@ pub async fn run(context: Arc<Context>) {
     }
 }
 
-/// How many rows were deleted.
+/// Sweeps once. Returns the number of deleted rows.
 async fn sweep(context: &Context, rows_swept: &mut Instant) -> Result<usize, Fault> {
     let mut link = Link::open(context).await?;
     let mut deleted = 0;
@@ -81,8 +81,8 @@ async fn sweep(context: &Context, rows_swept: &mut Instant) -> Result<usize, Fau
     Ok(deleted)
 }
 
-/// Deletes the rows that nobody has locked. When they were last locked is not known; one that is wanted
-/// again is made again.
+/// Deletes the guard rows that are not locked. It is unknown when they were last locked; a row that is needed
+/// again is created again.
 async fn free_rows(link: &mut Link) -> Result<usize, Fault> {
     let mut deleted = 0;
     let mut after = Vec::new();
@@ -104,16 +104,16 @@ async fn free_rows(link: &mut Link) -> Result<usize, Fault> {
     }
 }
 
-/// A row of the lease table, as it was when it was found idle.
+/// A row of the lease table, as it was found idle.
 struct Idle {
     key: Vec<u8>,
     revision: u64,
 }
 
-/// Idle rows from behind `after`, once the floor is above their tokens.
+/// The next idle rows after `after`. The floor is raised above their tokens.
 async fn page(context: &Context, link: &mut Link, after: &[u8]) -> Result<Vec<Idle>, Fault> {
     let Some(idle_since) = idle_since(context) else { return Ok(Vec::new()) };
-    // Without locks, for it may look at many rows that are in use.
+    // Without locks, because it may read many rows that are in use.
     let found = format!(
         "SELECT k,revision,token FROM {LEASES} WHERE k>{} AND until_us<{} ORDER BY k LIMIT {PAGE}",
         hexed(after),
@@ -132,8 +132,8 @@ async fn page(context: &Context, link: &mut Link, after: &[u8]) -> Result<Vec<Id
     Ok(idle)
 }
 
-/// Rows of which nothing lasted longer than this are idle. It is no later than it has to be where the server's clock was
-/// set forward: the rows of leases that run would look idle.
+/// The time before which everything in an idle row ended. If the server's clock was set forward, the time is
+/// earlier by that much, because the rows of running leases would look idle.
 fn idle_since(context: &Context) -> Option<ServerTime> {
     let now = clock::now();
     let steps = context.clock_steps();
@@ -142,7 +142,7 @@ fn idle_since(context: &Context) -> Option<ServerTime> {
     Some(ServerTime(earliest.0.saturating_sub(unsure_us)))
 }
 
-/// Deletes those of the rows that have not changed since the floor was raised: how many.
+/// Deletes the rows that have not changed since the floor was raised. Returns their number.
 async fn delete(link: &mut Link, idle: &[Idle]) -> Result<usize, Fault> {
     let wanted: Vec<&[u8]> = idle.iter().map(|row| &*row.key).collect();
     let locked = format!(

@@ -1,49 +1,51 @@
-//! Whether the server's clock has been set.
+//! Detects whether the server's clock was set.
 //!
-//! Leases end by the server's clock, and their holders count on their own. Where the server's is
-//! set forward, leases look expired that are not. So the difference between the two clocks is
-//! followed: each answer bounds it from both sides, whatever the network's delay was.
+//! Leases end by the server's clock, but their holders count on their own clocks. If the server's clock is
+//! set forward, running leases look expired. So this module follows the difference between the server's clock
+//! and our own. Each answer of the server bounds the difference from both sides, whatever the network delay
+//! was.
 //!
-//! This is what one process notices while it runs. What happens while none looks, and what a process that starts
-//! must know, is in [`watch`](super::watch).
+//! This module covers what a process notices while it runs. [`clock_watch`](super::clock_watch) covers steps
+//! while no process watches, and what a starting process must know.
 
 use crate::lock::record::Doubt;
 use crate::lock::{Instant, ServerTime};
 
-/// How far the server's clock may run ahead unnoticed, in microseconds.
+/// How far the server's clock may run ahead without being noticed, in microseconds.
 pub const MARGIN_US: u64 = crate::lock::record::UNNOTICED_US;
 
-/// A clock that no look was taken at for this long, in microseconds, may have been set back and forward again meanwhile, by
-/// what others have seen.
+/// If a process did not read the clock for this long, in microseconds, the clock may have been set back and
+/// forward again meanwhile, with only other proxies noticing.
 const UNWATCHED_US: u64 = 10_000_000;
 
-/// How long a step forward counts as noticed just now, in microseconds. The clock may be set forward, back and forward again,
-/// while one proxy does not look during the first two steps, and another one does not during the last two. Neither notices
-/// that it was set back. Leases that the first proxy grants in between look ended to the second one, which has noticed the
-/// first step alone.
+/// How long a step forward counts as noticed just now, in microseconds. Suppose that the clock is set
+/// forward, back, and forward again. One proxy does not read it during the first two steps, another one not
+/// during the last two, so neither notices the step back. Leases that the first proxy grants in between look
+/// ended to the second, which has noticed only the first step.
 pub const UNSEEN_US: u64 = 2 * UNWATCHED_US;
 
-/// A clock that was set back is believed to be set forward again for this long, in microseconds: each other proxy looks at
-/// it before that, or knows that it was away.
+/// For this long, in microseconds, a clock that was set back is expected to be set forward again. By then
+/// every other proxy has read the clock, or knows that it was away.
 const SET_BACK_KEPT_US: u64 = 3 * UNWATCHED_US;
 
-/// For this long, in microseconds, it is recorded as if it was not set back: all who have noticed that grant by it for longer.
+/// How long the record shows the clock as if it was not set back, in microseconds. Proxies that have noticed
+/// the step back grant by the higher clock for longer than this.
 const SET_BACK_SAID_US: u64 = 2 * UNWATCHED_US;
 
-/// How much the rates of two clocks may differ: a clock that is being corrected runs up to 500
-/// parts in a million faster, and so may the other.
+/// How much the rates of two clocks may differ. A clock that is being corrected runs up to 500 parts in a
+/// million faster, and so may the other.
 pub const DRIFT_PER_MILLION: u64 = 1_000;
 const US_PER_US_OF_DRIFT: u64 = 1_000_000 / DRIFT_PER_MILLION;
 
-/// The difference between the server's clock and our own, and when it last jumped forward.
+/// The difference between the server's clock and our own, and the last steps of the server's clock.
 #[derive(Clone, Debug, Default)]
 pub struct ClockSteps {
     bounds: Option<Bounds>,
-    /// Of the server that was used before this one, until this one's clock was looked at.
+    /// The bounds of the previous server's clock, until this server's clock was read.
     earlier: Option<Bounds>,
     jump: Option<Jump>,
     peak: Option<Peak>,
-    /// What other proxies have noticed is known, and the clock was looked at again and again since then.
+    /// Whether other proxies' records are known, and the clock was read at least every [`UNWATCHED_US`] since.
     is_watched: bool,
     wait: Option<Wait>,
     /// The longest lease, in microseconds.
@@ -59,7 +61,7 @@ struct Jump {
     at: Instant,
 }
 
-/// No lease is granted before `from`. That is `until` on our own clock, which is not set.
+/// No lease is granted before `from`, which is `until` on our own clock. Our own clock is never set.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     from: ServerTime,
@@ -72,68 +74,69 @@ struct Bounds {
     low: i64,
     high: i64,
     at: Instant,
-    /// When the clock was last looked at.
+    /// When the clock was last read.
     seen: Instant,
 }
 
-/// From where the clock was set back: as [`Bounds`].
+/// The bounds from before the clock was set back, like [`Bounds`].
 #[derive(Clone, Copy, Debug)]
 struct Peak {
     low: i64,
     high: i64,
     /// When it was noticed.
     at: Instant,
-    /// Whether this process has noticed it when it happened.
+    /// Whether this process noticed the step when it happened.
     is_seen: bool,
 }
 
-/// What is recorded of a clock that was set back, for proxies that start.
+/// The record of a clock that was set back, for proxies that start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetBack {
-    /// The clock as it would be, so many microseconds ahead; it was set back by no less.
+    /// How many microseconds ahead the clock would be. It was set back by at least as much.
     By(u64),
-    /// It is not known when it was set back: what others have recorded stays.
+    /// It is unknown when the clock was set back, so the record of other proxies stays.
     Unknown,
 }
 
-/// What one look at the server's clock has shown.
+/// The result of one reading of the server's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClockStep {
     None,
-    /// The clock was set forward, by so many microseconds.
+    /// The clock was set forward by between `at_least_us` and `at_most_us` microseconds.
     Forward {
         at_least_us: u64,
         at_most_us: u64,
     },
-    /// Set back: leases last longer than they should. See [`ClockSteps::set_back_us`].
+    /// The clock was set back by at least this, in microseconds. Leases last longer than they should. See
+    /// [`ClockSteps::set_back_us`].
     Back(u64),
 }
 
 impl ClockSteps {
-    /// `longest_us`: no lease is longer, in microseconds.
+    /// `longest_us` is the longest lease, in microseconds.
     pub fn new(longest_us: u64) -> ClockSteps {
         ClockSteps { longest_us, ..ClockSteps::default() }
     }
 
-    /// Whether nothing can have happened to the clock that is not known: what other proxies have noticed was asked for,
-    /// and the clock was looked at again and again since then.
+    /// Whether every step of the clock is known: other proxies' records were read, and the clock was read
+    /// at least every [`UNWATCHED_US`] since.
     pub fn is_watched(&self) -> bool {
         self.is_watched
     }
 
-    /// What other proxies have noticed is known now.
+    /// Notes that other proxies' records are known now.
     pub fn begin(&mut self) {
         self.is_watched = true;
     }
 
-    /// By how much the server's clock was set back of late. Another proxy may have looked at it before that, and look
-    /// again when it was set forward by as much: it notices nothing. So what is granted or told now must also be true
-    /// for such a proxy, until each one has looked: of a clock that says so much more.
+    /// By how much the server's clock was set back recently, at most. Another proxy may have read it before
+    /// the step back, and next after it was set forward by as much; it notices nothing. So until every proxy
+    /// has read the clock, grants and answers must also hold for a clock that is ahead by this much.
     pub fn set_back_us(&self, now: Instant) -> u64 {
         self.below_peak(now).map_or(0, |(peak, bounds)| saturating(peak.high - bounds.low))
     }
 
-    /// What is recorded of a clock that was set back.
+    /// The record of a clock that was set back.
     pub fn recorded(&self, now: Instant) -> SetBack {
         match self.below_peak(now) {
             Some((peak, bounds)) if peak.is_seen => match now.us_since(peak.at) <= SET_BACK_SAID_US {
@@ -150,14 +153,15 @@ impl ClockSteps {
         Some((peak, self.bounds.or(self.earlier)?.drifted(now)))
     }
 
-    /// The server's clock, which says `now` at some moment between `before` and `after` on our own, has said `seen` before.
+    /// Notes that the server's clock has shown `seen` before. It shows `now` at some moment between `before`
+    /// and `after` on our own clock.
     pub fn note_seen(&mut self, seen: ServerTime, now: ServerTime, before: Instant, after: Instant) {
-        // Another proxy may have said it a moment after this look.
+        // Another proxy may have recorded it a moment after this reading.
         if seen <= now.plus_us(MARGIN_US) {
             return;
         }
         let low = seen.0.cast_signed() - after.0.cast_signed();
-        // The clock went on from there, until it was set back.
+        // The clock ran on from there until it was set back.
         let high = (seen.0 + UNWATCHED_US).cast_signed() - before.0.cast_signed();
         self.set_back_from(Peak { low, high, at: after, is_seen: false });
     }
@@ -168,8 +172,8 @@ impl ClockSteps {
         self.peak = Some(Peak { low, high, is_seen: known.is_seen && from.is_seen, ..from });
     }
 
-    /// Takes over what other proxies have noticed: by how much the clock may have been set forward, and what it said
-    /// then. After `before` on our own clock it says `now`.
+    /// Takes over the records of other proxies: by how much the clock may have been set forward, and the time
+    /// that it showed then. The clock shows `now` after `before` on our own clock.
     pub fn inherit(&mut self, by_us: u64, since: ServerTime, now: ServerTime, before: Instant) {
         if by_us == 0 {
             return;
@@ -180,7 +184,8 @@ impl ClockSteps {
             Some(Jump { by_us: by_us.max(own.by_us), since: since.max(own.since), at: at.max(own.at) });
     }
 
-    /// The server's clock said `server` at some moment between `before` and `after` on our own.
+    /// Takes a reading: the server's clock showed `server` at some moment between `before` and `after` on our
+    /// own clock.
     pub fn observe(&mut self, server: ServerTime, before: Instant, after: Instant) -> ClockStep {
         let seen = Bounds {
             low: server.0.cast_signed() - after.0.cast_signed(),
@@ -209,7 +214,7 @@ impl ClockSteps {
         } else {
             ClockStep::None
         };
-        // The upper bound only ever falls (but for drift), so that many small steps add up to one.
+        // The upper bound only falls, except for drift, so that many small steps add up.
         let high = known.high.min(seen.high);
         let both = Bounds { low: known.low.max(seen.low).min(high), high, at: known.at, seen: before };
         let is_new = step != ClockStep::None || self.earlier.take().is_some();
@@ -217,7 +222,7 @@ impl ClockSteps {
         step
     }
 
-    /// What is to be thought of leases that have ended by the server's clock.
+    /// How far to doubt that leases that look ended have ended.
     pub fn doubt(&self, now: Instant) -> Doubt {
         let Some(Jump { by_us, since, at }) = self.jump else { return Doubt::default() };
         let ago_us = now.us_since(at).saturating_sub(UNSEEN_US);
@@ -227,13 +232,13 @@ impl ClockSteps {
         Doubt { by_us, since: since.plus_us(UNSEEN_US), ago_us, longest_us: self.longest_us }
     }
 
-    /// Whether the clock has not been set forward in the last `us` microseconds, as far as is known.
+    /// Whether no step forward is known in the last `us` microseconds.
     pub fn is_steady(&self, now: Instant, us: u64) -> bool {
         self.jump.is_none_or(|jump| now.us_since(jump.at) > us)
     }
 
-    /// No lease is granted before `from` on the server's clock, which said `now` after `before` on our own. However the
-    /// server's clock is set after this, the wait does not get shorter.
+    /// Notes that no lease is granted before `from` on the server's clock, which showed `now` after `before`
+    /// on our own clock. The wait does not get shorter if the server's clock is set later.
     pub fn note_wait(&mut self, from: ServerTime, now: ServerTime, before: Instant) {
         if self.wait.is_none_or(|wait| wait.from != from) {
             let until = before.plus_us(from.us_since(now)).max(self.waits_until());
@@ -246,16 +251,16 @@ impl ClockSteps {
         self.wait.map_or(Instant(0), |wait| wait.until)
     }
 
-    /// The earliest and the latest that the server's clock can say at `own`, unless it is set; `None`
-    /// before it was looked at.
+    /// The earliest and the latest time that the server's clock can show at `own`, unless it is set; `None`
+    /// before the first reading.
     pub fn server_time(&self, own: Instant) -> Option<(ServerTime, ServerTime)> {
         let bounds = self.bounds?.drifted(own);
         let at = |offset: i64| ServerTime(own.0.saturating_add_signed(offset));
         Some((at(bounds.low - 1), at(bounds.high + 1)))
     }
 
-    /// Another server is used from now on. If its clock is ahead of the previous server's clock, leases look expired too
-    /// early, as after a step.
+    /// Begins to follow another server's clock. If it is ahead of the previous server's clock, leases look
+    /// expired too early, as after a step.
     pub fn change_server(&mut self) {
         self.earlier = self.bounds.take().or(self.earlier);
         self.wait = None;
@@ -267,9 +272,9 @@ fn saturating(us: i64) -> u64 {
 }
 
 impl Bounds {
-    /// What the bounds may have become by `now`.
+    /// The bounds at `now`, widened by drift.
     fn drifted(self, now: Instant) -> Bounds {
-        // In whole microseconds of drift: the rest of the time is left for the next look.
+        // In whole microseconds of drift; the rest of the time is left for the next call.
         let drift = now.us_since(self.at) / US_PER_US_OF_DRIFT;
         let at = self.at.plus_us(drift * US_PER_US_OF_DRIFT);
         let drift = drift.cast_signed();

@@ -1,12 +1,14 @@
-//! What a proxy that starts must know of the server's clock: how far it may have been set forward.
+//! What a starting proxy must know about the server's clock: how far it may have been set forward.
 //!
-//! [`steps`](super::steps) notices a step by what this process has seen before. A process that starts has seen
-//! nothing, and a clock that was set forward while no proxy looked makes all leases look ended. So the row in
-//! `lockkeeper_clock` says up to which time the clock was watched (`seen_us`): each proxy that finds the clock where it
-//! has to be says so every second. Since then the clock was set forward by no more than the time that it shows to have
-//! passed. A proxy that starts records that time as a possible step, and a proxy that notices a step records the step.
+//! [`clock_steps`](super::clock_steps) detects a step by earlier readings of the same process. A starting
+//! process has no earlier readings, and if the clock was set forward while no proxy watched, all leases look
+//! ended. So the row in `lockkeeper_clock` records until when the clock was watched (`seen_us`). Each proxy
+//! that finds the clock where it must be updates it every second. The step since then is at most the time
+//! that the clock shows to have passed. A starting proxy records that time as a possible step, and a proxy
+//! that notices a step records the step.
 //!
-//! So time that no proxy has watched does not count for the end of a lease: while no proxy runs, leases stand still.
+//! So time that no proxy has watched does not count towards the end of a lease: while no proxy runs, leases
+//! stand still.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,20 +25,21 @@ use super::wire::Wire;
 use crate::clock;
 use crate::lock::ServerTime;
 
-/// Between two looks.
+/// The time between two readings.
 const ROUND: Duration = Duration::from_secs(1);
-/// What is asked for at the beginning is no older than this when it is used, in microseconds.
+/// [`begin`] uses an answer only if it is no older than this, in microseconds.
 const LONGEST_BEGIN_US: u64 = 5_000_000;
-/// What another proxy has said this long ago need not be said again, in microseconds.
+/// A proxy does not repeat what another proxy has recorded less than this long ago, in microseconds.
 const RECENT_US: u64 = 500_000;
-/// No wait after a change of the server is longer than the longest lease and this, in microseconds.
+/// A wait after a change of the server lasts at most the longest lease plus this, in microseconds.
 const LONGEST_MARGIN_US: u64 = 10_000_000;
 
-/// The first look of a process at the server's clock, and the first look after the process was away: takes over what other
-/// proxies have noticed, and records that the clock may have been set forward since the last of them looked.
+/// The first reading of a process, and the first after it was away. Takes over the records of other proxies,
+/// and records that the clock may have been set forward since the last of them read it.
 pub async fn begin(wire: &mut Wire, context: &Context) -> Result<(), Fault> {
     let (ahead, by_us) = (format!("{NOW_US}>seen_us"), format!("{NOW_US}-seen_us"));
-    // So that it concerns leases from before this look alone. Else leases that are granted after a start would last longer.
+    // So that only leases from before this reading are in doubt. Otherwise leases that are granted after a
+    // start would last longer.
     let since = format!("GREATEST(stepped_us,{NOW_US}-{UNSEEN_US})");
     let sql = format!(
         "UPDATE {CLOCK} SET {},seen_us=GREATEST(seen_us,{NOW_US}) WHERE id=1;\
@@ -59,15 +62,16 @@ pub async fn begin(wire: &mut Wire, context: &Context) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Assignments that record a possible step by `by_us`, where `ahead` holds. `since`: what the clock said when it was noticed.
-/// Several proxies may record the same step, and then it counts several times: no lease is in doubt for longer than it was
-/// set for. A step that is longer ago than the longest lease and [`UNSEEN_US`] is over. A wait that was not over when the clock
-/// was last watched is put off.
+/// Assignments that record a possible step of `by_us` if `ahead` holds. `since` is the time that the clock
+/// showed when the step was noticed. A step that several proxies record counts several times; even so no
+/// lease is in doubt for longer than its duration. A step that is longer ago than the longest lease plus
+/// [`UNSEEN_US`] does not count any more. A wait that was not over when the clock was last watched is
+/// extended by the step.
 fn step(ahead: &str, by_us: &str, since: &str, longest_us: u64) -> String {
     let grants_from = format!("GREATEST(grants_us,(SELECT grants_from FROM {META} WHERE id=1))");
     let latest = format!("{NOW_US}+{}", longest_us + LONGEST_MARGIN_US);
     let counts_us = UNSEEN_US + longest_us + MARGIN_US;
-    // They are made from left to right.
+    // Assignments run from left to right.
     format!(
         "grants_us=IF({ahead} AND {grants_from}>seen_us,LEAST({grants_from}+{by_us},{latest}),grants_us),\
          by_us=IF({ahead},IF(stepped_us+{counts_us}>seen_us,by_us,0)+{by_us},by_us),\
@@ -93,19 +97,20 @@ pub async fn run(context: Arc<Context>) {
     }
 }
 
-/// What is recorded of the clock rests on looks of its own: a step that a lane has noticed is not recorded yet.
+/// Keeps the record of the clock. It uses readings of its own, because a step that a lane has noticed is not
+/// recorded yet.
 #[derive(Default)]
 struct Watch {
     steps: ClockSteps,
-    /// The choice of the server that was looked at last.
+    /// The server generation of the last reading.
     generation: u64,
-    /// How far the clock was set forward, in microseconds, where that is still to be recorded.
+    /// How far the clock was set forward, in microseconds, as far as that is not recorded yet.
     unrecorded_us: u64,
     has_claimed: bool,
 }
 
 impl Watch {
-    /// Looks again and again, until that fails.
+    /// Reads the clock again and again, until a reading fails.
     async fn keep(&mut self, context: &Context) -> Result<(), Fault> {
         let mut link = Link::open(context).await?;
         let generation = link.cache_scope().generation;
@@ -141,8 +146,9 @@ impl Watch {
     }
 }
 
-/// Says that the clock was watched up to `seen`, and that it was set forward meanwhile, where it was. A clock that was set
-/// back is for a while recorded as if it was not, as what is granted is: see [`ClockSteps::set_back_us`].
+/// The statement that records that the clock was watched up to `seen`, and was set forward by `by_us`
+/// meanwhile. A clock that was set back is recorded for a while as if it was not, just as leases are granted:
+/// see [`ClockSteps::set_back_us`].
 fn said(seen: ServerTime, by_us: u64, set_back: SetBack, longest_us: u64) -> String {
     let (set_back_us, may_lower) = match set_back {
         SetBack::By(us) => (us, true),
@@ -153,8 +159,8 @@ fn said(seen: ServerTime, by_us: u64, set_back: SetBack, longest_us: u64) -> Str
         let step = step("TRUE", &by_us.to_string(), NOW_US, longest_us);
         return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
     }
-    // By the clock of now: a look that arrives late is behind what others have seen since, and must not take back the
-    // step that they have recorded.
+    // Compares with the server's current clock, because a statement that arrives late is behind what other
+    // proxies have seen since, and must not undo the step that they have recorded.
     let is_back = match may_lower {
         true => format!("seen_us>{NOW_US}+{}", set_back_us + RECENT_US),
         false => "0>1".to_owned(),

@@ -1,7 +1,7 @@
-//! Records as compact JSON, one row a key, readable in any SQL client.
+//! Records as compact JSON, one row for each key, readable in any SQL client.
 //!
-//! `lock` knows nothing of serde, so the shapes are mirrored here. Times are in microseconds since
-//! 1970 (UTC, the server's clock). Absent fields have their default.
+//! `lock` does not depend on serde, so its types are mirrored here. Times are in microseconds since 1970
+//! (UTC, the server's clock). An absent field has its default.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::lock::record::{
 };
 use crate::lock::{Mode, ServerTime, Token};
 
-/// The text could not be read as a record.
+/// The text is not a record.
 #[derive(Debug, thiserror::Error)]
 #[error("a row's state is not a record: {0}")]
 pub struct DecodeError(#[from] serde_json::Error);
 
-/// The record without its token, which has a column of its own.
+/// Encodes the record without its token, which has a column of its own.
 pub fn encode(record: &Record) -> Vec<u8> {
     let state = State {
         holders: record.holders.iter().map(HolderState::from).collect(),
@@ -32,6 +32,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
     serde_json::to_vec(&state).expect("strings and numbers always serialize")
 }
 
+/// Decodes a record.
 pub fn decode(token: u64, state: &[u8]) -> Result<Record, DecodeError> {
     let state: State<'_> = serde_json::from_slice(state)?;
     Ok(Record {
@@ -62,22 +63,22 @@ struct State<'a> {
     kept: Option<KeptState<'a>>,
     #[serde(default, borrow, skip_serializing_if = "LineState::is_empty")]
     line: LineState<'a>,
-    /// Writer and number.
+    /// Writer and time of each batch id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     marks: Vec<(u64, u64)>,
     #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
     wanted: Vec<WantedState<'a>>,
 }
 
-/// Those who wait in line. There may be hundreds, of few proxies: so these are named once.
+/// The global queue. Hundreds of waiters may belong to few proxies, so each proxy is named once.
 #[derive(Default, Serialize, Deserialize)]
 struct LineState<'a> {
     #[serde(borrow)]
     proxies: Vec<Cow<'a, str>>,
     /// Ticket, index into `proxies`, end, rank.
     places: Vec<(u64, usize, u64, i32)>,
-    /// Of each place: when its waiter joined, and whether its client may return to it. Apart from `places`, so that
-    /// earlier versions read those. They drop this.
+    /// For each place: when its waiter joined, and whether its client may return to it. Apart from `places`,
+    /// so that earlier versions can read `places`. Earlier versions drop this field.
     #[serde(default)]
     joined: Vec<(u64, bool)>,
 }
@@ -99,7 +100,7 @@ struct HolderState<'a> {
     #[serde(default, skip_serializing_if = "ModeState::is_exclusive")]
     mode: ModeState,
     token: u64,
-    /// Absent: `token`. Earlier versions drop it.
+    /// Absent: same as `token`. Earlier versions drop this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lowest_token: Option<u64>,
     /// How many keys the lease holds.
@@ -116,7 +117,7 @@ struct HolderState<'a> {
     keep_ms: u32,
     #[serde(default, skip_serializing_if = "is_zero")]
     released_by: u64,
-    /// Absent: one, of the claim that made the grant, which had no request id.
+    /// Absent: one level, of the claim that made the grant, without a request id.
     #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
     levels: Vec<LevelState<'a>>,
     #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
@@ -155,7 +156,7 @@ struct EndedState<'a> {
     released_by: u64,
     #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
     request: Option<Cow<'a, str>>,
-    /// The version that a commit made; 0 where it was a grant.
+    /// The version that a commit made; 0 if it was a grant.
     #[serde(default, skip_serializing_if = "is_zero")]
     version: u64,
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -168,11 +169,11 @@ struct KeptState<'a> {
     #[serde(borrow)]
     value: Cow<'a, str>,
     since: u64,
-    /// Absent: until it is replaced.
+    /// Absent: kept until it is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
     nonce: u64,
-    /// Absent: it came in through the API, or an earlier version wrote it down, which did not say.
+    /// Absent: stored through the API, or by an earlier version, which did not record this.
     #[serde(default, skip_serializing_if = "is_false")]
     by_route: bool,
 }
@@ -487,7 +488,7 @@ mod tests {
         GlobalPlace { ticket, proxy: proxy.into(), rank, joined, returns: ticket == 2, until }
     }
 
-    /// An earlier version wrote a line without times.
+    /// An earlier version wrote a global queue without times.
     #[test]
     fn places_of_before_are_read() {
         let line = r#"{"line":{"proxies":["a","b"],"places":[[7,1,9,0],[8,0,9,0]]}}"#;

@@ -1,5 +1,6 @@
-//! What is applied when, as conditions that every server has to meet, the simulated one, too. They look at the store itself: a
-//! proxy would undo what came too late, and has bounds of its own in front of the store's.
+//! Conditions about when a statement is applied. Every server has to meet them, the simulated one too. They
+//! test the store itself, because a proxy would undo late statements, and has bounds of its own in front of
+//! the store's.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,34 +22,38 @@ use crate::lock::{Key, LeaseRef, ServerTime, Space, Token};
 use crate::store::registry::Registry;
 use crate::store::{Health, Reply, Router, Store, StoreError, contract};
 
-/// A database of its own, and what happens to its server.
+/// A database of its own, with control over its server.
 pub trait Database {
     /// A store that is not ready yet.
     fn open(&self, config: &StoreConfig) -> MysqlStore;
 
-    /// A session of somebody who is no proxy.
+    /// A session that belongs to no proxy.
     fn stranger(&self) -> impl Future<Output = Stranger> + Send;
 
-    /// The server stands still: what is sent waits until it goes on.
+    /// Pauses the server. Statements wait until it continues.
     fn pause(&self);
 
+    /// Continues a paused server.
     fn go_on(&self);
 
-    /// From now on each insertion of a lease's row takes so long, also where the row is there.
+    /// From now on each insertion into the lease table takes this long, even if the row exists.
     fn slow_down(&self, each: Duration) -> impl Future<Output = ()> + Send;
 }
 
-/// A session of somebody who is no proxy.
+/// A session that belongs to no proxy.
 pub struct Stranger(Wire);
 
 impl Stranger {
+    /// Connects to the server.
+    ///
     /// # Panics
-    /// Where the URL cannot be read, or the server does not answer.
+    /// If the URL cannot be parsed, or the server does not answer.
     pub async fn at(url: &str) -> Stranger {
         let endpoint = store::read_url(url).expect("the URL is good");
         Stranger::to(&endpoint.target).await
     }
 
+    /// Connects to a simulated server.
     #[cfg(any(test, feature = "simulation"))]
     pub async fn simulated(route: Arc<dyn super::wire::Connect>) -> Stranger {
         Stranger::to(&Target::Simulated(route)).await
@@ -58,15 +63,15 @@ impl Stranger {
         Stranger(Wire::connect(target).await.expect("the server answers"))
     }
 
-    /// The rows of the last statement that returns rows.
+    /// Runs statements. Returns the rows of the last one that returns rows.
     pub async fn says(&mut self, statements: &str) -> Vec<mysql_async::Row> {
         let sets = self.0.exchange(statements.to_owned()).await.expect(statements);
         sets.into_iter().next_back().unwrap_or_default()
     }
 }
 
-/// Calls the macro `of_each` with the names of all conditions. Those in `alone` come first: the caller names the ones that need
-/// a server of their own.
+/// Calls the macro `of_each` with the names of all conditions. Those in `alone` come first; they are the ones
+/// that need a server of their own.
 #[macro_export]
 macro_rules! conditions {
     ($of_each:ident $($alone:ident)*) => {
@@ -99,7 +104,7 @@ macro_rules! conditions {
     };
 }
 
-/// The server is stopped before it is asked, and finds the statement when it goes on.
+/// The server is paused before the statement is sent, and receives it when it continues.
 pub async fn a_paused_server_applies_nothing_late(database: &impl Database) {
     let store = open(database).await;
     for keys in [&["one"][..], &["two", "three"]] {
@@ -115,17 +120,17 @@ pub async fn a_paused_server_applies_nothing_late(database: &impl Database) {
     }
 }
 
-/// Two callers share a transaction, and one gives up while it is under way: what that one was
-/// denied is not applied, and the other one is granted.
+/// Two callers share a transaction, and one gives up while it runs. The claim of that caller is not applied,
+/// and the other is granted.
 pub async fn a_slow_transaction_applies_nothing_late(database: &impl Database) {
     let store = open(database).await;
     warm(&store, &["c"]).await;
     warm(&store, &["a", "b"]).await;
     database.slow_down(Duration::from_millis(800)).await;
-    // Rows that are remembered, and rows that are not.
+    // Remembered rows, and unknown rows.
     for (keys, other) in [(["a", "b"], "c"), (["new-a", "new-b"], "new-c")] {
         let hasty = contract::claim(&keys, "hasty");
-        // While the lane does this the other two meet in its queue.
+        // Meanwhile the other two meet in the lane's queue.
         let first = ask(&store, Op::Force { key: Key::new("nobody's").expect("a key") }, 10_000);
         let late = ask(&store, Op::Acquire(hasty.clone()), 1_400);
         let in_time = ask(&store, Op::Acquire(contract::claim(&[other], "patient")), 20_000);
@@ -137,7 +142,8 @@ pub async fn a_slow_transaction_applies_nothing_late(database: &impl Database) {
     }
 }
 
-/// Rows that the store remembers are deleted behind its back: it does not make them again from memory.
+/// Rows that the store remembers are deleted by another session. The store does not create them again from
+/// memory.
 pub async fn a_row_that_is_gone_is_looked_for(database: &impl Database) {
     let store = open(database).await;
     for keys in [&["one"][..], &["two", "three"]] {
@@ -150,8 +156,8 @@ pub async fn a_row_that_is_gone_is_looked_for(database: &impl Database) {
     }
 }
 
-/// Two stores remember a row. Clean-up deletes it, and it is made again: what the second store remembers of the
-/// row that was is not taken for the row that is, though as many writes have been made to both.
+/// Two stores remember a row. Clean-up deletes it, and it is created again. The second store does not take
+/// its remembered row for the new one, although both had the same number of writes.
 pub async fn a_row_that_was_made_again_is_not_the_remembered_one(database: &impl Database) {
     let (one, other) = (open(database).await, open(database).await);
     warm(&one, &["k"]).await;
@@ -164,7 +170,7 @@ pub async fn a_row_that_was_made_again_is_not_the_remembered_one(database: &impl
     let config = StoreConfig { lanes: 1, clean_after: Duration::from_secs(3_600), ..StoreConfig::default() };
     let cleaner = opened(database, &config).await;
     until("the row is deleted", async || cleaner.read(key.clone()).await.expect("it reads").is_none()).await;
-    // Both have looked at the floor since.
+    // Both have read the floor since.
     warm(&one, &["another"]).await;
     warm(&other, &["yet another"]).await;
     warm(&one, &["k"]).await;
@@ -177,8 +183,8 @@ pub async fn a_row_that_was_made_again_is_not_the_remembered_one(database: &impl
     assert!(matches!(renewed.outcomes[0], Outcome::Renewed { .. }), "{renewed:?}");
 }
 
-/// A row that the store has never seen may be deleted, and the floor raised, until the row is inserted: not after
-/// the store has looked at the floor.
+/// A row that the store has never seen may be deleted, and the floor raised, only until the store has read
+/// the floor.
 pub async fn clean_up_cannot_come_between_the_floor_and_a_new_row(database: &impl Database) {
     let store = open(database).await;
     warm(&store, &["warm"]).await;
@@ -192,12 +198,12 @@ pub async fn clean_up_cannot_come_between_the_floor_and_a_new_row(database: &imp
     assert!(grant.tokens[0].0 > 1_000, "{grant:?}");
 }
 
-/// Rows that were never seen are all inserted in time, or none is.
+/// Of several new rows, all are inserted in time, or none is.
 pub async fn slow_inserts_apply_nothing_late(database: &impl Database) {
     let store = open(database).await;
     warm(&store, &["warm"]).await;
     database.slow_down(Duration::from_millis(800)).await;
-    // While the lane does this the others meet in its queue.
+    // Meanwhile the others meet in the lane's queue.
     let first = ask(&store, Op::Acquire(contract::claim(&["first"], "patient")), 20_000);
     tokio::time::sleep(Duration::from_millis(100)).await;
     let names = ["a", "b", "c"];
@@ -212,7 +218,7 @@ pub async fn slow_inserts_apply_nothing_late(database: &impl Database) {
     }
 }
 
-/// A row's lock is had only after the caller has given up.
+/// The row lock is granted only after the caller has given up.
 pub async fn a_lock_that_is_waited_for_applies_nothing_late(database: &impl Database) {
     let store = open(database).await;
     let mut stranger = database.stranger().await;
@@ -230,7 +236,7 @@ pub async fn a_lock_that_is_waited_for_applies_nothing_late(database: &impl Data
     }
 }
 
-/// More rows than a prepared statement has, all remembered, in one batch.
+/// One batch has more remembered rows than a prepared statement.
 pub async fn wide_batches_are_written_as_a_whole(database: &impl Database) {
     let store = open(database).await;
     let names: Vec<String> = (0..200).map(|n| format!("it's\\{n}?")).collect();
@@ -242,7 +248,7 @@ pub async fn wide_batches_are_written_as_a_whole(database: &impl Database) {
     }
 }
 
-/// A row that somebody locks past the proxy holds up its own key, and no other of its lane.
+/// A row that another session locks delays its own key, but no other key of its lane.
 pub async fn a_locked_row_is_its_own_trouble(database: &impl Database) {
     let store = open(database).await;
     warm(&store, &["locked"]).await;
@@ -260,8 +266,8 @@ pub async fn a_locked_row_is_its_own_trouble(database: &impl Database) {
     assert!(matches!(reply.outcomes[0], Outcome::Granted(_)), "{reply:?}");
 }
 
-/// A caller that gave up while its group waited for the lane is told that nothing was sent, so that nothing has to
-/// be undone; one whose transaction was under way is not told so.
+/// A caller that gave up while its group waited for the lane is told that nothing was sent, so there is
+/// nothing to undo. A caller whose transaction was running is not told so.
 pub async fn what_waited_for_the_lane_was_not_sent(database: &impl Database) {
     let store = open(database).await;
     database.slow_down(Duration::from_secs(1)).await;
@@ -274,7 +280,7 @@ pub async fn what_waited_for_the_lane_was_not_sent(database: &impl Database) {
     assert!(error.was_sent(), "{error:?}");
 }
 
-/// More than the bound is refused at once, and the rest is served.
+/// Operations over the bound are refused at once, and the others are served.
 pub async fn the_bound_on_waiting_work_holds(database: &impl Database) {
     let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };
     let store = opened(database, &config).await;
@@ -303,8 +309,8 @@ pub async fn the_bound_on_waiting_work_holds(database: &impl Database) {
     acquire(2_000).await.expect(ANSWERED).expect("the places are free again");
 }
 
-/// As on a node of a Galera cluster while a proxy uses another node: nothing is granted before the leases of that one
-/// have ended.
+/// This happens on a Galera node while a proxy uses another node. Nothing is granted before the leases of the
+/// other server have ended.
 pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(database: &impl Database) {
     let store = open(database).await;
     let before = warm(&store, &["k"]).await;
@@ -322,8 +328,9 @@ pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(databas
     assert!(epoch == 1 && floor > before.token.0, "{epoch} {floor}");
 }
 
-/// The lock of the first of two rows is had when this proxy is no member of its fleet any more. What is written of one row
-/// may be late by [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S), and the others do not count a proxy as gone before that.
+/// The lock of the first of two rows is granted when this proxy is no longer a member of its fleet. A write
+/// of one row may be late by [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S); the other proxies do not count a
+/// proxy as gone before that.
 pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Database) {
     let store = open(database).await;
     let mut stranger = database.stranger().await;
@@ -343,7 +350,7 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
-/// The membership of a proxy ends while its transaction is under way, which has read its rows in time.
+/// The membership of a proxy ends while its transaction runs, after it has read its rows in time.
 pub async fn a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy(database: &impl Database) {
     let store = open(database).await;
     database.slow_down(Duration::from_millis(400)).await;
@@ -357,7 +364,8 @@ pub async fn a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy(da
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
-/// What waits while its proxy is no member was planned by names that may be over when the proxy is a member again.
+/// A claim that waits while its proxy is no member was planned with key names that may be out of date when
+/// the proxy is a member again.
 pub async fn nothing_is_written_that_has_waited_for_a_membership(database: &impl Database) {
     let store = open(database).await;
     let (registry, claim) = (store.registry(), contract::claim(&["k"], "late"));
@@ -380,8 +388,8 @@ pub async fn nothing_is_written_that_has_waited_for_a_membership(database: &impl
     assert_eq!(holders(&store, &claim).await, 0);
 }
 
-/// The previous server may have granted the keys of the lease to another holder, in writes that the fail-over has lost. The
-/// lease looks alive where the server's clock may have been set forward.
+/// The previous server may have granted the keys of the lease to another holder, in writes that the fail-over
+/// has lost. The lease looks alive because the server's clock may have been set forward.
 pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for(
     database: &impl Database,
 ) {
@@ -398,7 +406,7 @@ pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waite
     assert_eq!(asked.outcomes[0], Outcome::Unknown);
 }
 
-/// The server before this one may be in use still, and grants the keys to others once the lease has ended there.
+/// The previous server may still be in use, and grants the keys to others once the lease has ended there.
 pub async fn a_lease_is_not_made_longer_while_another_server_may_be_in_use(database: &impl Database) {
     let claim = Claim { ttl_ms: 5_000, ..contract::claim(&["k"], "me") };
     let lease = granted(&open(database).await, claim).await;
@@ -411,8 +419,8 @@ pub async fn a_lease_is_not_made_longer_while_another_server_may_be_in_use(datab
     assert!(matches!(told.outcomes[0], Outcome::Renewed { left_us: ..=5_000_000 }), "{told:?}");
 }
 
-/// A claim in two stores has been granted when there is no place for what comes after it in its group. It was sent, so its
-/// caller undoes it.
+/// A claim in two stores is granted in the first, and the rest of its group is refused by the second, which
+/// is full. The claim was sent, so its caller undoes it.
 pub async fn a_claim_is_not_forgotten_with_what_could_not_be_sent(database: &impl Database) {
     let store = Arc::new(open(database).await);
     let [(space, advisory), _] = sessions(&store);
@@ -430,6 +438,7 @@ pub async fn a_claim_is_not_forgotten_with_what_could_not_be_sent(database: &imp
     assert!(error.was_sent(), "{error}");
 }
 
+/// A store does not use tables whose schema version is above its own.
 pub async fn tables_of_a_later_version_are_left_alone(database: &impl Database) {
     warm(&open(database).await, &["a"]).await;
     says(database, "UPDATE lockkeeper_meta SET version=99").await;
@@ -441,9 +450,10 @@ pub async fn tables_of_a_later_version_are_left_alone(database: &impl Database) 
     warm(&later, &["a"]).await;
 }
 
-/// Each call is answered, also where its store is gone.
+/// Every call is answered, even if its store is gone.
 const ANSWERED: &str = "it is answered";
 
+/// A store that is ready.
 pub async fn open(database: &impl Database) -> MysqlStore {
     opened(database, &StoreConfig { lanes: 1, ..StoreConfig::default() }).await
 }
@@ -468,25 +478,28 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     panic!("it does not come to that: {what}");
 }
 
+/// Submits one operation with a deadline.
 pub fn ask(store: &dyn Store, op: Op, within_ms: u32) -> oneshot::Receiver<Result<Reply, StoreError>> {
     let (tell, told) = oneshot::channel();
     store.submit(vec![op], clock::now().plus_ms(within_ms), Box::new(|result| drop(tell.send(result))));
     told
 }
 
-/// Acquires and releases, so that the store remembers the rows. The lease that was had.
+/// Acquires and releases the keys, so that the store remembers the rows. Returns the lease.
 async fn warm(store: &MysqlStore, keys: &[&str]) -> LeaseRef {
     let lease = granted(store, contract::claim(keys, "warm")).await;
     release(store, lease.clone()).await;
     lease
 }
 
+/// Acquires the claim, which must be granted.
 pub async fn granted(store: &MysqlStore, claim: Claim) -> LeaseRef {
     let reply = ask(store, Op::Acquire(claim.clone()), 10_000).await.expect(ANSWERED).expect("it is applied");
     lease(&claim, &reply).unwrap_or_else(|| panic!("{reply:?}"))
 }
 
-/// As [`granted`], where the server may not count tokens yet: for `advisory` and `row` it begins to a second after its start.
+/// Like [`granted`], but retries. For `advisory` and `row` the server counts tokens only a second after its
+/// start.
 async fn granted_in_time(store: &dyn Store, claim: Claim) -> LeaseRef {
     let mut asked = Err(StoreError::stopped());
     for _ in 0..200 {
@@ -499,7 +512,7 @@ async fn granted_in_time(store: &dyn Store, claim: Claim) -> LeaseRef {
     panic!("{claim:?} is not granted: {asked:?}")
 }
 
-/// The lease that the claim was granted, if it was.
+/// The lease that the claim was granted, if any.
 fn lease(claim: &Claim, reply: &Reply) -> Option<LeaseRef> {
     let Outcome::Granted(grant) = &reply.outcomes[0] else { return None };
     Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] })

@@ -1,4 +1,4 @@
-//! Whether the store can be used, as its connections find it.
+//! Whether the store can be used, as reported by its lanes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::latest;
 use crate::store::Health;
 
-/// Where the lanes report. The store is ready while each lane has a connection, or has lost it
-/// and not yet failed to open another.
+/// Collects the states of the lanes. The store is ready while each lane has a connection, or has lost it and
+/// has not yet failed to open another.
 pub struct LaneHealth {
     lanes: Mutex<Vec<LaneState>>,
     now: latest::Sender<Health>,
@@ -21,27 +21,29 @@ enum LaneState {
 }
 
 impl LaneHealth {
-    /// `address` is what the operator knows the server by.
+    /// `address` is the name that operators know the server by.
     pub fn new(lanes: usize, address: &str) -> LaneHealth {
         let why = format!("connecting to the MySQL server at {address}");
         let now = latest::Sender::new(Health::Unavailable { why });
         LaneHealth { lanes: Mutex::new(vec![LaneState::Connecting; lanes]), now }
     }
 
+    /// The lane has a connection.
     pub fn up(&self, lane_index: usize, server: &str, warnings: &[String]) {
         self.set(lane_index, LaneState::Up { server: server.to_owned(), warnings: warnings.to_vec() });
     }
 
-    /// `why` tells the operator what to do.
+    /// The lane could not open a connection; `why` tells operators what to do.
     pub fn down(&self, lane_index: usize, why: String) {
         self.set(lane_index, LaneState::Down { why });
     }
 
+    /// The store's health.
     pub fn now(&self) -> Health {
         self.now.borrow().clone()
     }
 
-    /// Waits until the store is ready, at most `within`; what it is then.
+    /// Waits until the store is ready, but no longer than `within`. Returns the store's health.
     pub async fn ready(&self, within: Duration) -> Health {
         let mut changes = self.now.subscribe();
         let ready = changes.wait_for(|health| matches!(health, Health::Ready { .. }));
@@ -63,7 +65,7 @@ impl LaneHealth {
     }
 }
 
-/// `None` while nothing more is known than at the start.
+/// `None` while a lane connects for the first time and no lane is down.
 fn summary(lanes: &[LaneState]) -> Option<Health> {
     let mut ready = None;
     let mut connecting = false;

@@ -1,4 +1,4 @@
-//! A lane: one connection, one task. While its batch is under way the next one collects.
+//! A lane: one connection and one task. The next batch collects while a batch is in progress.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,13 +18,13 @@ use crate::random;
 use crate::store::Reply;
 use crate::store::registry::NO_MEMBER;
 
-/// The longest that one transaction may take before its connection is given up.
+/// The longest time that a transaction may take. After that, its connection is given up.
 pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 
-/// While this proxy is no member, claims are given up this often.
+/// How often waiting claims are failed while this proxy is not a member.
 const GATE_POLL: Duration = Duration::from_millis(50);
 
-/// Runs what comes through `queue` until the store is closed.
+/// Runs the operations in `queue` until the store is closed.
 pub async fn run(context: Arc<Context>, mut queue: Queue, lane_index: usize) {
     while let Some(mut link) = open(&context, &mut queue, Some(lane_index)).await {
         match serve(&context, &mut link, &mut queue).await {
@@ -41,14 +41,16 @@ pub async fn run(context: Arc<Context>, mut queue: Queue, lane_index: usize) {
     queue.refuse("the store was closed");
 }
 
-/// Waiting times between attempts: doubled each time, up to a second, and spread.
+/// Delays between attempts: doubled each time, up to one second, with jitter.
 pub struct Backoff(Duration);
 
 impl Backoff {
+    /// Begins with the shortest delay.
     pub fn new() -> Backoff {
         Backoff(Duration::from_millis(10))
     }
 
+    /// The next delay.
     pub fn next(&mut self) -> Duration {
         let now = self.0;
         self.0 = (now * 2).min(Duration::from_secs(1));
@@ -56,8 +58,8 @@ impl Backoff {
     }
 }
 
-/// Opens a connection, however long it takes; `None` once the store is closed. Work that waits
-/// expires meanwhile. A connection without a seat does not count for the store's health.
+/// Opens a connection, however long it takes; `None` once the store is closed. Waiting operations expire
+/// meanwhile. A connection without a lane index does not count for the store's health.
 pub async fn open(context: &Context, queue: &mut Queue, lane_index: Option<usize>) -> Option<Link> {
     let mut backoff = Backoff::new();
     let mut why = LATE.to_owned();
@@ -92,7 +94,7 @@ pub async fn open(context: &Context, queue: &mut Queue, lane_index: Option<usize
     }
 }
 
-/// `Ok` once the store is closed and everything is answered.
+/// `Ok` once the store is closed and every operation is answered.
 async fn serve(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     loop {
         if context.stop.is_cancelled() {
@@ -119,7 +121,7 @@ async fn serve(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<
     }
 }
 
-/// Waits until this proxy is a member of its fleet: what it would write before that is refused.
+/// Waits until this proxy is a member of its fleet, because earlier writes would be refused.
 async fn may_write(context: &Context, queue: &mut Queue) {
     while !context.membership.may_write() {
         if context.membership.is_lost() {
@@ -136,7 +138,7 @@ async fn may_write(context: &Context, queue: &mut Queue) {
     }
 }
 
-/// Runs one batch. What is not answered then goes back to the queue, before everything else.
+/// Runs one batch. Operations that get no answer go back to the front of the queue.
 async fn run_batch(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     let mut batch = queue.batch();
     expire(&mut batch.responders, LATE);
@@ -171,8 +173,8 @@ async fn run_batch(context: &Context, link: &mut Link, queue: &mut Queue) -> Res
     Ok(())
 }
 
-/// After a fault of a whole batch: one group's trouble is not to be that of all. Whatever has
-/// trouble by itself goes back to the queue, and so does what came after it for the same key.
+/// Runs each group alone after a fault of the whole batch, so that a bad group does not fail the others. A
+/// group that has a fault of its own goes back to the queue, and so do later groups with the same first key.
 async fn run_apart(context: &Context, link: &mut Link, queue: &mut Queue, batch: Batch) -> Result<(), Fault> {
     let mut later = Batch::default();
     let mut broken = None;
@@ -199,7 +201,7 @@ async fn run_apart(context: &Context, link: &mut Link, queue: &mut Queue, batch:
     broken.map_or(Ok(()), Err)
 }
 
-/// One attempt at the batch. Groups that reach their deadline meanwhile are answered then.
+/// Makes one attempt at the batch. Groups that reach their deadline meanwhile are answered at that moment.
 async fn exchange(
     context: &Context,
     link: &mut Link,
@@ -228,7 +230,7 @@ async fn exchange(
             Err(fault)
         }
         (Err(fault), _) => {
-            // Nothing of it was applied.
+            // Nothing was applied.
             batch.responders.iter_mut().zip(sent).for_each(|(responder, sent)| responder.sent = sent);
             Err(fault)
         }
@@ -242,7 +244,7 @@ async fn execute(
     deadline: Instant,
     decided: &mut Option<Decided>,
 ) -> Result<(), Fault> {
-    // What became of an earlier try is told by rows that are read, not by remembered ones.
+    // Only rows that are read tell what became of an earlier try; remembered rows do not.
     let is_first = tried.iter().all(Option::is_none);
     if is_first && optimistic::try_run(context, link, groups, deadline, decided).await? {
         return Ok(());
@@ -250,7 +252,7 @@ async fn execute(
     batch::run(context, link, (groups, tried), deadline, decided).await
 }
 
-/// Waits for the work, but no longer than anybody waits for it, nor than [`EXCHANGE_LIMIT`].
+/// Waits for the work until the last deadline of its callers, and no longer than [`EXCHANGE_LIMIT`].
 pub async fn watched<T>(
     mut work: impl Future<Output = Result<T, Fault>> + Unpin,
     responders: &mut [Responder],
@@ -278,6 +280,7 @@ fn reject(context: &Context, batch: Batch, why: &str) {
     batch.fail(why);
 }
 
+/// Answers the responders whose deadline has passed.
 pub fn expire(responders: &mut [Responder], why: &str) {
     let now = clock::now();
     for responder in responders {

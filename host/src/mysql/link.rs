@@ -28,38 +28,40 @@ use crate::store::registry::NO_MEMBER;
 
 /// How long a statement waits for a row lock, in seconds.
 pub const LOCK_WAIT_S: u32 = 1;
-/// The server ends a session that says nothing for this long, in seconds, and with it a transaction whose
-/// proxy was paused or cut off half-way. Until then its rows are locked, so it is less than a call of
-/// another proxy waits, unless `store.timeout_ms` is set lower. Idle lanes say something more often than that.
+/// The server ends a session that sends nothing for this long, in seconds. That also ends the transaction of
+/// a proxy that was paused or cut off. Until then the rows of the transaction stay locked, so this is less
+/// than a call of another proxy waits, unless `store.timeout_ms` is set lower.
 pub const SESSION_TIMEOUT_S: u32 = 3;
+/// An idle lane sends a statement this often, in seconds, so that its session does not end.
 pub const IDLE_S: u64 = 1;
-/// Makes a Galera node apply all writes that the other nodes have committed before it answers a read: this node may be about
-/// to be used.
+/// Makes a Galera node apply all writes that the other nodes have committed before it answers a read, because
+/// this node may be about to be used.
 const READ_ALL: &str = "SET SESSION wsrep_sync_wait=1;";
-/// The reads after that are of what was written here.
+/// Later reads are of this proxy's own writes on this node.
 const READ_OWN: &str = "SET SESSION wsrep_sync_wait=0";
 
-/// The longest that opening and checking a connection may take.
+/// The longest time that opening and checking a connection may take.
 const OPEN_LIMIT: Duration = Duration::from_secs(3);
-/// And connecting alone, where there are other servers.
+/// The longest time for connecting alone, if there are other servers.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Why an exchange failed, by what is to be done next.
+/// Why an exchange failed. The variant says what to do next.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Fault {
-    /// The connection is of no use any more, or the server behind it. What was sent may have been
+    /// The connection, or the server behind it, cannot be used any more. The statements may have been
     /// applied.
     #[error("{why}")]
     Broken { why: String, slug: &'static str },
-    /// Nothing was applied; the same again may succeed.
+    /// Nothing was applied. A retry may succeed.
     #[error("{why}")]
     Conflict { why: String },
-    /// Nothing was applied, and the same again will not succeed.
+    /// Nothing was applied. A retry will not succeed.
     #[error("{why}")]
     Rejected { why: String },
 }
 
 impl Fault {
+    /// The name of the fault in metrics.
     pub fn slug(&self) -> &'static str {
         match self {
             Fault::Broken { slug, .. } => slug,
@@ -68,12 +70,13 @@ impl Fault {
         }
     }
 
-    /// Whether the server has ended the session, or its connection is closed. After every other fault the server
-    /// may keep the session, with its locks.
+    /// Whether the server has ended the session, or the connection is closed. After every other fault the
+    /// server may keep the session and its locks.
     pub fn ended_session(&self) -> bool {
         matches!(self, Fault::Broken { slug: "connection", .. })
     }
 
+    /// The server did not answer in time; `what` names the work.
     pub fn timeout(what: &str) -> Fault {
         Fault::Broken { why: format!("the MySQL server did not answer in time ({what})"), slug: "timeout" }
     }
@@ -85,14 +88,14 @@ impl From<Error> for Fault {
         match &error {
             Error::Server(server) => match server.code {
                 // Deadlock, lock wait, snapshot conflict, duplicate key, statement interrupted, too many
-                // prepared statements, and our own stop before a late COMMIT.
+                // prepared statements, and our own stop before a late COMMIT (1690).
                 1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1461 | 1690 => {
                     Fault::Conflict { why }
                 }
-                // Values that do not fit, packets that are too large, statements not understood.
+                // Values that do not fit, packets that are too large, syntax errors.
                 1064 | 1153 | 1264 | 1366 | 1406 | 1301 => Fault::Rejected { why },
                 1290 | 1792 | 1836 => Fault::Broken { why: preflight::explain(&error), slug: "read_only" },
-                // The server shuts down, the session was killed, or it said nothing for too long.
+                // The server shuts down, the session was killed, or it was idle for too long.
                 1053 | 1927 | 4031 => Fault::Broken { why: preflight::explain(&error), slug: "connection" },
                 _ => Fault::Broken { why: preflight::explain(&error), slug: "server" },
             },
@@ -102,31 +105,32 @@ impl From<Error> for Fault {
     }
 }
 
-/// One look at the server's clock and at the row that all proxies share.
+/// One reading of the server's clock and of the row that all proxies share.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub now: ServerTime,
-    /// Our own clock before the server was asked.
+    /// Our own clock before the query.
     pub before: Instant,
-    /// And after it had answered.
+    /// Our own clock after the answer.
     pub after: Instant,
     pub epoch: u64,
     pub floor: u64,
-    /// What the floor was raised to when keys last changed their names.
+    /// The floor after keys were last renamed.
     pub renamed: u64,
-    /// The last token that was given out for keys that have no row.
+    /// No token above this was given out for keys without a row.
     pub counter: u64,
     pub grants_from: ServerTime,
 }
 
 impl Sample {
-    /// The earliest that the server's clock can say at `own`, unless it is set.
+    /// The earliest time that the server's clock can show at `own`, unless it is set.
     pub fn earliest(&self, own: Instant) -> ServerTime {
         let since = own.us_since(self.after);
         self.now.plus_us(since - since * DRIFT_PER_MILLION / 1_000_000)
     }
 }
 
+/// A connection that was checked and may be used.
 pub struct Link {
     wire: Wire,
     server_in_use: ServerInUse,
@@ -136,13 +140,12 @@ pub struct Link {
     /// Whether [`sql::write_if_same`] may be used.
     pub sysdate_moves: bool,
     membership: Arc<Membership>,
-    /// Of the last batch.
+    /// The id of the last batch.
     batch_id: BatchId,
 }
 
 impl Link {
-    /// Opens a connection to the server in use, which is looked for first where none is. Takes some
-    /// seconds at most.
+    /// Opens a connection to the server in use, or looks for a server first. Takes a few seconds at most.
     pub async fn open(context: &Context) -> Result<Link, Fault> {
         let server_in_use = context.servers.server_in_use(context).await?;
         let opened = tokio::time::timeout(OPEN_LIMIT, Link::open_at(context, server_in_use.clone())).await;
@@ -153,8 +156,7 @@ impl Link {
         opened
     }
 
-    /// Checks the server, makes the tables where they are missing, and takes notice of a server that
-    /// is another than last time.
+    /// Checks the server, creates missing tables, and detects a change of the server.
     async fn open_at(context: &Context, server_in_use: ServerInUse) -> Result<Link, Fault> {
         let limit = if context.servers.is_single() { OPEN_LIMIT } else { CONNECT_LIMIT };
         let connected = tokio::time::timeout(limit, connect(server_in_use.endpoint())).await;
@@ -175,7 +177,7 @@ impl Link {
         if !sysdate_moves {
             server.warnings.push(
                 "the server runs with --sysdate-is-now, so every batch of locks takes two round trips instead \
-                 of one; start it without"
+                 of one; start it without this option"
                     .to_owned(),
             );
         }
@@ -210,18 +212,19 @@ impl Link {
         })
     }
 
-    /// What the records of the next batch are signed with.
+    /// A new id for the next batch.
     pub fn next_batch_id(&mut self) -> BatchId {
         let now = self.sample.earliest(clock::now());
         self.batch_id.at = now.max(self.batch_id.at.plus_us(1));
         self.batch_id
     }
 
+    /// The database that the tables are in.
     pub fn database(&self) -> &str {
         &self.server_in_use.endpoint().database
     }
 
-    /// What rows are remembered under, as of the last sample.
+    /// The cache scope of rows, as of the last sample.
     pub fn cache_scope(&self) -> CacheScope {
         CacheScope {
             generation: self.server_in_use.generation,
@@ -230,85 +233,87 @@ impl Link {
         }
     }
 
-    /// Sends statements in one packet and waits for all their answers: one set of rows for each
-    /// statement that returns rows.
+    /// Sends statements in one packet and waits for all answers. Returns one set of rows for each statement
+    /// that returns rows.
     pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
         self.server_in_use.check()?;
         exchange(&mut self.wire, sql).await
     }
 
-    /// Sends the last packet of a transaction, which ends with COMMIT, and gives the rows as [`Link::exchange`] does.
+    /// Sends the last packet of a transaction, which ends with COMMIT, and returns the rows as
+    /// [`Link::exchange`] does.
     ///
-    /// A node of a Galera cluster undoes a transaction that is in the way of a write of another node. If it does so while the
-    /// last packet of the transaction is run, the COMMIT succeeds all the same. A proxy that uses another node first raises
-    /// the epoch there, so the epoch tells whether that may have happened.
+    /// A Galera node rolls back a transaction that conflicts with a write of another node. If this happens
+    /// while the node runs the last packet, the COMMIT succeeds all the same. A proxy that uses another node
+    /// first raises the epoch there, so the epoch tells whether this may have happened.
     ///
     /// # Errors
-    /// As [`Link::exchange`]; and [`Fault::Broken`] if the transaction may have been undone.
+    /// As [`Link::exchange`]; and [`Fault::Broken`] if the transaction may have been rolled back.
     pub async fn commit(&mut self, packet: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
         let sets = self.exchange(packet).await?;
         if self.server.galera {
-            // The transaction is over: no error of this statement says that nothing was applied.
+            // The transaction is over: an error of this statement does not mean that nothing was applied.
             let read = self.exchange(sql::epoch()).await.ok();
             let epoch: Option<u64> = read.and_then(|mut sets| sets.pop()?.pop()?.take(0));
             if epoch != Some(self.sample.epoch) {
-                let why = "another node of the cluster may have undone a transaction".to_owned();
+                let why = "another node of the cluster may have rolled back a transaction".to_owned();
                 return Err(Fault::Broken { why, slug: "undone" });
             }
         }
         Ok(sets)
     }
 
-    /// Runs one statement with these values, which is prepared when it is first used.
+    /// Runs one statement with these values. The connection prepares the statement on first use.
     pub async fn execute(&mut self, sql: String, params: Vec<Value>) -> Result<(), Fault> {
         let statement = self.wire.prepare(sql).await?;
         self.server_in_use.check()?;
         Ok(self.wire.execute(statement, params).await?)
     }
 
-    /// What is decided now must not be written later than this: somebody waits for it until `deadline`,
-    /// and this proxy is a member of its fleet until then.
+    /// The latest time at which a decision of now may be written: the caller waits until `deadline`, and this
+    /// proxy is a member of its fleet until then.
     pub fn latest(&self, deadline: Instant) -> ServerTime {
         self.sample.earliest(deadline).min(self.membership.until())
     }
 
-    /// See [`check_member`], at the moment of the last sample.
+    /// Runs [`check_member`] at the time of the last sample.
     pub fn check_member(&self) -> Result<(), Fault> {
         check_member(self.sample.now, self.membership.until())
     }
 
-    /// Undoes what the transaction has done, after a fault that left the connection usable.
+    /// Rolls back the transaction after a fault that left the connection usable.
     pub async fn rollback(&mut self) -> Result<(), Fault> {
         self.exchange("ROLLBACK").await.map(drop)
     }
 
-    /// See [`check_use`]. The last of the sets is the answer to [`sql::used_on`].
+    /// Runs [`check_use`]. The last of the sets is the answer to [`sql::used_on`].
     pub fn check_used(&self, sets: &mut Vec<Vec<Row>>) -> Result<(), Fault> {
         let used_on: Option<Vec<u8>> = sets.pop().and_then(|mut rows| rows.pop()?.take(0));
         check_use(&self.server, &used_on.unwrap_or_default())
     }
 
-    /// Takes the sample that an exchange ended with.
+    /// Takes the sample that ends an exchange.
     pub fn learn(&mut self, context: &Context, set: Option<Vec<Row>>, before: Instant) -> Result<(), Fault> {
         self.sample = read_sample(set, &self.server, before, clock::now())?;
-        // What another server's clock says is none of this one's.
+        // The clock of another server says nothing about this server's clock.
         self.server_in_use.check()?;
         context.note_clock(&self.sample);
         Ok(())
     }
 
-    /// Says something, so that the session stays, and looks at the clock.
+    /// Keeps the session alive, and reads the clock.
     pub async fn refresh(&mut self, context: &Context) -> Result<(), Fault> {
         let before = clock::now();
         let mut sets = self.exchange(sql::sample()).await?;
         self.learn(context, sets.pop(), before)
     }
 
-    /// Takes over what other proxies have noticed of the clock.
+    /// Takes over what other proxies have recorded about the clock.
     pub async fn begin(&mut self, context: &Context) -> Result<(), Fault> {
         clock_watch::begin(&mut self.wire, context).await
     }
 
+    /// Disconnects, within a second.
     pub async fn close(self) {
         let goodbye = self.wire.disconnect();
         let _ = tokio::time::timeout(Duration::from_secs(1), goodbye).await;
@@ -316,7 +321,7 @@ impl Link {
 }
 
 impl Context {
-    /// Fails where the server's clock is not watched. The connection that is opened next begins to watch it.
+    /// Fails if the server's clock is not watched. The next connection that is opened begins to watch it.
     pub fn check_watched(&self) -> Result<(), Fault> {
         match self.clock_steps().is_watched() {
             true => Ok(()),
@@ -351,11 +356,12 @@ impl Context {
     }
 }
 
+/// Sends statements on a connection that is not checked yet.
 pub async fn exchange(wire: &mut Wire, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
     Ok(wire.exchange(sql).await?)
 }
 
-/// Opens the connection; makes the database where it is missing and the account may.
+/// Opens the connection. Creates the database if it is missing and the account has the privilege.
 async fn connect(endpoint: &Endpoint) -> Result<Wire, Fault> {
     match Wire::connect(&endpoint.target).await {
         Err(Error::Server(error)) if error.code == 1049 => {
@@ -369,6 +375,7 @@ async fn connect(endpoint: &Endpoint) -> Result<Wire, Fault> {
     }
 }
 
+/// The server's variables that [`preflight::check`] reads.
 pub async fn variables(wire: &mut Wire) -> Result<HashMap<String, String>, Fault> {
     let sets = exchange(wire, preflight::VARIABLES).await?;
     let pairs = sets.into_iter().flatten().filter_map(|row| mysql_async::from_row_opt(row).ok());
@@ -396,8 +403,9 @@ fn read_sample(
     Ok(Sample { now: ServerTime(now), before, after, epoch, floor, renamed, counter, grants_from })
 }
 
-/// Fails if the membership of this proxy, which lasts `until` then, is over `now`. Others may use other keys by then, so nothing
-/// is to be decided or told: the version of an old key would look like one of a new key.
+/// Fails if the membership of this proxy, which ends at `until`, is over at `now`. Other proxies may then use
+/// other keys, so nothing may be decided or answered: the version of an old key would look like one of a new
+/// key.
 pub fn check_member(now: ServerTime, until: ServerTime) -> Result<(), Fault> {
     if now > until {
         return Err(Fault::Conflict { why: NO_MEMBER.to_owned() });
@@ -405,15 +413,15 @@ pub fn check_member(now: ServerTime, until: ServerTime) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether the tables are `used_on` this server, by their record. Where another proxy has taken another node of a Galera
-/// cluster into use, they are not.
+/// Fails if the record names another server than this one. That happens if another proxy has taken another
+/// node of a Galera cluster into use.
 pub fn check_use(server: &Server, used_on: &[u8]) -> Result<(), Fault> {
     if used_on == server.identity.as_bytes() {
         return Ok(());
     }
     let why = format!(
-        "the tables are used on another server, {}: give all proxies the same store.url, and let no load balancer spread \
-         their connections",
+        "the tables are in use on another server, {}: give all proxies the same store.url, and do not let a load balancer \
+         spread their connections",
         String::from_utf8_lossy(used_on)
     );
     Err(Fault::Broken { why, slug: "moved" })

@@ -1,13 +1,13 @@
-//! A private server that lives and dies with the proxy: for trying things out, and for tests.
+//! A private server that lives and dies with the proxy, for trials and for tests.
 //!
-//! It listens on a socket in its own data folder and nowhere else, has one account, and keeps full
-//! durability. A guardian process (see [`guardian`]) stops it when the proxy is gone, however the
-//! proxy ended; the [`supervisor`] starts it again when it dies by itself.
+//! It listens only on a socket in its own data folder, has one account, and keeps full durability. A guardian
+//! process (see [`guardian`]) stops it when the proxy is gone, however the proxy ended. The [`supervisor`]
+//! restarts it when it dies by itself.
 //!
 //! ```text
-//! data_dir/                 mode 0700, made by us or empty before
+//! data_dir/                 mode 0700; created by the proxy, or empty before
 //!   lockkeeper.lock         held while a proxy uses the folder
-//!   data/                   the server's own; appears complete or not at all
+//!   data/                   the server's data; appears complete or not at all
 //!   error.log  server.pid  server.sock
 //! ```
 
@@ -36,14 +36,14 @@ use supervisor::Supervisor;
 
 /// The database that the URL names.
 const DATABASE: &str = "lockkeeper";
-/// How long a server may take until it answers: it may have to recover from a crash first.
+/// How long a server may take until it answers; it may have to recover from a crash first.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
-/// A Galera node that does not serve yet.
+/// The error of a Galera node that does not serve yet.
 const NOT_JOINED: u16 = 1047;
 
-/// A running private server. Dropped without [`ManagedServer::stop`], it is told to stop too, but
-/// nobody waits for it.
+/// A running private server. If it is dropped without [`ManagedServer::stop`], it is also told to stop, but
+/// the drop does not wait for it.
 pub struct ManagedServer {
     url: String,
     binary: Binary,
@@ -52,20 +52,20 @@ pub struct ManagedServer {
 }
 
 impl ManagedServer {
-    /// Starts the server on its data folder, which is made first where it is missing, and waits
-    /// until it answers. Takes about 1 s, and 3 s more the first time.
+    /// Starts the server on its data folder, which is created first if it is missing, and waits until the
+    /// server answers. Takes about 1 s, and 3 s more the first time.
     ///
     /// # Errors
-    /// Nothing is left running. The sentence says what to do.
+    /// If the server cannot be started; no process is left running. The message says what to do.
     pub async fn start(config: &ManagedConfig) -> Result<ManagedServer, ManagedError> {
         ManagedServer::start_with(config, &[]).await
     }
 
-    /// As [`ManagedServer::start`], with options of the server's own behind ours. For tests that need more
-    /// of a server than a socket.
+    /// Like [`ManagedServer::start`], with additional options for the server. For tests that need more of a
+    /// server than a socket.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`ManagedServer::start`].
     pub async fn start_with(
         config: &ManagedConfig,
         options: &[String],
@@ -89,31 +89,32 @@ impl ManagedServer {
         Ok(server)
     }
 
-    /// `mysql://root@localhost/lockkeeper?socket=…`; the database exists.
+    /// `mysql://root@localhost/lockkeeper?socket=…`. The database exists.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The server's process now; `None` while it is being started again. For tests that kill it.
+    /// The server's process now; `None` while it is restarted. For tests that kill it.
     pub fn pid(&self) -> Option<u32> {
         self.supervisor.pid()
     }
 
+    /// Whether the server is MySQL or MariaDB.
     pub fn kind(&self) -> Kind {
         self.binary.kind
     }
 
-    /// As the server gives it, e.g. `9.7.4`.
+    /// The version as the server reports it, e.g. `9.7.4`.
     pub fn version(&self) -> &str {
         &self.binary.version
     }
 
-    /// Where the server writes its errors.
+    /// The file that the server writes its errors to.
     pub fn log(&self) -> PathBuf {
         self.folder.log()
     }
 
-    /// Stops the server and waits until it is gone: at most about 30 s, after which it is killed.
+    /// Stops the server and waits until it is gone. It is killed after about 30 s.
     pub async fn stop(mut self) {
         self.supervisor.stop().await;
     }
@@ -129,7 +130,7 @@ impl ManagedServer {
                 Ok(Err(mysql_async::Error::Server(error))) if error.code != NOT_JOINED => {
                     return Err(ManagedError::Start { why: error.to_string() });
                 }
-                // Not up yet.
+                // The server is not up yet.
                 Ok(Err(_)) | Err(_) => {}
             }
             if u128::from(clock::now().us_since(began)) > START_LIMIT.as_micros() {
@@ -154,7 +155,7 @@ impl ManagedServer {
     }
 }
 
-/// Why there is no private server. Every sentence says what to do about it.
+/// Why there is no private server. Every message says what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManagedError {
@@ -193,7 +194,7 @@ pub enum ManagedError {
     Start { why: String },
 }
 
-/// Everything before the server runs. Blocks.
+/// Does everything before the server runs. Blocks.
 fn prepare(config: &ManagedConfig) -> Result<(Binary, Folder), ManagedError> {
     let folder = Folder::open(&config.data_dir)?;
     let binary = binary::find(&config.binary, folder.made_by())?;

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use crate::clock;
 use crate::lock::{Instant, ServerTime};
 
-/// A store that belongs to no fleet may always write.
+/// The membership of this proxy in its fleet. A store without a fleet may always write.
 pub struct Membership {
     until: Mutex<Until>,
     renewed: Notify,
@@ -22,14 +22,14 @@ struct Until {
     latest: Instant,
 }
 
-/// What the leases that are known to this process alone go by.
+/// The membership as seen by leases that are only in this process's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Rises whenever this proxy ceases to be a member: the others may have gone by other keys since.
+    /// Rises whenever this proxy ceases to be a member. The others may have used other keys since.
     pub life: u64,
     /// Until when this proxy is a member, on our own clock.
     pub until: Instant,
-    /// The latest that `until` has ever been.
+    /// The latest value that `until` ever had.
     pub latest: Instant,
 }
 
@@ -37,6 +37,7 @@ impl Membership {
     const CLOSED: Until =
         Until { server: ServerTime(0), own: Instant(0), lost: false, life: 0, latest: Instant(0) };
 
+    /// Of a store without a fleet.
     pub fn new() -> Membership {
         let (server, own) = (ServerTime(u64::MAX), Instant(u64::MAX));
         let always = Until { server, own, latest: own, ..Membership::CLOSED };
@@ -56,37 +57,39 @@ impl Membership {
         self.renewed.notify_waiters();
     }
 
-    /// Nothing is written before this proxy has joined; what comes waits for that.
+    /// Forbids writes until this proxy has joined. Operations wait until then.
     pub fn close(&self) {
         *self.lock() = Membership::CLOSED;
     }
 
-    /// Whether claims that wait were planned by what may be over.
+    /// Whether the membership was lost, so that waiting claims may have been planned by policies that are not
+    /// live any more.
     pub fn is_lost(&self) -> bool {
         self.lock().lost
     }
 
-    /// Nothing is to be written past this moment of the server's clock.
+    /// The last moment of the server's clock at which this proxy may write.
     pub fn until(&self) -> ServerTime {
         self.lock().server
     }
 
-    /// The same on our own clock. The others may count this proxy as gone some time after it.
+    /// The same on our own clock. Other proxies may count this proxy as gone some time after it.
     pub fn until_own(&self) -> Instant {
         self.lock().own
     }
 
+    /// The current membership.
     pub fn standing(&self) -> Standing {
         let Until { life, own, latest, .. } = *self.lock();
         Standing { life, until: own, latest }
     }
 
-    /// Whether it makes sense to ask: the server has the last word.
+    /// Whether a write has a chance. The server decides.
     pub fn may_write(&self) -> bool {
         clock::now() < self.until_own()
     }
 
-    /// Waits until it does.
+    /// Waits until [`Membership::may_write`].
     pub async fn opened(&self) {
         loop {
             let renewed = self.renewed.notified();

@@ -1,11 +1,11 @@
-//! One round trip: decide on remembered rows, and write them only if they are still those rows.
+//! One round trip: decides on remembered rows, and writes them only if the server still has the same rows.
 //!
-//! A decision needs the server's time. It is made for the latest time that the server can have, and
-//! the statement applies only while the server's time is at least the earliest it can have: between
-//! the two no lease and no delay of the rows may end, or the decision could differ.
+//! A decision depends on the server's time. It is made for the latest time that the server's clock can show,
+//! and the statement applies only if the clock shows at least the earliest. If a lease or a delay of the rows
+//! ends between the two, the decision could differ, so this path is not taken.
 //!
-//! Every key must come out changed: only what is written is compared with what the server has. But for
-//! the outcome of a `once`: nothing changes it before its time, so it is believed.
+//! Every key must change, because only written rows are compared with the server's rows. The stored outcome
+//! of a `once` is an exception: nothing changes it before it expires, so it is used without a comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -22,15 +22,15 @@ use crate::lock::record::{self, BatchId, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
 use crate::store::Reply;
 
-/// The clock is looked at again after this long, in microseconds.
+/// A sample of the clock is used for this long, in microseconds.
 const SAMPLE_US: u64 = 1_000_000;
 
-/// Batches of up to so many rows are written by prepared statements, which are a sixth less work than text. The
-/// server keeps one of each size for each connection, so there is a bound.
+/// Batches of up to this many rows use prepared statements, which cost a sixth less than text. The server
+/// keeps one statement of each size for each connection, so there is a bound.
 pub const PREPARED_ROWS: usize = 64;
 
-/// Whether it is worth a try: after a failure the next few batches ask first, and after each
-/// further failure twice as many.
+/// Decides whether a try is worth it. After a failure the next few batches read first; every further failure
+/// in a row doubles their number.
 #[derive(Default)]
 pub struct OptimisticThrottle {
     skip: u32,
@@ -51,7 +51,8 @@ impl OptimisticThrottle {
     }
 }
 
-/// Runs the groups if remembered rows allow. False: nothing was applied, ask the server.
+/// Runs the groups if the remembered rows allow it. False: nothing was applied, and the server has to be
+/// asked.
 pub async fn try_run(
     context: &Context,
     link: &mut Link,
@@ -60,7 +61,7 @@ pub async fn try_run(
     decided: &mut Option<Decided>,
 ) -> Result<bool, Fault> {
     let asked_at = clock::now();
-    // The lock of the last row may be waited for once the time was looked at, so leave room for that.
+    // The statement may wait for the lock of the last row after it has read the time, so leave room for that.
     let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
     let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
         && link.sample.before.0 > context.sampled_after.load(Ordering::SeqCst);
@@ -81,11 +82,11 @@ pub async fn try_run(
     Ok(applied)
 }
 
-/// What is to be written, and what is to be answered once it is.
+/// The rows to write, and the replies once they are written.
 struct Plan {
     records: Records,
     writes: Vec<RowWrite>,
-    /// Of all rows that were looked at, once the plan is applied.
+    /// The new revisions of all rows that were used, once the plan is applied.
     revisions: Vec<(Key, u64)>,
     replies: Vec<Reply>,
     earliest: ServerTime,
@@ -93,7 +94,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// `None` where a row is not known, or would not change, or may change by itself.
+    /// `None` if a row is unknown, would not change, or may change with time.
     fn new(
         context: &Context,
         link: &Link,
@@ -157,14 +158,14 @@ impl Plan {
         Some(Plan { records, writes, revisions, replies, earliest, latest })
     }
 
-    /// False where nothing was applied because the server has other rows, or another time.
+    /// False if nothing was applied because the server has other rows or another time.
     async fn apply(&mut self, link: &mut Link, deadline: Instant) -> Result<bool, Fault> {
         let writes = std::mem::take(&mut self.writes);
         if writes.is_empty() {
             reached(Branch::FastTold);
             return Ok(true);
         }
-        // Past the margin the server's clock was set forward, and a lease would be short.
+        // If the clock is past the margin, it was set forward, and a lease would be too short.
         let not_after = self.latest.plus_us(clock_steps::MARGIN_US).min(link.latest(deadline));
         let sql = sql::write_if_same(writes.len());
         let is_prepared = writes.len() <= PREPARED_ROWS;
@@ -197,13 +198,12 @@ impl Plan {
     }
 }
 
-/// Whether the operation's key is taken for missing where it is not remembered: what is done once is
-/// mostly new.
+/// Whether an unknown key is taken for missing. A `once` is mostly for a new key.
 fn is_likely_new(op: &Op) -> bool {
     matches!(op, Op::Acquire(claim) if claim.keep_ms > 0 && claim.keys.len() == 1)
 }
 
-/// Whether a decision about the record can depend on where between the two the time is.
+/// Whether a decision about the record can depend on the time within these bounds.
 fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) -> bool {
     let within = |at: ServerTime| earliest < at && at <= latest;
     within(record.not_before)
@@ -219,7 +219,7 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
 mod tests {
     use super::*;
 
-    /// A holder is out of the way a moment after its lease has ended, or after its delay.
+    /// A holder stops blocking others a moment after its lease has ended, or after its delay.
     #[test]
     fn a_record_changes_where_its_holder_is_out_of_the_way() {
         let state =

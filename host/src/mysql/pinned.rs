@@ -1,15 +1,14 @@
-//! Keys that are guarded by something that a session holds, and is free when the session ends.
+//! Keys whose guard is something that a session holds, and that is free when the session ends.
 //!
-//! What MySQL excludes is proxies from each other: one session has the key's named lock ([`advisory`]) or
-//! its row lock ([`row`]). Among the clients of one proxy the same
-//! [`record::apply`](crate::lock::record::apply) decides as everywhere, on records in memory that live as long
-//! as the guard. Tokens are numbers that the server counts, asked for after the guard was had: so they rise
-//! over all proxies, and over restarts.
+//! MySQL excludes only other proxies: one session has the key's named lock ([`advisory`]) or its row lock
+//! ([`row`]). Among the clients of one proxy [`record::apply`](crate::lock::record::apply) decides as usual,
+//! on records in memory that live as long as the guard. Tokens come from a counter of the server that is read
+//! after the guard was taken. So they rise over all proxies and restarts.
 //!
-//! A session is never given up while a holder is certain of a lock on it. Where it cannot be used any more, its
-//! leases are over and their holders are told, but its connection is kept open, and the keys count as held, until
-//! the last moment that a holder was told. The same is done with all leases when this proxy ceases to be a
-//! member of its fleet.
+//! A session is never closed while a holder may be certain of a lock on it. If the session cannot be used any
+//! more, its leases end and their holders are told. But its connection stays open, and its keys count as
+//! held, until the last moment of which a holder may be certain. The same happens with all leases if this
+//! proxy ceases to be a member of its fleet.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -37,19 +36,19 @@ mod guarded;
 pub mod row;
 mod slot;
 
-/// How long the server keeps a session that says nothing, in seconds: a proxy that was cut off keeps
-/// others out for so long.
+/// How long the server keeps an idle session, in seconds. A proxy that was cut off keeps others out for that
+/// long.
 pub const SESSION_S: u32 = 30;
-/// Less for the way to the server: nobody is told to be certain for longer than this after the session
-/// was last heard of.
+/// How long after the last sign of life of the session a holder may be certain of a lease, in microseconds.
+/// It is shorter than [`SESSION_S`], which leaves time for the way to the server.
 const CERTAIN_US: u64 = (SESSION_S as u64 - 1) * 1_000_000;
 
-/// How often it is looked for locks that have ended, and for sessions that have said nothing.
+/// How often the task looks for ended leases and for idle sessions.
 const SWEEP: Duration = Duration::from_millis(100);
-/// How long an answer is waited for on a session that somebody has a lease on. The server may answer again, and
-/// then nothing was lost.
+/// How long to wait for an answer on a session with leases. If the server answers after all, nothing is lost.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a session says nothing, in microseconds: its end is noticed that late.
+/// After this time without an exchange the session is asked for a sign of life, in microseconds. Its end is
+/// noticed this late.
 const SILENCE_US: u64 = 1_000_000;
 
 /// The handle on the task that keeps the guards of one space.
@@ -61,17 +60,17 @@ pub struct Pinned<G> {
     common: Arc<Common<G>>,
 }
 
-/// What the task and its users share.
+/// The state that the task and its users share.
 struct Common<G> {
     held: Mutex<Guarded<G>>,
     time: Time,
     losses: Losses,
-    /// The life of the membership that the leases belong to.
+    /// The life of the membership that the leases belong to, see `Standing`.
     life: AtomicU64,
 }
 
 impl<G> Pinned<G> {
-    /// The handle, and what the task is sent through it.
+    /// The handle, and the receiver for the task.
     fn open(space: Space, store: &MysqlStore, max_queued: usize) -> (Pinned<G>, UnboundedReceiver<Job>) {
         let (jobs, incoming) = unbounded_channel();
         let (places, context) = (Places::new(max_queued), store.context.clone());
@@ -90,15 +89,15 @@ impl<G: Clone> Common<G> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody has a lease on a key with such a guard.
+    /// Whether a client has a lease on a key with such a guard.
     fn is_held(&self, which: impl Fn(&G) -> bool) -> bool {
         let (_, now) = moment(&self.time);
         self.held().is_held(now, which)
     }
 
-    /// What decisions are made on now. `grants_from` is on our own clock.
+    /// The inputs for decisions now. `grants_from` is on our own clock.
     ///
-    /// What was granted in an earlier life of this proxy is over: others may have granted the same resources
+    /// Leases of an earlier life of this proxy end here: other proxies may have granted the same resources
     /// since, by other keys.
     fn inputs(
         &self,
@@ -111,15 +110,18 @@ impl<G: Clone> Common<G> {
         if self.life.swap(standing.life, Ordering::Relaxed) != standing.life {
             reached(Branch::NotAMember);
             let lost = self.end(standing.latest, |_| true);
-            tracing::warn!(leases = lost, "leases that rest on a session are over: this proxy was no member");
+            tracing::warn!(
+                leases = lost,
+                "leases that depend on a session have ended: this proxy was not a member of its fleet"
+            );
         }
         let (own, now) = moment(&self.time);
         let grants_from = self.time.at(grants_from.max(context.waits_until()));
         DecisionInputs { own, now, above, grants_from, heard, member_until: standing.until }
     }
 
-    /// Ends the leases on such guards, and tells their holders, who may be certain until `certain` of what they
-    /// were told. How many there were.
+    /// Ends the leases on such guards and tells their holders, who may be certain of them until `certain`.
+    /// Returns the number of leases.
     fn end(&self, certain: Instant, which: impl Fn(&G) -> bool) -> usize {
         let (own, now) = moment(&self.time);
         let certain = self.time.at(certain.min(own.plus_us(CERTAIN_US)));
@@ -127,7 +129,8 @@ impl<G: Clone> Common<G> {
         self.losses.tell(lost)
     }
 
-    /// Forgets the keys with such guards, which are gone, and tells the holders. How many there were.
+    /// Forgets the keys with such guards, which are gone, and tells the holders. Returns the number of
+    /// leases.
     fn lose(&self, which: impl Fn(&G) -> bool) -> usize {
         let (_, now) = moment(&self.time);
         let lost = self.held().lose(now, which);
@@ -135,7 +138,7 @@ impl<G: Clone> Common<G> {
     }
 }
 
-/// Until when a holder may be certain of a lease on a session that was last heard of at `heard`.
+/// Until when a holder may be certain of a lease on a session whose last sign of life was at `heard`.
 fn certain_until(context: &Context, heard: Instant) -> Instant {
     heard.plus_us(CERTAIN_US).min(context.membership.standing().latest)
 }
@@ -143,12 +146,12 @@ fn certain_until(context: &Context, heard: Instant) -> Instant {
 impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
         if let Some(job) = self.places.admit(group, deadline, done) {
-            // Where the task is gone, the job's ticket answers as it is dropped.
+            // If the task is gone, the job's responder answers when it is dropped.
             let _ = self.jobs.send(job);
         }
     }
 
-    /// Renewals need no statement: nothing can starve them.
+    /// Renewals need no statement, so nothing can delay them.
     fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
         self.submit(vec![op], deadline, done);
     }
@@ -193,7 +196,7 @@ impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
     }
 }
 
-/// Why keys of the space `wanted` cannot be had where those of `here` are kept.
+/// Why this store, which keeps keys of the space `here`, cannot keep those of `wanted`.
 fn lacks(wanted: Space, here: Space, galera: bool) -> Option<String> {
     if wanted != here {
         return Some(format!("{wanted:?} is not kept here"));
@@ -202,32 +205,35 @@ fn lacks(wanted: Space, here: Space, galera: bool) -> Option<String> {
     without.then(|| "the server is a Galera node, and Galera has no GET_LOCK".to_owned())
 }
 
-/// The clock of the records: the server's at the first look at it, then the proxy's own, which nobody sets.
+/// The clock of the records. It begins with the server's time at the first reading and follows the proxy's
+/// own clock, which is never set.
 #[derive(Default)]
 pub struct Time(OnceLock<u64>);
 
 impl Time {
+    /// Sets the clock, the first time.
     pub fn calibrate(&self, server: ServerTime, own: Instant) {
         let _ = self.0.set(server.0.saturating_sub(own.0));
     }
 
+    /// The time at `own`.
     pub fn at(&self, own: Instant) -> ServerTime {
         ServerTime(own.0 + self.0.get().copied().unwrap_or_default())
     }
 }
 
-/// What one batch may use for its decisions.
+/// The inputs for the decisions of one batch.
 #[derive(Clone, Copy)]
 pub struct DecisionInputs {
     pub own: Instant,
     pub now: ServerTime,
-    /// New tokens are above this; there are enough for all of the batch.
+    /// New tokens are above this. There are enough of them for the whole batch.
     pub above: Token,
-    /// By the clock of the records, as `now`.
+    /// By the clock of the records, like `now`.
     pub grants_from: ServerTime,
-    /// When the session was last heard of.
+    /// The last sign of life of the session.
     pub heard: Instant,
-    /// Until when this proxy is a member of its fleet: the others may go by other keys after it.
+    /// Until when this proxy is a member of its fleet. After that the others may use other keys.
     pub member_until: Instant,
 }
 
@@ -246,7 +252,8 @@ impl DecisionInputs {
         }
     }
 
-    /// Nobody is certain for longer than the server is sure to keep the session, and the fleet to wait.
+    /// A holder is certain only as long as the server surely keeps the session, and the fleet waits for this
+    /// proxy.
     fn capped(&self, outcome: Outcome) -> Outcome {
         let certain = self.heard.plus_us(CERTAIN_US).min(self.member_until).us_since(self.own);
         match outcome {
@@ -260,16 +267,17 @@ impl DecisionInputs {
     }
 }
 
-/// Who is told of leases that are lost with their session.
+/// The receiver of losses: it is told of leases that are lost with their session.
 #[derive(Default)]
 pub struct Losses(Mutex<Option<Loss>>);
 
 impl Losses {
+    /// Sets the receiver.
     pub fn set(&self, tell: Loss) {
         *self.lock() = Some(tell);
     }
 
-    /// How many there were.
+    /// Tells the receiver. Returns the number of losses.
     pub fn tell(&self, nonces: Vec<u64>) -> usize {
         let lost = nonces.len();
         if lost > 0
@@ -285,7 +293,7 @@ impl Losses {
     }
 }
 
-/// How many tokens of one key the operations may need.
+/// The most tokens of one key that the operations may need.
 pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
     let mut counts: HashMap<&Key, u64> = HashMap::default();
     for op in ops.filter(|op| matches!(op, Op::Acquire(_))) {
@@ -296,18 +304,20 @@ pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
     counts.into_values().max().unwrap_or(0)
 }
 
-/// Tokens that one number of the server stands for: as many grants of a key as one group makes.
+/// The number of tokens that one number of the server stands for: a group makes at most this many grants of a
+/// key.
 const PER_NUMBER: u64 = 64;
-/// How many tokens are laid by at a time, at most. Leases are granted above the block, and no token is far ahead of the
-/// clock: so a block ends at the time, where that leaves the least number of tokens.
+/// The most tokens that are reserved at a time. Leases in rows are granted above the block, and no token may
+/// be far ahead of the clock. So a block ends at the current time, if that leaves [`LEAST_BLOCK`] tokens.
 const BLOCK: u64 = PER_NUMBER * 1_000_000;
 const LEAST_BLOCK: u64 = PER_NUMBER * 16;
 
-/// Asks for a number that is higher than all that the server gave before, to whomever: `UUID_SHORT` counts
-/// in the server's memory, so that nothing has to be written. One row. To be asked when the keys are
-/// guarded. What such a number is as a token, and up to which token that holds, is in the database: after a
-/// restart of the server its numbers are others, and out of these bounds. Where the floor has risen past
-/// it, as when another server was in use meanwhile, it is of no use either.
+/// Asks for a number that is higher than every number that the server gave before, to any session.
+/// `UUID_SHORT` counts in memory, so nothing is written. Ask once the keys are guarded. Returns one row.
+///
+/// The database has the token of the number `run`, and the last token of the block. After a restart the
+/// server's numbers are different, and outside of the block. The block is also of no use if the floor has
+/// risen past it, for example because another server was in use meanwhile.
 pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     let rows = highest_of_rows(keys);
     format!(
@@ -316,13 +326,14 @@ pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     )
 }
 
-/// Lays by the next block of tokens, above all that may have been given out, and above what these keys
-/// were ever given as rows of the lease table; and `tokens` below it for whoever asks.
+/// Reserves the next block of tokens, above every token that may have been given out, and above every token
+/// of these keys in the lease table. Also reserves `tokens` below the block for the caller.
 pub fn reserve_tokens<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) -> String {
     let epoch = Token::floor_of_epoch(epoch).0;
     let rows = highest_of_rows(keys);
-    // From left to right: the new token counts from the new base. The floor rises with it: leases are granted above the
-    // block, by proxies that may have looked at it a second ago, and that see to it that the floor is the same still.
+    // Assignments run from left to right, so the new token uses the new base. The floor rises too: proxies
+    // grant leases above the block. They may have read it a second ago, and check that the floor is
+    // unchanged.
     format!(
         "UPDATE {COUNTER} SET base=LAST_INSERT_ID(GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),\
          {rows})+{tokens}+1),run=UUID_SHORT(),\
@@ -347,9 +358,9 @@ fn highest_of_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     }
 }
 
-/// What [`number`] answered, for `tokens` of them: the tokens begin above this, and grants not before that
-/// moment on our own clock: the records' is another than that of a server which took their first one's place. `None`
-/// where tokens have to be laid by first; `laid_by`: by this session, in the same request.
+/// Reads the answer to [`number`], for this many `tokens`: the token that the new ones are above, and when
+/// grants may begin, on our own clock. (The clock of the records may be that of an earlier server.) `None` if
+/// tokens have to be reserved first. `laid_by`: this session has reserved them in the same request.
 pub fn counted(
     server: &Server,
     set: Option<Vec<mysql_async::Row>>,
@@ -371,7 +382,7 @@ pub fn counted(
         return Ok(laid_by.then(|| (Token(own - tokens - 1), from)));
     }
     if just_started(number, now) {
-        let why = "the server has just been started; its numbers are used from the next second on".to_owned();
+        let why = "the server has just started; its numbers can be used from the next second on".to_owned();
         return Err(Fault::Conflict { why });
     }
     let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
@@ -379,19 +390,19 @@ pub fn counted(
     Ok(token.filter(fits).map(|token| (Token(token - 1), from)))
 }
 
-/// Whether the server was started in this second of its clock, or the last one. `UUID_SHORT` counts from the second of the
-/// start: a server that gives a number and is started again within the same second would give it again.
+/// Whether the server was started in this second of its clock or in the last one. `UUID_SHORT` counts from
+/// the second of the start, so a server that restarts within the same second would give a number again.
 fn just_started(number: u64, now_us: u64) -> bool {
     let started_s = (number >> 24) & u64::from(u32::MAX);
     (started_s..=started_s + 1).contains(&(now_us / 1_000_000))
 }
 
-/// When grants may begin, on our own clock: `from` and `now` are by the clock of the server that was asked.
+/// When grants may begin, on our own clock. `from` and `now` are by the clock of the server that answered.
 fn begins(from: u64, now: u64, own: Instant) -> Instant {
     own.plus_us(from.saturating_sub(now))
 }
 
-/// The moment for decisions, on both clocks.
+/// The current moment, on both clocks.
 pub fn moment(time: &Time) -> (Instant, ServerTime) {
     let own = clock::now();
     (own, time.at(own))

@@ -1,11 +1,11 @@
-//! What a server must be, and sentences for operators.
+//! The requirements for a server, and messages for operators.
 
 use mysql_async::{DriverError, Error};
 
 use crate::lock::maps::HashMap;
 
-/// Name and value of everything that is looked at when a connection is opened. `SHOW` leaves out
-/// what a server does not have, where `SELECT @@name` would fail.
+/// Name and value of every variable that is checked when a connection is opened. `SHOW` leaves out variables
+/// that a server lacks; `SELECT @@name` would fail.
 pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','version_comment',\
     'innodb_flush_log_at_trx_commit','sync_binlog','log_bin','binlog_format','read_only','super_read_only','server_uuid',\
     'server_uid','server_id','port','datadir','hostname','wsrep_on','group_replication_group_name',\
@@ -15,12 +15,13 @@ pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('vers
     'rpl_semi_sync_master_enabled','rpl_semi_sync_master_wait_point','rpl_semi_sync_master_timeout');\
     SHOW GLOBAL STATUS WHERE Variable_name IN ('wsrep_ready')";
 
+/// The message for a read-only server.
 pub const READ_ONLY: &str = "the MySQL server is read-only: it is a replica or was demoted; point \
     store.url at the primary, or wait until it is writable again";
 
 const OLDEST_MYSQL: (u32, u32) = (8, 0);
 const OLDEST_MARIADB: (u32, u32) = (10, 6);
-/// For a source of semi-synchronous replication: a day. Somebody sees to the replica by then.
+/// A day, for a source of semi-synchronous replication. By then an operator has repaired the replica.
 const LONG_TIMEOUT_MS: u64 = 86_400_000;
 
 /// A server that may be used.
@@ -28,16 +29,17 @@ const LONG_TIMEOUT_MS: u64 = 86_400_000;
 pub struct Server {
     /// Name and version, e.g. `MySQL 9.7.4`.
     pub name: String,
-    /// Which server this is: changes at a fail-over. Each node of a Galera cluster is a server of its own: two nodes that
-    /// take writes at the same time may both confirm a write of one row, of which one is lost.
+    /// Identifies the server; changes at a fail-over. Each node of a Galera cluster is a server of its own:
+    /// if two nodes take writes at the same time, both may confirm a write of one row, and one of the writes
+    /// is lost.
     pub identity: String,
-    /// Settings that weaken what a lock promises, one sentence each.
+    /// Settings that weaken the guarantees of a lock, one sentence each.
     pub warnings: Vec<String>,
-    /// A node of a Galera cluster.
+    /// Whether the server is a node of a Galera cluster.
     pub galera: bool,
 }
 
-/// `Err` is a sentence that says why the server cannot be used and what to do.
+/// Checks a server. The error is a sentence that says why the server cannot be used and what to do.
 pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Result<Server, String> {
     let value = |name: &str| variables.get(name).map_or("", String::as_str);
     let version = value("version");
@@ -57,14 +59,14 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
         return Err("this Galera node is not part of a primary component; check the cluster".to_owned());
     }
     if is_on(value("log_bin")) && value("binlog_format").eq_ignore_ascii_case("statement") {
-        return Err("the server's binlog_format is STATEMENT, with which it refuses every write of a transaction that is \
-             READ COMMITTED (error 1665); set it to ROW or MIXED"
+        return Err("the server's binlog_format is STATEMENT, so it refuses every write of a READ COMMITTED transaction \
+             (error 1665); set it to ROW or MIXED"
             .to_owned());
     }
     let grouped = !value("group_replication_group_name").is_empty();
     if grouped && !is_on(value("group_replication_single_primary_mode")) {
-        return Err("the servers of this replication group all take writes, and a lock of a row on one of them keeps no \
-             other from it; set group_replication_single_primary_mode to ON"
+        return Err("all servers of this replication group accept writes, and a row lock on one server does not exclude \
+             the others; set group_replication_single_primary_mode to ON"
             .to_owned());
     }
     let mut warnings = weak_durability(value);
@@ -74,8 +76,8 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     let consistency = value("group_replication_consistency");
     if grouped && consistency.eq_ignore_ascii_case("eventual") {
         warnings.push(
-            "group_replication_consistency is EVENTUAL: a new primary answers before it has all that the last one has \
-             granted; set it to BEFORE_ON_PRIMARY_FAILOVER"
+            "group_replication_consistency is EVENTUAL: a new primary answers before it has applied all grants of \
+             the last one; set it to BEFORE_ON_PRIMARY_FAILOVER"
                 .to_owned(),
         );
     }
@@ -83,7 +85,7 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     let galera = is_on(value("wsrep_on"));
     if galera {
         warnings.push(
-            "the server is a Galera node: one node is used at a time, so name the nodes in store.url, and no load \
+            "the server is a Galera node: one node is used at a time, so name the nodes in store.url, not a load \
              balancer that spreads connections over them"
                 .to_owned(),
         );
@@ -91,11 +93,12 @@ pub fn check(variables: &HashMap<String, String>, require_durable: bool) -> Resu
     Ok(Server { name, identity: identity(value), warnings, galera })
 }
 
+/// Whether this value of the variable `read_only` means read-only.
 pub fn is_read_only(value: &str) -> bool {
     !value.is_empty() && !matches!(value.to_ascii_lowercase().as_str(), "0" | "off")
 }
 
-/// What went wrong with a connection, and what the operator can do about it.
+/// The message for a failed connection: what went wrong, and what the operator can do about it.
 pub fn explain(error: &Error) -> String {
     match error {
         Error::Server(server) => {
@@ -139,7 +142,7 @@ fn is_on(value: &str) -> bool {
 fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     let mut warnings = Vec::new();
     let flush = value("innodb_flush_log_at_trx_commit");
-    // 3 is MariaDB's "as 1, the old way".
+    // MariaDB's 3 means the same as 1.
     if !matches!(flush, "1" | "3") {
         warnings.push(format!(
             "innodb_flush_log_at_trx_commit is {flush}: a crash can lose committed locks; set it to 1"
@@ -155,8 +158,8 @@ fn weak_durability<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     warnings
 }
 
-/// Where semi-synchronous replication is on, what it does not keep. MariaDB and earlier versions of MySQL call the source
-/// master.
+/// What semi-synchronous replication, if it is on, can still lose. MariaDB and earlier versions of MySQL call
+/// the source master.
 fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
     let mut warnings = Vec::new();
     for (role, other) in [("source", "replica"), ("master", "slave")] {
@@ -167,26 +170,26 @@ fn weak_replication<'a>(value: impl Fn(&str) -> &'a str) -> Vec<String> {
         let (wait_point, timeout, waits) = (of("wait_point"), of("timeout"), of(&format!("wait_no_{other}")));
         if value(&waits).eq_ignore_ascii_case("off") {
             warnings.push(format!(
-                "{waits} is OFF: while no replica is there, locks are confirmed that are lost with this server; set it to ON"
+                "{waits} is OFF: while no replica is connected, the server confirms locks that are lost if it fails; set it to ON"
             ));
         }
         if value(&wait_point).eq_ignore_ascii_case("after_commit") {
             warnings.push(format!(
-                "{wait_point} is AFTER_COMMIT: what one proxy has read can be lost with this server; set it to AFTER_SYNC"
+                "{wait_point} is AFTER_COMMIT: data that a proxy has read can be lost if this server fails; set it to AFTER_SYNC"
             ));
         }
         if let Some(ms) = value(&timeout).parse::<u64>().ok().filter(|ms| *ms < LONG_TIMEOUT_MS) {
             warnings.push(format!(
-                "{timeout} is {ms}: when no replica has answered for so many milliseconds, locks are confirmed that \
-                 are lost with this server; set it to {LONG_TIMEOUT_MS} or more"
+                "{timeout} is {ms}: if no replica answers for this many milliseconds, the server confirms locks \
+                 that are lost if it fails; set it to {LONG_TIMEOUT_MS} or more"
             ));
         }
     }
     warnings
 }
 
-/// MySQL has a UUID in its data folder. MariaDB has none: `server_uid` (where it exists) is made of the machine and the
-/// port, so the data folder and the server's number are added.
+/// MySQL has a UUID in its data folder. MariaDB has none. Its `server_uid`, if any, is made of the machine
+/// and the port, so the data folder and the server's number are added.
 fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
     let uuid = value("server_uuid");
     if !uuid.is_empty() {
@@ -198,7 +201,7 @@ fn identity<'a>(value: impl Fn(&str) -> &'a str) -> String {
     };
     let mut identity =
         format!("mariadb:{machine}:{}:{}:{}", value("server_id"), value("port"), value("datadir"));
-    // The width of the column. The machine comes first.
+    // The width of the column. The machine's name comes first.
     while identity.len() > 255 {
         identity.pop();
     }

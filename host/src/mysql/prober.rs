@@ -1,4 +1,4 @@
-//! Looks at all servers of `store.url`, at the same time, on connections of its own.
+//! Probes all servers of `store.url` at the same time, on connections of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,24 +17,25 @@ use crate::clock;
 use crate::lock::Instant;
 use crate::vital;
 
-/// The longest that one server is waited for.
+/// The longest time to wait for one server.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
-/// One look at a time: whoever comes meanwhile takes its result.
+/// Runs one probe round at a time. A call that comes during a round takes its result.
 pub struct Prober(Mutex<Round>);
 
 struct Round {
-    /// StoredValue from one round to the next.
+    /// The connections are kept from one round to the next.
     wires: Vec<Option<Wire>>,
     began: Instant,
 }
 
 impl Prober {
+    /// A prober for this many servers, without connections.
     pub fn new(servers: usize) -> Prober {
         Prober(Mutex::new(Round { wires: (0..servers).map(|_| None).collect(), began: Instant(0) }))
     }
 
-    /// Looks at every server, unless that was done since `after`. Takes [`LOOK_LIMIT`] at most.
+    /// Probes every server, unless a round began after `after`. Takes [`LOOK_LIMIT`] at most.
     pub async fn probe(&self, context: &Context, after: Instant) {
         let mut round = self.0.lock().await;
         if round.began > after {
@@ -47,12 +48,12 @@ impl Prober {
             let target = context.servers.endpoints()[index].target.clone();
             let is_in_use = in_use.is_some_and(|(used, _)| used == index);
             let probe = look_at(target, wire.take(), context.require_durable, is_in_use);
-            probes.spawn(vital::watched("a look at a server", async move {
+            probes.spawn(vital::watched("a probe of a server", async move {
                 let probed = tokio::time::timeout(LOOK_LIMIT, probe).await;
                 (index, probed.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
             }));
         }
-        let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the look failed".to_owned())).collect();
+        let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the probe failed".to_owned())).collect();
         while let Some(probed) = probes.join_next().await {
             let Ok((index, probed)) = probed else { continue };
             found[index] = probed.map_err(|fault| fault.to_string()).map(|(wire, status, heartbeat_left)| {
@@ -67,6 +68,7 @@ impl Prober {
         round.began = began;
     }
 
+    /// Closes the connections.
     pub async fn close(&self) {
         for wire in self.0.lock().await.wires.iter_mut().filter_map(Option::take) {
             let _ = tokio::time::timeout(LOOK_LIMIT, wire.disconnect()).await;
@@ -74,7 +76,7 @@ impl Prober {
     }
 }
 
-/// Looks again and again until the store is closed.
+/// Probes the servers again and again until the store is closed.
 pub async fn run(context: Arc<Context>) {
     loop {
         tokio::select! {
@@ -88,7 +90,8 @@ pub async fn run(context: Arc<Context>) {
     context.servers.prober.close().await;
 }
 
-/// What is to be seen of a server, and, where it is in use and its mark holds, for how long it does.
+/// Probes one server. If it is in use and its heartbeat is fresh, also tells for how long the heartbeat stays
+/// fresh.
 async fn look_at(
     target: Target,
     wire: Option<Wire>,
@@ -111,7 +114,7 @@ async fn look_at(
     Ok((Some(wire).filter(|_| has_database), ServerStatus { identity, record }, left))
 }
 
-/// Renews the mark while it holds, and never one that does not.
+/// Renews the heartbeat only if it is still fresh. Returns for how long it is fresh.
 async fn keep_marked(wire: &mut Wire) -> Result<Option<Duration>, Fault> {
     let Some(heartbeat) = schema::read_heartbeat(wire).await? else { return Ok(None) };
     match heartbeat.age() {
@@ -126,7 +129,7 @@ async fn keep_marked(wire: &mut Wire) -> Result<Option<Duration>, Fault> {
     }
 }
 
-/// Whether the database is there, too: a server that nobody has used yet has none.
+/// Also tells whether the database exists; a server that was never used has none.
 async fn connect(target: &Target) -> Result<(Wire, bool), Fault> {
     let (mut wire, has_database) = match Wire::connect(target).await {
         Err(Error::Server(error)) if error.code == 1049 => (Wire::connect_plain(target).await?, false),

@@ -1,4 +1,4 @@
-//! What waits for a lane, and the batches that are made of it.
+//! The jobs that wait for a lane, and the batches that are made of them.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -14,47 +14,47 @@ use crate::lock::Instant;
 use crate::lock::record::{Op, Tried};
 use crate::store::{Done, Reply, StoreError};
 
-/// Bounds of one batch beside the number of operations, so that a statement stays of moderate size.
+/// Bounds of a batch, besides the number of operations, so that statements stay of moderate size.
 const BATCH_KEYS: usize = 4096;
 const BATCH_KEY_BYTES: usize = 512 * 1024;
 
-/// What is said of a group that is given up at its deadline.
+/// The error for a group that reaches its deadline.
 pub const LATE: &str = "the MySQL server did not answer in time";
 
-/// A group, and who is told what became of it.
+/// A group of operations and its responder.
 pub struct Job {
     pub ops: Vec<Op>,
     pub responder: Responder,
     tried: Option<Tried>,
 }
 
-/// Answers exactly once: where nobody has by the time it is dropped, with an error.
+/// Answers a group exactly once. If it is dropped without an answer, it answers with an error.
 pub struct Responder {
     pub deadline: Instant,
-    /// Whether the group, or a part of it, may have been carried out.
+    /// Whether a part of the group may have been applied.
     pub sent: bool,
     done: Option<Done>,
     ops: usize,
     queued: Arc<AtomicUsize>,
 }
 
-/// The bound on what waits, over all lanes.
+/// The bound on queued operations, over all lanes.
 #[derive(Clone)]
 pub struct Places {
     queued: Arc<AtomicUsize>,
     max: usize,
 }
 
-/// Groups that are run in one transaction, with their tickets.
+/// Groups that run in one transaction, with their responders.
 #[derive(Default)]
 pub struct Batch {
     pub groups: Vec<Vec<Op>>,
-    /// For each group its last try, where that may have been applied without an answer.
+    /// For each group, the last try that may have been applied without an answer.
     pub tried: Vec<Option<Tried>>,
     pub responders: Vec<Responder>,
 }
 
-/// The jobs of one lane, in the order in which they came.
+/// The jobs of one lane, in order of arrival.
 pub struct Queue {
     incoming: UnboundedReceiver<Job>,
     waiting: VecDeque<Job>,
@@ -63,12 +63,14 @@ pub struct Queue {
 }
 
 impl Places {
+    /// At most `max` operations wait.
     pub fn new(max: usize) -> Places {
         Places { queued: Arc::default(), max }
     }
 
-    /// `None` where the bound is reached, or the deadline has passed; `done` was told then. The deadline is checked here because
-    /// a lane looks at its queue only when its transaction ends, which may be seconds later.
+    /// Queues a group. `None` if the bound is reached or the deadline has passed; `done` has then been
+    /// called. The deadline is checked here because a lane reads its queue only when its transaction ends,
+    /// which may be seconds later.
     pub fn admit(&self, ops: Vec<Op>, deadline: Instant, done: Done) -> Option<Job> {
         let queued = self.queued.fetch_add(ops.len(), Ordering::Relaxed);
         let mut responder = Responder {
@@ -88,26 +90,29 @@ impl Places {
 }
 
 impl Responder {
+    /// Answers the group.
     pub fn answer(mut self, result: Result<Reply, StoreError>) {
         self.tell(result);
     }
 
+    /// Whether the group is not answered yet.
     pub fn is_open(&self) -> bool {
         self.done.is_some()
     }
 
-    /// Until the deadline.
+    /// The time left until the deadline.
     pub fn left(&self) -> Duration {
         Duration::from_micros(self.deadline.us_since(clock::now()))
     }
 
-    /// Answers if the deadline has passed.
+    /// Answers with an error if the deadline has passed.
     pub fn expire(&mut self, now: Instant, why: &str) {
         if self.deadline <= now {
             self.give_up(why);
         }
     }
 
+    /// Answers with an error. The error tells whether the group may have been sent.
     pub fn give_up(&mut self, why: &str) {
         let why = why.to_owned();
         self.tell(Err(if self.sent { StoreError::Unavailable { why } } else { StoreError::Unsent { why } }));
@@ -128,16 +133,17 @@ impl Drop for Responder {
 }
 
 impl Batch {
-    /// The first deadline of those who still wait; `None` where nobody does.
+    /// The first deadline of the open groups; `None` if all are answered.
     pub fn deadline(&self) -> Option<Instant> {
         first_deadline(&self.responders)
     }
 
+    /// The number of operations.
     pub fn ops(&self) -> usize {
         self.groups.iter().map(Vec::len).sum()
     }
 
-    /// Drops the groups that were answered.
+    /// Drops the groups that are answered.
     pub fn retain_open(&mut self) {
         let open: Vec<bool> = self.responders.iter().map(Responder::is_open).collect();
         let (mut groups, mut tried) = (open.iter(), open.iter());
@@ -146,31 +152,35 @@ impl Batch {
         self.responders.retain(Responder::is_open);
     }
 
-    /// The batch was sent, and no answer came. A group that was applied earlier keeps that try.
+    /// Notes that the batch was sent and no answer came. A group that was tried before keeps the earlier try.
     pub fn note_try(&mut self, decided: Decided) {
         for (tried, reply) in self.tried.iter_mut().zip(decided.replies) {
             tried.get_or_insert(Tried { batch_id: decided.batch_id, outcomes: reply.outcomes });
         }
     }
 
+    /// Adds a job.
     pub fn push(&mut self, job: Job) {
         self.groups.push(job.ops);
         self.tried.push(job.tried);
         self.responders.push(job.responder);
     }
 
+    /// Answers every group.
     pub fn answer(self, replies: Vec<Reply>) {
         for (responder, reply) in self.responders.into_iter().zip(replies) {
             responder.answer(Ok(reply));
         }
     }
 
+    /// Answers every group with an error.
     pub fn fail(self, why: &str) {
         for responder in self.responders {
             responder.answer(Err(StoreError::Unavailable { why: why.to_owned() }));
         }
     }
 
+    /// Adds the groups of `other`.
     pub fn append(&mut self, mut other: Batch) {
         self.groups.append(&mut other.groups);
         self.tried.append(&mut other.tried);
@@ -182,7 +192,7 @@ impl Batch {
         parts.map(|((ops, tried), responder)| Job { ops, tried, responder })
     }
 
-    /// Each group by itself, in order.
+    /// Splits the batch into one batch for each group, in order.
     pub fn split(self) -> impl Iterator<Item = Batch> {
         self.jobs().map(|job| {
             let mut single = Batch::default();
@@ -192,16 +202,18 @@ impl Batch {
     }
 }
 
+/// The first deadline of the responders that are still open.
 pub fn first_deadline(responders: &[Responder]) -> Option<Instant> {
     responders.iter().filter(|responder| responder.is_open()).map(|responder| responder.deadline).min()
 }
 
 impl Queue {
+    /// The jobs that come through `incoming`; a batch has at most `max_ops` operations, or one group.
     pub fn new(incoming: UnboundedReceiver<Job>, max_ops: usize) -> Queue {
         Queue { incoming, waiting: VecDeque::new(), max_ops, closed: false }
     }
 
-    /// Waits for work. False when there is none and none will come.
+    /// Waits for a job. False if there is none and none will come.
     pub async fn wait(&mut self) -> bool {
         if self.waiting.is_empty() {
             match self.incoming.recv().await {
@@ -212,13 +224,13 @@ impl Queue {
         true
     }
 
-    /// Whether work is there now.
+    /// Whether a job is queued now.
     pub fn has_work(&mut self) -> bool {
         self.collect();
         !self.waiting.is_empty()
     }
 
-    /// As many groups as one transaction may carry, none split, none overtaken.
+    /// The next batch: as many groups as fit in one transaction. It splits no group and keeps their order.
     pub fn batch(&mut self) -> Batch {
         let mut batch = Batch::default();
         let (mut ops, mut keys, mut bytes) = (0, 0, 0);
@@ -238,7 +250,7 @@ impl Queue {
         batch
     }
 
-    /// To be run again, before everything else.
+    /// Puts the open groups back to the front of the queue.
     pub fn put_back(&mut self, mut batch: Batch) {
         batch.retain_open();
         for job in batch.jobs().rev() {
@@ -246,7 +258,7 @@ impl Queue {
         }
     }
 
-    /// Takes in what comes and answers what expires, for as long as it is polled.
+    /// Collects new jobs and answers expired ones, as long as it is polled.
     pub async fn expire(&mut self, why: &str) -> Infallible {
         loop {
             self.expire_now(why);
@@ -263,6 +275,7 @@ impl Queue {
         }
     }
 
+    /// Collects new jobs and answers those whose deadline has passed.
     pub fn expire_now(&mut self, why: &str) {
         self.collect();
         let now = clock::now();
@@ -272,7 +285,7 @@ impl Queue {
         self.waiting.retain(|job| job.responder.is_open());
     }
 
-    /// Answers what was planned by names that may be over, and would write under them, with an error; the rest stays.
+    /// Fails the jobs that would write under key names that may be out of date, that is, claims and commits.
     pub fn give_up_claims(&mut self, why: &str) {
         self.collect();
         let claims = |job: &Job| job.ops.iter().any(|op| matches!(op, Op::Acquire(_) | Op::Commit(_)));
@@ -285,7 +298,7 @@ impl Queue {
         }
     }
 
-    /// No more is taken in, and what waits is answered with an error.
+    /// Accepts no more jobs, and answers the waiting ones with an error.
     pub fn refuse(&mut self, why: &str) {
         self.incoming.close();
         self.collect();
@@ -294,7 +307,7 @@ impl Queue {
         }
     }
 
-    /// No more is taken in; what waits is still run.
+    /// Accepts no more jobs. The waiting ones still run.
     pub fn close(&mut self) {
         self.incoming.close();
     }

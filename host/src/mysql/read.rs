@@ -1,5 +1,5 @@
-//! Rows for people: one key, or a page of them. On a connection of its own, opened when it is asked
-//! for, so that nobody who looks can hold up a lock.
+//! Reads rows for people: one key, or a page of keys. Uses a connection of its own, opened on demand, so that
+//! readers cannot delay locks.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,20 +16,23 @@ use crate::lock::record::Doubt;
 use crate::lock::{Key, ServerTime};
 use crate::store::{Page, StoreError, Stored};
 
-/// Rows that one statement reads.
+/// The number of rows that one statement reads.
 const CHUNK: usize = 256;
 
+/// Reads rows on a connection of its own.
 pub struct Reader {
     context: Arc<Context>,
-    /// Taken out while it is used: whoever gives up half-way leaves none behind.
+    /// Taken out while it is used, so a call that is dropped half-way leaves no connection behind.
     link: Mutex<Option<Link>>,
 }
 
 impl Reader {
+    /// Opens no connection yet.
     pub fn new(context: Arc<Context>) -> Reader {
         Reader { context, link: Mutex::new(None) }
     }
 
+    /// The row of `key`, if there is one.
     pub async fn read(&self, key: Key) -> Result<Option<Stored>, StoreError> {
         let mut condition = String::from("k=");
         sql::hex(&mut condition, key.as_str().as_bytes());
@@ -37,10 +40,12 @@ impl Reader {
         Ok(rows.into_iter().next())
     }
 
+    /// Held keys that start with `prefix`, from after `after`, at most `limit` of them.
     pub async fn list(&self, prefix: &str, after: Option<Key>, limit: usize) -> Result<Page, StoreError> {
         self.within(self.page(prefix, after, limit)).await
     }
 
+    /// Closes the connection.
     pub async fn close(&self) {
         if let Some(link) = self.link.lock().await.take() {
             link.close().await;
@@ -53,7 +58,7 @@ impl Reader {
             let in_doubt_us = self.context.clock_steps().doubt(clock::now()).by_us;
             let rows = self.rows(&range(prefix, after.as_ref(), in_doubt_us), CHUNK).await?;
             if self.context.clock_steps().doubt(clock::now()).by_us > in_doubt_us {
-                // The clock was set forward: leases that run may have been left out.
+                // The clock was set forward: running leases may be missing.
                 (page, after) = (Page::default(), start.clone());
                 continue;
             }
@@ -88,7 +93,7 @@ impl Reader {
         let mut asked_at = clock::now();
         let mut sets = match link.exchange(sql.clone()).await {
             Ok(sets) => sets,
-            // It was idle for longer than the server keeps it.
+            // The connection was idle for longer than the server keeps it.
             Err(_) => {
                 link = Link::open(&self.context).await?;
                 asked_at = clock::now();
@@ -111,8 +116,8 @@ impl Reader {
     }
 }
 
-/// The keys from after `after` that start with `prefix`, by their bytes, that may be held: what has ended in the last
-/// `in_doubt_us` microseconds is looked at, too.
+/// The condition for keys after `after` that start with `prefix`, in byte order, and that may be held. Rows
+/// that ended in the last `in_doubt_us` microseconds are included.
 fn range(prefix: &str, after: Option<&Key>, in_doubt_us: u64) -> String {
     let mut condition = match after {
         Some(after) if after.as_str() >= prefix => {
@@ -130,12 +135,12 @@ fn range(prefix: &str, after: Option<&Key>, in_doubt_us: u64) -> String {
         condition.push_str(" AND k<");
         sql::hex(&mut condition, &end);
     }
-    // What is kept for ever ends at the largest number of the column: nothing may be added to it.
+    // A value that is kept for ever ends at the column's largest number, so nothing may be added to it.
     condition.push_str(&format!(" AND until_us>GREATEST({NOW_US}-{in_doubt_us},0)"));
     condition
 }
 
-/// The first bytes after everything that starts with `prefix`; `None` where nothing comes after.
+/// The first bytes after everything that starts with `prefix`; `None` if nothing comes after.
 fn end_of(prefix: &str) -> Option<Vec<u8>> {
     let mut end = prefix.as_bytes().to_vec();
     while let Some(last) = end.pop() {
@@ -154,7 +159,7 @@ fn is_held(row: &Stored) -> bool {
 fn read_row(row: Row, now: ServerTime, doubt: Doubt) -> Result<Stored, Fault> {
     let rejected = |why: String| Fault::Rejected { why };
     let (key, token, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, Vec<u8>)>(row)
-        .map_err(|error| rejected(format!("a row is not of this program: {error}")))?;
+        .map_err(|error| rejected(format!("a row was not written by this program: {error}")))?;
     let text = String::from_utf8_lossy(&key);
     let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
     let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;

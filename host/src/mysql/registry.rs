@@ -1,7 +1,8 @@
-//! [`Registry`] on the server: a row a proxy, a row a policy, and a row for what the policy was before.
+//! [`Registry`] in tables: a row for each proxy, a row for each policy, and a row for the policy's previous
+//! version.
 //!
-//! A transaction locks rows of policies first and rows of proxies after that, so that none waits for
-//! another in a circle. A beat locks one row, and has a connection of its own.
+//! A transaction locks rows of policies before rows of proxies, so that transactions cannot deadlock. A
+//! heartbeat locks one row, and has a connection of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,10 +25,11 @@ const POLICIES: &str = "lockkeeper_policy";
 const BEFORE: &str = "lockkeeper_policy_before";
 /// A connection that was idle for longer may have been closed by the server.
 const FRESH_US: u64 = (SESSION_TIMEOUT_S as u64 - 1) * 1_000_000;
-/// A beat comes back within this, or its connection is given up. A component takes longer to send.
+/// A heartbeat that takes longer is given up with its connection. Sending a component takes longer.
 const BEAT_LIMIT: Duration = Duration::from_secs(3);
 const WORK_LIMIT: Duration = Duration::from_secs(10);
 
+/// The registry on a server.
 #[derive(Clone)]
 pub struct MysqlRegistry(Arc<Inner>);
 
@@ -37,8 +39,8 @@ struct Inner {
     work: Seat,
 }
 
-/// A connection, opened when it is asked for. It is taken out while it is used: whoever fails half-way
-/// leaves none behind, and the server undoes what was begun.
+/// A connection that is opened on demand. It is taken out while it is used: a call that fails half-way does
+/// not put it back, and the server rolls back its transaction.
 #[derive(Default)]
 struct Seat(Mutex<Option<(Link, Instant)>>);
 
@@ -81,6 +83,7 @@ macro_rules! on_link {
 }
 
 impl MysqlRegistry {
+    /// A registry that opens its connections on demand.
     pub(super) fn new(context: Arc<Context>) -> MysqlRegistry {
         MysqlRegistry(Arc::new(Inner { context, beats: Seat::default(), work: Seat::default() }))
     }
@@ -157,7 +160,7 @@ impl Registry for MysqlRegistry {
     }
 }
 
-/// Makes the tables where they are missing.
+/// Creates missing tables.
 async fn prepare(link: &mut Link) -> Result<(), Fault> {
     let there = format!(
         "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema=DATABASE() \
@@ -193,7 +196,7 @@ async fn prepare(link: &mut Link) -> Result<(), Fault> {
          note TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'why the last change was called off'\
          ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
     );
-    // A table of its own: a table that is there already needs no ALTER then, which the account may lack.
+    // A table of its own, because a new column would need ALTER, a privilege that the account may lack.
     let before = format!(
         "CREATE TABLE IF NOT EXISTS {BEFORE} (\
          name VARBINARY(64) NOT NULL PRIMARY KEY,\
@@ -225,7 +228,7 @@ async fn register(link: &mut Link, me: &Pulse) -> Result<(), Fault> {
 
 async fn beat(link: &mut Link, context: &Context, me: &Pulse) -> Result<View, Fault> {
     let acks = me.acks.as_ref().map(|acks| format!(",acks={}", hexed(&to_json(acks)))).unwrap_or_default();
-    // A row that waits to be locked gets the time of before.
+    // The time is read first, so a wait for the lock of the row does not make it later.
     let sql = format!(
         "SET @b={NOW_US};UPDATE {PROXIES} SET beat_us=@b,until_us=@b+{},address={}{acks} WHERE id={};{};\
          SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES} ORDER BY id;\
@@ -239,7 +242,7 @@ async fn beat(link: &mut Link, context: &Context, me: &Pulse) -> Result<View, Fa
     );
     let asked_at = clock::now();
     let mut sets = link.exchange(sql).await?.into_iter();
-    // The sample tells whether the server has become read-only, too.
+    // The sample also tells whether the server has become read-only.
     link.learn(context, sets.next(), asked_at)?;
     let members = sets.next().unwrap_or_default().into_iter().map(read_member);
     let members = members.collect::<Option<Vec<_>>>().ok_or_else(|| foreign(PROXIES))?;
@@ -263,7 +266,7 @@ async fn activate(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Res
     Ok(joined)
 }
 
-/// Within a transaction: whether the member has its row still.
+/// Runs within a transaction. Tells whether the member still has its row.
 async fn join_sql(link: &mut Link, id: u64, acks: &BTreeMap<String, u64>) -> Result<bool, Fault> {
     let update = format!("UPDATE {PROXIES} SET acks={} WHERE id={id}", hexed(&to_json(acks)));
     link.exchange(update).await?;
@@ -275,21 +278,22 @@ async fn initialize(link: &mut Link, id: u64, own: &[(String, Component)]) -> Re
     let records =
         format!("BEGIN;SELECT name,seq FROM {POLICIES} FORCE INDEX (PRIMARY) ORDER BY name FOR UPDATE");
     let is_first = link.exchange(records).await?.pop().is_none_or(|records| records.is_empty());
-    // All that locks both locks records before members, and records by name: else two of them could deadlock. Where there is
-    // no record yet, the first to insert is waited for by the others.
+    // Every transaction that locks both kinds locks records before members, and records in the order of their
+    // names. Otherwise two transactions could deadlock. If there is no record yet, the others wait for the
+    // first insert.
     let mut own: Vec<_> = own.iter().collect();
     own.sort_by_key(|(name, _)| name);
     let mut differs = false;
     for (name, component) in &own {
-        // What had no record may have gone by other names before.
+        // The locks of a policy that had no record may have had other keys before.
         differs |= changes_a_row(link, insert_record(name, component)).await? && !is_first;
     }
-    // All rows are locked, so that of two that found at once the second one sees the first.
+    // All rows are locked, so if two proxies initialize at the same time, the second sees the first.
     let all = format!(
         "SELECT id FROM {PROXIES} FORCE INDEX (PRIMARY) ORDER BY id FOR UPDATE;\
          SELECT CONCAT(COALESCE(SUM(id={id}),0),COALESCE(SUM(id<>{id} AND acks IS NOT NULL),0)) FROM {PROXIES}"
     );
-    // It is there itself, and none of the others may grant.
+    // 10: this proxy has its row, and no other member may grant.
     if count(&link.exchange(all).await?) != 10 {
         link.rollback().await?;
         return Ok(false);
@@ -310,8 +314,8 @@ async fn end(link: &mut Link, keep: bool) -> Result<(), Fault> {
     }
 }
 
-/// Leaves a record that is there as it is, and locks it for writing: `INSERT IGNORE` would lock it for reading, and of two
-/// that do so neither can change it.
+/// Leaves an existing record unchanged, and locks it exclusively. `INSERT IGNORE` would take a shared lock,
+/// and of two transactions with shared locks neither could change the record.
 fn insert_record(name: &str, live: &Component) -> Vec<u8> {
     let head = format!(
         "INSERT INTO {POLICIES} (name,seq,phase,live_digest,live_settings,since_us,live) \
@@ -326,7 +330,7 @@ fn insert_record(name: &str, live: &Component) -> Vec<u8> {
     sql
 }
 
-/// What [`replace_record`] replaces is the version before, if it is another one.
+/// Keeps the version that [`replace_record`] replaces as the previous version, if it differs.
 fn keep_replaced(name: &str, live: &Component) -> String {
     let (digest, settings) = (hexed(&live.version.digest), hexed(&live.version.settings));
     let condition =
@@ -334,7 +338,7 @@ fn keep_replaced(name: &str, live: &Component) -> String {
     keep_live(&digest, &condition)
 }
 
-/// Keeps the live version of a record as the one before `successor`.
+/// Keeps the live version of a record as the version before `successor`.
 fn keep_live(successor: &str, condition: &str) -> String {
     format!(
         "REPLACE INTO {BEFORE} (name,successor,digest,settings,component) \
@@ -342,7 +346,7 @@ fn keep_live(successor: &str, condition: &str) -> String {
     )
 }
 
-/// Leaves a record that says the same as it is.
+/// Leaves a record with the same content unchanged.
 fn replace_record(name: &str, live: &Component) -> Vec<u8> {
     let (digest, settings) = (hexed(&live.version.digest), hexed(&live.version.settings));
     let mut sql = format!(
@@ -361,7 +365,7 @@ fn replace_record(name: &str, live: &Component) -> Vec<u8> {
 }
 
 async fn component(link: &mut Link, name: &str, version: &PolicyVersion) -> Result<Option<Bytes>, Fault> {
-    // Settings are not compared: a component is the same with all of them.
+    // Settings are not compared: the component does not depend on them.
     let (name, digest) = (hexed(name), hexed(&version.digest));
     let sql = format!(
         "SELECT IF(live_digest={digest},live,candidate) FROM {POLICIES} \
@@ -379,8 +383,8 @@ async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<boo
     let acks = to_json(me.acks.as_ref().unwrap_or(&BTreeMap::new()));
     let acknowledge =
         format!("UPDATE {PROXIES} SET acks={} WHERE id={} AND acks IS NOT NULL", hexed(&acks), me.id);
-    // Locked, so that no row that is read here changes before this commits. A member that is not among
-    // them joins later, and reads the record after that.
+    // The rows are locked, so that they do not change before this commits. A member that is not among them
+    // joins later, and reads the record after that.
     let members = format!(
         "SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES} FORCE INDEX (PRIMARY) \
          ORDER BY id FOR UPDATE;{acknowledge};SELECT id,address,host,routes,beat_us,until_us,acks FROM {PROXIES}"
@@ -391,7 +395,7 @@ async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<boo
         link.rollback().await?;
         return Ok(false);
     }
-    // The floor comes last: everybody's writes look at it.
+    // The floor is raised last, because the writes of all proxies read it.
     let sql = format!(
         "{};UPDATE {POLICIES} SET seq=seq+1,phase='settled',since_us={NOW_US},note=NULL,live=candidate,\
          live_digest=candidate_digest,live_settings=candidate_settings,candidate=NULL,\
@@ -403,7 +407,7 @@ async fn settle(link: &mut Link, name: &str, seq: u64, me: &Pulse) -> Result<boo
     Ok(true)
 }
 
-/// Runs one statement: whether it changed a row.
+/// Runs one statement. Tells whether it changed a row.
 async fn changes_a_row(link: &mut Link, statement: impl Into<Vec<u8>>) -> Result<bool, Fault> {
     let mut sql: Vec<u8> = statement.into();
     sql.extend_from_slice(b";SELECT ROW_COUNT()");
@@ -459,7 +463,7 @@ fn count(sets: &[Vec<Row>]) -> u64 {
 }
 
 fn foreign(table: &str) -> Fault {
-    Fault::Rejected { why: format!("a row of {table} is not of this program: was it changed by hand?") }
+    Fault::Rejected { why: format!("a row of {table} has unknown content: was it changed by hand?") }
 }
 
 fn to_json(acks: &BTreeMap<String, u64>) -> String {

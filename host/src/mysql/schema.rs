@@ -1,7 +1,7 @@
 //! The tables, and the row that all proxies share: schema version, server identity, epoch, floor.
 //!
-//! Version 3 is that from which proxies forget what they remember of rows whenever the floor rises: an earlier one beside
-//! it would not.
+//! Since version 3, proxies forget their remembered rows whenever the floor rises. A proxy of an earlier
+//! version on the same tables would not.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,50 +19,51 @@ use crate::coverage::{Branch, reached};
 use crate::lock::Token;
 use crate::random;
 
-/// What this program knows. A higher one is refused, a lower one is migrated.
+/// The schema version of this program. A higher version is refused, a lower one is migrated.
 const VERSION: u32 = 3;
 
-/// Added to the longest lease after a change of the server, in microseconds, for clocks that differ.
+/// Added to the longest lease after a change of the server, in microseconds, because clocks differ.
 const QUARANTINE_MARGIN_US: u64 = 1_000_000;
-/// The same where there are several servers: by then every proxy that can see the new one has left the
-/// old one, which may still take writes. A round of looks, the look, a transaction, and the clocks.
+/// The same with several servers. By then every proxy that can see the new server has left the old one, which
+/// may still accept writes. It covers a probe round, the probe, a transaction, and clock differences.
 const FAILOVER_MARGIN_US: u64 = 6_000_000;
 
-/// What lies between the tokens of two epochs where the clock does not tell them apart.
+/// The gap between the tokens of two epochs if the clock cannot separate them.
 const EPOCH_TOKENS: u64 = 1 << 40;
-/// No token is further ahead of the server's clock, in microseconds, once the tokens begin at a time. So a server that takes
-/// another one's place begins above all that was given out, also where it lacks the last writes.
+/// How far tokens are ahead of the server's clock at most, in microseconds, once a floor was taken from the
+/// clock. So a server that replaces another one begins above every token given out, even if it lacks the
+/// last writes.
 const AHEAD_US: u64 = 5_000_000;
-/// No floor is taken from a clock that says more than that: tokens end at 2^53.
+/// A clock that is past this is not used for a floor: tokens end at 2^53.
 pub const LATEST_FLOOR: u64 = 1 << 52;
 
-/// Whose tokens the tables hold: the last server that they were used on, by their own record.
+/// The last server that the tables were used on, by their own record, with its epoch and floor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub server: String,
     pub epoch: u64,
-    /// New tokens are above this. Of two servers, the one that was used later has the higher floor.
+    /// New tokens are above this. The server that was used later has the higher floor.
     pub floor: u64,
 }
 
-/// When a proxy last had the server in use. StoredValue where there are several servers.
+/// When a proxy last had the server in use. Kept only if there are several servers.
 pub struct InUseHeartbeat {
     used_us: u64,
     now_us: u64,
 }
 
-/// What must be done before a server may grant.
+/// What another server may have given out since the tables were last used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doubt {
     None,
-    /// Another server may have given out tokens, but no leases yet.
+    /// Tokens, but no leases yet.
     Tokens,
-    /// Another server may have given out leases that are missing here.
+    /// Leases that are missing here.
     Leases,
 }
 
-/// Makes what is missing, and raises the epoch where another server may have been in use since the
-/// tables were last used here. Safe to be run by several proxies at once.
+/// Creates missing tables, and raises the epoch if another server may have been in use since the tables were
+/// last used here. Several proxies may run this at the same time.
 pub async fn prepare(
     wire: &mut Wire,
     server: &Server,
@@ -102,7 +103,7 @@ pub async fn prepare(
     Ok(identity)
 }
 
-/// The version of the tables and the recorded identity; `None` where the tables or the row are missing.
+/// The version of the tables and the recorded identity; `None` if the tables or the row are missing.
 pub async fn read(wire: &mut Wire, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
     let sql = format!("SELECT version,identity,epoch,floor FROM {META} WHERE id=1 {lock}");
     let row: Option<(u32, Vec<u8>, u64, u64)> = match wire.first(sql).await {
@@ -121,8 +122,8 @@ pub async fn read(wire: &mut Wire, lock: &str) -> Result<Option<(u32, Identity)>
     Ok(Some((version, Identity { server, epoch, floor })))
 }
 
-/// Makes the tables that are missing. The row comes last: where it has this version, the tables are there. One that is there
-/// keeps its version, see [`claim_version`].
+/// Creates the missing tables. The row is inserted last, so if it has this version, all tables exist. An
+/// existing row keeps its version, see [`claim_version`].
 async fn create(wire: &mut Wire, server: &Server) -> Result<(), Fault> {
     let leases = format!(
         "CREATE TABLE IF NOT EXISTS {LEASES} (\
@@ -174,7 +175,7 @@ async fn create(wire: &mut Wire, server: &Server) -> Result<(), Fault> {
         wire.exchange(table).await?;
     }
     wire.exchange(format!("INSERT IGNORE INTO {COUNTER} VALUES (1,0,0,0)")).await?;
-    // Whoever was here before, an earlier version, has watched the clock until now.
+    // A proxy of an earlier version, if there was one, watched the clock until now.
     wire.exchange(format!("INSERT IGNORE INTO {CLOCK} VALUES (1,{NOW_US},0,0,0)")).await?;
     let identity = quoted(&server.identity);
     let row = format!(
@@ -184,14 +185,14 @@ async fn create(wire: &mut Wire, server: &Server) -> Result<(), Fault> {
     Ok(())
 }
 
-/// From then on proxies of earlier versions are refused. To be run once this proxy may write: until then those that are
-/// here go on.
+/// Makes the tables refuse proxies of earlier versions. Run this once this proxy may write; until then the
+/// present proxies of earlier versions continue.
 pub fn claim_version() -> String {
     format!("UPDATE {META} SET version={VERSION} WHERE id=1 AND version<{VERSION}")
 }
 
-/// Tries what will be needed, and undoes it. The key is no other's: whoever else tries at the same time is
-/// not in the way.
+/// Tries the statements that will be needed, and rolls them back. The key is random, so proxies that try at
+/// the same time do not block each other.
 async fn probe(wire: &mut Wire) -> Result<(), Fault> {
     let mut key = String::new();
     sql::hex(&mut key, &[[0; 8], random::number::<[u8; 8]>()].concat());
@@ -203,21 +204,21 @@ async fn probe(wire: &mut Wire) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether the tables belong to this server, as far as they and this process know.
+/// Whether the tables belong to this server, as far as the record and this process know.
 fn is_current(recorded: &Identity, server: &Server, known: Option<&Identity>) -> bool {
     if recorded.server != server.identity {
         return false;
     }
     match known {
         None => true,
-        // What this process has seen is gone: the server has lost writes, or is one that was left
-        // behind at a fail-over. Unless another proxy has taken notice of that before us.
+        // The record lacks what this process has seen: the server has lost writes, or was left behind at a
+        // fail-over. If the recorded floor is higher, another proxy has already handled that.
         Some(known) if known.server != recorded.server => recorded.floor > known.floor,
         Some(known) => recorded.epoch >= known.epoch && recorded.floor >= known.floor,
     }
 }
 
-/// `heartbeat` is there where another server may have been in use meanwhile.
+/// `heartbeat` is given if another server may have been in use meanwhile.
 fn doubt(
     recorded: &Identity,
     server: &Server,
@@ -228,7 +229,7 @@ fn doubt(
         return Doubt::Leases;
     }
     let Some(heartbeat) = heartbeat else { return Doubt::None };
-    // Whoever took another server into use waited at least this long before it granted a lease.
+    // A proxy that took another server into use waited at least this long before it granted a lease.
     let first_lease = Duration::from_micros(u64::from(context.max_ttl_ms) * 1_000 + QUARANTINE_MARGIN_US);
     match heartbeat.age() {
         Some(age) if age < FRESH => Doubt::None,
@@ -237,8 +238,8 @@ fn doubt(
     }
 }
 
-/// Clears a doubt: where all other servers are seen to be behind, there is none after all; else the
-/// epoch is raised.
+/// Resolves a doubt. If probes show that all other servers are behind, there is no doubt; else raises the
+/// epoch.
 async fn settle(
     wire: &mut Wire,
     server: &Server,
@@ -255,7 +256,7 @@ async fn settle(
     let mut doubt = doubt(&recorded, server, context, heartbeat.as_ref());
     let mut why = match context.identity() {
         Some(known) if recorded.server == server.identity => {
-            format!("it lacks what {} has granted", known.server)
+            format!("it lacks grants of {}", known.server)
         }
         _ => format!("its tables were last used on {}", recorded.server),
     };
@@ -264,8 +265,8 @@ async fn settle(
             Ok(()) => doubt = Doubt::None,
             Err(others) => {
                 why = format!(
-                    "it was out of use, and meanwhile locks may have been granted on {others}, which cannot be \
-                     asked; a server that is gone for good should be taken off store.url"
+                    "it was out of use, and locks may have been granted meanwhile on {others}, which cannot be \
+                     reached; remove a server that is gone for good from store.url"
                 );
             }
         }
@@ -280,8 +281,9 @@ async fn settle(
     raise_epoch(wire, server, context, &recorded, doubt, &why).await
 }
 
-/// New tokens are above all that another server can have given out, and nothing is granted while leases
-/// of it may run: that is a new epoch. The transaction that is open has locked the record.
+/// Begins a new epoch: new tokens are above every token that another server can have given out, and no lease
+/// is granted while a lease of that server may run. With [`Doubt::Tokens`], only the floor rises. The open
+/// transaction has locked the record.
 async fn raise_epoch(
     wire: &mut Wire,
     server: &Server,
@@ -320,19 +322,19 @@ async fn raise_epoch(
             server = server.identity,
             epoch,
             wait_ms = wait_us / 1_000,
-            "the MySQL server has changed, or may have: {why}; no lease is granted until those of the other one \
-             have ended"
+            "the MySQL server has changed, or may have: {why}; no lease is granted until the leases of the \
+             other server have ended"
         );
     } else {
         reached(Branch::TokensRaised);
-        tracing::info!("tokens go on at {floor}: {why}");
+        tracing::info!("tokens continue above {floor}: {why}");
     }
     Ok(Identity { server: server.identity.clone(), epoch, floor })
 }
 
-/// A floor above every token that was given out over `highest`. The time is, with [`AHEAD_US`]: a key has less than a
-/// grant a microsecond. So it is above the tokens of servers, too, that nobody can be asked about. Where the
-/// clock may have been set back, an epoch's worth of tokens is left out.
+/// A floor above every token that was given out above `highest`. The time plus [`AHEAD_US`] is such a floor,
+/// because a key has less than one grant a microsecond; so it is also above the tokens of servers that cannot
+/// be asked. If the clock may have been set back, [`EPOCH_TOKENS`] tokens are skipped instead.
 fn next_floor(highest: u64, now_us: u64) -> u64 {
     let next = now_us.saturating_add(AHEAD_US);
     if highest + 1_000_000 < next && now_us < LATEST_FLOOR { next } else { highest + EPOCH_TOKENS }
@@ -342,7 +344,7 @@ fn margin_us(context: &Context) -> u64 {
     if context.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US }
 }
 
-/// `None` where there is no mark yet.
+/// `None` if there is no heartbeat yet.
 pub async fn read_heartbeat(wire: &mut Wire) -> Result<Option<InUseHeartbeat>, Fault> {
     let row: Option<(u64, u64)> =
         match wire.first(format!("SELECT used_us,{NOW_US} FROM {HEARTBEAT} WHERE id=1")).await {
@@ -366,13 +368,13 @@ async fn create_heartbeat(wire: &mut Wire) -> Result<InUseHeartbeat, Fault> {
 }
 
 impl InUseHeartbeat {
-    /// `None` where it is from the future: the clock was set back.
+    /// `None` if the heartbeat is from the future: the clock was set back.
     pub fn age(&self) -> Option<Duration> {
         let ahead = self.used_us > self.now_us + FRESH.as_micros() as u64;
         (!ahead).then(|| Duration::from_micros(self.now_us.saturating_sub(self.used_us)))
     }
 
-    /// Renews the mark only while it holds.
+    /// The statement that renews the heartbeat, only while it is fresh.
     pub fn renew() -> String {
         let fresh_us = FRESH.as_micros();
         format!("{} AND used_us+{fresh_us}>{NOW_US} AND used_us<{NOW_US}+{fresh_us}", InUseHeartbeat::set())

@@ -1,16 +1,17 @@
-//! The servers of `store.url`, and which of them is used: one, by all connections of this process.
+//! The servers of `store.url`. All connections of this process use the same one.
 //!
-//! With one server there is nothing to choose. With several, at most one is to be writable at a time,
-//! and that is the operator's to see to. What is done here:
+//! A single server leaves nothing to choose. Of several servers, at most one may be writable at a time; the
+//! operator must ensure that. This module does the rest:
 //!
-//! - The server with the highest record is chosen: the one that leases were last granted on. A replica
-//!   that was promoted has the record of the server that it replicated from.
-//! - A connection belongs to one choice. When another server is chosen, all of them are given up.
-//! - All servers are looked at every [`ROUND`] (see [`prober`](super::scout)). The one in use is marked as
-//!   in use by that, and left for one that was chosen later. Nodes of a Galera cluster have one record, which names
-//!   the node that was chosen.
-//! - A server whose mark is older than [`FRESH`] may have been out of use while another one granted
-//!   leases: `schema` finds out before a connection to it may be used.
+//! - It chooses the server whose record has the highest floor: the server that last granted leases. A
+//!   promoted replica has the record of the server that it replicated from.
+//! - A connection belongs to one server generation. When another server is chosen, all connections are given
+//!   up.
+//! - Every [`ROUND`], all servers are probed (see [`prober`](super::prober)). The probe renews the in-use
+//!   heartbeat of the server in use. If another server was chosen later, the proxy moves to it. The nodes of
+//!   a Galera cluster share one record, which names the chosen node.
+//! - A server whose heartbeat is older than [`FRESH`] may have been out of use while another server granted
+//!   leases. `schema` finds out before a connection to it may be used.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,53 +26,54 @@ use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 
-/// Between two looks at all servers.
+/// The time between two probe rounds.
 pub const ROUND: Duration = Duration::from_secs(1);
-/// How long a mark holds. No server can be promoted and grant a lease within this time.
+/// How long a heartbeat is fresh. No server can be promoted and grant a lease within this time.
 pub const FRESH: Duration = Duration::from_secs(4);
-/// How long a server may be away before one is taken that lacks its last epoch: it was not promoted,
-/// but left behind, or never replicated.
+/// How long the server may be away before a server that lacks its last epoch is chosen: one that was left
+/// behind or never replicated, not promoted.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One server of `store.url`.
 pub struct Endpoint {
     pub target: Target,
     pub database: String,
-    /// What the operator knows it by; without the password.
+    /// The name that operators know the server by, without the password.
     pub address: String,
 }
 
-/// What a look at a server has shown.
+/// What a probe of a server has found.
 #[derive(Clone, Debug)]
 pub struct ServerStatus {
-    /// Why it cannot be used, and what to do about it; else its own identity.
+    /// The identity of the server, or why it cannot be used and what to do about it.
     pub identity: Result<String, String>,
-    /// `None` where it has no tables.
+    /// `None` if the server has no tables.
     pub record: Option<Identity>,
 }
 
-/// What is known of a server: the last look, or why there was none.
+/// The last probe of a server, or why there was none.
 pub type Probe = Result<ServerStatus, String>;
 
+/// The servers of `store.url`, their last probes, and the choice among them.
 pub struct Servers {
     endpoints: Vec<Endpoint>,
     pub prober: Prober,
     /// Rises whenever another server is chosen.
     generation: AtomicU64,
-    /// Until when the mark of the server in use holds, on our own clock; 0 before it was looked at.
+    /// Until when the heartbeat of the server in use is fresh, on our own clock; 0 before it was read.
     fresh_until: AtomicU64,
     state: Mutex<State>,
 }
 
 struct State {
-    /// The server in use; `None` while one is looked for.
+    /// The server in use; `None` while the proxy looks for one.
     current: Option<usize>,
-    /// The one that the turn belongs to.
+    /// The server of the current generation.
     last: usize,
     probes: Vec<Probe>,
 }
 
-/// The choice that a connection belongs to.
+/// The server generation that a connection belongs to.
 #[derive(Clone)]
 pub struct ServerInUse {
     servers: Arc<Servers>,
@@ -80,8 +82,9 @@ pub struct ServerInUse {
 }
 
 impl Servers {
+    /// None of several servers is chosen yet; a single one is.
     pub fn new(endpoints: Vec<Endpoint>) -> Servers {
-        let probes = endpoints.iter().map(|_| Err("not looked at yet".to_owned())).collect();
+        let probes = endpoints.iter().map(|_| Err("not probed yet".to_owned())).collect();
         let current = (endpoints.len() == 1).then_some(0);
         Servers {
             prober: Prober::new(endpoints.len()),
@@ -92,21 +95,22 @@ impl Servers {
         }
     }
 
+    /// All servers, in the order of `store.url`.
     pub fn endpoints(&self) -> &[Endpoint] {
         &self.endpoints
     }
 
-    /// Whether there is nothing to choose.
+    /// Whether there is only one server.
     pub fn is_single(&self) -> bool {
         self.endpoints.len() == 1
     }
 
-    /// For operators: all addresses.
+    /// All addresses, for operators.
     pub fn addresses(&self) -> String {
         self.endpoints.iter().map(|endpoint| &*endpoint.address).collect::<Vec<_>>().join(", ")
     }
 
-    /// The server to connect to, which is looked for where none is known.
+    /// The server to connect to. Looks for one if none is known.
     pub async fn server_in_use(self: &Arc<Servers>, context: &Context) -> Result<ServerInUse, Fault> {
         if let Some(server_in_use) = self.current() {
             return Ok(server_in_use);
@@ -116,20 +120,20 @@ impl Servers {
         self.current().ok_or_else(|| Fault::timeout("looking for the primary"))
     }
 
-    /// The server in use, and whether a connection has found that it may be.
+    /// The server in use and its generation, once a connection has found that it may be used.
     pub fn in_use(&self) -> Option<(usize, u64)> {
         let state = self.lock();
         let marked = self.fresh_until.load(Ordering::Relaxed) > 0;
         state.current.filter(|_| marked).map(|index| (index, self.generation.load(Ordering::Relaxed)))
     }
 
-    /// Takes in what a round has shown.
+    /// Takes the results of a probe round.
     pub fn note(&self, probes: Vec<Probe>) {
         self.lock().probes = probes;
     }
 
-    /// Leaves the server in use for one that was chosen after it: elsewhere, while we did not see it. Where the record of
-    /// the later one has come to the server in use, both have the same.
+    /// Moves to a server that was chosen after the server in use: by another proxy, unseen by this one. If
+    /// the record of the later server has reached the server in use, the two records are equal.
     pub fn reconsider(&self) {
         let mut state = self.lock();
         let Some(current) = state.current else { return };
@@ -150,20 +154,20 @@ impl Servers {
         }
     }
 
-    /// The highest floor and epoch of the records that were seen.
+    /// The highest floor and the highest epoch among the probed records.
     pub fn highest(&self) -> (u64, u64) {
         let state = self.lock();
         let records = state.probes.iter().flatten().filter_map(|status| status.record.as_ref());
         records.fold((0, 0), |(floor, epoch), it| (floor.max(it.floor), epoch.max(it.epoch)))
     }
 
-    /// Whether each other server was seen, and has not been in use since this record was made; else,
-    /// the addresses of those that may have been.
+    /// Whether every other server was probed and has not been in use since `record` was written. The error
+    /// lists the addresses of the servers that may have been.
     pub fn others_are_behind(&self, index: usize, record: &Identity) -> Result<(), String> {
         let state = self.lock();
         let behind = |probe: &Probe| match probe {
             Ok(ServerStatus { record: None, .. }) => true,
-            // It has this record from here, unless this server has lost it since.
+            // It replicated this record from here, unless this server has lost it since.
             Ok(ServerStatus { record: Some(theirs), .. }) if theirs.server == record.server => {
                 theirs.floor <= record.floor
             }
@@ -176,7 +180,7 @@ impl Servers {
         if ahead.is_empty() { Ok(()) } else { Err(ahead.join(", ")) }
     }
 
-    /// The mark of the server in use is known to hold until then.
+    /// Notes until when the heartbeat of the server in use is fresh.
     pub fn extend(&self, generation: u64, until: Instant) {
         let _state = self.lock();
         if self.generation.load(Ordering::Relaxed) == generation {
@@ -211,7 +215,7 @@ impl Servers {
         if state.last != index {
             let (from, to) = (&self.endpoints[state.last].address, &self.endpoints[index].address);
             reached(Branch::OtherServer);
-            tracing::warn!(from, to, "another MySQL server is used");
+            tracing::warn!(from, to, "another MySQL server is in use now");
             state.last = index;
             self.fresh_until.store(0, Ordering::Relaxed);
             self.generation.fetch_add(1, Ordering::Release);
@@ -222,7 +226,7 @@ impl Servers {
         let reasons = self.endpoints.iter().zip(probes).map(|(endpoint, probe)| {
             let why = match probe {
                 Err(why) | Ok(ServerStatus { identity: Err(why), .. }) => why,
-                Ok(_) => "it lacks what the last primary has granted; it is waited for that one",
+                Ok(_) => "it lacks grants of the last primary; the proxy waits for that server",
             };
             format!("{}: {why}", endpoint.address)
         });
@@ -236,29 +240,33 @@ impl Servers {
 }
 
 impl ServerInUse {
+    /// The server.
     pub fn endpoint(&self) -> &Endpoint {
         &self.servers.endpoints[self.index]
     }
 
-    /// Whether what is sent on a connection of this choice may still be answered for.
+    /// Fails if this connection must not be used any more: another server is in use, or the heartbeat is not
+    /// fresh.
     pub fn check(&self) -> Result<(), Fault> {
         if self.servers.is_single() {
             return Ok(());
         }
         if self.servers.generation.load(Ordering::Acquire) != self.generation {
-            let why = format!("another MySQL server is used than {}", self.endpoint().address);
+            let why = format!("the MySQL server at {} is not in use any more", self.endpoint().address);
             return Err(Fault::Broken { why, slug: "moved" });
         }
         if clock::now().0 > self.servers.fresh_until.load(Ordering::Relaxed) {
-            let why =
-                format!("the MySQL server at {} was out of sight; looking again", self.endpoint().address);
+            let why = format!(
+                "the MySQL server at {} could not be reached for a while; probing again",
+                self.endpoint().address
+            );
             reached(Branch::OutOfSight);
             return Err(Fault::Broken { why, slug: "out_of_sight" });
         }
         Ok(())
     }
 
-    /// The server could not be connected to: another one is looked for.
+    /// Call this if the server cannot be connected to. The next connection looks for another server.
     pub fn leave(&self) {
         let mut state = self.servers.lock();
         if !self.servers.is_single() && self.servers.generation.load(Ordering::Relaxed) == self.generation {
@@ -267,9 +275,9 @@ impl ServerInUse {
     }
 }
 
-/// The server with the highest record, the one that its record names before those that have it from
-/// that one, then the one that was used last, then the first. While `patient`, none that lacks the
-/// epoch of the one that is known.
+/// Chooses the server whose record has the highest floor. Among equals: the server that its own record names
+/// before servers that replicated this record, then the last used, then the first. While `patient`, a server
+/// that lacks the epoch of `known` is not chosen.
 fn choose(probes: &[Probe], known: Option<&Identity>, last: usize, patient: bool) -> Option<usize> {
     let usable = probes.iter().enumerate().filter_map(|(index, probe)| {
         let status = probe.as_ref().ok()?;

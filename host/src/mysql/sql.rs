@@ -1,6 +1,7 @@
-//! Statements as text. Values are numbers, hexadecimal or quoted here: nothing else gets in.
+//! Builds statements as text. Values are numbers, hexadecimal or quoted, so nothing else gets into a
+//! statement.
 //!
-//! Text, not prepared statements, where several go in one packet: that exists for text only.
+//! Packets of several statements are text because a prepared statement cannot hold several.
 
 use std::fmt::Write as _;
 
@@ -9,39 +10,45 @@ use mysql_async::Value;
 use super::schema::LATEST_FLOOR;
 use crate::lock::{Key, ServerTime};
 
+/// The table of leases: a row for each key.
 pub const LEASES: &str = "lockkeeper_lease";
+/// The table of the row that all proxies share: schema version, identity, epoch, floor.
 pub const META: &str = "lockkeeper_meta";
+/// The table of the in-use heartbeat.
 pub const HEARTBEAT: &str = "lockkeeper_mark";
+/// The table of the tokens of keys that have no row in [`LEASES`].
 pub const COUNTER: &str = "lockkeeper_token";
+/// The table of what proxies have recorded about the server's clock.
 pub const CLOCK: &str = "lockkeeper_clock";
+/// The table of the rows that guard keys by a row lock.
 pub const ROWS: &str = "lockkeeper_row";
 
-/// The server's clock in microseconds since 1970. `UTC_TIMESTAMP` cannot be faked with `SET
-/// timestamp` by anyone but this session, and does not follow its time zone.
+/// The server's clock in microseconds since 1970. Only this session's `SET timestamp` could change
+/// `UTC_TIMESTAMP`, and the session's time zone does not.
 pub const NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',UTC_TIMESTAMP(6))";
 
-/// The same at the moment it is asked for, where [`NOW_US`] stands still while a statement runs.
-/// `SYSDATE` follows the session's time zone, which every connection sets to UTC.
+/// Like [`NOW_US`], but evaluated when it is reached; [`NOW_US`] does not change within a statement.
+/// `SYSDATE` uses the session's time zone, which every connection sets to UTC.
 const EXACT_NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))";
 
-/// Second column: whether [`EXACT_NOW_US`] is what it says. A server can be told to have `SYSDATE` stand still, too.
+/// Second column: whether `SYSDATE` moves within a statement. A server option can make it stand still.
 pub const SYSDATE_MOVES: &str = "SELECT SLEEP(0.001),SYSDATE(6)>UTC_TIMESTAMP(6)";
 
-/// One row as it is to be written.
+/// A row to be written.
 pub struct RowWrite {
     pub key: Key,
     pub token: u64,
     pub until: ServerTime,
-    /// Rises with every write of a row: what "still the same row" means.
+    /// Rises with every write of a row. It identifies the content of the row.
     pub revision: u64,
     pub state: Vec<u8>,
 }
 
-/// What is read at the start of every transaction, and to calibrate the clock. One row: time,
-/// epoch, floor, the floor of the last [`raise_above_all`], counter, grants_from, read_only, the server that the tables are
-/// used on.
+/// Reads the clock and the shared row, at the start of every transaction and to calibrate the clock. One row:
+/// time, epoch, floor, floor of the last [`raise_above_all`], counter, grants_from, read_only, and the server
+/// that the tables are used on.
 ///
-/// `read_only` is looked at here because a privileged account may write in spite of it.
+/// `read_only` is included because a privileged account may write in spite of it.
 pub fn sample() -> String {
     format!(
         "SELECT {NOW_US},epoch,floor,COALESCE((SELECT floor FROM {META} WHERE id=2),0),token,grants_from,\
@@ -55,24 +62,26 @@ pub fn used_on() -> String {
     format!("SELECT identity FROM {META} WHERE id=1")
 }
 
-/// One row: the epoch. The statement locks the row, so it reads what this node has applied of the writes of other nodes.
+/// One row: the epoch. The statement locks the row, so it sees the writes of other nodes that this node has
+/// applied.
 pub fn epoch() -> String {
     format!("SELECT epoch FROM {META} WHERE id=1 LOCK IN SHARE MODE")
 }
 
-/// Raises the floor above what it was, and at least to `least` (a number, or an expression). So every rise begins
-/// another [`CacheScope`](super::cache::CacheScope), and rows that were remembered before it are forgotten.
+/// Raises the floor by at least one, and at least to `least` (a number or an expression). So every rise
+/// begins a new [`CacheScope`](super::cache::CacheScope), and rows that were remembered before it are
+/// forgotten.
 pub fn raise_floor(least: impl std::fmt::Display) -> String {
     format!("UPDATE {META} SET floor=GREATEST(floor+1,{least}) WHERE id=1")
 }
 
 /// Locks the rows of these keys, in the order of the keys, and then reads the clock.
 ///
-/// The order matters twice: the time is that of a moment at which the rows are locked, and a row
-/// that clean-up has deleted is missing only where its token is in the floor already.
+/// The order has two purposes. The time is read while the rows are locked. And if clean-up has deleted a row,
+/// its token is already in the floor when the row is found missing.
 pub fn lock_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
-    // FORCE INDEX: on a small table the optimizer prefers a scan, which would wait for the locks
-    // of rows that are not asked for.
+    // FORCE INDEX: on a small table the optimizer prefers a scan, which would wait for the locks of other
+    // rows.
     let mut sql =
         format!("BEGIN;SELECT k,token,revision,state FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN (");
     for (n, key) in keys.enumerate() {
@@ -86,12 +95,12 @@ pub fn lock_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     sql
 }
 
-/// Writes rows. `stored` rows are locked by this transaction, so they exist and none is inserted;
-/// the others must not exist, or error 1062 says so.
+/// Writes rows. If `stored`, this transaction has locked the rows, so they exist and none is inserted.
+/// Otherwise they must not exist, or the statement fails with error 1062.
 pub fn write_rows(rows: &[RowWrite], stored: bool) -> Vec<u8> {
     let mut sql = values(rows);
     if stored {
-        // VALUES() is the only form that both servers have.
+        // VALUES() is the only form that both servers support.
         sql.extend_from_slice(
             b" ON DUPLICATE KEY UPDATE token=VALUES(token),until_us=VALUES(until_us),\
               revision=VALUES(revision),state=VALUES(state)",
@@ -120,12 +129,12 @@ fn values(rows: &[RowWrite]) -> Vec<u8> {
     sql
 }
 
-/// The end of a transaction, which does not come to its COMMIT where the server's clock is past
-/// `deadline`, or where `floor` has moved since it was read.
+/// The end of a transaction. It stops before the COMMIT if the server's clock is past `deadline`, or if
+/// `floor` has changed since it was read.
 ///
-/// It stands right before the COMMIT: a server that is paused anywhere before it applies nothing
-/// late. The floor is compared where rows are inserted: if clean-up had deleted such a row after
-/// the transaction looked for it, a token could be given out twice.
+/// The check comes right before the COMMIT, so a server that was paused anywhere before it applies nothing
+/// late. The floor is compared if rows are inserted: if clean-up had deleted such a row after the transaction
+/// looked for it, a token could be given out twice.
 pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
     let mut late = format!("{NOW_US}>{}", deadline.0);
     if let Some(floor) = floor {
@@ -134,14 +143,15 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
     stop_if(&late) + ";COMMIT"
 }
 
-/// Raises the floor above every token that was given out: keys of other names begin there, so that the tokens
-/// of a resource rise whatever its keys are called.
+/// Raises the floor above every token that was given out. Renamed keys begin there, so the tokens of a
+/// resource rise even if its key gets another name.
 ///
-/// The time will do, for a key has far less than one grant a microsecond since the floor was last set. Where
-/// the clock says less than the floor, or hardly more, some tokens are left out: more than a key is given while
-/// the clock catches up. They are few where the clock was not set back: tokens stay close to the clock (see `schema`).
+/// The time is high enough, because a key has far less than one grant a microsecond since the floor was last
+/// set. If the clock is behind the floor, or hardly ahead of it, some tokens are skipped instead: more than a
+/// key gets until the clock has caught up. They are few unless the clock was set back, because tokens stay
+/// close to the clock (see `schema`).
 ///
-/// The floor that was reached is kept in a row of its own, for [`Env::renamed`](crate::lock::record::Env::renamed).
+/// The new floor is also kept in a row of its own, for [`Env::renamed`](crate::lock::record::Env::renamed).
 pub fn raise_above_all() -> String {
     let last = format!("GREATEST(floor,(SELECT token FROM {COUNTER} WHERE id=1))");
     let raise = raise_floor(format_args!(
@@ -154,40 +164,40 @@ pub fn raise_above_all() -> String {
     )
 }
 
-/// The clock is ahead of the floor by more than that, in microseconds, where it tells what was given out.
+/// If the clock is ahead of the floor by more than this, in microseconds, it is above all tokens that were
+/// given out.
 const CLOCK_US: u64 = 10_000;
-/// Where the clock is behind the floor by more than that, in microseconds, it was set back.
+/// If the clock is behind the floor by more than this, in microseconds, it was set back.
 const SET_BACK_US: u64 = 10_000_000;
-/// Tokens that are left out where the clock does not tell what was given out: more than a key is given in the time by which
-/// the clock is behind, and in an hour of a clock that was set back.
+/// The number of tokens that are skipped if the clock cannot be used: more than a key gets in the time by
+/// which the clock is behind; and, for a clock that was set back, in an hour.
 const LEFT_OUT: u64 = 1 << 18;
 const LEFT_OUT_OF_LONG: u64 = 1 << 28;
 
-/// Fails, and so keeps the statements behind it from being run, where the condition holds: with error
-/// 1690, as no number is as large as the exponential. Both servers have it, and need less than half
-/// the time that a subquery of two rows takes, which would do as well. Not as a DO: MariaDB forgives
-/// that its errors.
+/// Fails with error 1690 if the condition holds, so that the later statements of the packet do not run: the
+/// exponential is too large for a number. Both servers have it, and it takes less than half the time of a
+/// subquery that returns two rows. DO cannot be used: MariaDB ignores errors in it.
 fn stop_if(condition: &str) -> String {
     format!("SET @late={}", huge_if(condition))
 }
 
-/// One, or error 1690.
+/// One, or error 1690 if the condition holds.
 fn huge_if(condition: &str) -> String {
     format!("EXP(IF({condition},1000,0))")
 }
 
-/// Writes so many rows in one transaction that is one statement, if they are as they are remembered; all
-/// or none of them.
+/// Writes this many rows, all or none, in one transaction of one statement, if they are as remembered.
 ///
-/// A row that is stored must still have the revision before its new one, or error 1264 says so: its revision is
-/// set to -1, which strict mode refuses. Any other row is inserted, and must be missing:
-/// [`next_revision`](super::batch::next_revision) sees to it that no stored row has the revision before a
-/// first one.
+/// A stored row must still have the revision before its new one. Otherwise its revision is set to -1, which
+/// strict mode refuses with error 1264. Any other row is inserted, and must be missing:
+/// [`next_revision`](super::batch::next_revision) ensures that no stored row has the revision before a first
+/// one.
 ///
-/// Error 1690 where the server's clock is not within the bounds, or where the floor is not the one that all these
-/// rows were remembered under: a row that clean-up has deleted would be made again. The floor is locked, so it does
-/// not rise while the statement runs. The clock is looked at before the first row and the last one, as rows' locks may be waited for; the last
-/// one's for as long as [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S) after it.
+/// The statement fails with error 1690 if the server's clock is not within the bounds, or if the floor is not
+/// the one under which the rows were remembered; otherwise it could create a row again that clean-up has
+/// deleted. The floor's row is locked, so the floor does not rise while the statement runs. The clock is read
+/// before the first row and before the last one, because the statement may wait for row locks. After the last
+/// reading it may wait for [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S).
 pub fn write_if_same(rows: usize) -> String {
     let floor = format!("(SELECT floor FROM {META} WHERE id=1 LOCK IN SHARE MODE)");
     let first = huge_if(&format!("{floor}<>? OR {EXACT_NOW_US} NOT BETWEEN ? AND ?"));
@@ -207,7 +217,7 @@ pub fn write_if_same(rows: usize) -> String {
     sql
 }
 
-/// What stands for the question marks of [`write_if_same`].
+/// The parameters of [`write_if_same`].
 pub fn write_if_same_params(rows: Vec<RowWrite>, floor: u64, bounds: (ServerTime, ServerTime)) -> Vec<Value> {
     let (from, to) = bounds;
     let last = rows.len() - 1;
@@ -224,7 +234,7 @@ pub fn write_if_same_params(rows: Vec<RowWrite>, floor: u64, bounds: (ServerTime
     params
 }
 
-/// The statement as text: each value in the place of its question mark.
+/// The statement as text, with each value in place of its question mark.
 pub fn fill_in(sql: &str, params: &[Value]) -> Vec<u8> {
     let mut filled = Vec::with_capacity(sql.len());
     let mut parts = sql.split('?');
@@ -251,8 +261,8 @@ pub fn hex(sql: &mut String, bytes: &[u8]) {
     sql.push('\'');
 }
 
-/// Appends `_binary'…'`. Half the size of hexadecimal, and readable in the server's logs. The session
-/// has backslash escapes on, and UTF-8 as its character set.
+/// Appends `_binary'…'`. This is half the size of hexadecimal, and readable in the server's logs. It needs a
+/// session with backslash escapes on and the character set UTF-8.
 pub fn quote(sql: &mut Vec<u8>, text: &[u8]) {
     sql.extend_from_slice(b"_binary'");
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! [`MysqlStore`]: the handle on the lanes, and how they are started and stopped.
+//! [`MysqlStore`]: the handle on the lanes. Starts and stops them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,23 +29,23 @@ use crate::store::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, St
 use crate::telemetry::Metrics;
 use crate::vital;
 
-/// The database that is used where the URL names none.
+/// The database that is used if the URL names none.
 pub(super) const DEFAULT_DATABASE: &str = "lockkeeper";
-/// How long [`MysqlStore::close`] waits for what is under way.
+/// How long [`MysqlStore::close`] waits for work in progress.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// `store.url` cannot be used. Everything else that can be wrong is told by [`Store::health`].
+/// `store.url` cannot be used. [`Store::health`] reports every other problem.
 #[derive(Debug, thiserror::Error)]
 #[error("store.url is not valid: {why} (mysql://user:password@host:3306/database, or with ?socket=/path)")]
 pub struct OpenError {
     why: String,
 }
 
-/// The primitives on a MySQL or MariaDB server, or on the primary of several.
+/// Locks on a MySQL or MariaDB server, or on the primary of several servers.
 pub struct MysqlStore {
     pub(super) context: Arc<Context>,
     places: Places,
-    /// Of their own: a flood of claims takes none from them.
+    /// Separate from `places`, so that a flood of claims cannot block renewals.
     renewal_places: Places,
     lanes: Vec<UnboundedSender<Job>>,
     renewal_lanes: Vec<UnboundedSender<Job>>,
@@ -53,7 +53,7 @@ pub struct MysqlStore {
     tasks: TaskTracker,
 }
 
-/// What all tasks of one store share.
+/// The state that all tasks of a store share.
 pub struct Context {
     pub servers: Arc<Servers>,
     pub require_durable: bool,
@@ -65,22 +65,22 @@ pub struct Context {
     pub membership: Arc<Membership>,
     pub metrics: Metrics,
     pub stop: CancellationToken,
-    /// The choice of a server on which the account was seen to have the privileges that are needed.
+    /// The server generation in which the account was found to have the privileges that it needs.
     pub probed: AtomicU64,
-    /// A Galera node: it has no GET_LOCK.
+    /// Whether the server is a Galera node, which has no GET_LOCK.
     pub galera: AtomicBool,
-    /// What was read before this moment of the own clock is out of date.
+    /// Samples that were taken before this moment on our own clock are out of date.
     pub sampled_after: AtomicU64,
     steps: Mutex<ClockSteps>,
     identity: Mutex<Option<Identity>>,
 }
 
 impl MysqlStore {
-    /// Starts the lanes and returns at once: [`MysqlStore::ready`] waits until they can be used.
-    /// `max_ttl_ms` is the longest lease that any proxy on this server grants.
+    /// Starts the lanes and returns at once; [`MysqlStore::ready`] waits until they can be used. `max_ttl_ms`
+    /// is the longest lease that any proxy on this server grants.
     ///
     /// # Errors
-    /// Where `url` cannot be read.
+    /// If `url` cannot be parsed.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -93,10 +93,10 @@ impl MysqlStore {
         MysqlStore::open_any(config, &[url.to_owned()], max_ttl_ms, metrics)
     }
 
-    /// As [`MysqlStore::open`], on whichever of several servers is the primary. The first is liked best.
+    /// Like [`MysqlStore::open`], but uses the primary of several servers. The first server is preferred.
     ///
     /// # Errors
-    /// Where one of `urls` cannot be read, or there is none.
+    /// If one of `urls` cannot be parsed, or if there is none.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -113,7 +113,7 @@ impl MysqlStore {
         Ok(MysqlStore::start(config, endpoints, max_ttl_ms, metrics))
     }
 
-    /// As [`MysqlStore::open_any`], on simulated servers, each with its name.
+    /// Like [`MysqlStore::open_any`], on simulated servers, each with its name.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -170,26 +170,26 @@ impl MysqlStore {
         tasks.spawn(vital::watched("the clean-up of the store", clean::run(context.clone())));
         tasks.spawn(vital::watched("the watch of the server's clock", clock_watch::run(context.clone())));
         if !context.servers.is_single() {
-            tasks.spawn(vital::watched("the look-out for servers", prober::run(context.clone())));
+            tasks.spawn(vital::watched("the prober of the servers", prober::run(context.clone())));
         }
         let reader = Arc::new(Reader::new(context.clone()));
         let (places, renewal_places) = (Places::new(config.max_queued), Places::new(config.max_queued));
         MysqlStore { context, places, renewal_places, lanes, renewal_lanes, reader, tasks }
     }
 
-    /// Waits until every lane has its connection, at most `within`; what the store's health is then.
+    /// Waits until every lane has a connection, but no longer than `within`. Returns the store's health.
     pub async fn ready(&self, within: Duration) -> Health {
         self.context.health.ready(within).await
     }
 
-    /// Where the proxies of this server know of each other. From now on leases are written only while
-    /// [`Registry::allow`](crate::store::registry::Registry::allow) says so.
+    /// The registry of the proxies on this server. After this call, leases are written only while
+    /// [`Registry::allow`](crate::store::registry::Registry::allow) permits it.
     pub fn registry(&self) -> MysqlRegistry {
         self.context.membership.close();
         MysqlRegistry::new(self.context.clone())
     }
 
-    /// Until when this proxy is sure to be a member of its fleet.
+    /// Until when this proxy is certain to be a member of its fleet.
     pub fn may_write_until(&self) -> Instant {
         self.context.membership.until_own()
     }
@@ -199,24 +199,24 @@ impl MysqlStore {
         self.tasks.spawn(vital::watched(name, task));
     }
 
-    /// As [`MysqlStore::spawn`], on a thread of its own: for one task that thousands of locks wait for, and that
-    /// would wait for its turn among requests.
+    /// Like [`MysqlStore::spawn`], but on a thread of its own. This is for a task that thousands of locks
+    /// wait for, and that must not wait behind requests.
     ///
     /// # Panics
-    /// Where the machine has no thread to give.
+    /// If no thread can be started.
     pub(super) fn spawn_apart(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         #[cfg(any(test, feature = "simulation"))]
         if crate::clock::simulated::now().is_some() {
             return self.spawn(name, task);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.expect("a thread's runtime is made as the program's was");
+        let runtime = runtime.expect("the runtime of a thread can be built");
         let task = self.tasks.track_future(vital::watched(name, task));
         let thread = std::thread::Builder::new().name(name.to_owned());
-        thread.spawn(move || runtime.block_on(task)).expect("a thread can be had");
+        thread.spawn(move || runtime.block_on(task)).expect("a thread can be started");
     }
 
-    /// Takes no more work, waits a few seconds for what is under way, and closes the connections.
+    /// Accepts no more work, waits a few seconds for work in progress, and closes the connections.
     pub async fn close(&self) {
         self.context.stop.cancel();
         self.tasks.close();
@@ -240,7 +240,7 @@ impl MysqlStore {
         };
         let lane = &lanes[spread(key, lanes.len())];
         if let Some(job) = places.admit(ops, deadline, done) {
-            // Where the lane is gone, the job's ticket answers as it is dropped.
+            // If the lane is gone, the job's responder answers when it is dropped.
             let _ = lane.send(job);
         }
     }
@@ -280,8 +280,8 @@ impl Store for MysqlStore {
         let mut health = self.context.health.now();
         if let (Health::Ready { warnings, .. }, Some(wait_ms)) = (&mut health, self.context.wait_ms()) {
             warnings.push(format!(
-                "the server has changed: no lease is granted for another {} s, until those of the server before \
-                 have ended (limits.max_ttl_ms); renewals and releases go on",
+                "the server has changed: no lease is granted for {} s more, until the leases of the previous server \
+                 have ended (limits.max_ttl_ms); renewals and releases continue",
                 wait_ms.div_ceil(1_000)
             ));
         }
@@ -289,7 +289,7 @@ impl Store for MysqlStore {
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
-        (space != Space::Table).then(|| format!("{space:?} is not a row a key"))
+        (space != Space::Table).then(|| format!("{space:?} locks are not kept in the lease table"))
     }
 
     fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
@@ -306,7 +306,7 @@ impl Store for MysqlStore {
                     .ok_or_else(|| Fault::Broken { why: format!("{META} is empty"), slug: "schema" })
             };
             let done = tokio::time::timeout(context.timeout, work).await;
-            let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the floor of tokens")));
+            let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the token floor")));
             done.map_err(|fault: Fault| StoreError::Unavailable { why: fault.to_string() })
         })
     }
@@ -317,31 +317,32 @@ impl Store for MysqlStore {
 }
 
 impl Context {
+    /// The steps of the server's clock.
     pub fn clock_steps(&self) -> MutexGuard<'_, ClockSteps> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For how long no lease is granted, in milliseconds; `None` where leases are.
+    /// For how many more milliseconds no lease is granted; `None` if leases are granted.
     fn wait_ms(&self) -> Option<u32> {
         Some(self.waits_until().ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
     }
 
-    /// Until when no lease is granted, on our own clock, whatever the server's clock is set to.
+    /// Until when no lease is granted, on our own clock. Setting the server's clock does not change it.
     pub fn waits_until(&self) -> Instant {
         self.clock_steps().waits_until()
     }
 
-    /// No lease is set for longer, in microseconds.
+    /// The longest lease, in microseconds.
     pub fn longest_us(&self) -> u64 {
         longest_us(self.max_ttl_ms)
     }
 
-    /// The server that was last connected to.
+    /// The identity of the server that was connected to last.
     pub fn identity(&self) -> Option<Identity> {
         self.lock_identity().clone()
     }
 
-    /// A connection has found this server.
+    /// Notes the identity of the server that a connection has reached.
     pub fn meet(&self, identity: &Identity) {
         let mut known = self.lock_identity();
         if known.as_ref() == Some(identity) {
@@ -364,6 +365,7 @@ fn longest_us(max_ttl_ms: u32) -> u64 {
     u64::from(max_ttl_ms) * 1_000
 }
 
+/// Parses a URL of `store.url`.
 pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
     let opts = Opts::from_url(url).map_err(|error| OpenError { why: error.to_string() })?;
     let database = opts.db_name().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_DATABASE).to_owned();
@@ -374,9 +376,9 @@ pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
     let opts = OptsBuilder::from_opts(opts)
         .db_name(Some(database.clone()))
         .tcp_nodelay(true)
-        // The path that a server gives for its socket may lead to another server here.
+        // The socket path that a server reports may lead to another server on this machine.
         .prefer_socket(false)
-        // One for each number of rows.
+        // One statement for each number of rows.
         .stmt_cache_size(optimistic::PREPARED_ROWS)
         .into();
     Ok(Endpoint { target: Target::Address(opts), database, address })

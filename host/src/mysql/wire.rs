@@ -1,6 +1,6 @@
 //! A connection to a server, as far as it carries statements.
 //!
-//! All that this program says to a server goes through here, so that a simulated server can take a real one's place.
+//! All statements go through here, so that a simulated server can replace a real one.
 
 use mysql_async::prelude::{AsQuery, FromRow, Queryable};
 use mysql_async::{Conn, Error, Opts, OptsBuilder, Row, Statement, Value};
@@ -31,6 +31,7 @@ mod simulated {
         ) -> BoxFuture<'a, Result<Vec<Vec<Row>>, Error>>;
     }
 
+    /// A shared [`Connect`].
     pub type Route = Arc<dyn Connect>;
 }
 
@@ -42,6 +43,7 @@ pub enum Target {
     Simulated(simulated::Route),
 }
 
+/// A connection.
 pub enum Wire {
     Mysql(Conn),
     #[cfg(any(test, feature = "simulation"))]
@@ -56,6 +58,7 @@ pub enum Prepared {
 }
 
 impl Wire {
+    /// Opens a connection.
     pub async fn connect(target: &Target) -> Result<Wire, Error> {
         match target {
             Target::Address(opts) => Conn::new(opts.clone()).await.map(Wire::Mysql),
@@ -64,7 +67,7 @@ impl Wire {
         }
     }
 
-    /// As [`Wire::connect`], without a database in use: it may be missing.
+    /// Like [`Wire::connect`], but selects no database, which may be missing.
     pub async fn connect_plain(target: &Target) -> Result<Wire, Error> {
         match target {
             Target::Address(opts) => {
@@ -76,8 +79,8 @@ impl Wire {
         }
     }
 
-    /// Sends statements in one packet and waits for all their answers: one set of rows for each statement that
-    /// returns rows.
+    /// Sends statements in one packet and waits for all answers. Returns one set of rows for each statement
+    /// that returns rows.
     pub async fn exchange(&mut self, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Error> {
         match self {
             Wire::Mysql(conn) => exchange(conn, sql).await,
@@ -92,7 +95,7 @@ impl Wire {
         Ok(row.map(mysql_async::from_row))
     }
 
-    /// Prepares a statement, if this connection has not prepared the same one before.
+    /// Prepares a statement, unless this connection has prepared it before.
     pub async fn prepare(&mut self, sql: String) -> Result<Prepared, Error> {
         match self {
             Wire::Mysql(conn) => conn.prep(sql).await.map(Prepared::Mysql),
@@ -114,6 +117,7 @@ impl Wire {
         }
     }
 
+    /// Closes the connection.
     pub async fn disconnect(self) -> Result<(), Error> {
         match self {
             Wire::Mysql(conn) => conn.disconnect().await,
@@ -133,7 +137,7 @@ async fn exchange(conn: &mut Conn, sql: impl AsQuery + 'static) -> Result<Vec<Ve
             sets.push(set);
         }
     }
-    // Where a later statement failed, the result looks as if it had ended: only this tells.
+    // If a later statement fails, the result looks as if it had ended; only this call returns the error.
     result.drop_result().await?;
     Ok(sets)
 }

@@ -1,4 +1,4 @@
-//! Conditions for locks that rest on sessions.
+//! Conditions for locks that depend on sessions.
 
 use std::time::Duration;
 
@@ -13,8 +13,9 @@ use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::store::registry::Registry;
 use crate::store::{Store, contract};
 
-/// Once a proxy is no member any more, the others may count it as gone and use other names for its keys. So its holders are
-/// certain of their locks only as long as it is a member, and their leases end with the membership.
+/// When a proxy is no longer a member, the others may count it as gone and use other names for its keys. So
+/// its holders are certain of their locks only while it is a member, and their leases end with the
+/// membership.
 pub async fn locks_of_sessions_rest_on_the_membership_of_a_proxy(database: &impl Database) {
     const MEMBER_MS: u32 = 3_000;
     let store = open(database).await;
@@ -38,8 +39,9 @@ pub async fn locks_of_sessions_rest_on_the_membership_of_a_proxy(database: &impl
     }
 }
 
-/// A session that does not answer is given up. The server may still have its locks, and the holders are certain of them. The
-/// session is not closed before the leases end, because that would free the locks.
+/// A session that does not answer is given up. The server may still have its locks, and the holders are
+/// certain of them. So the session is not closed before the leases end, because closing it would free the
+/// locks.
 pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database) {
     const LASTS_MS: u32 = 15_000;
     let (store, other) = (open(database).await, open(database).await);
@@ -55,7 +57,7 @@ pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database)
         ends.push(clock::now().plus_ms(LASTS_MS));
     }
     database.pause();
-    // Longer than the proxy waits for a session that has leases.
+    // Longer than the proxy waits for a session with leases.
     tokio::time::sleep(Duration::from_millis(12_500)).await;
     database.go_on();
     for ((space, sessions), end) in theirs.iter().zip(ends) {
@@ -70,7 +72,7 @@ pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database)
     }
 }
 
-/// A lock of a session is on one node of a cluster, and nobody on another node meets it.
+/// The lock of a session exists on one node of a cluster; sessions on other nodes do not see it.
 pub async fn locks_of_sessions_end_where_the_record_names_another_server(database: &impl Database) {
     let store = open(database).await;
     let mut held = Vec::new();
@@ -80,7 +82,7 @@ pub async fn locks_of_sessions_end_where_the_record_names_another_server(databas
     }
     for (sessions, renew) in held {
         until("the lock of a session is over", async || {
-            // The proxy notices this, and writes the name of its own server again.
+            // The proxy notices this, and records its own server again.
             says(database, "UPDATE lockkeeper_meta SET identity='another' WHERE id=1").await;
             let asked = ask(&*sessions, renew.clone(), 5_000).await.expect(ANSWERED);
             asked.is_ok_and(|reply| matches!(reply.outcomes[0], Outcome::Lost))
@@ -89,8 +91,8 @@ pub async fn locks_of_sessions_end_where_the_record_names_another_server(databas
     }
 }
 
-/// After a fail-over that loses writes, tokens begin just ahead of the new server's clock. A token that was further ahead
-/// could be given out a second time.
+/// After a fail-over that loses writes, tokens begin just ahead of the new server's clock. A token further
+/// ahead could be given out a second time.
 pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
     let store = open(database).await;
     says(database, &format!("UPDATE lockkeeper_meta SET floor={NOW_US} WHERE id=1")).await;
@@ -105,8 +107,8 @@ pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
     }
 }
 
-/// A shared lock that joins another one has no session to open, and so no other reason to ask the server for a token. The
-/// resource may have had a lease since the first one.
+/// A shared lock that joins another one opens no session, and so has no other reason to ask the server for a
+/// token. But the resource may have had a lease since the first lock.
 pub async fn a_lock_that_joins_another_one_has_a_token_above_a_lease(database: &impl Database) {
     let store = open(database).await;
     let [_, (_, row)] = sessions(&store);
@@ -117,7 +119,7 @@ pub async fn a_lock_that_joins_another_one_has_a_token_above_a_lease(database: &
     assert!(joined.token > between.token, "{joined:?} after {between:?}");
 }
 
-/// A release makes room for an exclusive lock, and the session has locked the row for those who share it.
+/// A release makes room for an exclusive lock, but the session has only a shared lock of the row.
 pub async fn an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row(database: &impl Database) {
     let (store, other) = (open(database).await, open(database).await);
     let [[_, (_, row)], [_, (_, theirs)]] = [sessions(&store), sessions(&other)];
@@ -126,7 +128,7 @@ pub async fn an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row(dat
     let release = Op::Release(Release { lease: first, attempt: contract::fresh(), outcome: None });
     let exclusive = within("k", Space::Row);
     let (tell, told) = oneshot::channel();
-    // What comes after a claim that asks the server is decided with its answer.
+    // Operations after a claim that asks the server are decided with the server's answer.
     let group = vec![Op::Acquire(within("another", Space::Row)), release, Op::Acquire(exclusive.clone())];
     row.submit(group, clock::now().plus_ms(5_000), Box::new(|result| drop(tell.send(result))));
     let reply = told.await.expect(ANSWERED).expect("it is applied");
@@ -137,12 +139,13 @@ pub async fn an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row(dat
     assert!(!(is_granted && is_shared), "{reply:?}");
 }
 
-/// The stores of the primitives whose locks rest on sessions.
+/// The stores of the primitives whose locks depend on sessions.
 pub(super) fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
     let (advisory, row) = (Advisory::new(store, 64, 1_000), Row::new(store, 8, 1_000));
     [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
 }
 
+/// A claim for a key of this space.
 pub(super) fn within(key: &str, space: Space) -> Claim {
     let claim = contract::claim(&[key], "me");
     let keys: Vec<Key> = claim.keys.iter().map(|key| key.clone().within(space)).collect();

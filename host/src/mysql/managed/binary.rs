@@ -1,4 +1,4 @@
-//! Finds the program of a server and tells which kind it is.
+//! Finds a server's program and its kind.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,14 @@ use std::process::{Command, Stdio};
 use super::ManagedError;
 use crate::config::ServerBinary;
 
+/// MySQL or MariaDB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Mysql,
     Mariadb,
 }
 
-/// A program that was asked for its version.
+/// A program that reported its version.
 #[derive(Clone, Debug)]
 pub struct Binary {
     pub path: PathBuf,
@@ -21,8 +22,8 @@ pub struct Binary {
     pub version: String,
 }
 
-/// Finds the server that was asked for. Where any will do, the one that made the data folder is
-/// taken, and MySQL before MariaDB where there is no data yet.
+/// Finds the requested server. If any kind will do, takes the kind that made the data folder, or prefers
+/// MySQL if there is no data yet.
 pub fn find(wanted: &ServerBinary, made_by: Option<Kind>) -> Result<Binary, ManagedError> {
     let (kind, name) = match wanted {
         ServerBinary::Path(path) => {
@@ -41,7 +42,8 @@ pub fn find(wanted: &ServerBinary, made_by: Option<Kind>) -> Result<Binary, Mana
     })
 }
 
-/// The first candidate of this kind, or of any; else, why each that is there will not do.
+/// The first candidate of this kind. Without a kind, the first MySQL, or else the first MariaDB. The error
+/// says why each existing candidate was skipped.
 fn search(kind: Option<Kind>, candidates: &[PathBuf]) -> Result<Binary, Vec<String>> {
     let mut skipped = Vec::new();
     let mut second = None;
@@ -56,7 +58,7 @@ fn search(kind: Option<Kind>, candidates: &[PathBuf]) -> Result<Binary, Vec<Stri
     second.ok_or(skipped)
 }
 
-/// Where servers may be: installed ones first, then what `cargo xtask servers` fetched.
+/// The paths of possible servers: installed ones first, then those that `cargo xtask servers` fetched.
 fn candidates() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
@@ -70,8 +72,8 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// `servers` in the target directory that this executable was built into. Cargo marks that with a
-/// file: a folder of that name elsewhere (say, below /tmp) is not to be trusted.
+/// `servers` in the target directory that this executable was built into. Cargo marks that directory with a
+/// file; a folder of that name elsewhere (say, below /tmp) is not trusted.
 fn fetched() -> Option<PathBuf> {
     let exe = std::env::current_exe().ok()?;
     let target = exe.ancestors().skip(1).find(|dir| dir.join("CACHEDIR.TAG").is_file())?;
@@ -80,7 +82,7 @@ fn fetched() -> Option<PathBuf> {
 
 /// Asks a program for its version.
 fn probe(path: &Path) -> Result<Binary, String> {
-    // The guardian works in another folder.
+    // An absolute path, because the guardian works in another folder.
     let path = std::path::absolute(path).map_err(|error| error.to_string())?;
     let out = Command::new(&path).args(["--no-defaults", "--version"]).stdin(Stdio::null()).output();
     let out = out.map_err(|error| format!("it cannot be run: {error}"))?;
@@ -90,7 +92,7 @@ fn probe(path: &Path) -> Result<Binary, String> {
         return Err("it is no MySQL or MariaDB server: it did not answer --version as one".into());
     };
     let kind = if text.contains("MariaDB") { Kind::Mariadb } else { Kind::Mysql };
-    // `9.7.4-2`: what follows the hyphen is the package's.
+    // `9.7.4-2`: the part after the hyphen belongs to the package.
     let version = version.split('-').next().unwrap_or(version).to_owned();
     Ok(Binary { path, kind, version })
 }

@@ -1,4 +1,4 @@
-//! The data folder: who may use it, what is in it, and how it is made.
+//! The data folder: claims it, creates it, and names its files.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -16,10 +16,10 @@ use super::{ManagedError, options};
 const LOCK: &str = "lockkeeper.lock";
 /// The kernel's limit on a socket's path, without the final zero.
 const MAX_SOCKET_BYTES: usize = 107;
-/// How often, and how far apart, the folder's lock is tried.
+/// How often the proxy tries to take the folder's lock, and the time between two tries.
 const CLAIM_POLLS: u32 = 30;
 const CLAIM_POLL: Duration = Duration::from_millis(100);
-/// A longer error log is put aside at the next start.
+/// A longer error log is renamed at the next start.
 const MAX_LOG_BYTES: u64 = 8 << 20;
 
 /// A data folder that this proxy alone may use. The claim ends when the last clone is dropped.
@@ -31,7 +31,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder where it is missing, and claims it.
+    /// Creates the folder if it is missing, and claims it.
     pub fn open(dir: &Path) -> Result<Folder, ManagedError> {
         make_private(dir)?;
         let dir = dir.canonicalize().map_err(|source| failed("cannot resolve", dir, source))?;
@@ -43,35 +43,39 @@ impl Folder {
             Err(TryLockError::WouldBlock) => return Err(ManagedError::InUse { dir }),
             Err(TryLockError::Error(source)) => return Err(failed("cannot lock", &path, source)),
         }
-        // Only now that it is known to be ours.
+        // Only now is the folder known to be ours.
         let private = fs::Permissions::from_mode(0o700);
         fs::set_permissions(&dir, private).map_err(|source| failed("cannot protect", &dir, source))?;
         let socket = socket(&dir)?;
         Ok(Folder { dir, socket, _lock: Arc::new(lock) })
     }
 
+    /// The data folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The server's own folder.
+    /// The folder for the server's own data.
     pub fn data(&self) -> PathBuf {
         self.dir.join("data")
     }
 
-    /// Where [`Folder::data`] is made before it is moved into place.
+    /// The folder in which the data is made before it is moved to [`Folder::data`].
     pub fn unfinished(&self) -> PathBuf {
         self.dir.join("data.new")
     }
 
+    /// The server's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
+    /// The file with the server's process number.
     pub fn pid_file(&self) -> PathBuf {
         self.dir.join("server.pid")
     }
 
+    /// The server's error log.
     pub fn log(&self) -> PathBuf {
         self.dir.join("error.log")
     }
@@ -88,7 +92,7 @@ impl Folder {
         }
     }
 
-    /// The kind of server that made the data, by files that only that kind has.
+    /// The kind of server that made the data, recognized by files that only that kind has.
     pub fn made_by(&self) -> Option<Kind> {
         let data = self.data();
         if !data.exists() {
@@ -97,8 +101,8 @@ impl Folder {
         Some(if data.join("aria_log_control").exists() { Kind::Mariadb } else { Kind::Mysql })
     }
 
-    /// Removes what a server that is gone has left: an old socket would keep a new server from
-    /// starting where its lock file names a process number that is in use again.
+    /// Removes files that a stopped server has left. If the number in an old socket's lock file belongs to a
+    /// new process, the old socket would prevent a start.
     pub fn tidy(&self) -> Result<(), ManagedError> {
         let mut lock = self.socket.clone().into_os_string();
         lock.push(".lock");
@@ -113,7 +117,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Has the server make its data beside the final place, and moves it there when it is complete.
+    /// Lets the server make its data in a temporary place, and moves the data to [`Folder::data`] when it is
+    /// complete.
     pub fn initialise(&self, binary: &Binary) -> Result<(), ManagedError> {
         let new = self.unfinished();
         gone(fs::remove_dir_all(&new)).map_err(|source| failed("cannot remove", &new, source))?;
@@ -136,11 +141,12 @@ impl Folder {
     }
 }
 
+/// An error of the data folder.
 pub(super) fn failed(what: &'static str, path: &Path, source: io::Error) -> ManagedError {
     ManagedError::Folder { what, path: path.to_path_buf(), source }
 }
 
-/// A proxy that is just stopping gets a moment to do so.
+/// Retries for a moment, because another proxy may just be stopping.
 fn claim(lock: &File) -> Result<(), TryLockError> {
     for _ in 0..CLAIM_POLLS {
         match lock.try_lock() {
@@ -151,8 +157,8 @@ fn claim(lock: &File) -> Result<(), TryLockError> {
     lock.try_lock()
 }
 
-/// Makes the folder, or checks that the one that is there is ours or empty: a mistyped path must
-/// not turn somebody's folder into a database.
+/// Creates the folder, or checks that an existing one is ours or empty, so that a mistyped path does not turn
+/// another folder into a database.
 fn make_private(dir: &Path) -> Result<(), ManagedError> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent).map_err(|source| failed("cannot make", parent, source))?;
@@ -169,7 +175,8 @@ fn make_private(dir: &Path) -> Result<(), ManagedError> {
     Ok(())
 }
 
-/// In the folder, or, where its path is too long for the kernel, in a short private one.
+/// The socket's path: in the data folder, or in a short private folder if that path is too long for the
+/// kernel.
 fn socket(dir: &Path) -> Result<PathBuf, ManagedError> {
     let path = dir.join("server.sock");
     if path.as_os_str().len() <= MAX_SOCKET_BYTES {
@@ -179,7 +186,7 @@ fn socket(dir: &Path) -> Result<PathBuf, ManagedError> {
     let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let short = Path::new("/tmp").join(format!("lockkeeper-{name}"));
     if let Err(source) = fs::DirBuilder::new().mode(0o700).create(&short) {
-        // Somebody else's folder under this name could hand us their server.
+        // Another user who owns a folder of this name could give us their server.
         let ours = fs::symlink_metadata(&short).is_ok_and(|found| {
             let owner = rustix::process::geteuid().as_raw();
             found.is_dir() && found.uid() == owner && found.mode() & 0o077 == 0

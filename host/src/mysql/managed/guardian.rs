@@ -1,9 +1,8 @@
 //! A shell between the proxy and the server, which outlives a proxy that is killed.
 //!
-//! The guardian holds one end of a pipe whose other end only the proxy has. When that closes, be it
-//! by the proxy's will or by the proxy's death, it stops the server. It is in a process group of its
-//! own, so that Ctrl-C on a terminal reaches the proxy alone, which can then finish its requests
-//! while the server still runs.
+//! The guardian holds one end of a pipe; only the proxy has the other end. When the proxy closes its end or
+//! dies, the guardian stops the server. The guardian has a process group of its own, so that Ctrl-C on a
+//! terminal reaches only the proxy, which can then finish its requests while the server still runs.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -13,14 +12,14 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use super::folder::Folder;
 use super::options::CommandLine;
 
-/// The guardian's `$0`, by which its command line is told from the server's.
+/// The guardian's `$0`, which distinguishes its command line from the server's.
 pub const NAME: &str = "lockkeeper-guardian";
 
-/// Arguments: the file that the server reads as its input, then the server's command line. Writes
-/// the server's process number, and ends with the server's status.
+/// Arguments: the file that the server reads as its input, then the server's command line. Writes the
+/// server's process number, and ends with the server's status.
 ///
-/// Only this shell signals the server, and only before it has waited for it: the number cannot have
-/// become another process's. The watcher signals this shell, which is there as long as it is.
+/// Only this shell signals the server, and only before it has waited for it, so the number cannot belong to
+/// another process. The watcher signals this shell, which lives as long as the watcher.
 const SCRIPT: &str = r#"
 server=
 stop=
@@ -59,13 +58,14 @@ exit "$status"
 /// A server and its guardian.
 pub struct Guardian {
     child: Child,
-    /// Dropped, it stops the server.
+    /// The proxy's end of the pipe. Dropping it stops the server.
     pub line: Option<ChildStdin>,
     /// The server's process.
     pub pid: u32,
 }
 
 impl Guardian {
+    /// Starts a guardian, which starts the server.
     pub fn spawn(command: &CommandLine, folder: &Folder) -> io::Result<Guardian> {
         let log = File::options().create(true).append(true).open(folder.log())?;
         let mut shell = Command::new("/bin/sh");
@@ -83,7 +83,7 @@ impl Guardian {
 
     /// Waits until the server has ended.
     pub fn wait(mut self) -> io::Result<ExitStatus> {
-        // `Child::wait` would close a pipe that it still owned.
+        // `Child::wait` would close the pipe if it still owned it.
         let line = self.line.take();
         let status = self.child.wait();
         drop(line);

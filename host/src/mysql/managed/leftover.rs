@@ -1,5 +1,5 @@
-//! A server that still runs on a data folder that is ours: its proxy was killed together with its
-//! guardian, or the guardian is not done yet.
+//! A server that still runs on our data folder, because its proxy was killed together with its guardian, or
+//! because the guardian has not finished yet.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,12 +15,12 @@ use super::folder::Folder;
 use super::{ManagedError, guardian, options};
 
 const POLL: Duration = Duration::from_millis(50);
-/// Polls before a server is killed, and before it is given up.
+/// The number of polls before a server is killed, and before the attempt is given up.
 const PATIENCE: u32 = 600;
 const LAST_PATIENCE: u32 = 100;
 
-/// Stops every server of this folder, and waits until it is gone. Blocks for 35 s at most, and for
-/// a few milliseconds where there is none.
+/// Stops every server of this folder, and waits until it is gone. Blocks for 35 s at most for each server,
+/// and for a few milliseconds if there is none.
 pub fn stop_all(folder: &Folder) -> Result<(), ManagedError> {
     let marks = [options::datadir(&folder.data()), options::datadir(&folder.unfinished())];
     for pid in servers(&marks) {
@@ -39,7 +39,7 @@ fn servers(marks: &[OsString]) -> Vec<u32> {
     pids.filter(|pid| serves(*pid, marks)).collect()
 }
 
-/// Whether a process's own command line names one of the folders. A zombie's is empty.
+/// Whether the command line of a process names one of the folders. A zombie's command line is empty.
 fn serves(pid: u32, marks: &[OsString]) -> bool {
     let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
     let args: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
@@ -55,7 +55,8 @@ fn stop(pid: u32, marks: &[OsString]) -> io::Result<()> {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    // Looked at again: what is signalled is what the descriptor names, not who has the number now.
+    // Checked again, so that the descriptor surely names the server, and not a process that got its number
+    // since.
     if !serves(pid, marks) {
         return Ok(());
     }
@@ -68,7 +69,7 @@ fn stop(pid: u32, marks: &[OsString]) -> io::Result<()> {
     Err(io::Error::other("it survives SIGKILL"))
 }
 
-/// Whether the process has gone already.
+/// Sends a signal. Returns whether the process was gone already.
 fn send(process: &OwnedFd, signal: Signal) -> io::Result<bool> {
     match pidfd_send_signal(process, signal) {
         Ok(()) => Ok(false),

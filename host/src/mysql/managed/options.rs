@@ -1,4 +1,4 @@
-//! The command lines: how a data folder is made, and how it is served.
+//! The command lines that make a data folder and serve it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,7 +9,7 @@ use super::ManagedError;
 use super::binary::{Binary, Kind};
 use super::folder::{Folder, failed};
 
-/// What the guardian runs.
+/// The command that the guardian runs.
 #[derive(Clone, Debug)]
 pub struct CommandLine {
     pub program: PathBuf,
@@ -18,7 +18,7 @@ pub struct CommandLine {
     pub input: PathBuf,
 }
 
-/// MariaDB's system tables, in the order of its own installer; by the names of 10.x and of 11.x.
+/// MariaDB's system tables, in the order of its own installer, under the names of 10.x and of 11.x.
 const SYSTEM_TABLES: [[&str; 2]; 6] = [
     ["mysql_system_tables.sql", "mariadb_system_tables.sql"],
     ["mysql_performance_tables.sql", "mariadb_performance_tables.sql"],
@@ -28,8 +28,8 @@ const SYSTEM_TABLES: [[&str; 2]; 6] = [
     ["mysql_sys_schema.sql", "mariadb_sys_schema.sql"],
 ];
 
-/// Serves the folder on its socket alone. What MySQL and MariaDB can lose by default is not lost:
-/// every commit is on disk before it is answered.
+/// Serves the folder only on its socket. Every commit is on disk before it is answered; the defaults of MySQL
+/// and MariaDB could lose some.
 pub fn serve(binary: &Binary, folder: &Folder) -> CommandLine {
     let mut line = CommandLine::new(binary, folder, &folder.data());
     line.path("--socket", folder.socket());
@@ -46,14 +46,14 @@ pub fn serve(binary: &Binary, folder: &Folder) -> CommandLine {
     if binary.kind == Kind::Mysql {
         // The binary log is on by default, and would grow for a month.
         line.flags(&["--max-binlog-size=128M", "--binlog-expire-logs-seconds=3600"]);
-        // Nobody replicates from it, and a row need not be logged twice for each write.
+        // The server has no replicas, so the log need not contain whole rows.
         line.flags(&["--binlog-row-image=MINIMAL"]);
         line.flags(&["--loose-mysqlx=OFF", "--secure-file-priv=NULL"]);
     }
     line
 }
 
-/// Makes the data in [`Folder::unfinished`]: one account, `root@localhost`, without a password.
+/// Makes the data in [`Folder::unfinished`], with one account, `root@localhost`, without a password.
 pub fn initialise(binary: &Binary, folder: &Folder) -> Result<CommandLine, ManagedError> {
     let mut line = CommandLine::new(binary, folder, &folder.unfinished());
     match binary.kind {
@@ -70,7 +70,7 @@ pub fn initialise(binary: &Binary, folder: &Folder) -> Result<CommandLine, Manag
     Ok(line)
 }
 
-/// What is left to do in [`Folder::unfinished`] once the server has filled it.
+/// Completes [`Folder::unfinished`] after the server has filled it.
 pub fn initialised(binary: &Binary, folder: &Folder) -> Result<(), ManagedError> {
     if binary.kind == Kind::Mariadb {
         let sql = folder.dir().join("bootstrap.sql");
@@ -89,8 +89,8 @@ impl CommandLine {
             args: vec!["--no-defaults".into(), datadir(data)],
             input: "/dev/null".into(),
         };
-        // Temporary tables are named by the process number, which another server has, too, in a container
-        // that shares /tmp.
+        // Temporary tables are named by the process number, and a server in another container that shares
+        // /tmp may have the same number.
         line.path("--tmpdir", folder.dir());
         if rustix::process::geteuid().is_root() {
             line.flags(&["--user=root"]);
@@ -107,7 +107,7 @@ impl CommandLine {
     }
 }
 
-/// The argument by which a server of this folder is recognised.
+/// The argument by which a server of this folder is recognized.
 pub fn datadir(data: &Path) -> OsString {
     option("--datadir", data)
 }
@@ -119,7 +119,7 @@ fn option(name: &str, path: &Path) -> OsString {
     text
 }
 
-/// MariaDB has no option that makes a data folder: its installer feeds these files to the server.
+/// MariaDB has no option that makes a data folder. Its installer feeds these files to the server.
 fn bootstrap_sql(binary: &Binary) -> Result<Vec<u8>, ManagedError> {
     let share = share(binary)?;
     let mut sql = b"create database if not exists mysql;\nuse mysql;\nSET @auth_root_socket=NULL;\n".to_vec();
@@ -132,13 +132,14 @@ fn bootstrap_sql(binary: &Binary) -> Result<Vec<u8>, ManagedError> {
         sql.extend(fs::read(&path).map_err(|source| failed("cannot read", &path, source))?);
         sql.push(b'\n');
     }
-    // The scripts also make accounts for TCP, which this server does not speak.
+    // The scripts also create accounts for TCP, which this server does not use.
     sql.extend(b"DELETE FROM mysql.global_priv WHERE User <> 'root' AND User <> 'mariadb.sys';\n");
     sql.extend(b"DELETE FROM mysql.global_priv WHERE User = 'root' AND Host <> 'localhost';\n");
     Ok(sql)
 }
 
-/// Where the server's SQL files are: beside its messages.
+/// The folder of the server's SQL files: the folder of its messages or of its character sets, or the one
+/// above.
 fn share(binary: &Binary) -> Result<PathBuf, ManagedError> {
     let mut command = Command::new(&binary.path);
     command.args(["--no-defaults", "--verbose", "--help"]).stdin(Stdio::null());

@@ -1,5 +1,5 @@
-//! Keeps the server running: a thread of its own, so that it works without a runtime and while one
-//! shuts down.
+//! Keeps the server running. It has a thread of its own, so that it works without a runtime and while a
+//! runtime shuts down.
 
 use std::process::ChildStdin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,10 @@ use crate::clock;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A server that lived this long is started again without delay.
+/// A server that ran longer than this is restarted after the shortest pause.
 const STABLE_US: u64 = 60_000_000;
 
+/// Runs the server, and restarts it when it ends.
 pub struct Supervisor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -31,15 +32,16 @@ struct Shared {
 #[derive(Default)]
 struct State {
     stopping: bool,
-    /// It has answered once: from now on it is started again when it ends.
+    /// The server has answered once. From now on it is restarted when it ends.
     ready: bool,
     line: Option<ChildStdin>,
     pid: Option<u32>,
-    /// Nothing runs and nothing will, and why.
+    /// Set when no server runs and none will be started: the reason.
     over: Option<String>,
 }
 
 impl Supervisor {
+    /// Starts the server, on a thread of its own.
     pub fn start(command: CommandLine, folder: Folder) -> Supervisor {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
@@ -55,14 +57,17 @@ impl Supervisor {
         Supervisor { shared, thread }
     }
 
+    /// The server's process; `None` while none runs.
     pub fn pid(&self) -> Option<u32> {
         self.shared.lock().pid
     }
 
+    /// Why no server runs and none will be started.
     pub fn over(&self) -> Option<String> {
         self.shared.lock().over.clone()
     }
 
+    /// Notes that the server has answered.
     pub fn ready(&self) {
         self.shared.lock().ready = true;
     }
@@ -71,7 +76,7 @@ impl Supervisor {
     pub async fn stop(&mut self) {
         self.shared.let_go();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed, and there is nothing left to stop.
+            // A panic of the thread has been printed, and there is nothing left to stop.
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
     }
@@ -107,14 +112,14 @@ impl Shared {
                 break;
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
-            // The guardian may have been killed and its server not.
+            // The guardian may have been killed without its server.
             if let Err(error) = leftover::stop_all(folder).and_then(|()| folder.tidy()) {
-                tracing::error!(%error, "the private server cannot be started again yet");
+                tracing::error!(%error, "the private server cannot be restarted yet");
             }
         }
     }
 
-    /// Runs the server until it ends, and says how.
+    /// Runs the server until it ends. Returns the reason.
     fn serve_once(&self, command: &CommandLine, folder: &Folder) -> String {
         let mut guardian = match Guardian::spawn(command, folder) {
             Ok(guardian) => guardian,
@@ -135,14 +140,14 @@ impl Shared {
         }
     }
 
-    /// Whether to start it again, after a pause.
+    /// Whether to restart the server. Pauses before.
     fn again(&self, why: &str, pause: Duration) -> bool {
         let mut state = self.lock();
         if state.stopping || !state.ready {
             state.over = Some(why.to_owned());
             return false;
         }
-        tracing::warn!(why, pause_ms = pause.as_millis() as u64, "the private server is started again");
+        tracing::warn!(why, pause_ms = pause.as_millis() as u64, "restarting the private server");
         let waited = self.changed.wait_timeout_while(state, pause, |state| !state.stopping);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.stopping {

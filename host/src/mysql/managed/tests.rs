@@ -1,4 +1,4 @@
-//! On the real servers, both; without them these tests fail (`cargo xtask servers`).
+//! Tests on both real servers. Without the servers they fail (`cargo xtask servers`).
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -64,7 +64,7 @@ fn parent(pid: u32) -> u32 {
     after.split_whitespace().nth(1).and_then(|field| field.parse().ok()).expect("a parent")
 }
 
-/// One folder through its life: made, used, stopped, found again, killed under us, dropped.
+/// The life of a folder: made, used, stopped, found again, its server killed, dropped.
 async fn life_of_a_folder(kind: Kind) {
     let temp = tempfile::tempdir().expect("a folder");
     let dir = temp.path().join("with space/and%percent");
@@ -90,10 +90,10 @@ async fn life_of_a_folder(kind: Kind) {
     let began = clock::now();
     server.stop().await;
     assert!(!alive(pid));
-    // Asked to, not killed after the guardian's patience.
+    // The server stopped when asked; it was not killed after the guardian's patience.
     assert!(clock::now().us_since(began) < 20_000_000);
 
-    // Again, and the data is there; also after the server was killed under the proxy.
+    // The data is still there after a restart, and after the server was killed.
     let server = start(&config).await;
     assert_eq!(query(server.url(), "SELECT n FROM kept").await.expect("an answer"), Some(7));
     let pid = server.pid().expect("a process");
@@ -103,7 +103,7 @@ async fn life_of_a_folder(kind: Kind) {
     })
     .await;
 
-    // The guardian dies with a server left behind, which has the folder: it is stopped first.
+    // The guardian dies and leaves a server on the folder. The supervisor stops that server first.
     let pid = server.pid().expect("a process");
     kill(parent(pid), Signal::KILL);
     eventually("a server of a new guardian answers", async || {
@@ -120,7 +120,7 @@ async fn life_of_a_folder(kind: Kind) {
 async fn durable(server: &ManagedServer) {
     let sql = "SELECT @@innodb_flush_log_at_trx_commit * 1000 + @@sync_binlog * 100 + @@skip_networking * 10 \
                + @@innodb_doublewrite";
-    // `innodb_doublewrite` is a word on MySQL, which counts as 0.
+    // On MySQL `innodb_doublewrite` is a word, which counts as 0.
     let found = query(server.url(), sql).await.expect("an answer").unwrap_or_default();
     assert!(found == 1110 || found == 1111, "{found}");
 }

@@ -1,13 +1,13 @@
-//! The primitive `advisory`: `GET_LOCK`, thousands of named locks on one pinned session.
+//! The primitive `advisory`: thousands of named locks (`GET_LOCK`) on one pinned session.
 //!
-//! The session is a connection of its own, opened when the first lock is asked for, and has a thread of its
-//! own. Nothing else is run on it, so that no reset and no pool can free its locks. A batch takes one round
-//! trip: names that are not needed any more are given back, names that are wanted are asked for without
-//! waiting, and a number for the tokens is asked for. When the connection is lost, so are its locks, and their
-//! holders are told at once. A session that cannot be used any more, but may still have its locks, is *parked*:
-//! the next session takes its place, and its connection is closed when no holder is certain any more.
+//! The session is a connection of its own with a thread of its own, opened for the first lock. Nothing else
+//! runs on it, so that no reset and no pool can free its locks. A batch takes one round trip: it releases the
+//! names that are not needed any more, asks for new names without waiting, and asks for a number for the
+//! tokens. If the connection is lost, its locks are lost too, and their holders are told at once. A session
+//! that cannot be used any more, but may still have its locks, is *parked*: the next session takes its place,
+//! and its connection is closed when no holder is certain any more.
 //!
-//! One session is in use at a time: a batch carries hundreds of locks, and what a group of operations does to
+//! Only one session is in use at a time. A batch carries hundreds of locks, and a group of operations on
 //! several keys needs no agreement between sessions.
 
 use std::pin::pin;
@@ -35,20 +35,20 @@ use crate::mysql::store::{Context, MysqlStore};
 use crate::store::Reply;
 use crate::vital;
 
-/// Names that one statement asks for.
+/// The number of names that one statement asks for.
 const STATEMENT_NAMES: usize = 512;
 
-/// While the server is waited for, how often it is looked who waits no longer, in microseconds. To look whenever
-/// something comes would wake the thread for each of the operations that the next batch takes together.
+/// How often to look for expired deadlines while the server is awaited, in microseconds. To look at every new
+/// operation would wake the thread for each operation of the next batch.
 const LOOK_US: u64 = 50_000;
 
-/// The most sessions that are parked at a time. With so many, none is opened before one of them is closed.
+/// The most sessions that are parked at a time. A further one is opened only after one of them is closed.
 const PARKED: usize = 4;
 
-/// What the server knows a key by.
+/// The name of a key's lock on the server.
 type Name = Arc<str>;
 
-/// What guards a key: the session that has its name.
+/// The guard of a key: the session that has its name.
 #[derive(Clone, Debug)]
 pub struct Guard {
     name: Name,
@@ -59,11 +59,11 @@ pub struct Guard {
 pub type Advisory = Pinned<Guard>;
 
 impl Pinned<Guard> {
-    /// Starts the session's task; it ends with the store's own. `batch` and `max_queued` as in
+    /// Starts the session's task, which ends with the store. `batch` and `max_queued` as in
     /// [`StoreConfig`](crate::config::StoreConfig).
     ///
     /// # Panics
-    /// Outside of a tokio runtime, and where the machine has no thread for the session.
+    /// Outside of a tokio runtime, or if no thread can be started for the session.
     pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
         let (advisory, incoming) = Pinned::open(Space::Advisory, store, max_queued);
         let session = Session {
@@ -79,29 +79,30 @@ impl Pinned<Guard> {
     }
 }
 
-/// The task that has the connection.
+/// The task that owns the connection.
 struct Session {
     context: Arc<Context>,
     common: Arc<Common<Guard>>,
-    /// Of the session in use.
+    /// The number of the session in use.
     serial: u64,
     parked: JoinSet<()>,
-    /// Before the last exchange that succeeded: the server keeps the session from then on.
+    /// The moment before the last successful exchange. The server keeps the session for [`SESSION_S`] from
+    /// then on.
     heard: Instant,
-    /// Some keys of the last batch may be free, and their names not yet given back.
+    /// Whether some keys of the last batch may be free with their names not yet released.
     left_over: bool,
 }
 
-/// What one exchange with the server is to do.
+/// The work of one exchange with the server.
 #[derive(Default)]
 struct SessionBatch {
-    /// Names that were given up already: whatever becomes of the exchange, they count as free.
+    /// Names to release. They count as free, even if the exchange fails.
     free: Vec<Name>,
     want: Vec<(Key, Name)>,
     tokens: u64,
 }
 
-/// What it came to.
+/// The answer to a [`SessionBatch`].
 #[derive(Default)]
 struct SessionAnswer {
     above: Token,
@@ -134,7 +135,7 @@ impl Session {
         queue.refuse("the store was closed");
     }
 
-    /// Uses the session no more. How many leases are lost with it.
+    /// Stops using the session. Returns the number of leases that are lost with it.
     fn give_up(&mut self, link: Link, fault: &Fault) -> usize {
         let session = self.serial;
         let rests_on_it = move |guard: &Guard| guard.session == session;
@@ -146,18 +147,18 @@ impl Session {
         let certain = certain_until(&self.context, self.heard);
         let lost = self.common.end(certain, rests_on_it);
         let common = self.common.clone();
-        self.parked.spawn(vital::watched("a session of advisory locks that is given up", async move {
+        self.parked.spawn(vital::watched("a parked session of advisory locks", async move {
             while clock::now() < certain && common.is_held(rests_on_it) {
                 tokio::time::sleep(SWEEP).await;
             }
-            // The names are free before anybody here asks for them.
+            // The names are free before this proxy asks for them again.
             link.close().await;
             common.lose(rests_on_it);
         }));
         lost
     }
 
-    /// Whether another session may be opened, beside those that are parked.
+    /// Whether another session may be opened besides the parked ones. Waits for room.
     async fn has_place(&mut self, queue: &mut Queue) -> bool {
         while self.parked.try_join_next().is_some() {}
         if self.parked.len() < PARKED {
@@ -171,7 +172,7 @@ impl Session {
         }
     }
 
-    /// No connection is opened before somebody asks for a lock.
+    /// Waits for the first operation; no connection is opened before.
     async fn is_wanted(&self, queue: &mut Queue) -> bool {
         tokio::select! {
             biased;
@@ -180,7 +181,7 @@ impl Session {
         }
     }
 
-    /// `Ok` once the store is closed and everything is answered.
+    /// `Ok` once the store is closed and every operation is answered.
     async fn serve(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         self.heard = clock::now();
         let lasts = link.exchange(format!("SET SESSION wait_timeout={SESSION_S}"));
@@ -209,7 +210,7 @@ impl Session {
         }
     }
 
-    /// Gives back what has ended by itself, and sees whether the session is still there.
+    /// Releases names whose leases have ended, and checks that the session is still there.
     async fn sweep(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         let inputs = self.inputs(Token::default(), Instant::default());
         let session = self.serial;
@@ -240,9 +241,9 @@ impl Session {
         Ok(answer)
     }
 
-    /// Waits for an answer of the server: for [`EXCHANGE_LIMIT`], and where the session has leases for
-    /// [`PATIENCE`], whether or not anybody still waits for what was asked. To give the session up costs
-    /// all that rests on it. Who waits is answered in time meanwhile.
+    /// Waits for an answer of the server for [`EXCHANGE_LIMIT`]; if the session has leases, for [`PATIENCE`],
+    /// even if no caller waits for the answer any more, because giving up the session loses all its leases.
+    /// Callers get their answers in time meanwhile.
     async fn patiently<T>(
         &self,
         work: impl Future<Output = Result<T, Fault>>,
@@ -275,8 +276,9 @@ impl Session {
         }
     }
 
-    /// After a statement that failed on a connection that did not: the names that the errand may have got
-    /// are given back. Tokens may be laid by elsewhere at the same time, or this proxy be no member.
+    /// Call this after a statement failed on a working connection, for example because tokens were reserved
+    /// elsewhere at the same time, or this proxy is no member. Releases the names that the batch may have
+    /// got.
     async fn recover(
         &self,
         link: &mut Link,
@@ -285,7 +287,7 @@ impl Session {
         queue: &mut Queue,
     ) -> Result<(), Fault> {
         self.context.metrics.store_error(fault.slug());
-        tracing::debug!("advisory locks could not be asked for: {fault}");
+        tracing::debug!("could not ask for advisory locks: {fault}");
         let wanted = session_batch.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = session_batch.free.iter().chain(wanted).cloned().collect();
         let freed = link.exchange(statements(&names, &[], 0));
@@ -294,12 +296,12 @@ impl Session {
         Ok(())
     }
 
-    /// Runs one batch; where the session is lost meanwhile, what is not decided goes back to the queue.
+    /// Runs one batch. If the session is lost meanwhile, undecided groups go back to the queue.
     async fn run_batch(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         let mut batch = queue.batch();
         lanes::expire(&mut batch.responders, LATE);
         batch.retain_open();
-        // All of it expired in the queue.
+        // All groups expired in the queue.
         if batch.groups.is_empty() {
             return Ok(());
         }
@@ -332,8 +334,8 @@ impl Session {
         self.common.inputs(&self.context, above, grants_from, self.heard)
     }
 
-    /// Decides the groups that need nothing of the server. The others wait, and so does what follows on one of their
-    /// keys.
+    /// Decides the groups that need nothing from the server. The others wait, and so do later groups with one
+    /// of their keys.
     fn before(&self, batch: &Batch, decided: &mut [Option<Vec<Outcome>>], database: &str) -> SessionBatch {
         let inputs = self.inputs(Token::default(), Instant::default());
         let mut held = self.common.held();
@@ -367,7 +369,7 @@ impl Session {
         }
     }
 
-    /// Decides the rest, where the errand was run, and answers. What is not decided stays.
+    /// Decides the rest, if the server has answered, and answers. Returns the undecided groups.
     fn after(
         &mut self,
         batch: Batch,
@@ -381,7 +383,7 @@ impl Session {
         let mut answers = Vec::new();
         let mut left = Batch::default();
         self.left_over = false;
-        // What expired meanwhile is answered: it is not done.
+        // Groups that expired meanwhile are answered already, and are not carried out.
         let parts = batch.groups.into_iter().zip(batch.responders).zip(decided);
         for ((group, responder), decided) in parts.filter(|((_, responder), _)| responder.is_open()) {
             let outcomes = match (decided, &inputs) {
@@ -396,7 +398,7 @@ impl Session {
             };
             let is_free = |key: &Key| held.has(key) && held.is_idle(key, answered.now);
             self.left_over |= group.iter().flat_map(Op::keys).any(is_free);
-            // Some of it was decided before the server was asked: times count from there.
+            // Some groups were decided before the server was asked, so times count from then.
             answers.push((responder, Reply { outcomes, asked_at, now: answered.now }));
         }
         drop(held);
@@ -407,7 +409,7 @@ impl Session {
     }
 }
 
-/// One round trip: what it came to, and of each wanted name whether it was had.
+/// Makes one round trip. Returns the answer, and for each wanted name whether the session has it.
 async fn exchange(
     context: &Context,
     link: &mut Link,
@@ -426,7 +428,7 @@ async fn exchange(
             let set = link.exchange(sql).await?.pop();
             had = counted(&link.server, set, tokens, until, true)?;
         }
-        let used_up = || Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() };
+        let used_up = || Fault::Conflict { why: "the tokens were used up meanwhile".to_owned() };
         (answer.above, answer.grants_from) = had.ok_or_else(used_up)?;
     } else {
         link.check_used(&mut sets)?;
@@ -440,8 +442,8 @@ fn names(keys: Vec<(Key, Guard)>) -> Vec<Name> {
     keys.into_iter().map(|(_, guard)| guard.name).collect()
 }
 
-/// Frees first: what is freed may be wanted by others. The number comes last, when the names are had; without it, the
-/// server that the tables are used on.
+/// Releases names first, because others may want them. Asks for the number last, once the session has the
+/// names; without tokens, asks for the server that the tables are used on instead.
 fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64) -> String {
     let mut sql = String::with_capacity(1_024 + 100 * (free.len() + 2 * want.len()));
     sql.push_str("DO 0");
@@ -451,7 +453,7 @@ fn statements(free: &[Name], want: &[(Key, Name)], tokens: u64) -> String {
         sql.push_str("')");
     }
     for names in want.chunks(STATEMENT_NAMES) {
-        // One text of ones and zeroes: as columns, their names alone would be longer than all the rest.
+        // One text of ones and zeroes: the column names alone would be longer than all the rest.
         sql.push_str(";SELECT CONCAT(''");
         for (_, name) in names {
             sql.push_str(",IFNULL(GET_LOCK('");
@@ -474,7 +476,7 @@ pub fn simulated_name(key: &Key) -> Name {
     name(crate::mysql::store::DEFAULT_DATABASE, key)
 }
 
-/// Names are the server's, not the database's; MySQL takes 64 characters and ignores case.
+/// Names belong to the server, not to the database. MySQL takes 64 characters and ignores case.
 fn name(database: &str, key: &Key) -> Name {
     let mut hash = Sha256::new();
     hash.update((database.len() as u64).to_le_bytes());

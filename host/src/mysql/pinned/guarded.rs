@@ -8,18 +8,18 @@ use crate::lock::record::{self, Claim, Denial, Doubt, Op, Outcome, Record, Recor
 use crate::lock::{Key, ServerTime};
 use crate::store::{Page, Stored};
 
-/// A guard goes back to the server after so many grants in a row, so that other proxies have a chance.
+/// After this many grants in a row a guard goes back to the server, so that other proxies have a chance.
 const PASSES: u32 = 64;
-/// Keys that are remembered when their guard was given back.
+/// The number of keys that are remembered after their guard was given back.
 const PAST: usize = 4_096;
-/// When to ask again for a key that another session has, at the latest: nobody says when it is free.
+/// The latest time to ask again for a key that another session has, in microseconds; no event tells that it
+/// is free.
 const ELSEWHERE_US: u64 = 30_000_000;
 
-/// The keys that are guarded now, and what is remembered of those that were of late. `G` says what guards
-/// a key.
+/// The guarded keys, and recent keys whose guard was given back. `G` says what guards a key.
 pub struct Guarded<G> {
     entries: HashMap<Key, Entry<G>>,
-    /// To know a call that is repeated. What another proxy has done to the key since is not in it.
+    /// To recognize a repeated call. It does not show what other proxies have done to the key since.
     past: HashMap<Key, Record>,
     forgetting: VecDeque<Key>,
 }
@@ -28,7 +28,7 @@ struct Entry<G> {
     record: Record,
     guard: G,
     passes: u32,
-    /// Its leases are lost, and their holders were told. Until the guard is given back the key is granted to
+    /// Its leases are lost, and their holders were told. Until the guard is given back, the key is granted to
     /// nobody, and no lease on it is renewed.
     ended: bool,
 }
@@ -40,26 +40,28 @@ impl<G> Default for Guarded<G> {
 }
 
 impl<G: Clone> Guarded<G> {
+    /// Whether this proxy guards the key.
     pub fn has(&self, key: &Key) -> bool {
         self.entries.contains_key(key)
     }
 
+    /// The guard of the key.
     pub fn guard(&self, key: &Key) -> Option<&G> {
         self.entries.get(key).map(|entry| &entry.guard)
     }
 
-    /// Whether nobody holds the key.
+    /// Whether the key has no holder.
     pub fn is_idle(&self, key: &Key, now: ServerTime) -> bool {
         self.entries.get(key).is_none_or(|entry| entry.record.until() <= now)
     }
 
-    /// The key's guard is had.
+    /// Adds a key whose guard was taken.
     pub fn insert(&mut self, key: Key, guard: G) {
         let record = self.past.remove(&key).unwrap_or_default();
         self.entries.insert(key, Entry { record, guard, passes: 0, ended: false });
     }
 
-    /// Whether somebody has a lease on one of the keys with such guards.
+    /// Whether a client has a lease on one of the keys with such guards.
     pub fn is_held(&self, now: ServerTime, which: impl Fn(&G) -> bool) -> bool {
         let mut entries = self.entries.values().filter(|entry| which(&entry.guard));
         entries.any(|entry| entry.record.holders.iter().any(|holder| holder.until > now))
@@ -69,12 +71,13 @@ impl<G: Clone> Guarded<G> {
         self.entries.get(key).map(|entry| &entry.record).or_else(|| self.past.get(key))
     }
 
-    /// Of what was put out nothing must be left but its end.
+    /// Remembers a key whose guard was given back. The key is idle, so its record has no running lease.
     fn remember(&mut self, key: &Key, entry: Entry<G>) {
         if self.past.insert(key.clone(), entry.record).is_none() {
             self.forgetting.push_back(key.clone());
         }
-        // A key that was guarded again since is in the line twice, and goes early: it is no more than a help.
+        // A key that was guarded again is in the list twice and is dropped early; its record is only an
+        // optimization.
         while self.forgetting.len() > PAST {
             if let Some(oldest) = self.forgetting.pop_front() {
                 self.past.remove(&oldest);
@@ -82,10 +85,11 @@ impl<G: Clone> Guarded<G> {
         }
     }
 
-    /// Decides one operation, unless it would make a new grant: that takes a guard for all of its keys and
-    /// a token. So what is entered again, repeated or held costs no statement.
+    /// Decides one operation, unless it would make a new grant, which needs a guard for all of its keys and a
+    /// token. So a reentrant claim, a repeated one or a refused one costs no statement.
     ///
-    /// A free key whose guard is not `fit` for the operation, or has ended, is held until that is given back.
+    /// A free key whose guard has ended, or is not `fit` for the operation, counts as held until the guard is
+    /// given back.
     pub fn try_apply(
         &mut self,
         op: &Op,
@@ -94,7 +98,7 @@ impl<G: Clone> Guarded<G> {
     ) -> Option<Outcome> {
         let Op::Acquire(claim) = op else { return Some(self.apply(op, inputs, fit)) };
         let guarded: Vec<Key> = claim.keys.iter().filter(|key| self.has(key)).cloned().collect();
-        // Of what is not guarded only the end of a request by its id can be known.
+        // Of an unguarded key only the end of a request with an id can be known.
         if !guarded.is_empty() || claim.request.is_some() {
             let rejoined = self.apply(&Op::Rejoin(claim.clone()), inputs, &fit);
             if rejoined != Outcome::Absent {
@@ -106,7 +110,7 @@ impl<G: Clone> Guarded<G> {
         }
         let probe = Op::Acquire(Claim { keys: guarded.into(), ..claim.clone() });
         match self.decide(&probe, inputs).0 {
-            // One of several is about to be given back.
+            // One of several keys, whose guard is about to be given back.
             Outcome::Granted(grant) if claim.any => grant.chosen.map(|key| elsewhere(&key, 0)),
             Outcome::Granted(_) => {
                 let unfit = |key: &&Key| {
@@ -119,10 +123,10 @@ impl<G: Clone> Guarded<G> {
         }
     }
 
-    /// Decides a group, unless something in it needs a guard or a token: then nothing of it is done. What was done
-    /// before the server is asked would be done once more where the server does not answer.
+    /// Decides a group, unless an operation of it needs a guard or a token; then nothing is applied. A part
+    /// that was applied before the server is asked would be applied again if the server does not answer.
     pub fn try_group(&mut self, group: &[Op], inputs: &DecisionInputs) -> Option<Vec<Outcome>> {
-        // Whether a later claim needs them depends on what comes before it.
+        // Whether a later claim needs them depends on the operations before it.
         if group.iter().skip(1).any(|op| matches!(op, Op::Acquire(_))) {
             return None;
         }
@@ -137,7 +141,7 @@ impl<G: Clone> Guarded<G> {
         self.entries.get(key).is_some_and(|entry| entry.ended)
     }
 
-    /// Decides one operation. Keys without a guard have no holder that anybody knows of, and are not granted; nor are keys
+    /// Decides one operation. A key without a guard has no known holder and is not granted; nor is a key
     /// whose guard is not `fit` for the operation.
     pub fn apply(&mut self, op: &Op, inputs: &DecisionInputs, fit: impl Fn(&G) -> bool) -> Outcome {
         if let Op::Acquire(claim) = op
@@ -157,7 +161,7 @@ impl<G: Clone> Guarded<G> {
                     return elsewhere(key, 0);
                 }
             }
-            // What has ended can be given up, and nothing else.
+            // A lease that has ended can be released, but nothing else.
             Op::Rejoin(claim) if claim.keys.iter().any(|key| self.has_ended(key)) => return Outcome::Absent,
             Op::Renew { lease, .. } | Op::Raise { lease, .. }
                 if lease.keys.iter().any(|key| self.has_ended(key)) =>
@@ -186,14 +190,14 @@ impl<G: Clone> Guarded<G> {
         }
     }
 
-    /// Takes out the keys that nobody holds, with their guards, which are to be given back.
+    /// Removes the keys that have no holder, and returns them with their guards, which are to be given back.
     pub fn take_idle(&mut self, now: ServerTime, which: impl Fn(&G) -> bool) -> Vec<(Key, G)> {
         let idle = self.entries.iter().filter(|(_, entry)| entry.record.until() <= now);
         let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
         self.take_if_idle(idle.iter(), now, which)
     }
 
-    /// As [`Guarded::take_idle`], of these keys alone.
+    /// Like [`Guarded::take_idle`], for these keys only.
     pub fn take_if_idle<'a>(
         &mut self,
         keys: impl Iterator<Item = &'a Key>,
@@ -214,7 +218,7 @@ impl<G: Clone> Guarded<G> {
         taken
     }
 
-    /// Any of the keys that are guarded well enough; of the others nothing is known.
+    /// Decides a claim for any of its keys, among the keys with a fit guard. Nothing is known of the others.
     fn apply_any(&mut self, claim: &Claim, inputs: &DecisionInputs, fit: impl Fn(&G) -> bool) -> Outcome {
         let usable = |key: &&Key| self.guard(key).is_some_and(&fit) && !self.has_ended(key);
         let guarded: Vec<Key> = claim.keys.iter().filter(usable).cloned().collect();
@@ -236,14 +240,14 @@ impl<G: Clone> Guarded<G> {
         (outcome, records)
     }
 
-    /// A key that is free and has been handed on here for long enough.
+    /// A free key that was granted [`PASSES`] times in a row here.
     fn exhausted<'a>(&self, claim: &'a Claim, now: ServerTime) -> Option<&'a Key> {
         let exhausted = |entry: &Entry<G>| entry.passes >= PASSES && entry.record.until() <= now;
         claim.keys.iter().find(|key| self.entries.get(key).is_some_and(exhausted))
     }
 
-    /// The leases on keys with such guards are over, but their holders may be certain of them until `certain`:
-    /// so long the keys are held. The nonces of the leases that were running.
+    /// Ends the leases on keys with such guards. Their holders may be certain of them until `certain`, so the
+    /// keys stay held until then. Returns the nonces of the running leases.
     pub fn end(&mut self, now: ServerTime, certain: ServerTime, which: impl Fn(&G) -> bool) -> Vec<u64> {
         let mut nonces = Vec::new();
         for entry in self.entries.values_mut().filter(|entry| !entry.ended && which(&entry.guard)) {
@@ -256,7 +260,7 @@ impl<G: Clone> Guarded<G> {
         each_once(nonces)
     }
 
-    /// Forgets the keys with such guards, which are gone: the nonces of the leases that were running.
+    /// Forgets the keys with such guards, which are gone. Returns the nonces of the running leases.
     pub fn lose(&mut self, now: ServerTime, lost: impl Fn(&G) -> bool) -> Vec<u64> {
         let gone: Vec<(Key, Entry<G>)> = self.entries.extract_if(|_, entry| lost(&entry.guard)).collect();
         let told_now = gone.into_iter().filter(|(_, entry)| !entry.ended);
@@ -264,12 +268,13 @@ impl<G: Clone> Guarded<G> {
         each_once(holders.filter(|holder| holder.until > now).map(|holder| holder.nonce).collect())
     }
 
+    /// The record of a key.
     pub fn read(&self, key: &Key, now: ServerTime) -> Option<Stored> {
         let record = self.record(key)?.clone();
         Some(Stored { key: key.clone(), record, now, doubt: Doubt::default() })
     }
 
-    /// Held keys with this prefix from after `after`, in no order.
+    /// Held keys with this prefix after `after`, in no order.
     pub fn list(&self, prefix: &str, after: Option<&Key>, now: ServerTime) -> Vec<Stored> {
         let wanted = |key: &Key| {
             key.as_str().starts_with(prefix) && after.is_none_or(|after| key.as_str() > after.as_str())
@@ -285,7 +290,7 @@ impl<G: Clone> Guarded<G> {
     }
 }
 
-/// One page of what [`Guarded::list`] found.
+/// One page of the items that [`Guarded::list`] found.
 pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
     items.sort_by(|a, b| a.key.cmp(&b.key));
     let more = items.len() > limit;
@@ -293,7 +298,7 @@ pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
     Page { items, more, ..Page::default() }
 }
 
-/// Another session has the key, or is to have its turn.
+/// The refusal for a key that another session has, or is to get next.
 fn elsewhere(key: &Key, free_in_us: u64) -> Outcome {
     Outcome::Held(Denial { key: key.clone(), holder: None, free_in_us, next_waiter: None, joined: None })
 }
@@ -311,7 +316,7 @@ mod tests {
     use crate::lock::{Instant, LeaseRef, Token};
     use crate::store::contract;
 
-    /// At so many milliseconds, by both clocks.
+    /// The inputs at this many milliseconds, by both clocks.
     fn inputs(ms: u64) -> DecisionInputs {
         let own = Instant(ms * 1_000);
         DecisionInputs {
@@ -352,7 +357,7 @@ mod tests {
         let renew = |lease: &LeaseRef| Op::Renew { lease: lease.clone(), ttl_ms: None };
         assert_eq!(held.apply(&renew(&lease), &inputs(1_000), |_| true), Outcome::Lost);
         assert!(matches!(held.apply(&renew(&untouched), &inputs(1_000), |_| true), Outcome::Renewed { .. }));
-        // Nor is it entered again, repeated, or granted to somebody else.
+        // Nor is it entered again, repeated, or granted to another client.
         for claim in [
             mine.clone(),
             Claim { request: None, attempt: 7, ..mine.clone() },
@@ -379,7 +384,7 @@ mod tests {
         );
     }
 
-    /// Where the server does not answer, all of the group comes again.
+    /// If the server does not answer, the whole group comes again.
     #[test]
     fn nothing_is_done_of_a_group_that_waits_for_the_server() {
         let mut held = Guarded::default();

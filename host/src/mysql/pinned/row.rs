@@ -1,9 +1,9 @@
 //! The primitive `row`: the lock of a row, in a transaction that stays open as long as the lease.
 //!
-//! Each lease that MySQL has to know of takes a connection; their number is bounded, and they are no
-//! other's, so that row locks cannot starve the rest. Rows are asked for with NOWAIT: who waits, waits in the
-//! proxy, in order. A row that is missing is made first. Context holders of one proxy share its lock, which
-//! is FOR SHARE, so that other proxies' readers have theirs beside it.
+//! Each lease that MySQL has to know of takes a connection. The number of these connections is bounded, and
+//! nothing else uses them, so that row locks cannot starve other work. Rows are locked with NOWAIT: waiters
+//! wait in the proxy, in order. A missing row is created first. Shared holders of one proxy share one lock,
+//! which is FOR SHARE, so that shared holders of other proxies can have theirs at the same time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use crate::vital;
 
 /// How long a claim waits for a connection, in microseconds.
 const PATIENCE_US: u64 = 500_000;
-/// Connections that are kept for the next lock.
+/// The number of connections that are kept for later locks.
 const SPARE: usize = 4;
 
-/// What guards a key: the transaction of a slot.
+/// The guard of a key: the transaction of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
     slot: u64,
@@ -40,7 +40,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Whether the lock on the row is strong enough for what is asked.
+    /// Whether the row lock is strong enough for the operation.
     fn is_fit(&self, op: &Op) -> bool {
         let reads = matches!(op, Op::Acquire(claim) if claim.mode == Mode::Shared);
         reads || self.strength == Strength::Exclusive
@@ -51,7 +51,7 @@ impl Guard {
 pub type Row = Pinned<Guard>;
 
 impl Pinned<Guard> {
-    /// Starts the task; it ends with the store's own. `connections`: the most that hold locks at a time.
+    /// Starts the task, which ends with the store. At most `connections` connections hold locks at a time.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -77,7 +77,7 @@ impl Pinned<Guard> {
     }
 }
 
-/// What the connections' tasks report.
+/// The reports of the connections' tasks.
 enum Event {
     Locked {
         slot: u64,
@@ -92,7 +92,7 @@ enum Event {
         slot: u64,
         result: Result<Freed, Fault>,
     },
-    /// With when it was asked for.
+    /// The result is the moment at which the session was asked.
     Beat {
         slot: u64,
         link: Link,
@@ -100,23 +100,23 @@ enum Event {
     },
 }
 
-/// A group, with what is decided of it already: that is not decided again where it has to wait, or the server did not
-/// answer.
+/// A group with the outcomes that are already decided. They stay decided if the group has to wait or the
+/// server does not answer.
 struct SessionBatch {
     job: Job,
     decided: Vec<Outcome>,
-    /// Times in what is decided count from there.
+    /// Times in `decided` count from then.
     began: Instant,
 }
 
-/// A group that nothing is under way for.
+/// A group that waits.
 struct Waiting {
     batch: SessionBatch,
     /// Since when it has waited for a connection.
     no_room: Option<Instant>,
 }
 
-/// The task that decides, and has others talk to the server.
+/// The task that decides. It spawns other tasks that talk to the server.
 struct Coordinator {
     context: Arc<Context>,
     common: Arc<Common<Guard>>,
@@ -124,13 +124,13 @@ struct Coordinator {
     events: UnboundedSender<Event>,
     connections: usize,
     waiting: VecDeque<Waiting>,
-    /// What failed, until the next look.
+    /// Batches that failed, until the next sweep.
     resting: Vec<SessionBatch>,
-    /// Keys that an errand is under way for: what else is asked of them waits.
+    /// Keys with work in progress on the server. Other operations on them wait.
     busy: HashSet<Key>,
     slots: HashMap<u64, Slot>,
     spare: Vec<Link>,
-    /// Connections that an errand is trying to lock something on.
+    /// The number of connections on which a task tries to lock rows.
     opening: usize,
     serial: u64,
 }
@@ -149,7 +149,7 @@ impl Coordinator {
             tokio::select! {
                 biased;
                 () = self.context.stop.cancelled() => break,
-                // Before the jobs, which may never be over.
+                // Before the jobs, which may never end.
                 _ = sweep.tick() => self.sweep(),
                 Some(event) = happened.recv() => self.happened(event),
                 job = incoming.recv() => match job {
@@ -163,7 +163,7 @@ impl Coordinator {
         tracing::info!(leases = ended, "the sessions of the row locks end with the proxy");
     }
 
-    /// Starts on whatever waits and is not in the way of what came before it.
+    /// Starts the waiting groups whose keys no earlier group uses.
     fn pump(&mut self) {
         let mut blocked = self.busy.clone();
         for waiting in std::mem::take(&mut self.waiting) {
@@ -186,7 +186,7 @@ impl Coordinator {
         self.common.inputs(&self.context, above, grants_from, clock::now())
     }
 
-    /// Decides what needs nothing of the server, and sends somebody there for the rest.
+    /// Decides what needs nothing from the server, and spawns a task for the rest.
     fn start(&mut self, waiting: Waiting) {
         let Waiting { batch: SessionBatch { mut job, mut decided, mut began }, no_room } = waiting;
         let inputs = self.inputs(Token::default(), Instant::default());
@@ -238,8 +238,8 @@ impl Coordinator {
         }
     }
 
-    /// Asks the sessions that guard keys of the errand already for a sign of life: a lease that is granted on
-    /// one of them shows nobody else that the session has ended. `None` while somebody talks on one of them.
+    /// Asks the sessions that already guard keys of the batch for a sign of life, because a grant on such a
+    /// session would not show that it has ended. `None` while one of their connections is in use.
     fn ask_guards(&mut self, batch: &SessionBatch) -> Option<Vec<oneshot::Receiver<bool>>> {
         let open = batch.job.ops[batch.decided.len()..].iter();
         let mut guards = self.slots_of(open.flat_map(Op::keys));
@@ -251,23 +251,23 @@ impl Coordinator {
         Some(guards.into_iter().filter_map(|id| self.beat(id)).collect())
     }
 
-    /// Asks the slot's session for a sign of life, and tells whether it gave one; `None` while somebody talks on
-    /// its connection.
+    /// Asks the slot's session for a sign of life. The receiver tells whether there was one. `None` while the
+    /// connection is in use.
     fn beat(&mut self, id: u64) -> Option<oneshot::Receiver<bool>> {
         let mut link = self.slots.get_mut(&id)?.link.take()?;
         let events = self.events.clone();
         let (tell, sign) = oneshot::channel();
-        vital::spawn("the sign of life of a row lock", async move {
+        vital::spawn("the heartbeat of a row lock", async move {
             let result = Slot::beat(&mut link).await;
             let lives = result.is_ok();
-            // Before those who ask: they find the slot as it is now.
+            // Before the receivers are told, so that they find the slot up to date.
             let _ = events.send(Event::Beat { slot: id, link, result });
             let _ = tell.send(lives);
         });
         Some(sign)
     }
 
-    /// A connection may be free in a moment; if none is, whoever asks is to know what is short.
+    /// Waits for a connection to become free. If none does, the error tells what is short.
     fn wait_for_room(&mut self, mut batch: SessionBatch, since: Option<Instant>) {
         let now = clock::now();
         let since = since.unwrap_or(now);
@@ -275,7 +275,7 @@ impl Coordinator {
             return self.waiting.push_back(Waiting { batch, no_room: Some(since) });
         }
         let most = self.connections;
-        let why = format!("all {most} connections for row locks have one (store.row_connections)");
+        let why = format!("all {most} connections for row locks are in use (store.row_connections)");
         batch.job.responder.give_up(&why);
     }
 
@@ -304,7 +304,7 @@ impl Coordinator {
         let link = self.spare.pop();
         let (context, counter, events) = (self.context.clone(), self.counter.clone(), self.events.clone());
         let limit = batch.job.responder.left();
-        vital::spawn("the taking of a row lock", async move {
+        vital::spawn("the acquisition of a row lock", async move {
             let locking = confirmed(Slot::lock(&context, &counter, link, request), signs);
             let result = tokio::time::timeout(limit, locking).await;
             let result = result.unwrap_or_else(|_| Err(Fault::timeout("a row lock")));
@@ -334,7 +334,7 @@ impl Coordinator {
                 for key in slot.iter().flat_map(|slot| &slot.keys) {
                     self.busy.remove(key);
                 }
-                // Where it failed, the session is gone, and its locks with it.
+                // After a failure the session is gone, and its locks with it.
                 if let Ok(Freed { link: Some(link) }) = result {
                     self.keep(link);
                 }
@@ -369,7 +369,7 @@ impl Coordinator {
         let Locked { link, keys, strength, heard, counted } = locked;
         self.common.time.calibrate(link.sample.now, link.sample.after);
         let Some((above, from)) = counted else {
-            // Another session has one of them.
+            // Another session has one of the rows.
             self.keep(link);
             return self.finish(batch, Token::default(), Instant::default());
         };
@@ -389,23 +389,24 @@ impl Coordinator {
         }
     }
 
-    /// The connection failed before anything was locked: it is tried again, as long as anybody waits.
+    /// The connection failed before anything was locked. The batch is tried again as long as its client
+    /// waits.
     fn failed(&mut self, mut batch: SessionBatch, fault: &Fault) {
         self.context.metrics.store_error(fault.slug());
-        tracing::debug!("a row lock could not be asked for: {fault}");
+        tracing::debug!("could not ask for a row lock: {fault}");
         match fault {
             Fault::Rejected { why } => batch.job.responder.give_up(why),
-            // A server that is gone is not asked more often than that.
+            // This limits how often a server that is gone is asked.
             _ => self.resting.push(batch),
         }
     }
 
-    /// Decides the rest of the group and answers, once what it freed is free.
+    /// Decides the rest of the group, and answers as soon as the released keys are free.
     fn finish(&mut self, batch: SessionBatch, above: Token, grants_from: Instant) {
         let SessionBatch { job: Job { ops, mut responder, .. }, mut decided, began } = batch;
         let inputs = self.inputs(above, grants_from);
         self.context.metrics.batch(ops.len(), Duration::from_micros(inputs.own.us_since(began)));
-        // Nobody waits for it any more: what it asked for is not done.
+        // If the client does not wait any more, the operations are not carried out.
         if responder.is_open() {
             responder.sent = true;
             let mut held = self.common.held();
@@ -414,7 +415,7 @@ impl Coordinator {
                 decided.push(held.apply(op, &inputs, |guard| guard.is_fit(op)));
             }
         }
-        // Some of it was decided before the server was asked: times count from there.
+        // Some operations were decided before the server was asked, so times count from then.
         let reply = Reply { outcomes: decided, asked_at: began, now: inputs.now };
         let slots = self.slots_of(ops.iter().flat_map(Op::keys));
         let freeing: Vec<u64> = slots.into_iter().filter(|slot| self.free_if_idle(*slot)).collect();
@@ -432,16 +433,16 @@ impl Coordinator {
         slots
     }
 
-    /// Ends the slot's transaction if nobody holds any of its keys. Whether it is ended, now or as soon as
-    /// nobody talks on its connection. Where it is not, a release that waited for it has let in somebody else,
-    /// and is answered.
+    /// Ends the slot's transaction if no key of it is held. Returns whether it ends, now or as soon as its
+    /// connection is not in use. If it does not end, another client got a key after a release that waits for
+    /// the end, so the release is answered.
     fn free_if_idle(&mut self, id: u64) -> bool {
         let (own, now) = moment(&self.common.time);
         let Some(slot) = self.slots.get_mut(&id) else { return false };
         let mut held = self.common.held();
         let is_over = slot.parked_until.is_some_and(|certain| certain <= own);
         let is_idle = slot.keys.iter().all(|key| held.is_idle(key, now));
-        // An errand counts on the guard.
+        // A task in progress relies on the guard.
         let is_wanted = slot.link.is_some() && slot.keys.iter().any(|key| self.busy.contains(key));
         if is_wanted || !(is_idle || is_over) {
             slot.tell_released(None);
@@ -455,7 +456,7 @@ impl Coordinator {
         }
         self.busy.extend(slot.keys.iter().cloned());
         let (events, is_parked) = (self.events.clone(), slot.parked_until.is_some());
-        vital::spawn("the end of a row lock", async move {
+        vital::spawn("the release of a row lock", async move {
             let result = match is_parked {
                 true => {
                     link.close().await;
@@ -468,7 +469,7 @@ impl Coordinator {
         true
     }
 
-    /// The slot's session cannot be used any more.
+    /// Call this if the slot's session cannot be used any more.
     fn lost(&mut self, id: u64, fault: &Fault) {
         let Some(slot) = self.slots.get_mut(&id) else { return };
         slot.tell_released(None);
@@ -487,7 +488,8 @@ impl Coordinator {
         tracing::warn!(leases = lost, "lost the session of a row lock: {fault}");
     }
 
-    /// Ends what has ended by itself, answers what nobody will, and sees whether the sessions are there.
+    /// Ends slots whose leases have ended, answers expired groups, and checks that the sessions are still
+    /// there.
     fn sweep(&mut self) {
         let own = clock::now();
         let rested = std::mem::take(&mut self.resting).into_iter();
@@ -512,7 +514,7 @@ impl Coordinator {
     }
 }
 
-/// What the work came to, if all sessions that were asked gave a sign of life.
+/// The result of the work, if all the sessions gave a sign of life.
 async fn confirmed<T>(
     work: impl Future<Output = Result<T, Fault>>,
     signs: Vec<oneshot::Receiver<bool>>,
@@ -527,7 +529,7 @@ async fn confirmed<T>(
     Ok(result)
 }
 
-/// When the sessions that guard the operation's keys were last heard of, the earliest of them.
+/// The earliest of the last signs of life of the sessions that guard the operation's keys.
 fn heard(slots: &HashMap<u64, Slot>, held: &Guarded<Guard>, op: &Op, now: Instant) -> Instant {
     let guards = op.keys().iter().filter_map(|key| held.guard(key));
     guards.filter_map(|guard| slots.get(&guard.slot)).map(|slot| slot.heard).min().unwrap_or(now)

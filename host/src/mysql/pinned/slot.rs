@@ -1,4 +1,4 @@
-//! One connection with one open transaction, and the connection that counts tokens.
+//! A connection with an open transaction that holds row locks, and the connection that counts tokens.
 
 use std::time::Duration;
 
@@ -25,56 +25,60 @@ pub enum Strength {
 
 /// A transaction that holds row locks.
 pub struct Slot {
-    /// Absent while somebody talks on it.
+    /// Absent while the connection is in use.
     pub link: Option<Link>,
     pub keys: Vec<Key>,
     pub heard: Instant,
-    /// Whose release frees it: they hear so when it is free for others, too.
+    /// Releases that free the slot. They are answered once the rows are free for other proxies too.
     pub told_when_free: Vec<(Responder, Reply)>,
-    /// The session is not used any more, and is kept for those who may be certain of a lock on it until then.
+    /// Set if the session is not used any more: until when it is kept for holders that may be certain of a
+    /// lock on it.
     pub parked_until: Option<Instant>,
 }
 
-/// What rows are asked for.
+/// The rows to lock.
 pub struct RowLockRequest {
     pub keys: Vec<Key>,
-    /// One of them, whichever is free.
+    /// Whether one of the keys is enough.
     pub any: bool,
     pub strength: Strength,
     pub tokens: u64,
-    /// What the tokens are for: some of the keys may be locked already.
+    /// All keys that the tokens are for. Some may be locked already.
     pub claimed: Vec<Key>,
 }
 
 enum Found {
     Locked(Vec<Key>),
     Missing(Vec<Key>),
-    /// Another session has one of them, or all where any would do.
+    /// Another session has one of the rows; with `any`, all of them.
     Taken,
 }
 
-/// What came of asking for rows.
+/// The result of [`Slot::lock`].
 pub struct Locked {
     pub link: Link,
     pub keys: Vec<Key>,
     pub strength: Strength,
     pub heard: Instant,
-    /// The highest token that may be given out, and when grants may begin; `None` where another session has
-    /// one of the rows.
+    /// The token that new ones are above, and when grants may begin; `None` if another session has one of the
+    /// rows.
     pub counted: Option<(Token, Instant)>,
 }
 
+/// The result of [`Slot::free`].
 pub struct Freed {
-    /// Absent where it is of no use any more.
+    /// Absent if the connection cannot be used any more.
     pub link: Option<Link>,
 }
 
 impl Slot {
+    /// A slot on a connection that has locked the rows of `keys`.
     pub fn new(link: Link, keys: Vec<Key>, heard: Instant) -> Slot {
         Slot { link: Some(link), keys, heard, told_when_free: Vec::new(), parked_until: None }
     }
 
-    /// Answers the releases that wait for the row to be free: all of them, or those whose time is up.
+    /// Answers the releases that wait for the rows to be free: all of them, or those whose deadline has
+    /// passed.
     pub fn tell_released(&mut self, now: Option<Instant>) {
         let is_due = |responder: &Responder| now.is_none_or(|now| responder.deadline <= now);
         for (responder, reply) in self.told_when_free.extract_if(.., |(responder, _)| is_due(responder)) {
@@ -82,7 +86,7 @@ impl Slot {
         }
     }
 
-    /// Locks the rows, or none of them, without waiting for anybody.
+    /// Locks the rows, or none of them, without waiting for other sessions.
     pub async fn lock(
         context: &Context,
         counter: &Counter,
@@ -95,7 +99,7 @@ impl Slot {
         };
         let mut heard = clock::now();
         let mut found = match within(request.select(&mut link)).await {
-            // A spare connection may have been closed while nobody looked.
+            // The server may have closed a spare connection meanwhile.
             Err(Fault::Broken { .. }) => {
                 link = open(context).await?;
                 heard = clock::now();
@@ -108,7 +112,7 @@ impl Slot {
             heard = clock::now();
             found = within(request.select(&mut link)).await?;
         }
-        // One that was cleaned up in between is made at the next attempt.
+        // A row that clean-up deleted in between is created at the next attempt.
         let Found::Locked(keys) = found else {
             within(link.rollback()).await?;
             return Ok(Locked { link, keys: Vec::new(), strength: request.strength, heard, counted: None });
@@ -117,12 +121,13 @@ impl Slot {
         Ok(Locked { link, keys, strength: request.strength, heard, counted })
     }
 
+    /// Ends the transaction.
     pub async fn free(mut link: Link) -> Result<Freed, Fault> {
         within(async { link.exchange("COMMIT").await.map(drop) }).await?;
         Ok(Freed { link: Some(link) })
     }
 
-    /// When the session was last heard of: it is asked for a sign of life.
+    /// Asks the session for a sign of life. Returns the moment at which it was asked.
     pub async fn beat(link: &mut Link) -> Result<Instant, Fault> {
         let asked_at = clock::now();
         let answered = tokio::time::timeout(PATIENCE, link.exchange(sql::used_on())).await;
@@ -131,16 +136,17 @@ impl Slot {
     }
 }
 
-/// The connection on which numbers for tokens are asked for.
+/// The connection for the numbers of tokens.
 #[derive(Default)]
 pub struct Counter {
-    /// Taken out while it is used: whoever gives up half-way leaves none behind.
+    /// Taken out while it is used, so a call that is dropped half-way leaves no connection behind.
     link: Mutex<Option<Link>>,
 }
 
 impl Counter {
-    /// See [`number`]. The rows of `keys` are locked. `keys` names all keys of the claims, also those that this
-    /// proxy had locked before: another proxy that shares one of them may have given it a higher token since.
+    /// See [`number`]. The rows of `keys` are locked. `keys` are all keys of the claims, including those that
+    /// this proxy had locked before: another proxy with a shared lock may have given such a key a higher
+    /// token since.
     pub async fn next(
         &self,
         context: &Context,
@@ -155,7 +161,7 @@ impl Counter {
         let until = context.membership.until();
         let ask = number(keys.iter());
         let mut sets = match within(link.exchange(ask.clone())).await {
-            // It was idle for longer than the server keeps it.
+            // The connection was idle for longer than the server keeps it.
             Err(Fault::Broken { .. }) => {
                 link = open(context).await?;
                 within(link.exchange(ask.clone())).await?
@@ -169,7 +175,7 @@ impl Counter {
             had = counted(&link.server, set, tokens, until, true)?;
         }
         *place = Some(link);
-        had.ok_or_else(|| Fault::Conflict { why: "tokens were used up while they were laid by".to_owned() })
+        had.ok_or_else(|| Fault::Conflict { why: "the tokens were used up meanwhile".to_owned() })
     }
 }
 
@@ -182,7 +188,7 @@ async fn open(context: &Context) -> Result<Link, Fault> {
 impl RowLockRequest {
     async fn select(&self, link: &mut Link) -> Result<Found, Fault> {
         if self.any {
-            // Those that are missing would not be missed.
+            // LIMIT 1 would hide a missing row, so look for missing rows first.
             let mut sql = format!("SELECT k FROM {ROWS} WHERE k IN (");
             list(&mut sql, &self.keys);
             sql.push(')');
@@ -200,7 +206,7 @@ impl RowLockRequest {
             Strength::Shared if mariadb => ") ORDER BY k LOCK IN SHARE MODE NOWAIT",
             Strength::Shared => ") ORDER BY k FOR SHARE NOWAIT",
         });
-        // Once the rows are locked: by then another node may be in use.
+        // Read once the rows are locked, because another node may be in use by then.
         sql.push(';');
         sql.push_str(&sql::used_on());
         let mut sets = match link.exchange(sql).await {
@@ -221,7 +227,7 @@ impl RowLockRequest {
         }
     }
 
-    /// The keys that are not among the rows.
+    /// The keys without a row.
     fn missing(&self, sets: Vec<Vec<Row>>) -> Vec<Key> {
         let rows = sets.into_iter().flatten().filter_map(|mut row| row.take::<Vec<u8>, _>(0));
         let rows: HashSet<Vec<u8>> = rows.collect();
@@ -229,7 +235,8 @@ impl RowLockRequest {
     }
 }
 
-/// Makes rows, in a transaction of its own: whoever else makes or locks one of them meanwhile is right, too.
+/// Creates rows, in a transaction of its own. Other sessions may create or lock the same rows at the same
+/// time.
 async fn make(link: &mut Link, keys: &[Key]) -> Result<(), Fault> {
     let mut sql = format!("ROLLBACK;INSERT IGNORE INTO {ROWS} (k) VALUES (");
     for (n, key) in keys.iter().enumerate() {
