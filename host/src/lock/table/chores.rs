@@ -11,7 +11,8 @@ use super::{Action, Instant, Key, Table, Timer};
 
 /// The most chores that are in flight at a time.
 const FLYING: usize = 64;
-/// The most chores that wait. A claim beyond that is not undone, and its lease ends by itself.
+/// The most chores that wait. Beyond that, a claim is not undone but ends with its lease, and a lease that was
+/// to be checked is forgotten.
 const MAX_WAITING: usize = 65_536;
 const SHORTEST_PAUSE_MS: u32 = 250;
 const LONGEST_PAUSE_MS: u32 = 4_000;
