@@ -147,7 +147,7 @@ impl Member {
 /// caller knows it; otherwise nothing is changed, and the answer is `false`.
 ///
 /// # Errors
-/// All calls fail if the store does not answer.
+/// All futures fail if the store does not answer.
 pub trait Registry: Send + Sync + 'static {
     /// Adds the row of a member that joins.
     fn register(&self, me: Pulse) -> StoreFuture<Result<(), StoreError>>;
@@ -158,7 +158,7 @@ pub trait Registry: Send + Sync + 'static {
     /// Deletes the row of a member.
     fn leave(&self, id: u64) -> StoreFuture<Result<(), StoreError>>;
 
-    /// Deletes the row of a member that has not beaten since `beat`.
+    /// Deletes the row of a member that has had no heartbeat since `beat`.
     fn evict(&self, id: u64, beat: ServerTime) -> StoreFuture<Result<bool, StoreError>>;
 
     /// Lets a joining member grant locks, if `acks` acknowledges the current state of all records.
