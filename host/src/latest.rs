@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 /// The sender is gone, so the value does not change any more.
 #[derive(Debug, thiserror::Error)]
-#[error("the value changes no more")]
+#[error("the value does not change any more")]
 pub struct Closed;
 
 struct Shared<T> {

@@ -132,7 +132,7 @@ impl KnownPeers {
             ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof
         );
         if refused && (peer.reached || is_here(name, &self.place)) {
-            tracing::debug!(peer = name, "a proxy whose waiter is next is gone");
+            tracing::debug!(peer = name, "the proxy of the next waiter has ended");
             known.remove(name);
             return true;
         }
@@ -140,8 +140,8 @@ impl KnownPeers {
             tracing::warn!(
                 peer = name,
                 %error,
-                "a proxy cannot be told that its waiter is next, which finds it out later: do its fleet.listen and \
-                 fleet.advertise say where this machine reaches it?"
+                "a proxy cannot be told that its waiter is next, so the waiter polls: check that this machine \
+                 reaches the proxy at its fleet.listen and fleet.advertise addresses"
             );
         }
         false
@@ -249,7 +249,7 @@ pub async fn serve(listener: TcpListener, name: String, service: Service, stop: 
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::debug!(%error, "a proxy could not be taken in");
+                tracing::debug!(%error, "a connection of another proxy could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -137,7 +137,7 @@ pub struct Lease {
 pub enum AcquireError {
     #[error("`{resource}` is {}", match holder {
         Some(_) => "held",
-        None => "waited for by others, or kept back for a while, as after a change of the store's server",
+        None => "reserved for other waiters, or not granted for a while, as after a change of the store's server",
     })]
     Contended {
         resource: String,
@@ -162,14 +162,14 @@ pub enum AcquireError {
     #[error("{field}: {detail}")]
     Invalid { field: &'static str, detail: String },
     /// The store lacks the primitive that the policy asks for, and the policy names no second choice.
-    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which cannot be had: {why}")]
+    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which is not available: {why}")]
     NoPrimitive { policy: String, primitive: &'static str, why: String },
     /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`] and
     /// [`Service::guard`] get it.
     #[error("it was done before")]
     Done(StoredValue),
     /// The key no longer has the version that the caller read. Only [`Service::commit`] gets it.
-    #[error("the version is {version} by now", version = .0.version)]
+    #[error("the version is now {version}", version = .0.version)]
     Conflict(Version),
     #[error("the request id was used before, {}", if *ended { "and its lease has ended" } else { "with another body" })]
     RequestReused { ended: bool },
@@ -385,7 +385,7 @@ impl Service {
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
-        vital::spawn("the loop", core::Core::new(shared.clone()).run(messages));
+        vital::spawn("the event loop", core::Core::new(shared.clone()).run(messages));
         Service { shared }
     }
 

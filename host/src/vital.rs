@@ -81,7 +81,7 @@ pub fn run<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
 fn end(name: &str, panic: &(dyn Any + Send)) -> ! {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
-    tracing::error!("{name} has panicked ({text}): the proxy ends, and its leases live on for their time");
+    tracing::error!("{name} has panicked ({text}): the proxy ends; its leases last until they expire");
     std::process::exit(EXIT_PANIC)
 }
 

@@ -53,7 +53,7 @@ pub fn watch(files: BTreeMap<String, PathBuf>, max_bytes: usize) -> std::io::Res
     let scan = Scan { files, seen: BTreeMap::new(), max_bytes, changes };
     std::thread::Builder::new()
         .name("file-watch".into())
-        .spawn(move || vital::run("the watch over files", || scan.run(&signalled)))?;
+        .spawn(move || vital::run("the file watch", || scan.run(&signalled)))?;
     Ok((Watcher { signals, _notify: notify }, changed))
 }
 
@@ -73,11 +73,11 @@ fn notify_of(files: &BTreeMap<String, PathBuf>, signals: Sender<Signal>) -> Opti
         // Sending fails only while the watcher is being dropped.
         let _ = signals.send(Signal::Event);
     });
-    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "files are polled only")).ok()?;
+    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "files are only polled")).ok()?;
     let parents: BTreeSet<PathBuf> = files.values().map(|path| parent(path)).collect();
     for folder in parents {
         if let Err(error) = watcher.watch(&folder, RecursiveMode::NonRecursive) {
-            tracing::warn!(folder = %folder.display(), %error, "files are polled only");
+            tracing::warn!(folder = %folder.display(), %error, "files are only polled");
         }
     }
     Some(watcher)

@@ -33,7 +33,7 @@ pub const MAX_HOLDERS: usize = 1024;
 pub const MAX_REPEATS: usize = 8;
 /// The error text for [`Outcome::Unknown`].
 pub const UNKNOWN: &str =
-    "nothing tells what became of it: an answer was lost, or writes that a server had not passed on";
+    "it is not known whether the operation was applied: the answer was lost, or the server lost writes";
 /// The most places in the global queue of a key.
 pub const MAX_GLOBAL_QUEUE: usize = 1_000;
 /// How far the store's clock may be set forward without being noticed, in microseconds. After a lease has ended

@@ -133,7 +133,7 @@ pub(super) fn planned(
 }
 
 fn no_policy(policy: &str) -> AcquireError {
-    let detail = "no generation of it is live".to_owned();
+    let detail = "no generation of the policy is live".to_owned();
     AcquireError::PolicyFault { policy: policy.to_owned(), reason: "not_live", detail }
 }
 

@@ -290,7 +290,7 @@ impl Core {
         match self.shadows.widen(&waiter.claim.keys) {
             // A claim for any one of several keys cannot be combined with other keys.
             Some(_) if waiter.claim.any => {
-                let why = "leases of the keys that its policy named before are waited for".to_owned();
+                let why = "leases of keys that its policy named earlier have not ended yet".to_owned();
                 let _ = pending.reply.send(WaiterReply::NotYet { why });
                 return;
             }

@@ -138,7 +138,7 @@ impl Hold {
             match ending {
                 Ok(Ending::Release(answer)) => {
                     if let Err(error) = self.service.released(answer).await {
-                        tracing::debug!(%error, "a lease could not be released; it ends by itself");
+                        tracing::debug!(%error, "a lease could not be released; it will expire");
                     }
                 }
                 Ok(Ending::Finish { release, answer, told }) => {
@@ -187,7 +187,7 @@ impl Hold {
                 Ok(renewed) if renewed.valid_until > clock::now() => return self.renewed(renewed),
                 // The lease exists, but its session does not answer, or this proxy is not a member of its
                 // fleet.
-                Ok(_) => "no time can be promised for the lease".to_owned(),
+                Ok(_) => "the store cannot guarantee the lease for any time".to_owned(),
                 Err(LeaseError::Store(error)) => error.to_string(),
                 Err(error) => return self.gone(&error.to_string()),
             };
@@ -195,7 +195,7 @@ impl Hold {
             if again >= self.last_call() {
                 return self.lost(&error);
             }
-            tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");
+            tracing::debug!(resource = %self.lease.resource, %error, "a renewal is retried");
             clock::sleep_until(again).await;
         }
     }
@@ -208,7 +208,7 @@ impl Hold {
         loop {
             match self.alive_during(service.released(answer)).await {
                 Err(LeaseError::Store(error)) if clock::now() < self.valid_until => {
-                    tracing::debug!(%error, "the end of a `once` is sent to the store again");
+                    tracing::debug!(%error, "the release of a `once` is retried");
                 }
                 told => return told,
             }
@@ -320,7 +320,7 @@ impl Drop for Hold {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 if let Err(error) = service.released(answer).await {
-                    tracing::debug!(%error, "a held lease could not be released; it ends by itself");
+                    tracing::debug!(%error, "a held lease could not be released; it will expire");
                 }
             });
         }

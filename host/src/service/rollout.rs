@@ -39,7 +39,7 @@ impl Service {
         for name in names {
             while let Err(error) = self.look_again(&name).await {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!("no lock is granted before all leases have been looked at: {error}");
+                    tracing::warn!("no lock is granted until all earlier leases have been examined: {error}");
                 }
                 tokio::time::sleep(LOOK_PAUSE).await;
             }
@@ -132,7 +132,7 @@ pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), Acqui
         return Ok(());
     }
     if any || call == Call::Version {
-        let why = "its policy is being replaced by one that names other keys; try again in a moment";
+        let why = "its policy is being replaced by a policy that names other keys; try again in a moment";
         return Err(AcquireError::NotYet { why: why.to_owned() });
     }
     plan.keys = swap::union(&plan.keys, next.keys.iter());

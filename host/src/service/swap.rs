@@ -103,7 +103,9 @@ impl Shadows {
     pub fn block(&self, policy: &str) -> Option<String> {
         let leases = self.on_policy.get(policy)?.len();
         reached(Branch::PolicyBlocks);
-        Some(format!("the policy `{policy}` refuses the resources of {leases} leases, which are waited for"))
+        Some(format!(
+            "the policy `{policy}` refuses the resources of {leases} leases that have not ended yet"
+        ))
     }
 
     /// The keys of a claim, together with the old keys of every lease that casts a shadow on them.
@@ -384,14 +386,14 @@ pub(super) async fn holds_up(
     if let Some(first) = unknown.first() {
         let (count, first) = (unknown.len(), &first.request.resource);
         return Ok(Some(format!(
-            "it refuses what {count} leases are of, as that of {first}, until they have ended"
+            "it refuses the resources of {count} leases that have not ended, such as that of {first}"
         )));
     }
     let lacking: Vec<&Held> =
         held.iter().filter(rests).filter(|lease| lease.shadow(&plans, "").is_some()).collect();
     Ok(lacking.first().map(|first| {
         let (count, first) = (lacking.len(), &first.request.resource);
-        format!("{count} of its leases rest on sessions and lack the new keys, as that of {first}")
+        format!("{count} of its leases rest on sessions and lack the new keys, such as that of {first}")
     }))
 }
 
@@ -503,7 +505,7 @@ fn watch_shadows(shared: &Arc<ServiceContext>, shadows: Vec<Shadow>) {
     if shadows.is_empty() {
         return;
     }
-    tracing::info!(leases = shadows.len(), "leases of old keys are waited for");
+    tracing::info!(leases = shadows.len(), "leases of old keys have not ended yet");
     let shared = shared.clone();
     vital::spawn("the watch over leases of old keys", async move {
         let mut left = shadows;

@@ -386,7 +386,7 @@ impl Round {
         let silent = silent.iter().zip(members).filter(|(silent, _)| **silent);
         let silent: Vec<String> = silent.map(|(_, member)| member.name.clone()).collect();
         for name in silent {
-            self.note(&name, "has not answered in time");
+            self.note(&name, "did not answer in time");
         }
         None
     }
@@ -528,7 +528,7 @@ impl Store for Quorum {
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
-        (space != Space::Quorum).then(|| format!("{space:?} is not kept by a quorum"))
+        (space != Space::Quorum).then(|| format!("{space:?} is not a space of the quorum"))
     }
 
     /// The members have clocks of their own. So a majority is first raised above the tokens that it gave, and

@@ -168,7 +168,8 @@ impl Table {
             match self.waiters.get_mut(&id).filter(|_| is_overdue) {
                 // Each batch may take as long as the store's time-out, and others may follow.
                 Some(entry) => {
-                    entry.store_error = Some("the store took too long to answer those ahead".to_owned());
+                    entry.store_error =
+                        Some("the store took too long to answer the waiters ahead".to_owned());
                     self.give_up(id, None, now, out);
                 }
                 None => self.late.push(id),

@@ -84,7 +84,7 @@ async fn hear<T>(
     match count.is_majority(answers.len()) {
         true => Ok(Heard { answers, count, unheard }),
         false => Err(StoreError::Unavailable {
-            why: format!("{} of {} stores answer, which is no majority", answers.len(), members.len()),
+            why: format!("only {} of {} stores answer, which is no majority", answers.len(), members.len()),
         }),
     }
 }
