@@ -108,6 +108,7 @@ pub struct Reply {
 /// A record that was read from the store.
 #[derive(Clone, Debug)]
 pub struct Stored {
+    /// The key of the record.
     pub key: Key,
     pub record: Record,
     /// The store's clock when the record was read.

@@ -117,6 +117,7 @@ pub(super) struct Pending {
     pub reply: oneshot::Sender<WaiterReply>,
 }
 
+/// The loop's answer to an acquire.
 pub(super) enum WaiterReply {
     Verdict(Verdict),
     /// The policy was replaced since the request was planned.
@@ -127,6 +128,7 @@ pub(super) enum WaiterReply {
     },
 }
 
+/// The state of the event loop.
 pub(super) struct Core {
     shared: Arc<ServiceContext>,
     pub(super) table: Table,

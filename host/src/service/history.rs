@@ -24,6 +24,7 @@ pub(super) enum What {
     Lapsed,
 }
 
+/// The last decisions about the keys.
 #[derive(Default)]
 pub(super) struct History {
     keys: HashMap<Key, VecDeque<(u64, Arc<str>, What)>>,

@@ -53,6 +53,7 @@ pub struct Component {
 /// The record of a policy, without its components.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRecord {
+    /// The name of the policy, or [`ROUTES`] or a [`guard_record`].
     pub name: String,
     /// The sequence number; rises with each change.
     pub seq: u64,
@@ -107,6 +108,7 @@ pub struct View {
     pub now: ServerTime,
     /// The proxy's clock before the store was asked.
     pub asked_at: Instant,
+    /// All members of the fleet, including those that are joining.
     pub members: Vec<Member>,
     pub records: Vec<PolicyRecord>,
 }

@@ -17,6 +17,7 @@ const MAX_WAITING: usize = 65_536;
 const SHORTEST_PAUSE_MS: u32 = 250;
 const LONGEST_PAUSE_MS: u32 = 4_000;
 
+/// An operation that no caller waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Chore {
     /// Undo a claim that may have been granted. After `until` such a grant has ended by itself, unless the
@@ -26,6 +27,7 @@ pub(super) enum Chore {
     Look { nonce: u64 },
 }
 
+/// The chores that wait, and how many are in flight.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
     waiting: VecDeque<Chore>,

@@ -5,11 +5,13 @@ use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Standing
 
 use crate::lock::maps::HashMap;
 
+/// The running leases that this proxy has granted or renewed.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     by_nonce: HashMap<u64, Lease>,
 }
 
+/// A running lease.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub claim: Claim,

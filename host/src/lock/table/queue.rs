@@ -16,6 +16,7 @@ pub(super) struct QueuePosition {
     pub arrival: u64,
 }
 
+/// The waiters of one key, and what this proxy knows of the key.
 #[derive(Debug)]
 pub(super) struct Queue {
     order: BTreeMap<QueuePosition, WaiterId>,
@@ -25,11 +26,13 @@ pub(super) struct Queue {
     pub in_flight: Option<SubmissionId>,
     /// A question to the policy, which is the next waiter, that is not answered yet.
     pub choice: Option<Choice>,
+    /// The policy has been asked how to go on, and has not answered.
     pub asked_backoff: bool,
     /// Whether it makes sense to ask the store: the key is not known to be held.
     pub ready: bool,
     /// The key was freed while a batch was in flight that may not have seen the change.
     pub woken: bool,
+    /// When the store is asked for the key next, without another event.
     pub poll_at: Option<Instant>,
     /// Waiters that join the global queue together, a moment after the first of them arrived.
     pub joining: Vec<WaiterId>,
@@ -37,6 +40,7 @@ pub(super) struct Queue {
     pub keep_at: Option<Instant>,
     /// This proxy, if the store may have a note that it waits.
     pub marked: Option<Arc<str>>,
+    /// The holder or the delay that blocks the key, if it is known.
     pub holder: Option<Known>,
     /// Leases of this key that this proxy knows.
     pub leases: usize,
@@ -157,6 +161,7 @@ impl Queue {
         places.iter().filter_map(|place| self.order.get(place).copied()).collect()
     }
 
+    /// The groups of the waiters, for a policy: at most [`super::VIEW_WAITERS`].
     pub fn shares(&self) -> Vec<GroupShare> {
         let recent = |group: &str| self.recent.iter().filter(|recent| &***recent == group).count() as u32;
         let groups = self.groups.iter().take(super::VIEW_WAITERS);
