@@ -425,7 +425,7 @@ pub enum Outcome {
     },
     /// The lease is unknown, has expired, or belongs to another holder.
     Lost,
-    /// An operator took the key away from so many holders.
+    /// The key was taken away from this many holders.
     Forced {
         holders: u32,
     },

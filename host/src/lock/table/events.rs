@@ -128,10 +128,10 @@ pub struct Unheard {
     pub sent: bool,
 }
 
-/// How the head of a queue goes on while its key is held.
+/// What the head of a queue does next while its key is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Ask the store again after so many milliseconds.
+    /// Ask the store again after `after_ms` milliseconds.
     Poll { after_ms: u32 },
     /// Wait until the holder's lease ends or a notification comes; poll only at the longest interval.
     WakeUp,
@@ -154,7 +154,7 @@ pub enum Action {
         candidates: Vec<Candidate>,
         groups: Vec<GroupShare>,
     },
-    /// Ask the waiter's policy how to go on while the key is held, and report the answer with
+    /// Ask the waiter's policy what to do while the key is held, and report the answer with
     /// [`Event::Backoff`].
     Backoff {
         waiter: WaiterId,

@@ -26,7 +26,7 @@ pub(super) struct Queue {
     pub in_flight: Option<SubmissionId>,
     /// A question to the policy, which is the next waiter, that is not answered yet.
     pub choice: Option<Choice>,
-    /// The policy has been asked how to go on, and has not answered.
+    /// The policy was asked what to do while the key is held, and has not answered.
     pub asked_backoff: bool,
     /// Whether it makes sense to ask the store: the key is not known to be held.
     pub ready: bool,
