@@ -1,12 +1,13 @@
-//! The only caller of the clock.
+//! The only module that reads the clock.
 
 use std::time::Duration;
 
 use crate::lock::Instant;
 
-/// Now, on the clock that goes on while the machine sleeps: a lease ends on the server during
-/// a suspend, too. It stands still where a hypervisor pauses the machine and tells it nothing: then a holder is certain for
-/// as much longer than the server thinks, as in any process that cannot know of its pause, and the fencing token protects.
+/// The current time, on the clock that keeps running while the machine is suspended, because leases on the
+/// server also end during a suspend. If a hypervisor pauses the machine without telling it, this clock stands
+/// still. A holder then counts on its lease for that much longer than the server does, as in any process that
+/// cannot know of a pause; the fencing token protects against this.
 pub fn now() -> Instant {
     #[cfg(any(test, feature = "simulation"))]
     if let Some(now) = simulated::now() {
@@ -16,7 +17,7 @@ pub fn now() -> Instant {
     Instant(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000)
 }
 
-/// The time of a simulation, which passes as its runtime says.
+/// The time of a simulation, which follows the time of its runtime.
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulated {
     use std::cell::Cell;
@@ -24,30 +25,31 @@ pub mod simulated {
     use crate::lock::Instant;
 
     thread_local! {
-        /// The runtime's time that the simulation began at.
+        /// The runtime's time at the begin of the simulation.
         static BEGAN: Cell<Option<tokio::time::Instant>> = const { Cell::new(None) };
     }
 
-    /// The clock begins again. No other test may use this thread meanwhile.
+    /// Starts the simulated clock again. No other test may use this thread meanwhile.
     pub fn begin() {
         BEGAN.set(Some(tokio::time::Instant::now()));
     }
 
+    /// Ends the simulation: the thread uses the machine's clock again.
     pub fn end() {
         BEGAN.set(None);
     }
 
-    /// When a simulation begins. The machine was started some time before.
+    /// The time at which a simulation begins, some time after the start of the machine.
     pub const BEGINNING: Instant = Instant(1_000_000_000);
 
+    /// The simulated time; `None` if this thread does not simulate.
     pub fn now() -> Option<Instant> {
         let began = BEGAN.get()?;
         Some(BEGINNING.plus_us(began.elapsed().as_micros() as u64))
     }
 }
 
-/// Microseconds since 1970 by this machine's wall clock. For logs and for people only: no lock
-/// depends on it.
+/// Microseconds since 1970 by this machine's wall clock. For logs and display only: no lock depends on it.
 pub fn wall_us() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_micros() as u64)
@@ -59,18 +61,18 @@ pub fn thread_us() -> u64 {
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
-/// The longest single sleep. The runtime's timers stand still while the machine sleeps.
+/// The longest single sleep. The runtime's timers do not advance while the machine is suspended.
 const NAP: Duration = Duration::from_secs(1);
 
-/// Sleeps until a moment of [`now`]. Where the machine was suspended meanwhile, a moment that has passed is noticed
-/// within a second.
+/// Sleeps until a moment of [`now`]. If the machine was suspended, the sleep ends within a second after the
+/// machine continues, once the moment has passed.
 pub async fn sleep_until(at: Instant) {
     while let Some(nap) = nap(now(), at) {
         tokio::time::sleep(nap).await;
     }
 }
 
-/// How long to sleep before the next look at the clock; `None` where the moment has come.
+/// How long to sleep before the clock is checked again; `None` if the moment has come.
 fn nap(now: Instant, at: Instant) -> Option<Duration> {
     let left = Duration::from_micros(at.us_since(now));
     (!left.is_zero()).then(|| left.min(NAP))

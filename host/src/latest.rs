@@ -1,16 +1,17 @@
-//! A value that changes, for readers that wait for its changes and need the latest value only.
+//! A value that changes, for readers that wait for changes and need only the latest value.
 //!
-//! It works like `tokio::sync::watch`, except that readers are woken in the order in which they began to wait. Tokio chooses
-//! that order at random. A simulation can repeat a run only if each random choice follows from its seed.
+//! It works like `tokio::sync::watch`, except that readers are woken in the order in which they began to wait.
+//! Tokio wakes them in random order, but a simulation can repeat a run only if each random choice follows from
+//! its seed.
 
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use tokio::sync::Notify;
 
-/// The sender is gone: the value changes no more.
+/// The sender is gone, so the value does not change any more.
 #[derive(Debug, thiserror::Error)]
-#[error("the value changes no more")]
+#[error("the value does not change any more")]
 pub struct Closed;
 
 struct Shared<T> {
@@ -36,7 +37,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// The value, which cannot change while it is borrowed: the sender waits. Not to be held for long.
+/// A borrowed value. The sender cannot change it meanwhile and waits, so do not hold the borrow for long.
 pub struct Ref<'a, T>(RwLockReadGuard<'a, State<T>>);
 
 impl<T> Deref for Ref<'_, T> {
@@ -67,13 +68,13 @@ impl<T> Sender<T> {
         Receiver { seen: self.borrow().0.version, shared: self.0.clone() }
     }
 
-    /// Returns the previous value.
+    /// Replaces the value and returns the previous one.
     pub fn send_replace(&self, mut value: T) -> T {
         self.send_modify(|old| std::mem::swap(old, &mut value));
         value
     }
 
-    /// Counts as a change, even if `modify` leaves the value as it was.
+    /// Changes the value in place. This counts as a change even if `modify` leaves the value as it was.
     pub fn send_modify(&self, modify: impl FnOnce(&mut T)) {
         self.0.update(|state| {
             modify(&mut state.value);
@@ -102,19 +103,19 @@ impl<T> Clone for Receiver<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The current value, which does not count as seen.
+    /// The current value. It does not count as seen.
     pub fn borrow(&self) -> Ref<'_, T> {
         self.shared.borrow()
     }
 
-    /// The current value, which counts as seen.
+    /// The current value. It counts as seen.
     pub fn borrow_and_update(&mut self) -> Ref<'_, T> {
         let now = self.shared.borrow();
         self.seen = now.0.version;
         now
     }
 
-    /// Waits until the value is one that this reader has not seen, and then counts it as seen.
+    /// Waits for a value that this reader has not seen, and counts it as seen.
     ///
     /// # Errors
     /// [`Closed`] if the reader has seen the last value and the sender is gone.

@@ -5,19 +5,20 @@
 //! | module | what it is |
 //! | --- | --- |
 //! | [`lock`] | every decision about locks; pure, `std` only |
-//! | [`store`] | what a primitive must do; a store in memory; the contract tests |
+//! | [`store`] | the interface of a store; a store in memory; contract tests for all stores |
 //! | [`mysql`] | the store on MySQL and MariaDB; the private server |
-//! | [`policy`] | loads, checks, runs and swaps WebAssembly policies |
-//! | [`service`] | the one loop between them |
-//! | [`fleet`] | the proxies of one store, and the policies that they all go by |
-//! | [`api`], [`guard`], [`admin`], [`cli`] | translators: HTTP, an HTTP proxy, and the command line |
-//! | `route` | what a guarded route makes of a request |
+//! | [`policy`] | loads, checks, runs and replaces WebAssembly policies |
+//! | [`service`] | the event loop that connects the locks, the policies and the store |
+//! | [`fleet`] | the proxies that share one store, and the policies that all of them apply |
+//! | [`api`], [`guard`], [`admin`], [`cli`] | front ends: HTTP API, HTTP proxy, admin address, command line |
+//! | `route` | how a guarded route turns a request into a lock request |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
-//! | [`bell`] | proxies that wake each other's waiters |
-//! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, files that change, wiring |
+//! | [`peers`] | proxies that notify each other's waiters |
+//! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, file watching, wiring |
+//! | [`latest`] | a value that changes, for readers that need only its latest state |
 //! | [`random`] | the only source of random numbers |
-//! | `vital` | tasks without which the process ends |
-//! | [`coverage`] | branches that the search has to take |
+//! | `vital` | tasks whose failure ends the process |
+//! | [`coverage`] | branches that the simulation's search has to reach |
 //! | `simulation` | proxies, servers and clients in one thread and in virtual time; not part of the program |
 
 pub mod admin;

@@ -1,11 +1,12 @@
-//! The lock core: every decision about who holds what, and who is next.
+//! The lock core: it decides who holds each key and which waiter is next.
 //!
-//! This module is pure. It has no clock, no I/O, no async, no SQL and no dependency but `std`: events
-//! and the time go in, decisions come out. It has two halves:
+//! This module is pure: no clock, no I/O, no async, no SQL, and no dependency except `std`. Events and the time
+//! go in; decisions come out. It has two halves:
 //!
-//! - [`record`]: the durable state of one key, as it stands in the store, and what each operation
-//!   makes of it. Every store, in MySQL or in memory, runs these same functions on its rows.
-//! - [`table`]: the queues of one proxy. It decides when the store is asked for what and by whom.
+//! - [`record`]: the durable state of one key, as stored, and how each operation changes it. Every store, in
+//!   MySQL or in memory, runs these functions on its rows.
+//! - [`table`]: the queues of one proxy. The table decides when to send which operation to the store, and for
+//!   which waiter.
 
 pub mod maps;
 pub mod record;

@@ -1,15 +1,15 @@
-//! Proxies that wake each other's waiters: a TCP connection to each peer that has been rung.
+//! Notifications between proxies: one TCP connection to each peer that has been notified.
 //!
-//! A ring says that a key is free and that a waiter of the peer is next; it carries nothing that a lock
-//! depends on, and who hears it asks the store. So it needs no authentication: whoever rings without cause
-//! costs a poll.
+//! A notification says that a key is free and that a waiter of the peer is next. No lock depends on it: the
+//! peer then asks the store. So notifications need no authentication, and a false one costs one poll.
 //!
-//! A peer that is gone has its waiters passed over at once. That it refuses or resets says so only where its
-//! address is known to lead to it: it was reached there before, or it is this machine's own. Else it may
-//! live behind an address that this machine does not reach, and its waiters poll.
+//! The waiters of a peer that has ended are passed over at once. A refused or reset connection proves that the
+//! peer has ended only if its address is known to lead to it: the peer was reached there before, or the address
+//! is this machine's own. Otherwise the peer may be running at an address that this machine cannot reach, and
+//! its waiters poll.
 //!
-//! Who is called says its name first, a line; so nobody is taken for another that had its address
-//! before. A frame of the caller is two bytes of length, one of the space, and the key.
+//! The called proxy first sends its name, as one line, so that another proxy with the same address is not taken
+//! for it. The caller then sends frames: two bytes of length, one byte of key space, and the key.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,39 +29,39 @@ use crate::random;
 use crate::service::{Peers, Service};
 use crate::vital;
 
-/// Rings that wait for one peer. With more, the rest is lost: its waiters poll.
+/// How many notifications wait for one peer. The rest is dropped, and the peer's waiters poll.
 const QUEUED: usize = 1_024;
-/// Connections that are taken in.
+/// How many incoming connections are served at a time.
 const CALLERS: usize = 256;
 const CONNECT_LIMIT: Duration = Duration::from_millis(500);
-/// A connection that nobody has rung on for so long is closed.
+/// How long a connection stays open without a notification.
 const IDLE: Duration = Duration::from_secs(60);
 const MAX_NAME: usize = 128;
 
-/// KnownPeers that are remembered.
+/// How many peers are remembered.
 const MAX_PEERS: usize = 1_024;
 
 type Gone = Box<dyn FnOnce() + Send>;
 
-/// The ringing side.
+/// The sending side.
 pub struct PeerClient {
     name: String,
     peers: Arc<KnownPeers>,
 }
 
 struct KnownPeers {
-    /// Of this machine and its network; empty where the system does not tell.
+    /// Identifies this machine and its network; empty if the system does not tell.
     place: String,
     known: Mutex<HashMap<Box<str>, Peer>>,
 }
 
 #[derive(Default)]
 struct Peer {
-    /// To the task that calls it, where there is one.
+    /// The channel to the task that calls the peer, if there is one.
     notifications: Option<Sender<Notification>>,
-    /// Whether its address leads to it.
+    /// Whether the peer was reached at its address.
     reached: bool,
-    /// Whether it was warned of.
+    /// Whether a warning about the peer was logged.
     told: bool,
 }
 
@@ -71,7 +71,7 @@ struct Notification {
 }
 
 impl PeerClient {
-    /// `address`: where the others reach [`answer`].
+    /// `address`: where other proxies reach [`serve`].
     pub fn new(address: SocketAddr) -> PeerClient {
         let (place, run) = (place(), random::number::<u64>());
         let name = format!("{address}/{place}{run:016x}");
@@ -107,7 +107,7 @@ impl KnownPeers {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who rings from now on makes a new connection.
+    /// Later notifications open a new connection.
     fn hang_up(&self, peer: &str) {
         if let Some(peer) = self.lock().get_mut(peer) {
             peer.notifications = None;
@@ -120,7 +120,7 @@ impl KnownPeers {
         }
     }
 
-    /// Whether a peer that could not be rung is known to be gone.
+    /// Whether a peer that could not be notified is known to have ended.
     fn is_gone(&self, name: &str, error: &io::Error) -> bool {
         use io::ErrorKind::{
             BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
@@ -132,7 +132,7 @@ impl KnownPeers {
             ConnectionRefused | ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof
         );
         if refused && (peer.reached || is_here(name, &self.place)) {
-            tracing::debug!(peer = name, "a proxy whose waiter is next is gone");
+            tracing::debug!(peer = name, "the proxy of the next waiter has ended");
             known.remove(name);
             return true;
         }
@@ -140,15 +140,15 @@ impl KnownPeers {
             tracing::warn!(
                 peer = name,
                 %error,
-                "a proxy cannot be told that its waiter is next, which finds it out later: do its fleet.listen and \
-                 fleet.advertise say where this machine reaches it?"
+                "a proxy cannot be told that its waiter is next, so the waiter polls: check that this machine \
+                 reaches the proxy at its fleet.listen and fleet.advertise addresses"
             );
         }
         false
     }
 }
 
-/// Machine and network, in 8 hex digits.
+/// Identifies the machine and the network namespace, in 8 hex digits.
 fn place() -> String {
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let network = std::fs::read_link("/proc/self/ns/net");
@@ -157,14 +157,14 @@ fn place() -> String {
     digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the peer's address is one of this machine's own.
+/// Whether the peer's address is a loopback address of this machine.
 fn is_here(name: &str, place: &str) -> bool {
     let address = |text: &str| text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
     let here = |run: &str| !place.is_empty() && run.starts_with(place);
     name.split_once('/').is_some_and(|(text, run)| address(text) && here(run))
 }
 
-/// Carries rings to one peer until it cannot be reached, or nobody has rung for a while.
+/// Sends notifications to one peer until it cannot be reached or none has come for [`IDLE`].
 async fn call(peer: String, mut notifications: Receiver<Notification>, peers: Arc<KnownPeers>) {
     let mut line = None;
     loop {
@@ -173,7 +173,7 @@ async fn call(peer: String, mut notifications: Receiver<Notification>, peers: Ar
             Err(_) => {
                 peers.hang_up(&peer);
                 notifications.close();
-                // Somebody may have rung just now.
+                // A notification may have come just now.
                 notifications.recv().await
             }
         };
@@ -205,13 +205,13 @@ async fn send(line: &mut Option<TcpStream>, peer: &str, key: &Key, peers: &Known
     line.insert(stream).write_all(&frame(key)).await
 }
 
-/// The peer says nothing after its name: what can be read is the end.
+/// Whether the connection is open. The peer sends nothing after its name, so readable data means the end.
 fn is_open(stream: &TcpStream) -> bool {
     let read = stream.try_read(&mut [0; 1]);
     read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Connects, and makes sure that it is the one that was meant.
+/// Connects, and checks the name of the called proxy.
 async fn connect(peer: &str) -> io::Result<TcpStream> {
     let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
     let (address, _) = peer.split_once('/').ok_or_else(refused)?;
@@ -236,7 +236,7 @@ fn frame(key: &Key) -> Vec<u8> {
     frame
 }
 
-/// The side that is rung: wakes waiters until `stop`.
+/// The receiving side: accepts notifications and wakes waiters until `stop`.
 pub async fn serve(listener: TcpListener, name: String, service: Service, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(CALLERS));
     loop {
@@ -249,7 +249,7 @@ pub async fn serve(listener: TcpListener, name: String, service: Service, stop: 
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::debug!(%error, "a proxy could not be taken in");
+                tracing::debug!(%error, "a connection of another proxy could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -308,7 +308,7 @@ mod tests {
         !matches!(gone, Ok(Ok(())))
     }
 
-    /// A listener that answers as a proxy of this name, once for each caller.
+    /// Accepts one caller and answers with this name.
     async fn peer(name: &str, listener: &TcpListener) -> TcpStream {
         let (mut stream, _) = listener.accept().await.expect("a caller");
         stream.write_all(format!("{name}\n").as_bytes()).await.expect("it hears the name");
@@ -338,7 +338,7 @@ mod tests {
         assert!(!notifications(&peers, &name).await, "it was there, and is not");
     }
 
-    /// Its address may be right where it runs.
+    /// The address may be right on the peer's own machine.
     #[tokio::test]
     async fn whoever_was_never_reached_may_live() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,10 +1,10 @@
-//! The only source of random numbers: a simulation gives them from its seed.
+//! The only source of random numbers. In a simulation they follow from its seed.
 
 use rand::Rng;
 use rand::distr::uniform::{SampleRange, SampleUniform};
 use rand::distr::{Distribution, StandardUniform};
 
-/// Any number, each with the same probability.
+/// A random number of the whole range of its type, uniformly distributed.
 pub fn number<T>() -> T
 where
     StandardUniform: Distribution<T>,
@@ -16,7 +16,10 @@ where
     rand::random()
 }
 
-/// A number of the range, each with the same probability.
+/// A random number of `range`, uniformly distributed.
+///
+/// # Panics
+/// If the range is empty.
 pub fn within<T: SampleUniform>(range: impl SampleRange<T>) -> T {
     #[cfg(any(test, feature = "simulation"))]
     if seeded::is_begun() {
@@ -25,7 +28,7 @@ pub fn within<T: SampleUniform>(range: impl SampleRange<T>) -> T {
     rand::rng().random_range(range)
 }
 
-/// Random numbers of the current thread that a seed decides.
+/// The random numbers of the current thread, if they follow from a seed.
 #[cfg(any(test, feature = "simulation"))]
 pub mod seeded {
     use std::cell::RefCell;
@@ -37,10 +40,12 @@ pub mod seeded {
         static SEEDED: RefCell<Option<StdRng>> = const { RefCell::new(None) };
     }
 
+    /// From now on the random numbers of this thread follow from `seed`.
     pub fn begin(seed: u64) {
         SEEDED.set(Some(StdRng::seed_from_u64(seed)));
     }
 
+    /// Ends the seeded random numbers of this thread.
     pub fn end() {
         SEEDED.set(None);
     }
@@ -50,7 +55,7 @@ pub mod seeded {
     }
 
     /// # Panics
-    /// Where none has begun.
+    /// If no seed was set.
     pub(super) fn with<T>(take: impl FnOnce(&mut StdRng) -> T) -> T {
         SEEDED.with_borrow_mut(|seeded| take(seeded.as_mut().expect("it has begun")))
     }

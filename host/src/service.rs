@@ -1,8 +1,7 @@
-//! The one loop: requests in, policy and store asked, leases out.
+//! The event loop of the proxy: it takes requests, asks the policies and the store, and returns leases.
 //!
-//! Fronts call [`Service`]; it is cheap to clone. What is decided about locks is decided in
-//! [`crate::lock`]; this module carries events to it and its actions to the policies, the store,
-//! the timers and the callers.
+//! The fronts call [`Service`], which is cheap to clone. Decisions about locks are made in [`crate::lock`];
+//! this module carries events to it, and its actions to the policies, the store, the timers and the callers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -42,29 +41,36 @@ pub use values::{Begun, Committed, Guarded, Versioned};
 
 pub use crate::policy::{HttpView, OnLoss, RefusalResponse};
 
-/// What a [`Service`] is made of.
+/// The parts of a [`Service`].
 pub struct Parts {
+    /// The store of all key spaces.
     pub store: Arc<dyn Store>,
+    /// How other proxies are notified.
     pub peers: Arc<dyn Peers>,
+    /// The live policies.
     pub policies: Policies,
+    /// Which policy decides about which resource; the first match counts.
     pub routes: Vec<Route>,
+    /// The bounds from the configuration.
     pub limits: Limits,
-    /// How long a call may wait for the store.
+    /// How long a call may wait for the store, in milliseconds.
     pub store_timeout_ms: u32,
+    /// Where the service counts its calls.
     pub metrics: Metrics,
 }
 
-/// How proxies wake each other's waiters. What it loses costs time only: everybody polls, too.
+/// How proxies notify each other's waiters. A lost notification costs time only, because waiters also poll.
 pub trait Peers: Send + Sync + 'static {
-    /// By which the others find this proxy. No other, and no earlier run of this one, has it.
+    /// The name by which other proxies find this one. It is unique: neither another proxy nor an earlier run of
+    /// this one has it.
     fn name(&self) -> &str;
 
-    /// Tells a proxy that one of its waiters is next. `gone` is called where it is known to have ended; it
+    /// Tells a proxy that one of its waiters is next. `gone` is called if that proxy is known to have ended; it
     /// must not block.
     fn notify(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>);
 }
 
-/// The bell of a proxy that no other knows.
+/// For a proxy without peers.
 pub struct NoPeers;
 
 impl Peers for NoPeers {
@@ -77,39 +83,51 @@ impl Peers for NoPeers {
     }
 }
 
-/// What an application asks for.
+/// A lock request of an application.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// What to lock; its policy names the keys.
     pub resource: String,
-    /// Who will hold the lock; the front makes one up where the client gives none.
+    /// The future holder; the front makes up a name if the client gives none.
     pub owner: String,
-    /// `limit` of permits is 0: the policy sets it.
+    /// How to hold the lock. The `limit` of permits is 0 here, because the policy sets it.
     pub mode: Mode,
+    /// The lease time that the client wants, in milliseconds.
     pub ttl_ms: Option<u32>,
+    /// How long the client wants to wait, in milliseconds.
     pub wait_ms: Option<u32>,
+    /// Identifies the request when the client repeats it.
     pub request_id: Option<String>,
+    /// Names and values for the policy.
     pub labels: Vec<(String, String)>,
     /// Set for a guarded request.
     pub routed: Option<RoutedRequest>,
 }
 
-/// A grant, as its client is told of it.
+/// A grant, as reported to its client.
 #[derive(Clone, Debug)]
 pub struct Lease {
+    /// Identifies the lease in the store.
     pub lease: LeaseRef,
+    /// The resource of the request.
     pub resource: String,
+    /// The owner that the client named.
     pub owner: String,
+    /// How the keys are held.
     pub mode: Mode,
-    /// One for each key of `lease.keys`.
+    /// One fencing token for each key of `lease.keys`.
     pub tokens: Vec<Token>,
+    /// The lease time, in milliseconds.
     pub ttl_ms: u32,
-    /// The holder may be certain of the lease until this moment, and not after.
+    /// The holder may count on the lease until this moment, and not after.
     pub valid_until: Instant,
+    /// How long the request waited, in milliseconds.
     pub waited_ms: u32,
-    /// `name@sha256:` and 12 digits.
+    /// The policy generation that planned the lease: `name@sha256:` and 12 digits.
     pub policy: Arc<str>,
+    /// The name of the primitive that guards the keys.
     pub primitive: &'static str,
-    /// How often the owner holds it; over 1 only under a re-entrant policy.
+    /// How many levels the owner holds; more than 1 only under a re-entrant policy.
     pub levels: u32,
 }
 
@@ -119,21 +137,21 @@ pub struct Lease {
 pub enum AcquireError {
     #[error("`{resource}` is {}", match holder {
         Some(_) => "held",
-        None => "waited for by others, or kept back for a while, as after a change of the store's server",
+        None => "reserved for other waiters, or not granted for a while, as after a change of the store's server",
     })]
     Contended {
         resource: String,
         key: Key,
         holder: Option<Box<HeldBy>>,
-        /// Place in the queue when the wait ended, or where it would have begun; 1 for the next.
+        /// The position in the queue when the wait ended or would have begun; 1 is the next.
         position: u32,
         retry_after_ms: u32,
-        /// Set where the policy gave up before the wait was over.
+        /// Set if the policy gave up before the wait was over.
         reason: Option<String>,
     },
     #[error("the policy refused: {reason}")]
     Refused { reason: String },
-    /// The policy failed at naming, which fails closed. `reason` is a stable slug.
+    /// The policy failed to name the keys, so nothing is granted. `reason` is a stable slug.
     #[error("the policy `{policy}` could not decide: {detail}")]
     PolicyFault { policy: String, reason: &'static str, detail: String },
     #[error("{resource} has {limit} waiters, which is the policy's limit")]
@@ -143,27 +161,28 @@ pub enum AcquireError {
     /// `detail` names the field and its bound.
     #[error("{field}: {detail}")]
     Invalid { field: &'static str, detail: String },
-    /// The store lacks what the policy guards the keys with, and the policy names no second choice.
-    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which cannot be had: {why}")]
+    /// The store lacks the primitive that the policy asks for, and the policy names no second choice.
+    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which is not available: {why}")]
     NoPrimitive { policy: String, primitive: &'static str, why: String },
-    /// A `once` that was done before: no lease, but its outcome. Only [`Service::begin`] meets it.
+    /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`] and
+    /// [`Service::guard`] get it.
     #[error("it was done before")]
     Done(StoredValue),
-    /// The version is not the one that was read. Only [`Service::commit`] meets it.
-    #[error("the version is {version} by now", version = .0.version)]
+    /// The key no longer has the version that the caller read. Only [`Service::commit`] gets it.
+    #[error("the version is now {version}", version = .0.version)]
     Conflict(Version),
     #[error("the request id was used before, {}", if *ended { "and its lease has ended" } else { "with another body" })]
     RequestReused { ended: bool },
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The store is there, and others may hold the key, but this proxy cannot grant it for now.
+    /// The store answers, and other proxies may grant the key, but this proxy cannot grant it at the moment.
     #[error("no lock is granted yet: {why}")]
     NotYet { why: String },
     #[error("the proxy is shutting down")]
     ShuttingDown,
 }
 
-/// Why a renewal or release did nothing.
+/// Why a renewal or release had no effect.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
@@ -175,50 +194,57 @@ pub enum LeaseError {
     Store(#[from] StoreError),
 }
 
+/// A renewal that the store has made.
 #[derive(Clone, Copy, Debug)]
 pub struct Renewed {
+    /// The holder may count on the lease until this moment, and not after.
     pub valid_until: Instant,
+    /// How long the lease lasted at the renewal, in milliseconds.
     pub ttl_ms: u32,
 }
 
-/// What a held connection is told.
+/// An event that a client with a held connection is told.
 #[derive(Clone, Debug)]
 pub enum HoldEvent {
     Renewed(Renewed),
-    /// The proxy stops. The lease runs on until then, for its holder to go on with through any proxy; nothing
-    /// follows.
+    /// The proxy stops. The lease stays valid until `valid_until`, and its holder can continue with it through
+    /// any proxy. No event follows.
     Draining {
         valid_until: Instant,
     },
-    /// The lease is renewed no more, and nothing follows. Its holder may count on it until `valid_until`, which
-    /// may be now.
+    /// The lease is not renewed any more, and no event follows. Its holder may count on the lease until
+    /// `valid_until`, which may be now.
     Lost {
         reason: String,
         valid_until: Instant,
     },
 }
 
-/// Some of the locks.
+/// One page of locks.
 #[derive(Clone, Debug)]
 pub struct LockPage {
+    /// The locks in byte order of their keys.
     pub locks: Vec<LockEntry>,
-    /// Whether more follow after the last one.
+    /// Whether more locks follow after the last one.
     pub more: bool,
-    /// Where locks may be lacking here, and why.
+    /// The stores whose locks may be missing here, and why.
     pub unheard: Vec<String>,
 }
 
-/// A key that is held or keeps a value, as `GET /v1/locks` shows it. Times are microseconds since 1970
-/// on the store's clock.
+/// A key that is held or has a stored value, as `GET /v1/locks` shows it. Times are microseconds since 1970 on
+/// the store's clock.
 #[derive(Clone, Debug)]
 pub struct LockEntry {
     pub key: Key,
+    /// The last token of the key.
     pub token: Token,
+    /// The leases that have not ended.
     pub holders: Vec<HolderEntry>,
-    /// What a `once` or a commit has left with the key.
+    /// The value that a `once` or a commit stored with the key.
     pub kept: Option<StoredValue>,
 }
 
+/// One lease of a key.
 #[derive(Clone, Debug)]
 pub struct HolderEntry {
     pub resource: String,
@@ -227,43 +253,51 @@ pub struct HolderEntry {
     pub token: Token,
     pub since_us: u64,
     pub until_us: u64,
+    /// How long the lease still lasts, in milliseconds.
     pub left_ms: u32,
+    /// How many levels the owner holds.
     pub levels: u32,
+    /// The policy generation that planned the lease.
     pub policy: String,
 }
 
-/// One key with its queue on this proxy and the last decisions about it.
+/// One key, its queue on this proxy, and the last decisions about it.
 #[derive(Clone, Debug)]
 pub struct LockView {
     pub entry: LockEntry,
-    /// In the order of their places.
+    /// The waiters in the order of their positions.
     pub queue: Vec<QueueEntry>,
-    /// Newest last.
+    /// The last decisions, newest last.
     pub decisions: Vec<Decision>,
 }
 
+/// A waiter in a queue.
 #[derive(Clone, Debug)]
 pub struct QueueEntry {
+    /// 1 is the next.
     pub position: u32,
     pub owner: String,
     pub mode: Mode,
     pub rank: i32,
     pub group: String,
+    /// How long the waiter has been waiting, in milliseconds.
     pub waited_ms: u32,
 }
 
-/// What was decided about a key, and by whom.
+/// A decision about a key, and its author.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// Microseconds since 1970, this machine's clock.
     pub at_us: u64,
+    /// The name of the policy hook.
     pub hook: &'static str,
-    /// The policy generation, or `built-in`.
+    /// The policy generation that decided, or `built-in`.
     pub by: Arc<str>,
+    /// The decision in words.
     pub what: String,
 }
 
-/// What happened to a key, for those who watch.
+/// A change of a key, for watchers.
 #[derive(Clone, Debug)]
 pub struct Notice {
     pub key: Key,
@@ -274,33 +308,34 @@ pub struct Notice {
     pub at_us: u64,
 }
 
+/// The kind of a [`Notice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoticeKind {
     Granted,
     Released,
     Expired,
-    /// Released by one and granted to the next in one step; `owner` and `token` are the new holder's.
+    /// Released and granted to the next holder in one step; `owner` and `token` are the new holder's.
     HandedOff,
     /// Taken away by an operator.
     Forced,
-    /// Its holder found it lost, or the session that it rested on is gone.
+    /// The holder found the lease lost, or the session that held it is gone.
     Lost,
 }
 
-/// Everything that a front can ask. Cheap to clone.
+/// The interface for all fronts. Cheap to clone.
 #[derive(Clone)]
 pub struct Service {
     shared: Arc<ServiceContext>,
 }
 
-/// The answer to a release that is under way.
+/// The answer to a release that was sent.
 type Releasing = oneshot::Receiver<Result<Outcome, String>>;
 
-/// What the loop, the callers and the background tasks share.
+/// The state that the loop, the callers and the background tasks share.
 struct ServiceContext {
     store: Arc<dyn Store>,
     peers: Arc<dyn Peers>,
-    /// The bell's name.
+    /// [`Peers::name`].
     proxy: Arc<str>,
     policies: Policies,
     routes: Vec<Route>,
@@ -308,17 +343,17 @@ struct ServiceContext {
     store_timeout_ms: u32,
     metrics: Metrics,
     inbox: mpsc::UnboundedSender<Msg>,
-    /// Acquires that are planned, queued or under way: [`Limits::max_waiters_total`] bounds them.
+    /// How many acquires are being planned, queued or answered; bounded by [`Limits::max_waiters_total`].
     waiting: AtomicUsize,
     serial: AtomicU64,
     notices: broadcast::Sender<Notice>,
-    /// Whether leases of before the start have been looked at.
+    /// Closed until the leases from before the start have been examined.
     gate: Gate,
 }
 
 impl Service {
-    /// Starts the loop on the current runtime. No acquire is granted before the leases have been looked at that
-    /// are in the store already.
+    /// Starts the loop on the current runtime. No acquire is granted before the leases that are already in the
+    /// store have been examined.
     pub fn start(parts: Parts) -> Service {
         let service = Service::start_closed(parts);
         let opening = service.clone();
@@ -329,7 +364,7 @@ impl Service {
         service
     }
 
-    /// As [`Service::start`]; no acquire is granted before [`Service::open`].
+    /// As [`Service::start`], but no acquire is granted before [`Service::open`].
     pub fn start_closed(parts: Parts) -> Service {
         let (inbox, messages) = mpsc::unbounded_channel();
         let (notices, _) = broadcast::channel(parts.limits.watch_buffer);
@@ -350,33 +385,46 @@ impl Service {
         });
         let inbox = shared.inbox.clone();
         shared.store.on_loss(Arc::new(move |nonces| drop(inbox.send(Msg::Lost(nonces)))));
-        vital::spawn("the loop", core::Core::new(shared.clone()).run(messages));
+        vital::spawn("the event loop", core::Core::new(shared.clone()).run(messages));
         Service { shared }
     }
 
-    /// Waits for the lease, at most as long as the plan allows. Dropping the future leaves the
-    /// queue; a grant that was under way then is undone at once.
+    /// Waits for the lease, at most as long as the plan allows. Dropping the future leaves the queue; a grant
+    /// that is then in flight is undone at once.
+    ///
+    /// # Errors
+    /// [`AcquireError`]: why there is no lease.
     pub async fn acquire(&self, request: Request) -> Result<Lease, AcquireError> {
         acquire::acquire(&self.shared, &request, Call::Acquire).await.map(|(lease, _)| lease)
     }
 
-    /// As [`Service::acquire`]; the lease is then renewed until the [`Hold`] is dropped.
+    /// As [`Service::acquire`], but the lease is renewed until the [`Hold`] is dropped.
+    ///
+    /// # Errors
+    /// [`AcquireError`]: why there is no lease.
     pub async fn hold(&self, request: Request) -> Result<Hold, AcquireError> {
         let (lease, planned) = acquire::acquire(&self.shared, &request, Call::Acquire).await?;
         Ok(Hold::new(self.clone(), lease, planned.into(), None))
     }
 
-    /// As [`Service::hold`], with a lease that any proxy has granted. Its longest hold counts from its grant.
+    /// As [`Service::hold`], for a lease that any proxy has granted. Its longest hold counts from the grant.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: the lease is lost, or the store did not answer.
     pub async fn resume(&self, lease: LeaseRef) -> Result<Hold, LeaseError> {
         resume::resume(self, lease).await
     }
 
-    /// Extends a lease of any proxy, by the time it was granted for where `ttl_ms` is `None`.
+    /// Extends a lease that any proxy has granted, by `ttl_ms` milliseconds or, with `None`, by the lease time
+    /// of the grant.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: the lease is lost, or the store did not answer.
     pub async fn renew(&self, lease: LeaseRef, ttl_ms: Option<u32>) -> Result<Renewed, LeaseError> {
         self.renew_before(lease, ttl_ms, self.shared.store_deadline()).await
     }
 
-    /// As [`Service::renew`], for a caller that must know by `deadline`.
+    /// As [`Service::renew`], for a caller that needs the answer by `deadline`.
     async fn renew_before(
         &self,
         lease: LeaseRef,
@@ -419,12 +467,15 @@ impl Service {
         }
     }
 
-    /// Gives up one level of a lease of any proxy.
+    /// Gives up one level of a lease that any proxy has granted.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: the lease is lost, or the store did not answer.
     pub async fn release(&self, lease: LeaseRef) -> Result<(), LeaseError> {
         self.released(self.begin_release(new_release(lease, None))).await
     }
 
-    /// The release is on its way when this returns: a drain waits for it.
+    /// Sends a release. The release is sent when this returns, so a drain waits for it.
     fn begin_release(&self, release: Release) -> Releasing {
         let (reply, answer) = oneshot::channel();
         self.shared.tell(Msg::Release { release, reply });
@@ -446,8 +497,11 @@ impl Service {
         result
     }
 
-    /// Takes a key from its holders: their next call finds it lost. How many there were. A space that does
-    /// not answer is no trouble where the key was found in another one.
+    /// Takes a key away from its holders, whose next call finds the lease lost, and returns how many holders
+    /// there were.
+    ///
+    /// # Errors
+    /// If a key space does not answer and no holder was found in another one.
     pub async fn force_release(&self, key: Key) -> Result<u32, StoreError> {
         let (mut holders, mut failed) = (0, None);
         for space in Space::ALL {
@@ -474,7 +528,10 @@ impl Service {
         }
     }
 
-    /// Held keys with this prefix, in byte order.
+    /// A page of at most `limit` held keys with this prefix, in byte order, that come after `after`.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
     pub async fn list(
         &self,
         prefix: String,
@@ -485,47 +542,54 @@ impl Service {
         Ok(LockPage { locks: items.iter().map(views::entry).collect(), more, unheard })
     }
 
-    /// A key, or the keys that a resource's policy makes of it; `None` where nothing is known of it.
+    /// Shows a key, or a key that the policy of a resource names; `None` if nothing is known of it.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
     pub async fn show(&self, name: &str) -> Result<Option<LockView>, StoreError> {
         views::show(&self.shared, name).await
     }
 
-    /// Another proxy says that a key is free for a waiter of this one.
+    /// A notification from another proxy: a key is free for a waiter of this one.
     pub fn wake(&self, key: Key) {
         self.shared.tell(Msg::Wake(key));
     }
 
-    /// What happens from now on. A reader that falls behind by more than `limits.watch_buffer`
-    /// notices misses the oldest and is told how many.
+    /// Notices of all changes from now on. A reader that falls behind by more than `limits.watch_buffer`
+    /// notices misses the oldest ones and is told how many.
     pub fn watch(&self) -> broadcast::Receiver<Notice> {
         self.shared.notices.subscribe()
     }
 
-    /// Makes a checked policy live; holders and waiters of the one before keep their locks, also
-    /// where the new one names keys differently (see [`swap`]).
+    /// Makes a checked policy generation live. Holders and waiters of the previous generation keep their locks,
+    /// even if the new one names keys differently (see [`swap`]).
+    ///
+    /// # Errors
+    /// If the store cannot be read, or requests arrive faster than the new policy can be asked about them.
     pub async fn go_live(&self, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
         swap::go_live(&self.shared, prepared).await
     }
 
+    /// Whether the store can grant locks.
     pub fn store_health(&self) -> Health {
         self.shared.store.health()
     }
 
-    /// Refuses new acquires, answers every waiter, and waits until nothing is under way.
+    /// Refuses new acquires, answers every waiter, and waits until all batches are answered.
     pub async fn drain(&self) {
         let (reply, drained) = oneshot::channel();
         self.shared.tell(Msg::Drain { reply });
         let _ = drained.await;
     }
 
-    /// Waits until nobody is certain of a lease that would end with this proxy. To be asked after the last call
+    /// Waits until no holder counts on a lease that would end with this proxy. Call this after the last call
     /// was answered.
     pub async fn rested(&self) {
         self.shared.store.rested().await;
     }
 }
 
-/// A release that no other call has made.
+/// A new release.
 fn new_release(lease: LeaseRef, outcome: Option<Left>) -> Release {
     Release { lease, attempt: random::within(1..u64::MAX), outcome }
 }
@@ -536,7 +600,7 @@ impl ServiceContext {
         let _ = self.inbox.send(message);
     }
 
-    /// One operation that no queue waits for.
+    /// Runs one operation that does not go through a queue.
     async fn ask(&self, op: Op) -> Result<Outcome, StoreError> {
         let (done, answer) = oneshot::channel();
         let tell = Box::new(move |result| drop(done.send(result)));
@@ -552,14 +616,14 @@ impl ServiceContext {
         clock::now().plus_ms(self.store_timeout_ms)
     }
 
-    /// The moment up to which a holder may be certain, for a lease that had `left_us` left after
-    /// `asked_at`.
+    /// The moment until which a holder may count on a lease that had `left_us` microseconds left after
+    /// `asked_at`: less by a margin for clock drift.
     fn less_drift(&self, asked_at: Instant, left_us: u64) -> Instant {
         let margin = left_us / 1_000 * u64::from(self.limits.drift_per_mille);
         asked_at.plus_us(left_us - margin.min(left_us))
     }
 
-    /// The policy that decides about what a lease was granted for.
+    /// The policy that decides about a lease.
     fn policy_of_tag<'a>(&'a self, tag: &'a Tag) -> &'a str {
         routed::policy(tag).unwrap_or_else(|| self.policy_of(&tag.resource))
     }

@@ -1,8 +1,8 @@
-//! What a primitive must do, and an honest store in memory.
+//! The interface of a store, and its implementations except those in SQL.
 //!
-//! A [`Store`] holds one [`Record`] a key and runs
-//! [`lock::record::apply`](crate::lock::record::apply) on them in transactions. The contract that
-//! every implementation passes, in memory, on MySQL and on MariaDB, is in [`contract`].
+//! A [`Store`] has one [`Record`] for each key and runs [`lock::record::apply`](crate::lock::record::apply) on
+//! the records in transactions. [`contract`] is the set of tests that every implementation passes, in memory,
+//! on MySQL and on MariaDB.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,104 +20,118 @@ mod space_adapter;
 pub use quorum::{Allowed, Member, Quorum};
 pub use router::Router;
 
-/// A boxed future: the trait stays usable behind `dyn`.
+/// A boxed future, so that the trait can be used behind `dyn`.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Called once with what became of a group, from the store's own task: it must not block.
+/// Called once with the answer to a group, by the store's own task. It must not block.
 pub type Done = Box<dyn FnOnce(Result<Reply, StoreError>) + Send>;
 
-/// Called with the nonces of leases that ended before their time: the session that they rested on is gone.
-/// It must not block.
+/// Called with the nonces of leases that ended early because the session that held them is gone. It must not
+/// block.
 pub type Loss = std::sync::Arc<dyn Fn(Vec<u64>) + Send + Sync>;
 
-/// A place where leases live.
+/// A store of locks.
 pub trait Store: Send + Sync + 'static {
-    /// Runs the operations in order, as one: all of them in one transaction, or none.
+    /// Runs the operations in order in one transaction: all of them, or none.
     ///
-    /// Groups that share their first key are run in the order in which they were submitted. The
-    /// store repeats a group whose answer was lost until `deadline`; after that it answers
-    /// [`StoreError::Unavailable`], and what the group asked for is not applied later (a claim that
-    /// was applied without an answer being had is the caller's to abandon).
+    /// Groups with the same first key run in the order of submission. If the answer to a group is lost, the
+    /// store retries the group until `deadline`. After that it answers [`StoreError::Unavailable`] and does not
+    /// apply the group later. If a claim was applied but its answer was lost, the caller has to abandon it.
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done);
 
-    /// As [`Store::submit`], on connections of its own, so that a flood of acquires cannot starve
-    /// it. For renewals.
+    /// As [`Store::submit`], for renewals: they use separate connections, so that a flood of acquires cannot
+    /// delay them.
     fn submit_renewal(&self, op: Op, deadline: Instant, done: Done);
 
-    /// Held keys with this prefix, in byte order, from after `after`, at most `limit`.
+    /// At most `limit` held keys with this prefix, in byte order, that come after `after`.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
     fn list(&self, prefix: String, after: Option<Key>, limit: usize)
     -> StoreFuture<Result<Page, StoreError>>;
 
-    /// One key's record; `None` where the store has never seen it or has forgotten it.
+    /// The record of one key; `None` if the store has never had it or has forgotten it.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
     fn read(&self, key: Key) -> StoreFuture<Result<Option<Stored>, StoreError>>;
 
+    /// Whether the store can grant locks.
     fn health(&self) -> Health;
 
-    /// Whether nobody can be granted keys of this space for now, as far as is known here: their servers are out of
-    /// reach.
+    /// Whether no proxy can be granted keys of this space at the moment, as far as is known here: their servers
+    /// cannot be reached.
     fn is_gone(&self, _space: Space) -> bool {
         matches!(self.health(), Health::Unavailable { .. })
     }
 
-    /// Why keys of this space cannot be had here; `None` where they can.
+    /// Why this store does not have keys of this space; `None` if it has them.
     fn lacks(&self, space: Space) -> Option<String>;
 
-    /// Who is told of leases that are lost at once. A lease that only its time ends is not told of.
+    /// Registers the callback for leases that are lost early. It is not called for leases that expire.
     fn on_loss(&self, _tell: Loss) {}
 
-    /// Waits until nobody is certain of a lease that would end with this proxy, if none is granted or renewed from
-    /// now on.
+    /// Waits until no holder counts on a lease that would end with this proxy, provided that none is granted or
+    /// renewed from now on.
     fn rested(&self) -> StoreFuture<()> {
         Box::pin(std::future::ready(()))
     }
 
-    /// Has every token that is given from now on be above all that were given before, whatever their keys were
-    /// called, and above `least`: a bound of those that were given. Where tokens of several spaces go by one
-    /// floor, that of the table serves for all, and is raised by the [`Registry`](registry::Registry).
+    /// Raises the token floor: every token that is given from now on is above all tokens that were given
+    /// before, whatever their keys were called, and above `least`, which bounds the tokens given elsewhere.
+    /// Returns the new floor. If several spaces share one floor, the table's floor serves for all of them and
+    /// is raised by the [`Registry`](registry::Registry).
+    ///
+    /// # Errors
+    /// If the floor could not be raised.
     fn raise_tokens(&self, _least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         Box::pin(std::future::ready(Ok(Token::default())))
     }
 
-    /// Whatever is decided from now on is decided on what the store says from now on: other spaces have
-    /// given out tokens of the same keys.
+    /// Drops cached records, so that later decisions are based on later answers of the server: other spaces
+    /// have given tokens for the same keys.
     fn forget(&self) {}
 }
 
-/// What became of a group.
+/// The answer to a group.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// One for each operation, in order.
+    /// One outcome for each operation, in order.
     pub outcomes: Vec<Outcome>,
-    /// The proxy's clock before the store was asked: times that the outcomes give as "left" count
-    /// from here, so that they are lower bounds.
+    /// The proxy's clock before the store was asked. Times "left" in the outcomes count from this moment, so
+    /// they are lower bounds.
     pub asked_at: Instant,
-    /// The store's clock when it decided.
+    /// The store's clock at the decision.
     pub now: ServerTime,
 }
 
-/// A record with the store's clock at the time of reading.
+/// A record that was read from the store.
 #[derive(Clone, Debug)]
 pub struct Stored {
+    /// The key of the record.
     pub key: Key,
     pub record: Record,
+    /// The store's clock when the record was read.
     pub now: ServerTime,
-    /// Whether that clock can be believed.
+    /// How far that clock can be trusted.
     pub doubt: Doubt,
 }
 
 impl Stored {
-    /// Whether the holder of the record is out of the way.
+    /// Whether the holder no longer blocks the key.
     pub fn has_ended(&self, holder: &Holder) -> bool {
         self.doubt.has_ended(holder, self.now)
     }
 }
 
+/// One page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
+    /// The records in byte order of their keys.
     pub items: Vec<Stored>,
     /// Whether more follow after the last item.
     pub more: bool,
-    /// Of several stores, those whose keys may be lacking here, and why.
+    /// The stores whose keys may be missing here, and why.
     pub unheard: Vec<String>,
 }
 
@@ -127,7 +141,7 @@ pub enum Health {
     Ready {
         /// The server's name and version, e.g. `MySQL 9.7.4`.
         server: String,
-        /// Settings that weaken what a lock promises, one sentence each.
+        /// Settings that weaken the guarantees of a lock, one sentence each.
         warnings: Vec<String>,
     },
     Unavailable {
@@ -135,16 +149,17 @@ pub enum Health {
     },
 }
 
+/// Why the store did not answer a group or a read.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Nothing was heard of the group within its deadline; whether it was applied before is unknown.
+    /// The group was not answered by its deadline; it may have been applied.
     #[error("the store is unavailable: {why}")]
     Unavailable { why: String },
-    /// The group was not sent within its deadline, and is not applied.
+    /// The group was not sent by its deadline, and is not applied.
     #[error("the store is unavailable: {why}")]
     Unsent { why: String },
-    /// More groups are waiting than the store's bound allows; this one was not sent.
+    /// More groups wait than the store's limit allows. This group was not sent.
     #[error("the store has {queued} operations waiting, which is its limit (store.max_queued)")]
     Overloaded { queued: usize },
 }
@@ -155,7 +170,7 @@ impl StoreError {
         matches!(self, StoreError::Unavailable { .. })
     }
 
-    /// Without saying again that it is the store.
+    /// The cause, without the words "the store is unavailable".
     pub fn why(self) -> String {
         match self {
             StoreError::Unavailable { why } | StoreError::Unsent { why } => why,
@@ -163,12 +178,12 @@ impl StoreError {
         }
     }
 
-    /// What [`Outcome::Unknown`] stands for.
+    /// The error for [`Outcome::Unknown`].
     pub fn unknown() -> StoreError {
         StoreError::Unavailable { why: UNKNOWN.to_owned() }
     }
 
-    /// The store's task is gone: the proxy is going down.
+    /// The error when the store's task has ended because the proxy is shutting down.
     pub fn stopped() -> StoreError {
         StoreError::Unavailable { why: "the proxy is shutting down".into() }
     }

@@ -1,8 +1,8 @@
-//! Tasks that the process rests on: if one of them panics, the process ends.
+//! Tasks that the process cannot run without: if one of them panics, the process ends.
 //!
-//! A proxy without its loop, or without a lane, would look alive and answer nobody. One that has ended keeps no lock
-//! from anybody: its leases live on, and other proxies renew, release and grant. So a panic is not survived here.
-//! What serves one client alone is no such task: its panic ends one connection.
+//! A proxy without its event loop or a lane would appear to run but answer nobody. A proxy that has ended
+//! blocks no lock: its leases live on, and other proxies renew, release and grant them. So the process does not
+//! survive such a panic. A task that serves a single client is not vital: its panic ends one connection.
 
 use std::any::Any;
 use std::future::Future;
@@ -14,10 +14,10 @@ use tokio::task::{JoinError, JoinHandle};
 #[cfg(any(test, feature = "simulation"))]
 pub mod process;
 
-/// What a Rust program that panics ends with.
+/// The exit code of a Rust program that panics.
 const EXIT_PANIC: i32 = 101;
 
-/// Spawns a task on the current runtime. `name` says what is gone with it.
+/// Spawns a vital task on the current runtime. `name` describes the task in the log.
 pub fn spawn<T: Send + 'static>(
     name: &'static str,
     task: impl Future<Output = T> + Send + 'static,
@@ -25,7 +25,7 @@ pub fn spawn<T: Send + 'static>(
     tokio::spawn(watched(name, task))
 }
 
-/// The task, for who spawns it otherwise.
+/// Makes a task vital that is spawned in another way.
 pub fn watched<T>(name: &'static str, task: impl Future<Output = T>) -> impl Future<Output = T> {
     of_this_process(async move {
         match AssertUnwindSafe(task).catch_unwind().await {
@@ -35,12 +35,15 @@ pub fn watched<T>(name: &'static str, task: impl Future<Output = T>) -> impl Fut
     })
 }
 
-/// Spawns a task that the process does not rest on: its panic ends nothing else.
+/// Spawns a task that is not vital: its panic ends nothing else.
 pub fn detach<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(of_this_process(scheduled(task)))
 }
 
-/// Runs what takes long beside the tasks.
+/// Runs long work on a thread for blocking work.
+///
+/// # Errors
+/// If the work panics.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
     #[cfg(any(test, feature = "simulation"))]
     if crate::clock::simulated::now().is_some() {
@@ -49,11 +52,11 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     tokio::task::spawn_blocking(work).await
 }
 
-/// A simulation has several processes.
+/// In a simulation, which has several processes: the task as a part of the process that spawns it.
 #[cfg(any(test, feature = "simulation"))]
 pub use process::in_process as of_this_process;
 
-/// A simulation has a scheduler of its own.
+/// In a simulation, which has a scheduler of its own: the task with a possibly late start.
 #[cfg(any(test, feature = "simulation"))]
 pub use process::scheduled;
 
@@ -67,7 +70,7 @@ pub fn of_this_process<F: Future>(task: F) -> F {
     task
 }
 
-/// The same for what runs on a thread of its own.
+/// Runs vital work on a thread of its own.
 pub fn run<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done,
@@ -78,7 +81,7 @@ pub fn run<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
 fn end(name: &str, panic: &(dyn Any + Send)) -> ! {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text");
-    tracing::error!("{name} has panicked ({text}): the proxy ends, and its leases live on for their time");
+    tracing::error!("{name} has panicked ({text}): the proxy ends; its leases last until they expire");
     std::process::exit(EXIT_PANIC)
 }
 
@@ -90,7 +93,7 @@ mod tests {
 
     const CHILD: &str = "LOCKKEEPER_TEST_VITAL";
 
-    /// Run again by the test below, in a process of its own.
+    /// The test below runs this one again in a separate process.
     #[tokio::test]
     async fn child() {
         match std::env::var(CHILD).as_deref() {

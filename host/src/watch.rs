@@ -1,10 +1,9 @@
-//! Tells when a file has changed: a policy's component, or the configuration.
+//! Reports changes of files: the components of policies, and the configuration.
 //!
-//! The parent folder is watched, because a deploy may replace the file or a link to it; changes are
-//! read after things have been quiet for a moment; and every two seconds the files are read in any
-//! case, for file systems that tell nothing. Only contents count: what was told once is not told
-//! again. A file that is caught half-written is told, refused by the checks, and told again when it
-//! is whole.
+//! The parent folder of each file is watched, because a deployment may replace the file or a link to it.
+//! Changed files are read after a short quiet period. All files are also read every two seconds, for file
+//! systems that report no changes. Only contents count: the same contents are not reported twice in a row. A
+//! file that is read half-written is reported, refused by the checks, and reported again when it is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -22,7 +21,8 @@ use crate::vital;
 use sha2::{Digest as _, Sha256};
 
 const QUIET: Duration = Duration::from_millis(200);
-/// A folder that never is quiet, for somebody writes a log there, is read after this long all the same.
+/// A folder with constant changes, such as a log file, is read after this long without a quiet period, in
+/// milliseconds.
 const MOST_MS: u32 = 2_000;
 const POLL: Duration = Duration::from_secs(2);
 const MAX_UNREAD: usize = 16;
@@ -32,20 +32,20 @@ enum Signal {
     Stop,
 }
 
-/// Names of files, each with its new contents.
+/// The changed files: the name of each with its new contents.
 pub type Changes = mpsc::Receiver<(String, Vec<u8>)>;
 
-/// Watches until it is dropped.
+/// The watch; it ends when this is dropped.
 pub struct Watcher {
     signals: Sender<Signal>,
     _notify: Option<RecommendedWatcher>,
 }
 
-/// Watches files, and sends the name of each with its contents whenever they change; at first with
-/// what the file holds now. A file over `max_bytes` is sent cut one byte above.
+/// Watches files. Sends the name and the contents of each file, first as it is now and then after each change.
+/// A file larger than `max_bytes` is cut to `max_bytes` + 1 bytes.
 ///
 /// # Errors
-/// Where no thread can be started.
+/// If no thread can be started.
 pub fn watch(files: BTreeMap<String, PathBuf>, max_bytes: usize) -> std::io::Result<(Watcher, Changes)> {
     let (signals, signalled) = channel();
     let (changes, changed) = mpsc::channel(MAX_UNREAD);
@@ -53,28 +53,31 @@ pub fn watch(files: BTreeMap<String, PathBuf>, max_bytes: usize) -> std::io::Res
     let scan = Scan { files, seen: BTreeMap::new(), max_bytes, changes };
     std::thread::Builder::new()
         .name("file-watch".into())
-        .spawn(move || vital::run("the watch over files", || scan.run(&signalled)))?;
+        .spawn(move || vital::run("the file watch", || scan.run(&signalled)))?;
     Ok((Watcher { signals, _notify: notify }, changed))
 }
 
-/// Reads a file, and not more than one byte above `max_bytes` of it.
+/// Reads a file, but at most `max_bytes` + 1 bytes of it.
+///
+/// # Errors
+/// If the file cannot be read.
 pub fn read(path: &Path, max_bytes: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(max_bytes as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The poll goes on where there is none.
+/// The watcher of the parent folders; without one, the files are only polled.
 fn notify_of(files: &BTreeMap<String, PathBuf>, signals: Sender<Signal>) -> Option<RecommendedWatcher> {
     let watcher = notify::recommended_watcher(move |_| {
-        // Nobody listens only while the watcher is being dropped.
+        // Sending fails only while the watcher is being dropped.
         let _ = signals.send(Signal::Event);
     });
-    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "files are polled only")).ok()?;
+    let mut watcher = watcher.inspect_err(|error| tracing::warn!(%error, "files are only polled")).ok()?;
     let parents: BTreeSet<PathBuf> = files.values().map(|path| parent(path)).collect();
     for folder in parents {
         if let Err(error) = watcher.watch(&folder, RecursiveMode::NonRecursive) {
-            tracing::warn!(folder = %folder.display(), %error, "files are polled only");
+            tracing::warn!(folder = %folder.display(), %error, "files are only polled");
         }
     }
     Some(watcher)
@@ -103,10 +106,10 @@ impl Scan {
         }
     }
 
-    /// An error where nobody listens any more.
+    /// Reports changed files. Fails if the receiver is gone.
     fn scan(&mut self) -> Result<(), ()> {
         for (name, path) in &self.files {
-            // A file that is gone, or not there yet, changes nothing.
+            // A missing file is not a change.
             let Ok(contents) = read(path, self.max_bytes) else { continue };
             let digest = Sha256::digest(&contents).into();
             if self.seen.get(name) == Some(&digest) {
@@ -119,7 +122,7 @@ impl Scan {
     }
 }
 
-/// Waits for events and the quiet after them, or for the next poll; false at the end.
+/// Waits for an event and a quiet period after it, or for the next poll. Returns false when the watch ends.
 fn wait(signals: &Receiver<Signal>) -> bool {
     match signals.recv_timeout(POLL) {
         Ok(Signal::Event) => {}
@@ -139,7 +142,7 @@ fn wait(signals: &Receiver<Signal>) -> bool {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // The thread is not joined: it may wait for a receiver that is dropped after this.
+        // The thread is not joined: it may be waiting for a receiver that is dropped later.
         let _ = self.signals.send(Signal::Stop);
     }
 }

@@ -1,8 +1,8 @@
-//! The durable state of a key, and what each operation makes of it.
+//! The durable state of a key, and the effect of each operation on it.
 //!
-//! A store reads the records of an operation's keys under its own locks, calls [`apply`], and
-//! writes back the records that changed, all in one transaction. So what is decided here holds on
-//! every server and in every proxy, and can be tested without either.
+//! A store reads the records of an operation's keys under its own locks, calls [`apply`], and writes back the
+//! changed records, all in one transaction. So the decisions made here hold on every server and in every proxy,
+//! and can be tested without either.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,34 +20,35 @@ pub use doubt::Doubt;
 pub use env::Env;
 pub use replay::{BATCH_ID_KEPT_US, BatchId, MAX_BATCH_IDS, Tried, run};
 
-/// Ended grants with a request id that a key remembers, to tell a repeated call from a new one.
+/// How many ended grants with a request id a key remembers, to tell a repeated call from a new one.
 pub const ENDED_KEPT: usize = 8;
-/// The same of those without a request id: for a release that its caller repeats.
+/// How many ended grants without a request id a key remembers, for a caller that repeats its release.
 pub const NAMELESS_KEPT: usize = 1;
-/// Commits with a request id that a key remembers, to tell a repeated one from a conflict.
+/// How many commits with a request id a key remembers, to tell a repeated commit from a conflict.
 pub const COMMITS_KEPT: usize = 32;
-/// The most holders that one key has at a time.
+/// The most holders that one key can have at a time.
 pub const MAX_HOLDERS: usize = 1024;
-/// Callers that may be told of one grant by repeating its request and can still undo it; with more,
+/// How many callers that repeat the request of one grant can still undo that grant. If more callers repeat it,
 /// the grant stays until it is released or ends.
 pub const MAX_REPEATS: usize = 8;
-/// What a caller hears where an operation came to [`Outcome::Unknown`].
+/// The error text for [`Outcome::Unknown`].
 pub const UNKNOWN: &str =
-    "nothing tells what became of it: an answer was lost, or writes that a server had not passed on";
-/// The longest line of a key over all proxies.
+    "it is not known whether the operation was applied: the answer was lost, or the server lost writes";
+/// The most places in the global queue of a key.
 pub const MAX_GLOBAL_QUEUE: usize = 1_000;
-/// How far the store's clock may be set forward without anybody noticing: a lease that has ended by it is
-/// respected for as long, as its holder may count on.
+/// How far the store's clock may be set forward without being noticed, in microseconds. After a lease has ended
+/// by that clock, it is respected for this long, because its holder may still count on it.
 pub const UNNOTICED_US: u64 = 100_000;
-/// How long a place in line is kept without a word from its proxy, and how long a free key is kept for the proxy
-/// whose turn it is.
+/// How long a place in the global queue lasts if its proxy does not extend it, and how long a free key is
+/// reserved for the proxy of the next waiter.
 pub const PLACE_MS: u32 = 5_000;
-/// How often a key is granted past a proxy that waits for it before it is that proxy's turn. A handoff to
-/// another proxy takes longer than one within a proxy.
+/// How often a key is granted to others before it is the turn of a proxy that waits for it. A handoff to
+/// another proxy takes longer than a handoff within a proxy.
 pub const TURN_AFTER: u32 = 16;
-/// Proxies that wait for one key without a line, beside each other. Others poll.
+/// The most proxies whose waiting for one key is noted, if the key has no global queue. Other proxies poll.
 pub const MAX_WANTED: usize = 64;
-/// How long a proxy's mark stays without a word from it. A proxy asks for a held key twice in that time.
+/// How long the note that a proxy waits lasts if the proxy does not renew it. A proxy asks for a held key twice
+/// in that time.
 pub const WANTED_MS: u32 = 60_000;
 /// The deepest re-entrance of one holder.
 pub const MAX_LEVELS: usize = 64;
@@ -55,279 +56,312 @@ pub const MAX_LEVELS: usize = 64;
 /// The durable state of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The last token that was given out.
+    /// The last token that was granted.
     pub token: Token,
+    /// The leases of the key, including ended leases that have not been removed yet.
     pub holders: Vec<Holder>,
-    /// Nobody is granted the key before this moment (lock-at-least, lock-delay).
+    /// No grants before this moment (lock-at-least, lock-delay).
     pub not_before: ServerTime,
-    /// The last grants that ended and the last commits, oldest first: so many of each kind as [`ENDED_KEPT`],
-    /// [`NAMELESS_KEPT`] and [`COMMITS_KEPT`] say.
+    /// The last grants that ended and the last commits, oldest first. [`ENDED_KEPT`], [`NAMELESS_KEPT`] and
+    /// [`COMMITS_KEPT`] bound the number of each kind.
     pub ended: Vec<Ended>,
-    /// What the primitives `once` and `version` keep with the key.
+    /// The value that a `once` or `version` primitive stored with the key.
     pub kept: Option<StoredValue>,
-    /// Those who wait for the key in an order that holds over all proxies, the first one first. At most
-    /// [`MAX_GLOBAL_QUEUE`].
+    /// The global queue: waiters of all proxies, the first one first. At most [`MAX_GLOBAL_QUEUE`].
     pub global_queue: Vec<GlobalPlace>,
-    /// The batches that changed the record of late, the last one of each connection. At most [`MAX_BATCH_IDS`].
+    /// The batches that recently changed the record, the last one of each connection. At most
+    /// [`MAX_BATCH_IDS`].
     pub batch_ids: Vec<BatchId>,
-    /// The other proxies that wait for the key without a line, the one that came first first. At most
-    /// [`MAX_WANTED`].
+    /// The proxies that wait for the key without a global queue, in order of arrival. At most [`MAX_WANTED`].
     pub wanted: Vec<Wanted>,
 }
 
-/// A waiter's place in the line of a key.
+/// A waiter's place in the global queue of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalPlace {
+    /// The [`GlobalTicket::number`] of the waiter.
     pub ticket: u64,
-    /// Whose waiter it is.
+    /// The proxy of the waiter.
     pub proxy: Arc<str>,
+    /// Lower ranks go first.
     pub rank: i32,
-    /// When the waiter joined its first line, the same in the lines of all its keys. 0 where an earlier version of
-    /// this program wrote the place.
+    /// When the waiter first joined a global queue; the same in the queues of all its keys. 0 if an earlier
+    /// version of the program wrote the place.
     pub joined: ServerTime,
-    /// Its client has a request id, and finds the place again when it repeats the request on another proxy. So
-    /// the place outlives its proxy until it ends by itself.
+    /// The client has a request id and can repeat the request on another proxy, which then finds the place
+    /// again. So the place outlives its proxy, until it expires.
     pub returns: bool,
-    /// From then on it is passed over, unless its proxy has asked for it to be kept.
+    /// The place expires at this moment, unless its proxy extends it.
     pub until: ServerTime,
 }
 
-/// The mark of a proxy that has been denied a key for which there is no line.
+/// The note that a proxy waits for a key: it was denied the key, which has no global queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
+    /// The proxy that waits.
     pub proxy: Arc<str>,
+    /// When the proxy was first denied the key.
     pub since: ServerTime,
-    /// How often the key was granted to other proxies since.
+    /// How often the key has been granted to other proxies since then.
     pub passed: u32,
+    /// The note expires at this moment, unless the proxy renews it.
     pub until: ServerTime,
 }
 
-/// How a claim stands in line with those of other proxies.
+/// The position of a claim among the claims of all proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalTicket {
-    /// A number that no other waiter has. StoredValue as long as it waits, whatever becomes of its keys. Made of the
-    /// request where that has an id: the same request on another proxy has the same ticket.
+    /// A number unique to the waiter, which it keeps as long as it waits, even if its keys change. If the
+    /// request has an id, the number is derived from the request: the same request on another proxy has the
+    /// same ticket.
     pub number: u64,
-    /// Lower ranks go first; within a rank, the waiter of which the store heard first.
+    /// Lower ranks go first; within a rank, the waiter that reached the store first.
     pub rank: i32,
-    /// When it joined, as far as the store has told.
+    /// When it joined, if the store has reported it.
     pub joined: Option<ServerTime>,
     /// See [`GlobalPlace::returns`].
     pub returns: bool,
 }
 
-/// What is done to the line of a key.
+/// A change of the global queue of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GlobalQueueChange {
-    /// Nothing: whose turn is it?
+    /// No change, only a probe: which waiter is next?
     Look,
-    /// The place of a waiter that waits no more on this proxy, unless another proxy has taken the place over. Without
-    /// a ticket: the proxy's mark.
+    /// Remove the place of a waiter that no longer waits on this proxy, unless another proxy has taken the
+    /// place over. Without a ticket: remove the note that the proxy waits.
     Leave { proxy: Arc<str>, ticket: Option<u64> },
-    /// These are still there.
+    /// Extend the places with these tickets.
     Keep { tickets: Vec<u64> },
-    /// The proxy is gone: its mark, and the places that no client can return to.
+    /// The proxy has ended: remove the note that it waits, and its places to which no client can return.
     Evict { proxy: Arc<str> },
 }
 
-/// The waiter that could have a key now, if it asked.
+/// The waiter that would be granted a key now if it asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextWaiter {
+    /// The proxy of the waiter.
     pub proxy: Arc<str>,
-    /// Of its place in line; `None` where any waiter of the proxy may ask.
+    /// The ticket of its place in the global queue; `None` if any waiter of the proxy may ask.
     pub ticket: Option<u64>,
 }
 
-/// A value that stays when nobody holds the key: the outcome of a `once`, or what was committed with
-/// a version.
+/// A value that stays although no lease holds the key: the outcome of a `once`, or the value of a committed
+/// version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredValue {
     /// JSON text.
     pub value: Box<str>,
+    /// When the value was stored.
     pub since: ServerTime,
-    /// From then on it counts as absent. The largest time stands for "until it is replaced".
+    /// The value counts as absent from this moment on. The largest time means "until it is replaced".
     pub until: ServerTime,
-    /// The lease or the commit that left it.
+    /// The nonce of the lease, or the attempt of the commit, that stored the value.
     pub nonce: u64,
+    /// Whether an API client or a guarded request stored the value.
     pub origin: Origin,
 }
 
-/// Which way a kept value came in: what a client of the API left is never told as an application's answer, nor the
-/// other way round.
+/// Where a stored value came from. A value stored by an API client is never returned as an application's
+/// answer, and vice versa.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
+    /// A client of the API.
     #[default]
     Api,
-    /// It is the answer to a guarded request.
+    /// The answer to a guarded request.
     Route,
 }
 
-/// The outcome of a `once`, as its holder leaves it.
+/// The outcome of a `once`, as its holder reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     /// JSON text.
     pub value: Box<str>,
+    /// Whether the holder is an API client or a guarded request.
     pub origin: Origin,
 }
 
 /// One grant of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The `attempt` of the claim that made the grant; part of the lease's identity.
+    /// The `attempt` of the claim that made the grant. It identifies the lease.
     pub nonce: u64,
+    /// The owner that the client named.
     pub owner: Box<str>,
+    /// How the key is held.
     pub mode: Mode,
+    /// The fencing token of the grant.
     pub token: Token,
-    /// The same, unless a quorum has raised the token. A client that asked twice may have been told of a lower one
-    /// before, so the lease goes by all tokens from this one on.
+    /// The same as `token`, unless a quorum has raised the token. A client that asked twice may know a lower
+    /// token from before, so the lease accepts every token from this one up to `token`.
     pub lowest_token: Token,
-    /// How many keys the lease holds; this record is one of them.
+    /// How many keys the lease holds, including this one.
     pub keys: u32,
+    /// When the lease was granted.
     pub since: ServerTime,
+    /// When the lease ends.
     pub until: ServerTime,
-    /// The time that the lease was granted for, and is renewed for unless asked otherwise.
+    /// The lease time at the grant, in milliseconds. A renewal uses it by default.
     pub ttl_ms: u32,
-    /// After a release the key stays taken until this moment.
+    /// After a release the key stays blocked until this moment.
     pub at_least_until: ServerTime,
-    /// After an expiry the key stays taken this long.
+    /// After an expiry the key stays blocked for this long, in milliseconds.
     pub delay_ms: u32,
-    /// The claim's: how long the outcome is kept.
+    /// How long the outcome of a `once` is stored, in milliseconds.
     pub keep_ms: u32,
-    /// The `attempt` of the last release that gave up a level; 0 where there was none.
+    /// The `attempt` of the last release that gave up a level; 0 if there was none.
     pub released_by: u64,
-    /// One for each time the owner was granted the key and has not released it; never empty.
+    /// One level for each acquire of the owner that it has not released; never empty.
     pub levels: Vec<Level>,
+    /// What is stored with the lease for display and for a policy change.
     pub tag: Tag,
 }
 
-/// One acquire that a holder rests on.
+/// One acquire of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
-    /// The claims that were answered with this level: more than one where a request was repeated.
-    /// It is undone when the last of them is abandoned. At most [`MAX_REPEATS`].
+    /// The attempts of the claims that were answered with this level; more than one if a request was repeated.
+    /// The level is undone when the last of these claims is abandoned. At most [`MAX_REPEATS`].
     pub attempts: Vec<u64>,
-    /// The request id, where the client gave one.
+    /// The request id, if the client gave one.
     pub request: Option<Box<str>>,
+    /// The [`Claim::fingerprint`].
     pub fingerprint: u64,
 }
 
-/// What decisions do not look at: kept so that a holder can be shown, and planned again when its
+/// Data that does not affect decisions. It is stored to display a holder, and to plan its lease again when its
 /// policy is replaced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tag {
+    /// The resource that the client named.
     pub resource: Box<str>,
     /// `name@sha256:digest` of the policy generation that planned the lease.
     pub policy: Box<str>,
+    /// Names and values of the request's labels.
     pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
-/// A grant that is over.
+/// A grant or a commit that is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
+    /// The nonce of the grant, or the `attempt` of the commit.
     pub nonce: u64,
-    /// The `attempt` of the release that ended it; 0 where it was not released.
+    /// The `attempt` of the release that ended the grant; 0 if it was not released.
     pub released_by: u64,
-    /// Its request id, where the client gave one: that id is used up.
+    /// The request id, if the client gave one; it is used up.
     pub request: Option<Box<str>>,
-    /// Set where it was no grant but an [`Op::Commit`]: what is answered when it comes again.
+    /// Set for an [`Op::Commit`]: the answer if the commit is repeated.
     pub committed: Option<Committed>,
 }
 
 /// A commit that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The version that it made.
+    /// The new version.
     pub version: Token,
     /// The [`Commit::fingerprint`].
     pub fingerprint: u64,
 }
 
-/// An acquire, as the store is asked for it.
+/// An acquire, as sent to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Sorted, each once, at least one.
+    /// The keys: sorted, without duplicates, at least one.
     pub keys: Arc<[Key]>,
-    /// The proxy that asks.
+    /// The proxy that sends the claim.
     pub proxy: Arc<str>,
-    /// Whether it waits where it is denied. One that does not takes no place in line, goes past nobody, and leaves
-    /// no mark.
+    /// Whether the claim waits if it is denied. A claim that does not wait takes no place in the global queue,
+    /// does not count as passing other waiters, and leaves no note that its proxy waits.
     pub waits: bool,
-    /// Grant one of the keys that is free, not all of them.
+    /// Grant any one of the keys that is free, instead of all keys.
     pub any: bool,
-    /// A random number that no other claim has. StoredValue when the same claim is sent again because its
+    /// A random number that no other claim has. It stays the same when the claim is sent again because its
     /// answer was lost.
     pub attempt: u64,
+    /// The owner that the client named.
     pub owner: Box<str>,
+    /// The request id, if the client gave one.
     pub request: Option<Box<str>>,
-    /// A hash of what was asked, to notice a request id that comes back with another body.
+    /// A hash of the request, to detect a request id that is reused with another body.
     pub fingerprint: u64,
+    /// How the keys are to be held.
     pub mode: Mode,
+    /// The lease time, in milliseconds.
     pub ttl_ms: u32,
+    /// The keys stay blocked for this long after the grant, even if the lease is released, in milliseconds.
     pub at_least_ms: u32,
+    /// The keys stay blocked for this long after an expiry, in milliseconds.
     pub delay_ms: u32,
+    /// Whether the claim adds a level to a lease that its owner already has.
     pub reentrant: bool,
-    /// The primitive `once`: how long the outcome is kept, and while one is kept the key is not granted.
-    /// 0 for every other primitive.
+    /// For the primitive `once`: how long the outcome is stored, in milliseconds. While an outcome is stored,
+    /// the key is not granted. 0 for every other primitive.
     pub keep_ms: u32,
-    /// Set where the order of waiters holds over all proxies.
+    /// Set if the claim waits in the global queue.
     pub global: Option<GlobalTicket>,
+    /// What is stored with the lease for display and for a policy change.
     pub tag: Tag,
 }
 
 /// Gives up a lease, or one level of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
+    /// The lease to give up.
     pub lease: LeaseRef,
-    /// A random number that no other release has, kept when this one is sent again because its answer
-    /// was lost.
+    /// A random number that no other release has. It stays the same when the release is sent again because its
+    /// answer was lost.
     pub attempt: u64,
-    /// The outcome of a `once`: it is kept for the claim's `keep_ms`.
+    /// The outcome of a `once`, which is stored for the claim's `keep_ms`.
     pub outcome: Option<Left>,
 }
 
-/// A change that is made only if nobody else made one first.
+/// A new version of a key, made only if the version has not changed since the caller read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
+    /// The key to change.
     pub key: Key,
-    /// The version that was read.
+    /// The version that the caller read.
     pub version: Token,
-    /// JSON text to keep; `None` keeps nothing.
+    /// The new value as JSON text; `None` stores no value.
     pub value: Option<Box<str>>,
     /// A random number that no other commit has.
     pub attempt: u64,
+    /// The request id, if the client gave one.
     pub request: Option<Box<str>>,
-    /// A hash of what was asked, to notice a request id that comes back with another body.
+    /// A hash of the request, to detect a request id that is reused with another body.
     pub fingerprint: u64,
 }
 
-/// What a store can be asked to do to its records.
+/// An operation of a store on its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Grant all keys or none.
+    /// Grant all keys or none; see [`Claim::any`] for the exception.
     Acquire(Claim),
-    /// The grant that this claim has already: by its request id, or because its owner holds the keys.
-    /// Never a new one, so it may be asked past a queue.
+    /// Find the grant that this claim already has: by its request id, or because its owner holds the keys. This
+    /// never makes a new grant, so it may be asked without regard to a queue.
     Rejoin(Claim),
-    /// Let the lease end `ttl_ms` from now, or, with `None`, the time from now that it was granted
-    /// for; never earlier than it would have.
+    /// Extend the lease to end `ttl_ms` milliseconds from now; with `None`, the lease time of the grant from
+    /// now. A renewal never shortens the lease.
     Renew {
         lease: LeaseRef,
         ttl_ms: Option<u32>,
     },
-    /// Have the lease go by these tokens, too, one for each of its keys: new ones are above them. Where it does
-    /// already, and for [`Token::ANY`], it only tells what is left of the lease.
+    /// Let the lease accept these tokens, too, one for each of its keys; new grants get higher tokens. If the
+    /// lease already accepts them, or for [`Token::ANY`], the operation only returns how long the lease still
+    /// lasts.
     Raise {
         lease: LeaseRef,
         tokens: Vec<Token>,
     },
-    /// Give up one level; the last one ends the lease.
+    /// Give up one level. Giving up the last level ends the lease.
     Release(Release),
-    /// Undo the grant that the claim `attempt` may have been given, if nobody else was answered with it.
+    /// Undo the grant that the claim `attempt` may have got, if no other call was answered with it.
     Abandon {
         keys: Arc<[Key]>,
         attempt: u64,
     },
-    /// Take the key from whoever holds it; the token moves on.
+    /// Take the key away from its holders; the token rises.
     Force {
         key: Key,
     },
@@ -335,15 +369,16 @@ pub enum Op {
         key: Key,
         change: GlobalQueueChange,
     },
-    /// The key's version and what is kept with it.
+    /// Read the key's version and its stored value.
     Read {
         key: Key,
     },
-    /// Make a new version if the key's version is still the one that was read.
+    /// Make a new version if the key still has the version that the caller read.
     Commit(Commit),
 }
 
 impl Op {
+    /// The keys that the operation reads or changes; never empty.
     pub fn keys(&self) -> &[Key] {
         match self {
             Op::Acquire(claim) | Op::Rejoin(claim) => &claim.keys,
@@ -359,101 +394,116 @@ impl Op {
     }
 }
 
-/// What became of an [`Op`].
+/// The result of an [`Op`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
+    /// The claim has its keys.
     Granted(Grant),
-    /// A [`Op::Rejoin`] found no grant of its own.
+    /// An [`Op::Rejoin`] found no grant of its claim.
     Absent,
-    /// An acquire or a commit found a key taken.
+    /// An acquire or a commit was denied because of a key.
     Held(Denial),
-    /// A `once` claim found that it was done before.
+    /// A `once` claim found the outcome of work that was done before.
     Done(StoredValue),
-    /// The request id was used with another body, or its lease has ended.
+    /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
     RequestReused {
         ended: bool,
     },
-    /// The owner is at [`MAX_LEVELS`], or the key at [`MAX_HOLDERS`].
+    /// The owner has [`MAX_LEVELS`] levels, or the key [`MAX_HOLDERS`] holders.
     Full,
-    /// The key's line is at [`MAX_GLOBAL_QUEUE`].
+    /// The global queue of the key has [`MAX_GLOBAL_QUEUE`] places.
     Crowded,
-    /// Renewed, or raised.
+    /// The lease was renewed or raised.
     Renewed {
         /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
         left_us: u64,
     },
+    /// The release took effect.
     Released {
-        /// Levels that the owner still holds.
+        /// How many levels the owner still holds.
         levels_left: u32,
     },
-    /// The lease is unknown, has expired, or belongs to another.
+    /// The lease is unknown, has expired, or belongs to another holder.
     Lost,
-    /// How many holders were put out.
+    /// The key was taken away from this many holders.
     Forced {
         holders: u32,
     },
     Abandoned,
-    /// The first in line, if the key is free.
+    /// The next waiter, if the key is free.
     GlobalQueue {
         next_waiter: Option<NextWaiter>,
     },
+    /// The answer to an [`Op::Read`].
     Version(Version),
+    /// The commit made this version.
     Committed {
         version: Token,
     },
-    /// The version is not the one that was read.
+    /// The key no longer has the version that the caller read; this is the current one.
     Conflict(Version),
-    /// The answer was lost, and nothing tells whether the operation was carried out. Or nothing tells whether the
-    /// lease is over: see [`Env::may_be_taken`].
+    /// The answer was lost and the records do not tell whether the operation was applied, or they do not tell
+    /// whether the lease is over: see [`Env::may_be_taken`].
     Unknown,
 }
 
-/// A key's version, with what is kept with it.
+/// A key's version and its stored value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
+    /// The version: the last token of the key, and at least [`Env::renamed`].
     pub version: Token,
+    /// The stored value, if there is one that has not expired.
     pub kept: Option<StoredValue>,
 }
 
-/// A grant, new or found again by its request id.
+/// A new grant, or an earlier one that was found again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
+    /// Identifies the lease together with its keys.
     pub nonce: u64,
-    /// Of a claim for any of its keys: the one that it was given, alone.
+    /// The only key of the grant, if the claim was for any of its keys.
     pub chosen: Option<Key>,
-    /// One for each key, in their order. They are the same number, except in leases that an earlier version
-    /// granted.
+    /// One token for each key, in the order of the keys. All tokens are equal, except in leases that an earlier
+    /// version of the program granted.
     pub tokens: Vec<Token>,
     /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
     pub left_us: u64,
-    /// Levels that the owner now holds.
+    /// How many levels the owner holds now.
     pub levels: u32,
-    /// Whether the grant was there before: the same request, or the owner's own lease.
+    /// Whether the grant existed before: it was made for the same request, or is the owner's own lease.
     pub repeated: bool,
 }
 
-/// Why a key could not be had.
+/// Why a claim was denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
+    /// The key that was not free.
     pub key: Key,
-    /// The holder that stands in the way the longest; `None` while only a delay does.
+    /// The holder that blocks the claim the longest; `None` if only a delay blocks it.
     pub holder: Option<HeldBy>,
-    /// Microseconds until the first change that could let this claim in, unless somebody releases.
+    /// Microseconds until the first change that may make the key free for this claim, unless a holder releases
+    /// it earlier.
     pub free_in_us: u64,
-    /// The key is free, and this one's.
+    /// Set if the key is free but reserved for this waiter.
     pub next_waiter: Option<NextWaiter>,
-    /// When the claim joined the lines of its keys, where it did.
+    /// When the claim joined the global queues of its keys, if it did.
     pub joined: Option<ServerTime>,
 }
 
+/// A holder that blocks a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBy {
+    /// The owner that the client named.
     pub owner: Box<str>,
-    /// The id of the request that it was granted to last, where the client gave one.
+    /// The id of the last request that the lease was granted to, if the client gave one.
     pub request: Option<Box<str>>,
+    /// How the key is held.
     pub mode: Mode,
+    /// The fencing token of the lease.
     pub token: Token,
+    /// When the lease was granted.
     pub since: ServerTime,
+    /// When the lease ends.
     pub until: ServerTime,
 }
 
@@ -465,7 +515,7 @@ impl From<&Holder> for HeldBy {
     }
 }
 
-/// The records that an operation works on, with a note of those that changed.
+/// The records of an operation, with a note of those that changed.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     entries: BTreeMap<Key, Entry>,
@@ -479,12 +529,13 @@ struct Entry {
 }
 
 impl Claim {
-    /// The claim for this key alone.
+    /// The same claim for this key alone.
     pub fn of(&self, key: &Key) -> Claim {
         Claim { keys: [key.clone()].into(), any: false, ..self.clone() }
     }
 
-    /// Whether the claim may have its lease already: its request is made again, or it is for one level more.
+    /// Whether the claim may already have its lease: because its request is a repetition, or because it adds a
+    /// level.
     pub fn may_have_its_lease(&self) -> bool {
         self.reentrant || self.request.is_some()
     }
@@ -497,33 +548,33 @@ impl From<&str> for Left {
 }
 
 impl Holder {
-    /// Whether the token is one that the client may have been told of.
+    /// Whether the lease accepts the token: the client may have been told of it.
     fn goes_by(&self, token: Token) -> bool {
         token == Token::ANY || (self.lowest_token <= token && token <= self.token)
     }
 
-    /// When the holder is certain no more: a little after its lease has ended, as the store's clock may be set forward
-    /// by a little unnoticed.
+    /// When the holder no longer counts on the lease: [`UNNOTICED_US`] after its end, because the store's clock
+    /// may have been set forward unnoticed.
     pub fn over_at(&self) -> ServerTime {
         self.until.plus_us(UNNOTICED_US)
     }
 
-    /// When a holder that does nothing more is out of the way.
+    /// When the holder no longer blocks the key, if it does nothing more.
     pub fn free_at(&self) -> ServerTime {
         self.over_at().plus_ms(self.delay_ms).max(self.at_least_until)
     }
 }
 
 impl GlobalPlace {
-    /// Lower goes first.
+    /// The sort key of the global queue: lower goes first.
     fn order(&self) -> (i32, ServerTime, u64) {
         (self.rank, self.joined, self.ticket)
     }
 }
 
 impl Record {
-    /// The latest moment at which a holder, a delay or a kept value of the record ends, if nobody does
-    /// anything.
+    /// The latest moment at which a holder, a delay or a stored value of the record ends, if nothing changes
+    /// it.
     pub fn until(&self) -> ServerTime {
         let ends = self.holders.iter().map(Holder::free_at);
         ends.chain(self.kept.iter().map(|kept| kept.until)).fold(self.not_before, ServerTime::max)
@@ -531,18 +582,19 @@ impl Record {
 }
 
 impl Records {
-    /// `None` stands for a key that the store has no row of.
+    /// Adds the record of a key; `None` if the store has no row for the key.
     pub fn insert(&mut self, key: Key, record: Option<Record>) {
         let stored = record.is_some();
         let record = record.unwrap_or_default();
         self.entries.insert(key, Entry { record, stored, changed: false });
     }
 
+    /// The record of a key, if it was added.
     pub fn get(&self, key: &Key) -> Option<&Record> {
         self.entries.get(key).map(|entry| &entry.record)
     }
 
-    /// Each changed record with whether the store has a row of it, in the order of the keys.
+    /// Each changed record, in the order of the keys, and whether the store has a row for it.
     pub fn changed(&self) -> impl Iterator<Item = (&Key, &Record, bool)> {
         self.entries
             .iter()

@@ -1,13 +1,13 @@
-//! The queues of one proxy: who asks the store for what, and when.
+//! The queues of one proxy: when the proxy asks the store, and for which waiter.
 //!
-//! [`Table`] is a state machine. [`Table::handle`] takes an [`Event`] and the time and appends the
-//! [`Action`]s that follow; [`Table::handle_timeout`] does what time alone brings about, and
-//! [`Table::poll_timeout`] says when that is. It never asks the clock and never waits.
+//! [`Table`] is a state machine. [`Table::handle`] takes an [`Event`] and the time, and appends the [`Action`]s
+//! that follow. [`Table::handle_timeout`] does the work that is due at a given time, and
+//! [`Table::poll_timeout`] says when that is. The table never reads the clock and never waits.
 //!
-//! Each key has one queue in order of rank, then arrival, and at most one *flight* at a time: a group of
-//! operations that the store has been sent and has not answered. A waiter asks the store only at the
-//! head of its queues, so a held key costs one poll, however many wait. A release flies together
-//! with the next waiter's acquire: the handoff is one step in the store.
+//! Each key has one queue, ordered by rank and then by arrival, and at most one *in-flight batch*: a group of
+//! operations that was sent to the store and is not yet answered. Only the head of a queue asks the store, so a
+//! held key costs one poll, however many waiters there are. A release and the next waiter's acquire go to the
+//! store in one batch: the handoff is one step in the store.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,30 +36,31 @@ use queue::{Queue, QueuePosition};
 
 use crate::lock::maps::HashMap;
 
-/// Waiters of a key that a policy is shown.
+/// How many waiters of a key a policy is shown at most.
 pub const VIEW_WAITERS: usize = 64;
-/// Waiters that one group of the store grants at most.
+/// How many waiters one batch can grant a key to at most.
 const RUN_MAX: usize = 64;
-/// No key is asked for more often than this while it is held elsewhere.
+/// The shortest interval between two polls of a key that is held through another proxy.
 const MIN_POLL_MS: u32 = 5;
-/// A held key is asked for at least this often, in case a wake-up was missed.
+/// The longest interval between two polls of a held key, in case a notification was missed.
 const MAX_POLL_MS: u32 = 30_000;
-/// How soon a waiter tries again after the store could not be reached.
+/// How long a waiter pauses after the store could not be reached.
 const STORE_RETRY_MS: u32 = 250;
-/// How long a waiter behind others of this proxy may wait for more to take their places in line with it. What
-/// a place costs, a write of the row, whoever is next waits for.
+/// How long a waiter that stands behind others of this proxy may wait before it joins the global queue, so that
+/// several waiters join together. Each join writes the row, which delays the next waiter.
 const JOIN_MS: u32 = 10;
-/// How often the places that this proxy's waiters have in line are kept.
+/// How often this proxy extends its waiters' places in the global queue.
 const KEEP_PLACES_MS: u32 = 1_500;
-/// While the store cannot be reached, a claim is undone again and again, until so long after its lease would end by this
-/// proxy's clock. If the server's clock is set back meanwhile, the lease may outlast the tries.
+/// While the store cannot be reached, the proxy retries the undoing of a claim until this long after the
+/// claim's lease would end by the proxy's clock. If the server's clock is set back meanwhile, the lease may
+/// outlast the retries.
 pub const ABANDON_MS: u32 = 5_000;
-/// How long after its time a waiter may still come to stand behind a flight.
+/// How long after its deadline a waiter may still begin to wait for an in-flight batch.
 const OVERDUE_MS: u32 = 1_000;
-/// After a lease has ended as far as this proxy knows, the store is asked whether it has. By then others may have
-/// the key.
+/// How long after the end of a lease, as this proxy knows it, the proxy asks the store whether the lease has
+/// ended. By then other waiters may have the key.
 const LOOK_MS: u32 = (UNNOTICED_US / 1_000) as u32;
-/// The queues of one proxy. See the module's documentation.
+/// The queues of one proxy. See the documentation of this module.
 #[derive(Debug, Default)]
 pub struct Table {
     queues: HashMap<Key, Queue>,
@@ -71,10 +72,10 @@ pub struct Table {
     arrivals: u64,
     tickets: u64,
     choices: u64,
-    /// Waiters whose time is up and whose last chance is a flight that is under way.
+    /// Waiters whose deadline has passed and which an in-flight batch may still grant their key.
     late: Vec<WaiterId>,
     shutting_down: bool,
-    /// The flight whose answer is being taken in looks whose turn it is.
+    /// The batch whose answer is being processed also asks for the next waiter in the global queue.
     looking: bool,
 }
 
@@ -85,7 +86,7 @@ struct Entry {
     place: QueuePosition,
     arrived: Instant,
     deadline: Instant,
-    /// The flight that asks the store for this waiter.
+    /// The batch that asks the store for this waiter.
     in_flight: Option<SubmissionId>,
     cancelled: bool,
     attempts: u32,
@@ -93,16 +94,17 @@ struct Entry {
     /// Why the last attempt failed.
     denial: Option<Denial>,
     store_error: Option<String>,
-    /// An attempt had no answer: it may have been granted. Until when that grant could last.
+    /// Set if an attempt had no answer and may have been granted: the latest moment at which that grant ends.
     unsure_until: Option<Instant>,
     replan: Option<Box<Claim>>,
-    /// The store may have a place in line for it.
+    /// The store may have a place in the global queue for the waiter.
     in_global_queue: bool,
-    /// The flight that asks for it leaves this proxy's mark where it is denied.
+    /// If the waiter's batch is denied, the store notes that this proxy waits.
     marks: bool,
-    /// It became its turn while a flight was under way that may not have seen it.
+    /// It became the next waiter while a batch was in flight that may not have seen the change.
     again: bool,
-    /// Its time is up, and the store has been asked whether the lease in its way is its own: the token of that lease.
+    /// Its deadline has passed, and the store was asked whether the lease that blocks the waiter is its own:
+    /// the token of that lease.
     looked_for: Option<Token>,
 }
 
@@ -113,64 +115,67 @@ enum Timer {
     Lease(u64),
     /// Ask the store whether a lease has ended.
     Look(u64),
-    /// Go on with what nobody waits for.
+    /// Continue with the chores.
     Chores,
-    /// Give up a place in line, or, without a ticket, this proxy's mark.
+    /// Give up a place in the global queue or, without a ticket, the note that this proxy waits.
     Leave(Key, Arc<str>, Option<u64>),
-    /// Take the places in line of those who have come of late.
+    /// Let the waiters that have arrived recently join the global queue.
     Join(Key),
-    /// Keep the places of this proxy's waiters.
+    /// Extend the places of this proxy's waiters in the global queue.
     Keep(Key),
 }
 
 impl Table {
+    /// A table without waiters and leases.
     pub fn new() -> Table {
         Table::default()
     }
 
-    /// Waiters in all queues.
+    /// How many waiters all queues have.
     pub fn waiting(&self) -> usize {
         self.waiters.len()
     }
 
-    /// Leases that this proxy granted or renewed and that have not ended.
+    /// How many leases this proxy has granted or renewed that have not ended.
     pub fn held(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether the store still owes an answer.
+    /// Whether there are waiters, unanswered batches, or chores that are due.
     pub fn busy(&self) -> bool {
         !self.in_flight.is_empty() || !self.waiters.is_empty() || self.chores.are_due()
     }
 
-    /// Whether the lease runs, as far as this proxy knows.
+    /// Whether the lease is running, as far as this proxy knows.
     pub fn knows(&self, nonce: u64) -> bool {
         self.leases.claim(nonce).is_some()
     }
 
+    /// The waiter with this id, if it is in a queue.
     pub fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
         self.waiters.get(&id).map(|entry| &entry.waiter)
     }
 
-    /// The waiters of a key in the order of their places.
+    /// The waiters of a key, in the order of their positions.
     pub fn queue(&self, key: &Key, now: Instant) -> Vec<Queued> {
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
         let entry = |id: &WaiterId| self.waiters.get(id);
         queue.in_order().filter_map(entry).map(|entry| entry.queued(now)).collect()
     }
 
-    /// Every waiter with its claim, and every lease that runs: what a new policy must be asked about.
+    /// Every waiter with its claim, and every running lease: a new policy must be asked about each of them.
     pub fn claims(&self) -> impl Iterator<Item = (Standing, &Claim)> {
         let waiting =
             self.waiters.iter().map(|(id, entry)| (Standing::Waiter { id: *id }, &entry.waiter.claim));
         waiting.chain(self.leases.standing())
     }
 
-    /// When [`Table::handle_timeout`] has something to do.
+    /// When [`Table::handle_timeout`] next has work to do; `None` if no timer is set.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
+    /// Processes an event that happened at `now`, and appends the actions that follow to `out`.
     pub fn handle(&mut self, event: Event, now: Instant, out: &mut Vec<Action>) {
         match event {
             Event::Enqueue(waiter) => self.enqueue(*waiter, now, out),
@@ -202,7 +207,7 @@ impl Table {
         }
     }
 
-    /// Does what is due at `now`.
+    /// Does all work that is due at `now`, and appends the actions that follow to `out`.
     pub fn handle_timeout(&mut self, now: Instant, out: &mut Vec<Action>) {
         while self.timers.first().is_some_and(|(at, _)| *at <= now) {
             match self.timers.pop_first() {

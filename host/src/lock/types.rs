@@ -1,25 +1,25 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What excludes: the unit of locking in the store. 1 to [`Key::MAX_BYTES`] bytes, in one [`Space`].
+/// The unit of locking in the store: a text of 1 to [`Key::MAX_BYTES`] bytes in one [`Space`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     text: Arc<str>,
     space: Space,
 }
 
-/// The mechanism that guards a key. The same text in two spaces is two keys, which do not exclude each
-/// other: whoever moves from one to the other holds both for a while.
+/// The mechanism that guards a key. The same text in two spaces is two different keys, which do not exclude
+/// each other. To move from one space to another, a holder must hold both keys for a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Space {
-    /// A row a key, with an expiry: the primitives `lease`, `once` and `version`.
+    /// One row for each key, with an expiry: the primitives `lease`, `once` and `version`.
     #[default]
     Table,
     /// A row lock in an open transaction.
     Row,
     /// A named lock of a session.
     Advisory,
-    /// A row in each of several servers, of which the majority counts.
+    /// A row in each of several servers; a majority of them decides.
     Quorum,
 }
 
@@ -27,7 +27,7 @@ impl Key {
     /// The width of the key column in the store.
     pub const MAX_BYTES: usize = 1024;
 
-    /// A key of [`Space::Table`]; `None` where the text is empty or over [`Key::MAX_BYTES`].
+    /// Makes a key of [`Space::Table`]. Returns `None` if the text is empty or longer than [`Key::MAX_BYTES`].
     pub fn new(text: &str) -> Option<Key> {
         let fits = !text.is_empty() && text.len() <= Key::MAX_BYTES;
         fits.then(|| Key { text: text.into(), space: Space::Table })
@@ -38,20 +38,23 @@ impl Key {
         Key { space, ..self }
     }
 
+    /// The text of the key, without its space.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
+    /// The space of the key.
     pub fn space(&self) -> Space {
         self.space
     }
 }
 
 impl Space {
+    /// All spaces. [`crate::peers`] sends the index of a space in this list, so the order must not change.
     pub const ALL: [Space; 4] = [Space::Table, Space::Row, Space::Advisory, Space::Quorum];
 
-    /// Whether a lock is held by a session of the proxy that granted it, and ends with that, whatever is left of
-    /// the lease.
+    /// Whether a session of the granting proxy holds the lock. Such a lock ends with the session, even if the
+    /// lease has time left.
     pub fn rests_on_session(self) -> bool {
         matches!(self, Space::Row | Space::Advisory)
     }
@@ -75,25 +78,30 @@ impl fmt::Display for Key {
 
 /// A fencing token: a number that strictly increases with every grant of a key.
 ///
-/// The upper bits are the store's epoch, which rises when the server's identity changes, so that
-/// a fail-over that lost writes cannot take the numbers back. Stays below 2^53, where JSON is exact.
+/// The upper bits are the store's epoch, which rises when the server's identity changes. So tokens do not go
+/// back after a fail-over that lost writes. All tokens are below 2^53, the limit for exact integers in JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
 impl Token {
     const COUNTER_BITS: u32 = 40;
-    /// The last epoch that keeps tokens below 2^53.
+    /// The highest epoch whose tokens are below 2^53.
     pub const MAX_EPOCH: u64 = (1 << (53 - Token::COUNTER_BITS)) - 1;
 
-    /// In a [`LeaseRef`]: whatever token the grant has, the nonce alone names it. No grant has this token.
+    /// In a [`LeaseRef`]: accepts any token, so that the nonce alone identifies the grant. No grant has this
+    /// token.
     pub const ANY: Token = Token(0);
 
-    /// The lowest token of an epoch; grants of that epoch are above it.
+    /// The lowest token of an epoch. Grants of that epoch have higher tokens.
+    ///
+    /// # Panics
+    /// If `epoch` is above [`Token::MAX_EPOCH`].
     pub fn floor_of_epoch(epoch: u64) -> Token {
         assert!(epoch <= Token::MAX_EPOCH, "epoch {epoch} does not fit a token");
         Token(epoch << Token::COUNTER_BITS)
     }
 
+    /// The next higher token.
     pub fn next(self) -> Token {
         Token(self.0 + 1)
     }
@@ -105,8 +113,8 @@ impl fmt::Display for Token {
     }
 }
 
-/// A moment on the proxy's own clock, in microseconds since the machine started; it does not stop
-/// while the machine sleeps and is never set.
+/// A moment on the proxy's own clock, in microseconds since the machine started. This clock keeps running while
+/// the machine is suspended, and nobody can set it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub u64);
 
@@ -117,20 +125,22 @@ pub struct ServerTime(pub u64);
 macro_rules! moment {
     ($name:ident) => {
         impl $name {
+            /// The moment `ms` milliseconds later; the largest moment on overflow.
             pub fn plus_ms(self, ms: u32) -> $name {
                 $name(self.0.saturating_add(u64::from(ms) * 1_000))
             }
 
+            /// The moment `us` microseconds later; the largest moment on overflow.
             pub fn plus_us(self, us: u64) -> $name {
                 $name(self.0.saturating_add(us))
             }
 
-            /// Microseconds from `earlier` until this moment; 0 where it is not later.
+            /// Microseconds from `earlier` to this moment; 0 if this moment is not later.
             pub fn us_since(self, earlier: $name) -> u64 {
                 self.0.saturating_sub(earlier.0)
             }
 
-            /// Whole milliseconds from `earlier` until this moment; 0 where it is not later.
+            /// Whole milliseconds from `earlier` to this moment; 0 if this moment is not later.
             pub fn ms_since(self, earlier: $name) -> u32 {
                 u32::try_from(self.us_since(earlier) / 1_000).unwrap_or(u32::MAX)
             }
@@ -143,22 +153,28 @@ moment!(ServerTime);
 /// How a key is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
+    /// The only holder of the key.
     Exclusive,
+    /// Together with other shared holders.
     Shared,
     /// `count` of the key's `limit` permits.
     Permits {
+        /// How many permits this lease takes.
         count: u32,
+        /// How many permits the key has in total.
         limit: u32,
     },
 }
 
-/// Names one grant to the store. Whoever presents it must match the holder in every key.
+/// Identifies one grant to the store. Operations on the lease succeed only if the reference matches a holder of
+/// every key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseRef {
-    /// In the order of the store: sorted, each once.
+    /// The keys of the grant in the order of the store: sorted, without duplicates.
     pub keys: Arc<[Key]>,
-    /// The random number that the grant was made under.
+    /// The random number of the grant: the `attempt` of its claim.
     pub nonce: u64,
-    /// The lease's token: the first key's, where an earlier version gave its keys different ones.
+    /// The token of the lease. If an earlier version of the program gave the keys different tokens, this is the
+    /// token of the first key.
     pub token: Token,
 }

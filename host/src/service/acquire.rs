@@ -1,4 +1,4 @@
-//! From a request to its plan, and from its plan to a lease.
+//! From a request to its plan, and from the plan to a lease.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,16 +17,16 @@ use crate::policy::{Generation, Hook, Plan, PlanError, PlanRequest, Primitive};
 use crate::random;
 use crate::store::{Health, StoreError};
 
-/// How often a request is planned again because its policy was replaced in between.
+/// How often a request is planned again because its policy was replaced meanwhile.
 const REPLANS: usize = 8;
 
-/// What a client called, which must go with the primitive that its policy chose.
+/// What a client called. The call must match the primitive that the policy chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Acquire,
     Once,
     Version,
-    /// A guarded request, which takes what its policy chose.
+    /// A guarded request, which accepts any primitive except `version`.
     Guard,
 }
 
@@ -55,16 +55,16 @@ impl Call {
     }
 }
 
-/// What was decided about a granted request.
+/// The plan of a granted request.
 pub(super) struct Planned {
     pub generation: Arc<Generation>,
     pub plan: Plan,
-    /// What named the keys.
+    /// The version of the generations that named the keys.
     pub version: (u64, Option<u64>),
 }
 
 impl Planned {
-    /// Whether the same generations name keys still.
+    /// Whether the same generations still name keys.
     pub fn is_current(&self, shared: &ServiceContext) -> bool {
         let active = shared.policies.active(self.generation.name());
         active.is_none_or(|active| active.version() == self.version)
@@ -100,7 +100,8 @@ async fn attempt(
         let planned = planned(shared, policy, request, call)?;
         let Some(result) = enqueue(shared, request, &planned).await else { continue };
         return match result {
-            // Too busy, or no member of the fleet just now: others may hold the keys.
+            // The store is too busy, or the proxy is not a fleet member at the moment. Other proxies may hold
+            // the keys.
             Err(AcquireError::Store(error))
                 if call == Call::Guard && !shared.store.is_gone(planned.plan.primitive.space()) =>
             {
@@ -112,7 +113,7 @@ async fn attempt(
     Err(no_policy(policy))
 }
 
-/// What the policy decides now.
+/// The plan by the current generations of the policy.
 pub(super) fn planned(
     shared: &ServiceContext,
     policy: &str,
@@ -123,7 +124,8 @@ pub(super) fn planned(
     let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
     call.check(policy, planned.primitive)?;
     if let Some(candidate) = &active.candidate {
-        // What either of them refuses is refused: other proxies may go by the candidate alone already.
+        // A request that either generation refuses is refused: other proxies may already apply the candidate
+        // alone.
         let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
         rollout::name(&mut planned, &next, call)?;
     }
@@ -131,11 +133,12 @@ pub(super) fn planned(
 }
 
 fn no_policy(policy: &str) -> AcquireError {
-    let detail = "no generation of it is live".to_owned();
+    let detail = "no generation of the policy is live".to_owned();
     AcquireError::PolicyFault { policy: policy.to_owned(), reason: "not_live", detail }
 }
 
-/// Leases that were in the store at the start have been looked at; until then nothing is granted.
+/// Waits until the leases that were in the store at the start have been examined; until then nothing is
+/// granted.
 pub(super) async fn opened(shared: &ServiceContext) -> Result<(), AcquireError> {
     if shared.gate.is_open() {
         return Ok(());
@@ -164,7 +167,7 @@ pub(super) fn plan(generation: &Generation, policy: &str, request: &Request) -> 
     })
 }
 
-/// A request as its policy sees it.
+/// A request in the form that its policy gets.
 pub(super) fn asked(request: &Request) -> PlanRequest {
     PlanRequest {
         resource: request.resource.clone(),
@@ -178,7 +181,8 @@ pub(super) fn asked(request: &Request) -> PlanRequest {
     }
 }
 
-/// `None`: the policy was replaced since the plan was made.
+/// Queues a planned request and waits for the answer. Returns `None` if the policy was replaced since the
+/// request was planned.
 pub(super) async fn enqueue(
     shared: &Arc<ServiceContext>,
     request: &Request,
@@ -206,7 +210,7 @@ pub(super) async fn enqueue(
     }
 }
 
-/// The waiter's place in the order over all proxies.
+/// The waiter's ticket in the global queue.
 fn global_ticket(request: &Request, plan: &Plan) -> GlobalTicket {
     let id = request.request_id.as_deref();
     GlobalTicket {
@@ -225,10 +229,10 @@ fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Pl
     let claim = Claim {
         keys: plan.keys.clone(),
         proxy: shared.proxy.clone(),
-        // The other spaces have neither lines nor marks.
+        // Other spaces have neither global queues nor notes of waiting proxies.
         waits: plan.wait_ms > 0 && plan.keys.iter().all(|key| key.space() == Space::Table),
         any: plan.any,
-        // 0 stands for none.
+        // 0 means "none".
         attempt: random::within(1..u64::MAX),
         owner: request.owner.as_str().into(),
         request: request.request_id.as_deref().map(Into::into),
@@ -259,7 +263,8 @@ fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Pl
     }
 }
 
-/// What makes two requests with one id the same: everything but the wait, and `more`.
+/// A hash of everything that must be equal in two requests with one id: all of the request but the wait, and
+/// `more`.
 pub(super) fn fingerprint(request: &Request, more: &[&str]) -> u64 {
     let mut hash = Sha256::new();
     let mode = match request.mode {
@@ -328,7 +333,7 @@ fn settle(
     }
 }
 
-/// One of the places that `limits.max_waiters_total` allows.
+/// One of the `limits.max_waiters_total` slots.
 struct WaiterSlot<'a>(&'a ServiceContext);
 
 impl WaiterSlot<'_> {
@@ -349,7 +354,7 @@ impl Drop for WaiterSlot<'_> {
     }
 }
 
-/// Leaves the queue, or gives the grant back, when the caller is gone before it was answered.
+/// When dropped before the caller was answered, leaves the queue or gives the grant back.
 struct Leaving<'a> {
     shared: &'a ServiceContext,
     id: WaiterId,
@@ -378,7 +383,7 @@ impl Drop for Leaving<'_> {
 }
 
 impl ServiceContext {
-    /// The plan, with its second choice of primitive where the store lacks the first one.
+    /// The plan, with its second choice of primitive if the store lacks the first one.
     pub(super) fn within_reach(&self, policy: &str, plan: Plan) -> Result<Plan, AcquireError> {
         let Some(why) = self.store.lacks(plan.primitive.space()) else { return Ok(plan) };
         match plan.second {
@@ -390,7 +395,7 @@ impl ServiceContext {
         }
     }
 
-    /// Gives back a grant that nobody was there to take.
+    /// Gives back a grant whose caller is gone.
     pub(super) fn undelivered(&self, verdict: Verdict, ttl_ms: u32) {
         if let Verdict::Granted { grant, keys, attempt, .. } = verdict {
             self.tell(Msg::Undelivered { nonce: grant.nonce, keys, attempt, ttl_ms });
@@ -419,9 +424,9 @@ impl AcquireError {
     }
 }
 
-/// Where a lease stands by the proxy's own clock.
+/// The lease by the proxy's own clock.
 impl Lease {
-    /// Whole milliseconds for which the holder may still be certain.
+    /// For how many whole milliseconds the holder may still count on the lease.
     pub fn left_ms(&self, now: Instant) -> u32 {
         self.valid_until.ms_since(now)
     }

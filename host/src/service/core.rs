@@ -1,4 +1,4 @@
-//! The loop: events to [`Table`], its actions to the store, the policies and the callers.
+//! The event loop: events go to the [`Table`], and its actions to the store, the policies and the callers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use crate::random;
 use crate::store::{Reply, StoreError};
 use crate::vital;
 
-/// Messages that the loop takes before it looks at its timers again.
+/// How many messages the loop takes before it checks its timers again.
 const BURST: usize = 256;
 
-/// What the loop is told.
+/// A message to the event loop.
 pub(super) enum Msg {
     Acquire {
         waiter: Box<Waiter>,
@@ -62,16 +62,16 @@ pub(super) enum Msg {
         nonce: u64,
         until: Instant,
     },
-    /// These leases were found lost, or the sessions that they rested on are gone.
+    /// These leases were found lost, or the sessions that held them are gone.
     Lost(Vec<u64>),
-    /// Somebody keeps the lease alive, and wants to hear when that has no sense any more.
+    /// A task keeps the lease alive; `over` tells it when to stop.
     Held {
         nonce: u64,
-        /// Not by another proxy, nor before this one was started: it is known as long as it runs.
+        /// This run of this proxy granted the lease, so the table knows it as long as it runs.
         granted_here: bool,
         over: oneshot::Sender<()>,
     },
-    /// They do no more: the other end of `over` is gone.
+    /// A task no longer keeps the lease alive; the other end of its `over` is gone.
     Left {
         nonce: u64,
     },
@@ -81,7 +81,7 @@ pub(super) enum Msg {
         peer: Arc<str>,
         key: Key,
     },
-    /// Something that was decided about a key elsewhere.
+    /// A decision about a key that was made outside the loop.
     Decided {
         key: Key,
         by: Arc<str>,
@@ -91,13 +91,13 @@ pub(super) enum Msg {
         key: Key,
         reply: oneshot::Sender<(Vec<QueueEntry>, Vec<super::Decision>)>,
     },
-    /// The queue's length, for the renewal hook.
+    /// Asks for the length of the queue, for the renewal hook.
     Waiting {
         key: Key,
         reply: oneshot::Sender<u32>,
     },
     Swap(Swap),
-    /// Told once nothing that is under way now can be granted any more.
+    /// Answered when no claim that is in flight now can be granted any more.
     Settle(oneshot::Sender<Instant>),
     ShadowOver {
         nonce: u64,
@@ -107,32 +107,34 @@ pub(super) enum Msg {
     },
 }
 
-/// A caller that waits, and what its policy said of it.
+/// A caller that waits, with the plan of its policy.
 pub(super) struct Pending {
     pub generation: Arc<Generation>,
-    /// What named the keys.
+    /// The version of the generations that named the keys.
     pub version: (u64, Option<u64>),
     pub weight: u32,
     pub labels: Arc<[(Box<str>, Box<str>)]>,
     pub reply: oneshot::Sender<WaiterReply>,
 }
 
+/// The loop's answer to an acquire.
 pub(super) enum WaiterReply {
     Verdict(Verdict),
     /// The policy was replaced since the request was planned.
     Replan,
-    /// The store is there, but this cannot be granted for now.
+    /// The store answers, but this cannot be granted at the moment.
     NotYet {
         why: String,
     },
 }
 
+/// The state of the event loop.
 pub(super) struct Core {
     shared: Arc<ServiceContext>,
     pub(super) table: Table,
     pending: HashMap<WaiterId, Pending>,
     releases: HashMap<ReleaseId, oneshot::Sender<Result<Outcome, String>>>,
-    /// Whoever keeps a lease alive, by its nonce: several where it was entered again.
+    /// The tasks that keep a lease alive, by its nonce; several if the owner acquired it again.
     holds: HashMap<u64, Vec<oneshot::Sender<()>>>,
     pub(super) shadows: Shadows,
     requests: RequestLog,
@@ -225,7 +227,7 @@ impl Core {
             }
             Msg::Renewed { nonce, until } => self.handle(Event::Renewed { nonce, until }),
             Msg::Lost(nonces) => nonces.into_iter().for_each(|nonce| self.handle(Event::Lost { nonce })),
-            // It may have ended while this was on its way.
+            // The lease may have ended while the message was on its way.
             Msg::Held { nonce, granted_here: true, over } if !self.table.knows(nonce) => {
                 let _ = over.send(());
             }
@@ -288,9 +290,9 @@ impl Core {
             return;
         }
         match self.shadows.widen(&waiter.claim.keys) {
-            // One of several keys cannot be taken together with others.
+            // A claim for any one of several keys cannot be combined with other keys.
             Some(_) if waiter.claim.any => {
-                let why = "leases of the keys that its policy named before are waited for".to_owned();
+                let why = "leases of keys that its policy named earlier have not ended yet".to_owned();
                 let _ = pending.reply.send(WaiterReply::NotYet { why });
                 return;
             }
@@ -305,7 +307,7 @@ impl Core {
     }
 
     fn act(&mut self) {
-        // Acting can make more actions; `take` keeps the allocation of the common case.
+        // Acting can produce more actions; `take` keeps the allocation in the common case.
         while !self.actions.is_empty() {
             for action in std::mem::take(&mut self.actions) {
                 self.perform(action);
@@ -355,7 +357,7 @@ impl Core {
         self.shared.store.submit(ops, self.shared.store_deadline(), done);
     }
 
-    /// A policy is asked off the loop: it may use all of its time.
+    /// Asks the policy outside the loop, because it may use its full time limit.
     fn choose(&self, key: Key, choice: u64, candidates: &[Candidate], groups: Vec<GroupShare>) {
         let ids: Vec<WaiterId> = candidates.iter().map(|candidate| candidate.waiter).collect();
         let generation = ids.first().and_then(|id| self.pending.get(id)).map(|p| p.generation.clone());
@@ -422,14 +424,14 @@ impl Core {
         });
     }
 
-    /// An answer that says `message`, unless something better is found.
+    /// Sends `message` when dropped, unless it was replaced by a better answer.
     fn answer(&self, message: Msg) -> Told {
         Told { message: Some(message), inbox: self.shared.inbox.clone() }
     }
 
     fn finish(&mut self, id: WaiterId, verdict: Verdict) {
         let Some(pending) = self.pending.remove(&id) else {
-            // Its caller left while the answer was on the way.
+            // Its caller left before the answer arrived.
             return self.shared.undelivered(verdict, self.shared.limits.max_ttl_ms);
         };
         if let Err(WaiterReply::Verdict(verdict)) = pending.reply.send(WaiterReply::Verdict(verdict)) {
@@ -504,9 +506,10 @@ impl Core {
         self.replan(replans);
     }
 
-    /// Gives waiters these claims, and every other waiter the keys that the shadows add to its own.
+    /// Gives the waiters in `replans` their new claims, and adds the keys of the shadows to the claims of all
+    /// other waiters.
     fn replan(&mut self, mut replans: Vec<(WaiterId, Option<Box<Claim>>)>) {
-        // Of those that take places in line the first comes first.
+        // Waiters that join the global queue do so in the order of their arrival.
         replans.sort_unstable_by_key(|(waiter, _)| *waiter);
         let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
         let (shadows, shared) = (&self.shadows, &self.shared);
@@ -533,8 +536,8 @@ impl Core {
     }
 }
 
-/// What the loop is told when this is dropped. The queue stands still until a question about it is answered, so
-/// the answer comes also where the task that asks panics.
+/// A message that is sent to the loop when this is dropped. A queue does not move until a question about it is
+/// answered, so the answer must come even if the task that asks panics.
 struct Told {
     message: Option<Msg>,
     inbox: mpsc::UnboundedSender<Msg>,
@@ -548,13 +551,13 @@ impl Drop for Told {
     }
 }
 
-/// The generation's name where no policy decided.
+/// The name of the author of decisions that no policy made.
 fn built_in() -> Arc<str> {
     "built-in".into()
 }
 
-/// Request ids of late on this proxy, to notice one that comes back for something else. The store
-/// notices those that come back for the same keys, on any proxy.
+/// Recent request ids on this proxy, to detect one that is reused for another request. The store detects reuse
+/// for the same keys on any proxy.
 #[derive(Default)]
 struct RequestLog {
     seen: HashMap<Box<str>, u64>,

@@ -1,10 +1,10 @@
-//! Whether locks are granted. Those that wait for it go on in the order in which they came.
+//! Whether locks are granted. Tasks that wait for the gate continue in the order in which they came.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use tokio::sync::Notify;
 
-/// Closed at first.
+/// A gate, which is closed at first.
 #[derive(Default)]
 pub struct Gate {
     is_open: AtomicBool,
@@ -12,20 +12,23 @@ pub struct Gate {
 }
 
 impl Gate {
+    /// Opens the gate and wakes all tasks that wait.
     pub fn open(&self) {
         self.is_open.store(true, SeqCst);
         self.opened.notify_waiters();
     }
 
+    /// Closes the gate.
     pub fn close(&self) {
         self.is_open.store(false, SeqCst);
     }
 
+    /// Whether the gate is open.
     pub fn is_open(&self) -> bool {
         self.is_open.load(SeqCst)
     }
 
-    /// Returns when it is open.
+    /// Waits until the gate is open.
     pub async fn opened(&self) {
         loop {
             let opened = self.opened.notified();

@@ -1,4 +1,4 @@
-//! The last decisions about each key, for those who ask why.
+//! The last decisions about each key, for diagnosis.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use crate::lock::maps::HashMap;
 use crate::lock::table::{Next, WaiterId};
 use crate::lock::{Key, Mode};
 
-/// Decisions that are kept of a key.
+/// How many decisions are kept for each key.
 const KEPT: usize = 8;
-/// Keys whose decisions are kept; the ones not decided about for longest are forgotten.
+/// For how many keys decisions are kept. Beyond that, the key whose first decision is the oldest is forgotten.
 const KEYS: usize = 8_192;
 
-/// What was decided; put into words only when somebody asks.
+/// A decision, which is put into words only on request.
 #[derive(Clone, Debug)]
 pub(super) enum What {
     Planned { mode: Mode, ttl_ms: u32, wait_ms: u32 },
@@ -24,6 +24,7 @@ pub(super) enum What {
     Lapsed,
 }
 
+/// The last decisions about the keys.
 #[derive(Default)]
 pub(super) struct History {
     keys: HashMap<Key, VecDeque<(u64, Arc<str>, What)>>,

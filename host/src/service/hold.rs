@@ -1,4 +1,4 @@
-//! Leases that the proxy keeps alive for as long as a connection lives.
+//! Leases that the proxy renews for as long as a connection is open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,14 +17,16 @@ use crate::policy::{Expiring, Generation, OnLoss, Renewal, fallback};
 use crate::store::StoreError;
 use crate::vital;
 
-/// A renewal or a finish that the store did not answer is tried again after this long, while the lease lasts.
+/// How long to wait before repeating a renewal or a finish that the store did not answer, while the lease
+/// lasts.
 const RETRY_MS: u32 = 200;
 
-/// Why a lease is lost that its store, or an operator, has ended.
+/// The reason for the loss if the store or an operator has ended the lease.
 const TAKEN: &str = "the lease was taken away, or its session is gone";
 
-/// A lease that the proxy keeps alive. Dropping it releases the lease, unless [`Hold::leave`] was called.
+/// A lease that the proxy renews. Dropping the `Hold` releases the lease, unless [`Hold::leave`] was called.
 pub struct Hold {
+    /// The lease as it was granted or resumed.
     pub lease: Lease,
     service: Service,
     terms: Terms,
@@ -32,15 +34,15 @@ pub struct Hold {
     renewals: u32,
     valid_until: Instant,
     gone: oneshot::Receiver<()>,
-    /// Nothing is renewed any more.
+    /// The lease is not renewed any more.
     over: bool,
-    /// Dropping it releases nothing: the release is on its way, the lease is gone, or it is to run out.
+    /// Dropping the `Hold` releases nothing: the release was sent, the lease is gone, or it is left to expire.
     ended: bool,
 }
 
-/// What its policy wants for a lease that is kept alive.
+/// The policy's terms for a lease that is renewed.
 pub(super) struct Terms {
-    /// Asked about each renewal; `None` where the policy is gone.
+    /// Decides about each renewal; `None` if the policy is gone.
     pub generation: Option<Arc<Generation>>,
     pub ttl_ms: u32,
     pub max_hold_ms: u32,
@@ -48,21 +50,22 @@ pub(super) struct Terms {
     pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
-/// A lease that a task of its own keeps alive.
+/// A lease that a separate task renews.
 ///
-/// Dropping it gives the work up: the lease is released, and the release is on its way before anything that is
-/// asked later. A lease whose loss was told is left to run out instead, as its holder may not have heard yet.
+/// Dropping it means that the work was given up: the lease is released, and the release is sent before any
+/// later request. But if a loss was reported, the lease is left to expire, because its holder may not know of
+/// the loss yet.
 pub struct Keeping {
     lease: LeaseRef,
     service: Service,
-    /// Tells the task how the lease ends.
+    /// Tells the task how to end the lease.
     ending: Option<oneshot::Sender<Ending>>,
     lost: latest::Receiver<Option<Arc<str>>>,
-    /// Until when renewals are tried, by [`clock::now`], in microseconds.
+    /// The last moment at which a renewal is tried, in microseconds of [`clock::now`].
     last_call: Arc<AtomicU64>,
 }
 
-/// How a lease that a task keeps alive ends. The release is on its way already.
+/// How a renewed lease ends. The release was already sent.
 enum Ending {
     Release(Releasing),
     Finish { release: Release, answer: Releasing, told: oneshot::Sender<Result<(), LeaseError>> },
@@ -82,7 +85,7 @@ impl From<Planned> for Terms {
 }
 
 impl Hold {
-    /// `held_ms` is how long the lease has been held already, where it was not granted by this proxy just now.
+    /// `held_ms`: how long the lease has already been held; `None` if this proxy has just granted it.
     pub(super) fn new(service: Service, lease: Lease, terms: Terms, held_ms: Option<u32>) -> Hold {
         let valid_until = lease.valid_until;
         let (over, gone) = oneshot::channel();
@@ -102,12 +105,12 @@ impl Hold {
         }
     }
 
-    /// What the policy wants for a guarded request that loses its lease.
+    /// What the policy wants if a guarded request loses its lease.
     pub fn on_loss(&self) -> OnLoss {
         self.terms.on_loss
     }
 
-    /// Keeps the lease alive in a task of its own.
+    /// Renews the lease in a separate task.
     pub fn keep(mut self) -> Keeping {
         let (ending, mut ended) = oneshot::channel::<Ending>();
         let tell = latest::Sender::new(None);
@@ -135,7 +138,7 @@ impl Hold {
             match ending {
                 Ok(Ending::Release(answer)) => {
                     if let Err(error) = self.service.released(answer).await {
-                        tracing::debug!(%error, "a lease could not be released; it ends by itself");
+                        tracing::debug!(%error, "a lease could not be released; it will expire");
                     }
                 }
                 Ok(Ending::Finish { release, answer, told }) => {
@@ -147,10 +150,10 @@ impl Hold {
         keeping
     }
 
-    /// The next thing that the client should be told. After [`HoldEvent::Lost`] nothing follows.
+    /// Waits for the next event for the client. No event follows [`HoldEvent::Lost`].
     ///
-    /// A third of the lease after its last renewal the policy's `renewal` hook is asked. A lease that
-    /// cannot be renewed is told lost before it ends, with a tenth of it, at most a second, to spare.
+    /// The policy's `renewal` hook is asked when a third of the remaining lease has passed. A lease that cannot
+    /// be renewed is reported lost before its end: by a tenth of the lease time, but at most a second.
     pub async fn next(&mut self) -> HoldEvent {
         if self.over {
             return std::future::pending().await;
@@ -167,7 +170,7 @@ impl Hold {
             Renewal::Lapse => return self.lost("the policy let the lease lapse"),
         };
         loop {
-            // A store that hangs must not keep the client waiting past the end of its lease.
+            // The client must not wait past the end of its lease if the store hangs.
             let last_call = self.last_call();
             let deadline = self.service.shared.store_deadline().min(last_call);
             let renewal = self.service.renew_before(self.lease.lease.clone(), Some(ttl_ms), deadline);
@@ -175,15 +178,16 @@ impl Hold {
                 biased;
                 Ok(()) = &mut self.gone, if !self.gone.is_terminated() => return self.gone(TAKEN),
                 renewed = renewal => renewed,
-                // A call that hangs is given up by the store some time after its deadline.
+                // The store gives up a call that hangs some time after its deadline.
                 () = clock::sleep_until(last_call) => {
                     return self.lost("the store did not answer a renewal in time");
                 }
             };
             let error = match renewed {
                 Ok(renewed) if renewed.valid_until > clock::now() => return self.renewed(renewed),
-                // The lease exists, but its session is silent, or this proxy is not a member of its fleet.
-                Ok(_) => "no time can be promised for the lease".to_owned(),
+                // The lease exists, but its session does not answer, or this proxy is not a member of its
+                // fleet.
+                Ok(_) => "the store cannot guarantee the lease for any time".to_owned(),
                 Err(LeaseError::Store(error)) => error.to_string(),
                 Err(error) => return self.gone(&error.to_string()),
             };
@@ -191,20 +195,20 @@ impl Hold {
             if again >= self.last_call() {
                 return self.lost(&error);
             }
-            tracing::debug!(resource = %self.lease.resource, %error, "a renewal is tried again");
+            tracing::debug!(resource = %self.lease.resource, %error, "a renewal is retried");
             clock::sleep_until(again).await;
         }
     }
 
-    /// Waits for the answer to `release`, and repeats it, with the same attempt, until the store has answered or
-    /// the lease has ended. A call that is under way at the end may have been carried out before it, so its answer is
-    /// waited for, as long as the store's time-out. The lease is renewed meanwhile.
+    /// Waits for the answer to `release`, and repeats it, with the same attempt, until the store has answered
+    /// or the lease has ended. A call that is in flight at the end of the lease may have been applied before,
+    /// so its answer is awaited up to the store's time-out. The lease is renewed meanwhile.
     async fn finish(&mut self, release: Release, mut answer: Releasing) -> Result<(), LeaseError> {
         let service = self.service.clone();
         loop {
             match self.alive_during(service.released(answer)).await {
                 Err(LeaseError::Store(error)) if clock::now() < self.valid_until => {
-                    tracing::debug!(%error, "the end of a `once` is sent to the store again");
+                    tracing::debug!(%error, "the release of a `once` is retried");
                 }
                 told => return told,
             }
@@ -213,7 +217,7 @@ impl Hold {
         }
     }
 
-    /// Keeps the lease alive while something is waited for.
+    /// Renews the lease while `work` runs.
     async fn alive_during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         loop {
@@ -226,8 +230,9 @@ impl Hold {
         }
     }
 
-    /// The proxy stops, and renews no more. A lease that any proxy can renew is left to run: its holder may go
-    /// on with it elsewhere. A lock that rests on a session of this proxy is lost, and ends with this [`Hold`].
+    /// The proxy stops and does not renew the lease any more. A lease that any proxy can renew is left to run,
+    /// so that its holder can continue with it on another proxy. A lock that a session of this proxy holds is
+    /// lost, and ends with this [`Hold`].
     pub fn drain(&mut self) -> HoldEvent {
         if self.lease.lease.keys.iter().any(|key| key.space().rests_on_session()) {
             return self.lost("the proxy is shutting down, and the lock cannot outlive the proxy's session");
@@ -236,7 +241,7 @@ impl Hold {
         HoldEvent::Draining { valid_until: self.valid_until }
     }
 
-    /// Leaves the lease to run out, or to go on elsewhere: it is not released.
+    /// Leaves the lease to expire or to continue on another proxy; it is not released.
     pub fn leave(&mut self) {
         self.over = true;
         self.ended = true;
@@ -263,7 +268,7 @@ impl Hold {
             Some((decision, generation)) => (decision, generation.id().clone()),
             None => (fallback::renewal(&expiring), "built-in".into()),
         };
-        // The maximum hold is the host's promise: no policy extends past it.
+        // The host guarantees the maximum hold: no policy extends a lease beyond it.
         let decision = match decision {
             Renewal::Extend { .. } if expiring.held_ms >= expiring.max_hold_ms => Renewal::Lapse,
             other => other,
@@ -276,27 +281,27 @@ impl Hold {
         decision
     }
 
-    /// The last moment at which a renewal is tried: what is left is for telling the client.
+    /// The last moment at which a renewal is tried; the rest of the lease is for telling the client.
     fn last_call(&self) -> Instant {
         let spare_ms = (self.terms.ttl_ms / 10).min(1_000);
         Instant(self.valid_until.0.saturating_sub(u64::from(spare_ms) * 1_000))
     }
 
-    /// The client may count on the latest end that it was told. Where the store did not extend the lease, this answer has an
-    /// earlier end than the last one: it counts from before the question.
+    /// The client may count on the latest end that it was told. If the store did not extend the lease, this
+    /// answer has an earlier end than the last one, because it counts from before the question.
     fn renewed(&mut self, renewed: Renewed) -> HoldEvent {
         self.renewals += 1;
         self.valid_until = self.valid_until.max(renewed.valid_until);
         HoldEvent::Renewed(Renewed { valid_until: self.valid_until, ..renewed })
     }
 
-    /// It is renewed no more; its holder may count on it until the time that it was told before.
+    /// The lease is not renewed any more; its holder may count on it until the end that it was told.
     fn lost(&mut self, reason: &str) -> HoldEvent {
         self.over = true;
         HoldEvent::Lost { reason: reason.to_owned(), valid_until: self.valid_until }
     }
 
-    /// The store does not know it any more.
+    /// The store no longer knows the lease.
     fn gone(&mut self, reason: &str) -> HoldEvent {
         self.leave();
         HoldEvent::Lost { reason: reason.to_owned(), valid_until: clock::now() }
@@ -315,7 +320,7 @@ impl Drop for Hold {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 if let Err(error) = service.released(answer).await {
-                    tracing::debug!(%error, "a held lease could not be released; it ends by itself");
+                    tracing::debug!(%error, "a held lease could not be released; it will expire");
                 }
             });
         }
@@ -323,23 +328,23 @@ impl Drop for Hold {
 }
 
 impl Keeping {
-    /// Whether work may begin under the lease. It may not where its grant came late, or this process has stood still since,
-    /// also before anybody is told of a loss; nor where too little is left to renew it in.
+    /// Whether work may begin under the lease. It may not if the grant came late or this process has been
+    /// paused since, even before a loss is reported, or if too little time is left to renew the lease.
     pub fn is_certain(&self) -> bool {
         self.lost.borrow().is_none() && clock::now() < Instant(self.last_call.load(Relaxed))
     }
 
-    /// Tells when the lease cannot be relied on any more, and why.
+    /// Reports when the holder can no longer count on the lease, and why.
     pub fn watch(&self) -> latest::Receiver<Option<Arc<str>>> {
         self.lost.clone()
     }
 
-    /// The work is done: the lease is released, also where its loss was told.
+    /// Ends the work and releases the lease, even if its loss was reported.
     pub fn release(mut self) {
         self.begin_release();
     }
 
-    /// Leaves the lease to run out: who works under it may not know yet that it is renewed no more.
+    /// Leaves the lease to expire: the worker under it may not know yet that it is not renewed any more.
     pub fn leave(mut self) {
         self.ending = None;
     }
@@ -351,11 +356,11 @@ impl Keeping {
         }
     }
 
-    /// Ends a guarded `once`, and keeps `outcome`, which is JSON text. Goes on until the store has answered or the lease
-    /// has ended, also where the caller stops waiting.
+    /// Ends a guarded `once` and stores `outcome`, which is JSON text. Continues until the store has answered
+    /// or the lease has ended, even if the caller stops waiting.
     ///
     /// # Errors
-    /// Where the lease is lost, or the store did not answer by its end; what was done may be done again then.
+    /// If the lease is lost, or the store did not answer before its end. The work may then be done again.
     pub async fn finish(mut self, outcome: Box<str>) -> Result<(), LeaseError> {
         let outcome = Left { value: outcome, origin: Origin::Route };
         let release = new_release(self.lease.clone(), Some(outcome));

@@ -1,4 +1,4 @@
-//! Going on with a lease that a proxy has granted: this one, or another one that has gone.
+//! Continuing a lease that this proxy or another one has granted.
 
 use super::hold::Terms;
 use super::{Hold, Lease, LeaseError, Service, ServiceContext, swap};
@@ -6,12 +6,12 @@ use crate::lock::record::Holder;
 use crate::lock::{LeaseRef, Space, Token};
 use crate::policy::OnLoss;
 
-/// Finds the lease in the store, asks its policy what it wants for it, and renews it.
+/// Finds the lease in the store, asks its policy for its terms, and renews it.
 pub(super) async fn resume(service: &Service, lease: LeaseRef) -> Result<Hold, LeaseError> {
     let shared = &service.shared;
     let Stored { holder, held_ms, tokens } = stored(shared, &lease).await?;
     let terms = terms(shared, &holder);
-    // What is left of the longest hold, as at every other renewal; 0 looks whether the lease lives.
+    // The rest of the longest hold, as at every other renewal; 0 only checks whether the lease still lasts.
     let ttl_ms = terms.ttl_ms.min(terms.max_hold_ms.saturating_sub(held_ms));
     let renewed = service.renew(lease.clone(), Some(ttl_ms)).await?;
     let lease = Lease {
@@ -32,10 +32,10 @@ pub(super) async fn resume(service: &Service, lease: LeaseRef) -> Result<Hold, L
 
 /// A lease as the store knows it.
 struct Stored {
-    /// That of its first key.
+    /// The holder in the record of the first key.
     holder: Holder,
     held_ms: u32,
-    /// One for each key.
+    /// One token for each key.
     tokens: Vec<Token>,
 }
 
@@ -55,8 +55,8 @@ async fn stored(shared: &ServiceContext, lease: &LeaseRef) -> Result<Stored, Lea
     Ok(Stored { holder, held_ms, tokens })
 }
 
-/// What the policy of the lease wants for it now. Where the policy is gone, refuses or fails, what was granted
-/// is kept alive as the built-in hooks would, within the limits of this proxy.
+/// The policy's current terms for the lease. If the policy is gone, refuses or fails, the lease is renewed as
+/// the built-in hooks would do, within the limits of this proxy.
 fn terms(shared: &ServiceContext, holder: &Holder) -> Terms {
     let generation = shared.policies.get(shared.policy_of_tag(&holder.tag));
     let request = swap::request(&holder.tag, &holder.owner, holder.mode);

@@ -1,5 +1,5 @@
-//! A fleet's way from one policy to the next: what names keys meanwhile, and when nothing of before is
-//! under way any more.
+//! How a fleet changes a policy: which generations name keys during the change, and when all earlier claims are
+//! settled.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,73 +18,77 @@ use crate::lock::table::SubmissionId;
 use crate::policy::{Generation, Plan, Prepared};
 use crate::store::StoreError;
 
-/// A write that the server had checked in time may land this much after its answer was given up.
+/// How much later than the moment at which its answer was given up a write may take effect, if the server
+/// checked its deadline in time.
 const LATE_MS: u32 = 1_000;
-/// Until a store that could not be read is tried again.
+/// How long to wait before a store that could not be read is tried again.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 impl Service {
-    /// Grants from now on, until it is closed. The leases that are in the store already must have been looked
-    /// at: see [`Service::look_again`].
+    /// Begins to grant locks, until [`Service::close`]. The leases that are already in the store must have been
+    /// examined: see [`Service::look_again`].
     pub fn open(&self) {
         self.shared.gate.open();
     }
 
-    /// Has looked at the leases in the store by the live generation of every policy when it returns, however
-    /// often that has to be tried. A generation that goes live meanwhile may have to be looked at again.
+    /// Examines the leases in the store by the live generation of every policy, and retries until that has
+    /// worked. If another generation goes live meanwhile, the leases may have to be examined again.
     pub async fn look_at_all(&self) {
         let names: Vec<String> = self.shared.policies.names().map(str::to_owned).collect();
         let mut told = false;
         for name in names {
             while let Err(error) = self.look_again(&name).await {
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!("no lock is granted before all leases have been looked at: {error}");
+                    tracing::warn!("no lock is granted until all earlier leases have been examined: {error}");
                 }
                 tokio::time::sleep(LOOK_PAUSE).await;
             }
         }
     }
 
-    /// Grants nothing more until [`Service::open`]. What is under way goes on.
+    /// Stops granting locks until [`Service::open`]. Claims that are in flight are not affected.
     pub fn close(&self) {
         self.shared.gate.close();
     }
 
+    /// Whether locks are granted.
     pub fn is_open(&self) -> bool {
         self.shared.gate.is_open()
     }
 
-    /// From now on the candidate names keys together with the live generation. Requests that the live one
-    /// alone planned are under way still when this returns: see [`Service::settled`].
+    /// From now on the candidate names keys together with the live generation. Requests that were planned by
+    /// the live generation alone may still be in flight when this returns: see [`Service::settled`].
     ///
     /// # Errors
-    /// Where more requests arrive than the candidate can be asked about.
+    /// If requests arrive faster than the candidate can be asked about them.
     pub async fn name_with(&self, candidate: Prepared) -> Result<(), StoreError> {
         swap::name_with(&self.shared, candidate).await
     }
 
-    /// What keeps proxies from going by the candidate's keys alone, in a sentence: leases for whose end it has to wait. They
-    /// are complete once the service has [`settled`](Service::settled).
+    /// Why proxies cannot apply the candidate's keys alone yet, in a sentence: it names leases that have to end
+    /// first. The list of leases is complete only after [`Service::settled`].
     ///
     /// # Errors
-    /// Where a store cannot be read.
+    /// If a store cannot be read.
     pub async fn holds_up(&self, candidate: Arc<Generation>) -> Result<Option<String>, StoreError> {
         swap::holds_up(&self.shared, candidate).await
     }
 
-    /// The leases in the store that were granted to guarded requests, by nonce, with their resources: also where
-    /// the request is gone, or its proxy. Of the locks that rest on a session, those of this proxy.
+    /// The leases in the store that were granted to guarded requests, with their resources, by nonce. They
+    /// include leases of requests and proxies that have ended. Of the locks that a session holds, only those of
+    /// this proxy are included.
     ///
     /// # Errors
-    /// Where they cannot all be read.
+    /// If not all of them can be read.
     pub async fn guarded_leases(&self) -> Result<HashMap<u64, String>, StoreError> {
         swap::guarded_leases(&self.shared).await
     }
 
-    /// Has the stores beside the table give tokens above all that they gave before: keys get other names.
+    /// Raises the token floors of the stores other than the table above all tokens that they have given,
+    /// because keys get other names.
     ///
     /// # Errors
-    /// Where one of them cannot.
+    /// If one of the stores cannot raise its floor.
     pub async fn raise_tokens(&self) -> Result<(), StoreError> {
         self.shared.store.raise_tokens(None).await.map(drop)
     }
@@ -94,11 +98,12 @@ impl Service {
         self.shared.policies.name_with(policy, None);
     }
 
-    /// Looks at the leases in the store, as others, or an earlier run, may have granted by other policies: those
-    /// that lack the keys of the policy's live generation are waited for, also by waiters that are here already.
+    /// Examines the leases in the store, because other proxies or an earlier run may have granted them by other
+    /// policies. New claims and present waiters wait for leases that lack the keys of the policy's live
+    /// generation.
     ///
     /// # Errors
-    /// Where the store cannot be read.
+    /// If the store cannot be read.
     pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
         match self.shared.policies.get(policy) {
             Some(live) => swap::look(&self.shared, Prepared::Unchanged(live)).await.map(drop),
@@ -106,8 +111,8 @@ impl Service {
         }
     }
 
-    /// Waits until every claim that the store had been sent before is answered, so that nothing that
-    /// was planned earlier can be granted later.
+    /// Waits until every claim that was sent to the store before is answered, so that nothing that was planned
+    /// earlier can be granted later.
     pub async fn settled(&self) {
         let (reply, settled) = oneshot::channel();
         self.shared.tell(Msg::Settle(reply));
@@ -117,8 +122,9 @@ impl Service {
     }
 }
 
-/// Adds the keys that the candidate names. A version belongs to one key: between two of them, two could
-/// commit what they read as one. And any one of several keys cannot be taken together with others.
+/// Adds the keys that the candidate names to the plan. This is not possible for a version, which belongs to one
+/// key: with two keys, two clients could commit what they read as one. Nor is it possible for a claim for any
+/// one of several keys.
 pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), AcquireError> {
     let same = plan.any == next.any && plan.keys == next.keys;
     let any = plan.any || next.any;
@@ -126,20 +132,20 @@ pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), Acqui
         return Ok(());
     }
     if any || call == Call::Version {
-        let why = "its policy is being replaced by one that names other keys; try again in a moment";
+        let why = "its policy is being replaced by a policy that names other keys; try again in a moment";
         return Err(AcquireError::NotYet { why: why.to_owned() });
     }
     plan.keys = swap::union(&plan.keys, next.keys.iter());
     Ok(())
 }
 
-/// Claims that the store has been sent and has not answered. Releases are not among them: they grant
-/// nothing, and may wait for this proxy to join.
+/// Claims that were sent to the store and are not answered yet. Releases are not included: they grant nothing,
+/// and may wait until this proxy has joined its fleet.
 #[derive(Default)]
 pub(super) struct UnderWay {
     claims: BTreeSet<SubmissionId>,
     last: SubmissionId,
-    /// Up to this one they are waited for.
+    /// Claims up to this one are awaited.
     boundary: SubmissionId,
     given_up: Instant,
     waiting: Vec<oneshot::Sender<Instant>>,
@@ -162,8 +168,8 @@ impl UnderWay {
         }
     }
 
-    /// Tells when every claim that is under way now has ended, with the moment at which one was last given
-    /// up without an answer.
+    /// Replies when every claim that is in flight now has ended, with the moment at which a claim was last
+    /// given up without an answer.
     pub fn await_all(&mut self, reply: oneshot::Sender<Instant>) {
         self.boundary = self.last;
         self.waiting.push(reply);

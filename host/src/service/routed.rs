@@ -1,6 +1,6 @@
-//! Guarded requests as they are kept with a lease, so that any proxy can ask a policy about them again.
+//! How a guarded request is stored with its lease, so that any proxy can ask a policy about it again.
 //!
-//! What the policy saw becomes labels whose names begin with a colon, which no client's label does.
+//! The parts that the policy saw become labels whose names begin with a colon. Names of client labels never do.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::lock::Mode;
 use crate::lock::record::Tag;
 use crate::policy::HttpView;
 
-/// Labels of clients do not begin so.
+/// The first character of reserved label names; labels of clients do not begin with it.
 pub const RESERVED: char = ':';
 
 const METHOD: &str = ":method";
@@ -23,15 +23,17 @@ const HEADER: &str = ":header.";
 const BODY: &str = ":body";
 const MODE: &str = ":mode";
 
-/// The way in of a request that came through a guarded route.
+/// What came with a request through a guarded route.
 #[derive(Clone, Debug)]
 pub struct RoutedRequest {
-    /// The route's.
+    /// The policy of the route.
     pub policy: Arc<str>,
+    /// The HTTP request, as the policy sees it.
     pub http: Arc<HttpView>,
 }
 
-/// What a policy must be told again that its plan does not say. A mode is noted where the plan has another.
+/// The labels for what a policy must be told again but the plan does not contain. The mode is included if the
+/// plan has another one.
 pub(super) fn labels(request: &Request, planned: Mode) -> Vec<(Box<str>, Box<str>)> {
     let mut labels = request.routed.as_ref().map(|routed| of_http(&routed.http)).unwrap_or_default();
     let differs = match (planned, request.mode) {
@@ -52,7 +54,7 @@ fn kind(mode: Mode) -> String {
     }
 }
 
-/// The mode that was asked for, where it is not that of the plan.
+/// The requested mode, if the plan has another one.
 pub(super) fn mode(tag: &Tag) -> Option<Mode> {
     let (_, text) = tag.labels.iter().find(|(name, _)| &**name == MODE)?;
     match &**text {
@@ -77,7 +79,7 @@ fn of_http(http: &HttpView) -> Vec<(Box<str>, Box<str>)> {
     labels
 }
 
-/// The labels of the client, and what the policy saw of its guarded request.
+/// The labels of the client, and the part of the guarded request that the policy saw.
 pub(super) fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>) {
     let mut plain = Vec::new();
     let mut http: Option<HttpView> = None;
@@ -107,7 +109,7 @@ pub(super) fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>)
     (plain, http.map(Arc::new))
 }
 
-/// The policy of a guarded request: that which planned it, as routes may have changed since.
+/// The policy that planned the guarded request. Its route may have another policy by now.
 pub(super) fn policy(tag: &Tag) -> Option<&str> {
     let guarded = tag.labels.iter().any(|(name, _)| &**name == METHOD);
     guarded.then(|| tag.policy.split_once('@').map_or(&*tag.policy, |(name, _)| name))

@@ -1,19 +1,20 @@
-//! Replacing a policy under running locks.
+//! Replaces a policy while locks are held.
 //!
-//! Where the new generation names keys differently, a holder of the old key and a holder of the new one
-//! must never exist together. So before a generation goes live it is asked again about every lease that
-//! is held, here and in the store, and about every waiter:
+//! If the new generation names keys differently, a holder of the old key and a holder of the new key must never
+//! exist together. So before a generation goes live, it is asked again about every held lease, here and in the
+//! store, and about every waiter:
 //!
-//! - a lease that lacks its new keys becomes a [`Shadow`]: until it ends, claims of one of its new keys
-//!   take its old ones as well;
-//! - where the new generation refuses what the lease was asked for with, as in a mode that its primitive lacks, the
-//!   new keys are those of the same request in exclusive mode. Where it refuses that, too, they are not known: a change
-//!   waits for the end of the lease ([`holds_up`]), and a proxy that starts grants nothing by the policy before;
-//! - a waiter waits for both, and keeps its place, in the order over all proxies where the new generation wants
-//!   one; a waiter that the new generation refuses is refused.
+//! - A lease that lacks its new keys becomes a [`Shadow`]: until it ends, claims for one of its new keys also
+//!   take its old keys.
+//! - If the new generation refuses the request of a lease, for example for a mode that its primitive lacks, the
+//!   new keys are those of the same request in exclusive mode. If the generation refuses that request, too, the
+//!   keys are not known: a change waits for the end of the lease ([`holds_up`]), and a proxy that starts grants
+//!   nothing by the policy before that.
+//! - A waiter waits for the old and the new keys, and keeps its position. If the new generation wants a global
+//!   queue, the waiter joins it. A waiter that the new generation refuses is refused.
 //!
-//! The loop makes the generation live in the same step in which it takes the shadows, so nothing can
-//! be granted in between; requests that were planned by the old generation are planned again.
+//! The event loop makes the generation live in the same step in which it takes the shadows, so nothing can be
+//! granted in between. Requests that were planned by the old generation are planned again.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
@@ -36,24 +37,24 @@ use crate::random;
 use crate::store::StoreError;
 use crate::vital;
 
-/// Records that one page of a survey reads.
+/// How many records one page of a survey reads.
 const PAGE: usize = 1_000;
-/// How often new claims may turn up between planning and going live before the rest is planned in
-/// one go.
+/// How many rounds a swap makes: in each round, claims that have arrived since the last planning are planned.
+/// Then the swap fails.
 const ROUNDS: usize = 64;
 
-/// A lease that holds old keys only: until it is over, its new keys are not free.
+/// A lease that holds only old keys: until it ends, its new keys are not free.
 #[derive(Clone, Debug)]
 pub(super) struct Shadow {
     nonce: u64,
     old: Arc<[Key]>,
     new: Arc<[Key]>,
-    /// Set where the new keys are not known: nothing is granted by this policy.
+    /// Set if the new keys are not known: this policy grants nothing until the lease ends.
     policy: Option<Box<str>>,
 }
 
 impl Shadow {
-    /// `plan`: what the new generation makes of the lease's request; `None` where that does not tell its keys.
+    /// `plan`: the new generation's plan for the lease's request; `None` if the plan does not tell its keys.
     fn new(nonce: u64, old: Arc<[Key]>, plan: Option<&NewPlan>, policy: &str) -> Shadow {
         let new = plan.map_or_else(Arc::default, |plan| plan.keys.clone());
         Shadow { nonce, old, new, policy: plan.is_none().then(|| policy.into()) }
@@ -65,13 +66,13 @@ pub(super) struct Shadows {
     by_nonce: HashMap<u64, Shadow>,
     /// The nonces of the leases that cast a shadow on a key.
     on_key: HashMap<Key, HashSet<u64>>,
-    /// The same for all that a policy decides.
+    /// The same for everything that a policy decides.
     on_policy: HashMap<Box<str>, HashSet<u64>>,
 }
 
 impl Shadows {
-    /// A lease that casts a shadow already casts both: what an earlier swap, or the survey at the
-    /// start, found out about it may be told later than what this one did.
+    /// Adds shadows. If a lease already casts one, it then casts both: the results of an earlier swap, or of
+    /// the survey at the start, may arrive later than those of this swap.
     fn extend(&mut self, shadows: impl IntoIterator<Item = Shadow>) {
         for shadow in shadows {
             for key in &*shadow.new {
@@ -98,11 +99,13 @@ impl Shadows {
         shadow.policy.iter().for_each(|policy| take_away(&mut self.on_policy, policy, nonce));
     }
 
-    /// Why nothing is granted by the policy, where there is a lease of which it is not known what it calls its keys.
+    /// Why the policy grants nothing, if there is a lease whose new keys are not known.
     pub fn block(&self, policy: &str) -> Option<String> {
         let leases = self.on_policy.get(policy)?.len();
         reached(Branch::PolicyBlocks);
-        Some(format!("the policy `{policy}` refuses the resources of {leases} leases, which are waited for"))
+        Some(format!(
+            "the policy `{policy}` refuses the resources of {leases} leases that have not ended yet"
+        ))
     }
 
     /// The keys of a claim, together with the old keys of every lease that casts a shadow on them.
@@ -116,7 +119,7 @@ impl Shadows {
         (!extra.is_empty()).then(|| union(keys, extra.into_iter()))
     }
 
-    /// What a waiter that has not been widened asks for from now on.
+    /// The new claim of a waiter that has not been widened yet.
     pub fn widened(&self, waiter: WaiterId, claim: &Claim) -> Option<(WaiterId, Option<Box<Claim>>)> {
         let keys = self.widen(&claim.keys)?;
         reached(Branch::ShadowBlocks);
@@ -124,7 +127,7 @@ impl Shadows {
     }
 }
 
-/// What a waiter asks for from now on.
+/// The new claim of a waiter.
 fn asks_again(claim: &Claim, keys: Arc<[Key]>, global: Option<GlobalTicket>) -> Box<Claim> {
     let attempt = random::within(1..u64::MAX);
     Box::new(Claim { keys, global, attempt, ..claim.clone() })
@@ -146,12 +149,12 @@ pub(super) fn union<'a>(keys: &'a [Key], more: impl Iterator<Item = &'a Key>) ->
     all.into()
 }
 
-/// What decides a claim's keys, as far as it is kept with a lease.
+/// The part of a claim's request that decides its keys, as far as it is stored with a lease.
 pub(super) fn request_of(claim: &Claim) -> PlanRequest {
     request(&claim.tag, &claim.owner, claim.mode)
 }
 
-/// What a lease was asked for with, as far as it is kept with the lease.
+/// The request of a lease, as far as it is stored with the lease.
 pub(super) fn request(tag: &Tag, owner: &str, mode: Mode) -> PlanRequest {
     let mode = match routed::mode(tag).unwrap_or(mode) {
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
@@ -170,14 +173,14 @@ pub(super) fn request(tag: &Tag, owner: &str, mode: Mode) -> PlanRequest {
     }
 }
 
-/// The keys of a plan, and how they are waited for.
+/// The keys of a plan, and how a claim waits for them.
 #[derive(Clone, Debug)]
 pub(super) struct NewPlan {
     keys: Arc<[Key]>,
     any: bool,
-    /// The waiter's rank, where the order is over all proxies.
+    /// The waiter's rank, if the plan wants a global queue.
     global_rank: Option<i32>,
-    /// Waiters are refused; leases have these keys.
+    /// New claims are refused, but leases have these keys.
     is_refused: bool,
 }
 
@@ -187,7 +190,7 @@ impl NewPlan {
         NewPlan { keys: plan.keys.clone(), any: plan.any, global_rank, is_refused }
     }
 
-    /// Whether whoever holds these keys holds what the plan asks for.
+    /// Whether a holder of these keys has what the plan asks for.
     fn is_held_with(&self, held: impl Fn(&Key) -> bool, mut all: impl Iterator<Item = Key>) -> bool {
         match self.any {
             true => all.all(|key| self.keys.contains(&key)),
@@ -196,24 +199,25 @@ impl NewPlan {
     }
 }
 
-/// What a generation makes of requests. `None` where it does not tell the keys of one: others may be granted these.
+/// A generation's plans for requests. `None` if it does not tell the keys of a request: these keys may be
+/// granted to others.
 type Plans = HashMap<PlanRequest, Option<NewPlan>>;
 
-/// A generation that wants to go live, with its plans for everything that is held or waits.
+/// A generation that is to go live, with its plans for all leases and waiters.
 pub(super) struct Swap {
     prepared: Prepared,
-    /// Whether the live generation stays, and names keys together with this one.
+    /// Whether the live generation stays live and names keys together with this one.
     beside: bool,
     plans: Plans,
     stored: Vec<Shadow>,
-    /// When the look at the store began that found these, where there was one.
+    /// When the survey of the store that found `stored` began, if there was one.
     looked_at: Option<Instant>,
     reply: oneshot::Sender<SwapStep>,
 }
 
-/// What the loop says to a [`Swap`].
+/// The event loop's answer to a [`Swap`].
 pub(super) enum SwapStep {
-    /// Claims that turned up since the plans were made.
+    /// Claims that have arrived since the plans were made.
     Missing(Vec<PlanRequest>),
     Live {
         generation: Arc<Generation>,
@@ -222,7 +226,7 @@ pub(super) enum SwapStep {
 }
 
 impl Swap {
-    /// Whether the policy decides about the claim's resource and has not been asked again.
+    /// Whether the policy decides about the claim's resource but has no plan for it here yet.
     pub fn lacks(&self, shared: &ServiceContext, claim: &Claim) -> bool {
         self.decides(shared, claim) && !self.plans.contains_key(&request_of(claim))
     }
@@ -235,9 +239,9 @@ impl Swap {
         let _ = self.reply.send(step);
     }
 
-    /// Notes what becomes of one claim. A waiter whose claim cannot be widened, as it wants any one of
-    /// several keys, is planned anew. One that is to be in an order over all proxies takes its place in it now: those
-    /// that come later would be granted first.
+    /// Notes the consequence for one claim. A waiter whose claim cannot be widened, because it is for any one
+    /// of several keys, is planned anew. A waiter that is to wait in the global queue joins it now; otherwise
+    /// later waiters would be granted first.
     pub fn collect(
         &self,
         shared: &ServiceContext,
@@ -255,10 +259,10 @@ impl Swap {
             let holds = new.is_held_with(|key| claim.keys.contains(key), claim.keys.iter().cloned());
             waits_for_any || (holds && !claim.any)
         });
-        // Without new keys it is in nobody's way while the live generation names keys, too.
+        // While the live generation also names keys, a lease without new keys does no harm.
         let lacks_keys = if plan.is_none() { !self.beside } else { !has_keys };
         match standing {
-            // The loop learns of the end a little later than the store.
+            // The loop learns of the end of a lease a little later than the store.
             Standing::Lease { since, until, .. } if has_ended(since, until, self.looked_at, clock::now()) => {
             }
             Standing::Lease { nonce, .. } if lacks_keys => {
@@ -266,10 +270,10 @@ impl Swap {
                 shadows.extend([Shadow::new(nonce, claim.keys.clone(), plan.as_ref(), policy)]);
             }
             Standing::Lease { .. } => {}
-            // What it was asked for before is settled: a member acknowledges a record only then.
+            // Its earlier claim is settled: a member acknowledges a record only after that.
             Standing::Waiter { id } => {
-                // One that is refused is so as all that come now: granted later, its lease would keep out nobody who goes
-                // by the next generation alone.
+                // A refused waiter gets the answer of a new request. If it were granted later, its lease would
+                // not exclude clients of proxies that apply the next generation alone.
                 let Some(new) = plan.as_ref().filter(|new| !new.is_refused) else {
                     return replans.push((id, None));
                 };
@@ -286,16 +290,16 @@ impl Swap {
         }
     }
 
-    /// The place of a waiter that has none so far. Its client does not find it again on another proxy: the whole of its
-    /// request is not kept.
+    /// The ticket of a waiter that has none yet. Its client cannot find the place again on another proxy,
+    /// because the complete request is not stored.
     fn joins_global_queue(&self, claim: &Claim, new: &NewPlan) -> Option<GlobalTicket> {
         let rank = new.global_rank.filter(|_| claim.global.is_none() && !self.beside)?;
         Some(GlobalTicket { number: random::number(), rank, joined: None, returns: false })
     }
 
-    /// Makes the generation live and takes the shadows of leases that only the store knows.
+    /// Makes the generation live and adds the shadows of leases that only the store knows.
     pub fn commit(self, shared: &Arc<ServiceContext>, shadows: &mut Shadows) {
-        // Also where the lease casts a shadow already: by another change it has other new keys.
+        // Even if the lease already casts a shadow: by another change it has other new keys.
         shadows.extend(self.stored);
         shared.store.forget();
         let generation = if self.beside {
@@ -313,10 +317,10 @@ impl Swap {
     }
 }
 
-/// Makes a checked generation live. See the module's documentation.
+/// Makes a checked generation live. See the documentation of this module.
 ///
-/// A service that is closed makes it live at once: it grants nothing, and has to look at the leases before it
-/// is opened.
+/// A closed service makes it live at once: it grants nothing, and has to examine the leases before it is
+/// opened.
 pub(super) async fn go_live(
     shared: &Arc<ServiceContext>,
     prepared: Prepared,
@@ -325,7 +329,7 @@ pub(super) async fn go_live(
     if open { look(shared, prepared).await } else { swap(shared, prepared, None, false).await }
 }
 
-/// Makes a checked generation live, or leaves the live one as it is, with a look at all leases.
+/// Makes a checked generation live, or leaves the live one in place, and examines all leases.
 pub(super) async fn look(
     shared: &Arc<ServiceContext>,
     prepared: Prepared,
@@ -335,7 +339,8 @@ pub(super) async fn look(
     swap(shared, prepared, Some((looked_at, held)), false).await
 }
 
-/// The leases of guarded requests, of all proxies and of those that have died: their nonces, and their resources.
+/// The leases of guarded requests of all proxies, including proxies that have ended: their nonces and
+/// resources.
 pub(super) async fn guarded_leases(shared: &Arc<ServiceContext>) -> Result<HashMap<u64, String>, StoreError> {
     let held = complete(held(shared, |tag| routed::policy(tag).is_some()).await?)?;
     Ok(held.into_iter().map(|lease| (lease.nonce, lease.request.resource)).collect())
@@ -348,28 +353,30 @@ fn complete((held, unheard): (Vec<Held>, Vec<String>)) -> Result<Vec<Held>, Stor
     }
 }
 
-/// Whether a lease that this proxy has known `since` then has ended, as far as the lock table knows. What a look at the store
-/// began too early to find is taken for a lease that runs: another proxy may have made it longer.
+/// Whether a lease that this proxy has known since `since` has ended, as far as the lock table knows. If the
+/// survey of the store began too early to find the lease, it counts as running: another proxy may have extended
+/// it.
 fn has_ended(since: Instant, until: Instant, looked_at: Option<Instant>, now: Instant) -> bool {
     until <= now && looked_at.is_some_and(|looked_at| since < looked_at)
 }
 
-/// Lets a checked generation name keys together with the live one. Leases that lack its keys are no
-/// trouble yet: whoever is granted takes the live one's keys as well.
+/// Lets a checked generation name keys together with the live one. Leases that lack its keys do no harm yet:
+/// each new grant takes the keys of the live generation as well.
 pub(super) async fn name_with(shared: &Arc<ServiceContext>, candidate: Prepared) -> Result<(), StoreError> {
     swap(shared, candidate, None, true).await.map(drop)
 }
 
-/// Why the candidate cannot be the only one that names keys yet, as a sentence. It waits for two kinds of leases to end:
+/// Why the candidate cannot name keys alone yet, as a sentence. It waits for two kinds of leases to end:
 ///
-/// - those that rest on a session of this proxy and lack the candidate's keys. Other proxies do not see them, and cannot take
-///   their old keys for as long as the leases last;
-/// - those whose resource the candidate refuses, so that their new keys are not known.
+/// - leases that a session of this proxy holds and that lack the candidate's keys. Other proxies do not see
+///   them, and cannot take their old keys for as long as the leases last;
+/// - leases whose resource the candidate refuses, so that their new keys are not known.
 pub(super) async fn holds_up(
     shared: &Arc<ServiceContext>,
     candidate: Arc<Generation>,
 ) -> Result<Option<String>, StoreError> {
-    // Sessions are always heard. A lease of a store that is not is waited for when the candidate goes live.
+    // Sessions can always be read. If a store cannot be read, its leases are waited for when the candidate goes
+    // live.
     let (held, _) = held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?;
     let asked = held.iter().map(|lease| lease.request.clone()).collect();
     let plans = replan(shared, candidate, HashMap::default(), asked).await?;
@@ -379,14 +386,14 @@ pub(super) async fn holds_up(
     if let Some(first) = unknown.first() {
         let (count, first) = (unknown.len(), &first.request.resource);
         return Ok(Some(format!(
-            "it refuses what {count} leases are of, as that of {first}, until they have ended"
+            "it refuses the resources of {count} leases that have not ended, such as that of {first}"
         )));
     }
     let lacking: Vec<&Held> =
         held.iter().filter(rests).filter(|lease| lease.shadow(&plans, "").is_some()).collect();
     Ok(lacking.first().map(|first| {
         let (count, first) = (lacking.len(), &first.request.resource);
-        format!("{count} of its leases rest on sessions and lack the new keys, as that of {first}")
+        format!("{count} of its leases rest on sessions and lack the new keys, such as that of {first}")
     }))
 }
 
@@ -419,7 +426,7 @@ async fn swap(
     Err(StoreError::Unavailable { why })
 }
 
-/// Asks the new generation about claims, off the runtime's workers: there may be thousands.
+/// Asks the new generation about claims, outside the runtime's workers, because there may be thousands.
 async fn replan(
     shared: &Arc<ServiceContext>,
     generation: Arc<Generation>,
@@ -441,7 +448,7 @@ async fn replan(
         }
         plans
     };
-    // A lease that lacks its plan would cast no shadow.
+    // A lease without a plan would cast no shadow.
     let work = vital::blocking(|| vital::run("the planning of a swap", work)).await;
     work.map_err(|_| StoreError::stopped())
 }
@@ -463,8 +470,8 @@ impl Held {
     }
 }
 
-/// Every lease in the store whose tag is wanted, and the stores whose leases may be lacking. The policy that decides
-/// about a tag may be another one than the one that planned the lease: routes change, too.
+/// Every lease in the store whose tag is wanted, and the stores whose leases may be missing. The policy that
+/// decides about a tag may differ from the policy that planned the lease, because routes can change, too.
 async fn held(
     shared: &Arc<ServiceContext>,
     is_wanted: impl Fn(&Tag) -> bool,
@@ -493,12 +500,12 @@ async fn held(
     }
 }
 
-/// Lifts shadows whose lease is over.
+/// Removes shadows whose lease is over.
 fn watch_shadows(shared: &Arc<ServiceContext>, shadows: Vec<Shadow>) {
     if shadows.is_empty() {
         return;
     }
-    tracing::info!(leases = shadows.len(), "leases of old keys are waited for");
+    tracing::info!(leases = shadows.len(), "leases of old keys have not ended yet");
     let shared = shared.clone();
     vital::spawn("the watch over leases of old keys", async move {
         let mut left = shadows;

@@ -1,4 +1,4 @@
-//! What only a moment inside the service shows; everything else is tested through the running proxy.
+//! Tests of moments inside the service; everything else is tested on the running proxy.
 
 use std::sync::atomic::Ordering;
 
@@ -78,7 +78,7 @@ fn default_with(service: &Service, settings: &[(&str, serde_json::Value)]) -> Pr
     policies.prepare("default", &live.component(), Some(settings)).unwrap()
 }
 
-/// A policy that takes no shared claims, and names one key for all resources.
+/// A policy that denies shared claims and names one key for all resources.
 fn once_in_one_stripe(service: &Service) -> Prepared {
     default_with(service, &[("primitive", "once".into()), ("stripes", 1.into())])
 }
@@ -98,7 +98,7 @@ async fn a_lease_that_the_next_policy_would_refuse_keeps_its_keys_until_it_ends(
     assert!(matches!(begun, Begun::First(_)), "{begun:?}");
 }
 
-/// What is done once has one key, so the next policy refuses the request for two resources.
+/// A `once` has one key, so the next policy refuses a request for two resources.
 #[tokio::test]
 async fn a_lease_of_two_resources_that_the_next_policy_would_refuse_keeps_both() {
     let service = service(&memory());
@@ -120,7 +120,7 @@ async fn a_lease_of_two_resources_that_the_next_policy_would_refuse_keeps_both()
     }
 }
 
-/// The next policy takes the name for two resources, of which one has no name.
+/// The next policy reads the name as two resources, one of which has no name.
 #[tokio::test]
 async fn leases_whose_next_keys_are_not_known_are_waited_for() {
     let service = Service::start(Parts { store_timeout_ms: 200, ..parts(&memory()) });
@@ -145,13 +145,13 @@ async fn leases_whose_next_keys_are_not_known_are_waited_for() {
     panic!("nothing is granted after the end of the lease");
 }
 
-/// It would wait for keys that exclude nobody any more.
+/// Otherwise the waiter would wait for keys that no longer exclude anybody.
 #[tokio::test]
 async fn a_waiter_that_the_next_policy_refuses_is_refused() {
     refuses_a_waiter(async |service, next| drop(service.go_live(next).await.unwrap())).await;
 }
 
-/// A fleet's change: other proxies may go by the next policy alone before the waiter is granted.
+/// A change in a fleet: other proxies may apply the next policy alone before the waiter is granted.
 #[tokio::test]
 async fn a_waiter_that_the_next_policy_refuses_is_refused_as_soon_as_both_name_keys() {
     refuses_a_waiter(async |service, next| service.name_with(next).await.unwrap()).await;
@@ -177,7 +177,7 @@ async fn refuses_a_waiter(change: impl AsyncFnOnce(&Service, Prepared)) {
     service.release(lease).await.unwrap();
 }
 
-/// It was taken away before anybody kept it alive.
+/// The lease was taken away before its renewal began.
 #[tokio::test]
 async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {
     let service = service(&memory());
@@ -189,7 +189,7 @@ async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {
     assert!(matches!(told, Ok(HoldEvent::Lost { .. })), "{told:?}");
 }
 
-/// Renews each lease, and promises no time: as a proxy that is no member of its fleet.
+/// Renews each lease but promises no time, like a proxy that is not a member of its fleet.
 struct Unsure {
     store: MemoryStore,
     renewals: Arc<AtomicUsize>,
@@ -228,7 +228,7 @@ impl Store for Unsure {
     }
 }
 
-/// It is not renewed over and over.
+/// The lease is not renewed repeatedly.
 #[tokio::test]
 async fn a_hold_whose_renewals_promise_no_time_is_told_to_be_lost() {
     let (memory, renewals) = (memory(), Arc::new(AtomicUsize::new(0)));
@@ -241,7 +241,8 @@ async fn a_hold_whose_renewals_promise_no_time_is_told_to_be_lost() {
     assert!((1..=10).contains(&renewals), "{renewals} renewals");
 }
 
-/// It was taken away through another proxy: those who watch this one would wait for its end for ever.
+/// The lease was taken away through another proxy; otherwise watchers of this proxy would wait for its end
+/// forever.
 #[tokio::test]
 async fn a_lease_that_is_found_lost_when_it_is_renewed_is_told_to_those_who_watch() {
     let memory = memory();
@@ -289,7 +290,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
     assert!(matches!(held, AcquireError::Contended { .. }), "{held}");
     service.acquire(request("b")).await.unwrap();
 
-    // Once that lease is over, its key is not asked for any more.
+    // After the end of that lease, its key is not asked for any more.
     let keys: Arc<[Key]> = [Key::new("old/a").unwrap()].into();
     service.release(LeaseRef { keys, nonce: grant.nonce, token: grant.tokens[0] }).await.unwrap();
     for _ in 0..200 {
@@ -303,7 +304,8 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
     panic!("the shadow is not lifted");
 }
 
-/// What the proxy gives up of itself runs out: who works under it may not have heard of it yet.
+/// A lease that the proxy itself gives up is left to expire, because the worker under it may not know of the
+/// loss yet.
 #[tokio::test]
 async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
     for done in [false, true] {
@@ -323,7 +325,7 @@ async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
     }
 }
 
-/// What is under way to the store when the lease ends may have arrived before: its answer says what is kept.
+/// A call that is in flight when the lease ends may have been applied before: its answer says what is stored.
 #[tokio::test]
 async fn an_outcome_that_was_kept_is_told_as_kept_when_the_answer_comes_after_the_lease() {
     let memory = memory();
@@ -336,7 +338,7 @@ async fn an_outcome_that_was_kept_is_told_as_kept_when_the_answer_comes_after_th
     keeping.finish("1".into()).await.unwrap();
 }
 
-/// Before anybody is told of the loss, a guarded request must not be passed on.
+/// Even before the loss is reported, a guarded request must not be forwarded.
 #[tokio::test]
 async fn a_lease_whose_grant_comes_after_its_end_is_not_certain() {
     for (late_ms, is_certain) in [(0, true), (2_000, false)] {
@@ -349,7 +351,7 @@ async fn a_lease_whose_grant_comes_after_its_end_is_not_certain() {
     }
 }
 
-/// Who works under the lease has to stop before its end, also where the store says nothing.
+/// The worker under the lease has to stop before its end, even if the store does not answer.
 #[tokio::test]
 async fn a_kept_lease_is_told_lost_before_its_end_where_the_store_does_not_answer() {
     let memory = memory();

@@ -1,4 +1,4 @@
-//! The primitives that keep a value with a key: `once` and `version`.
+//! The primitives that store a value with a key: `once` and `version`.
 
 use std::sync::Arc;
 
@@ -9,44 +9,52 @@ use crate::lock::{Key, LeaseRef, Token};
 use crate::policy::{ResponseContention, fallback};
 use crate::random;
 
-/// What a `once` has come to.
+/// The result of [`Service::begin`].
 #[derive(Clone, Debug)]
 pub enum Begun {
-    /// Nobody has done it: whoever holds this lease does, and says so with [`Service::finish`].
+    /// The work has not been done. The holder of this lease does it, and reports the outcome with
+    /// [`Service::finish`].
     First(Box<Lease>),
-    /// Somebody has, and left this.
+    /// The work has been done, with this outcome.
     Done(StoredValue),
 }
 
-/// A key's version, as its client is told of it.
+/// A key's version, as reported to its client.
 #[derive(Clone, Debug)]
 pub struct Versioned {
+    /// The key that the policy named.
     pub key: Key,
+    /// The version and its stored value.
     pub version: Version,
-    /// `name@sha256:` and 12 digits.
+    /// The policy generation that named the key: `name@sha256:` and 12 digits.
     pub policy: Arc<str>,
 }
 
 /// A commit that was made.
 #[derive(Clone, Debug)]
 pub struct Committed {
+    /// The key that the policy named.
     pub key: Key,
+    /// The new version.
     pub version: Token,
-    /// `name@sha256:` and 12 digits.
+    /// The policy generation that named the key: `name@sha256:` and 12 digits.
     pub policy: Arc<str>,
 }
 
-/// What a guarded request has come to.
+/// The result of [`Service::guard`].
 pub enum Guarded {
-    /// It has its lock. Where the primitive is `once` it is the first, and leaves its outcome with
-    /// [`Keeping::finish`](super::Keeping::finish).
+    /// The request has its lock. If the primitive is `once`, the request is the first one and reports its
+    /// outcome with [`Keeping::finish`](super::Keeping::finish).
     Held(Box<Hold>),
-    /// It was done before, and left this.
+    /// The request was done before, with this outcome.
     Done(StoredValue),
 }
 
 impl Service {
-    /// Waits for the lock of a guarded request, by whichever primitive its policy chose.
+    /// Waits for the lock of a guarded request, with the primitive that its policy chose.
+    ///
+    /// # Errors
+    /// [`AcquireError`]: why there is no lock.
     pub async fn guard(&self, request: &Request) -> Result<Guarded, AcquireError> {
         match acquire::acquire(&self.shared, request, Call::Guard).await {
             Ok((lease, planned)) => {
@@ -57,8 +65,8 @@ impl Service {
         }
     }
 
-    /// What a guarded request is answered that was contended for `waited_ms`, in its policy's words;
-    /// `None` for any other error.
+    /// The response to a guarded request that was denied its lock after `waited_ms` milliseconds, as its policy
+    /// words it; `None` for any error other than [`AcquireError::Contended`].
     pub fn refusal(
         &self,
         request: &Request,
@@ -80,8 +88,12 @@ impl Service {
         Some(answer.and_then(Result::ok).unwrap_or_else(|| fallback::response(&contention)))
     }
 
-    /// The first to ask is granted a lease; those that ask meanwhile wait for it, as long as their plan
-    /// allows, and hear the outcome. A lease that ends without one makes the next waiter the first.
+    /// Begins a `once`. The first caller gets a lease; callers that come meanwhile wait for it, as long as
+    /// their plan allows, and get the outcome. If a lease ends without an outcome, the next waiter becomes the
+    /// first.
+    ///
+    /// # Errors
+    /// [`AcquireError`]: why there is neither a lease nor an outcome.
     pub async fn begin(&self, request: Request) -> Result<Begun, AcquireError> {
         match acquire::acquire(&self.shared, &request, Call::Once).await {
             Ok((lease, _)) => Ok(Begun::First(Box::new(lease))),
@@ -90,20 +102,26 @@ impl Service {
         }
     }
 
-    /// Ends the lease that [`Service::begin`] gave, and keeps `outcome`, which is JSON text, for as long
-    /// as the policy said. May be repeated.
+    /// Ends the lease that [`Service::begin`] returned, and stores `outcome`, which is JSON text, for as long
+    /// as the policy said. The call may be repeated.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: the lease is lost, or the store did not answer.
     pub async fn finish(&self, lease: LeaseRef, outcome: Box<str>) -> Result<(), LeaseError> {
         let outcome = Left { value: outcome, origin: Origin::Api };
         self.released(self.begin_release(new_release(lease, Some(outcome)))).await
     }
 
-    /// The version that a commit must name.
+    /// Reads the version that a commit must name.
+    ///
+    /// # Errors
+    /// [`AcquireError`]: why there is no version.
     pub async fn read_version(&self, request: &Request) -> Result<Versioned, AcquireError> {
         loop {
             let planned = self.versioned(request).await?;
             let key = planned.plan.keys[0].clone();
             let outcome = self.shared.ask(Op::Read { key: key.clone() }).await?;
-            // Meanwhile the key may have got another name, whose version is as high.
+            // Meanwhile the resource may have got another key, whose version is as high.
             if !planned.is_current(&self.shared) {
                 continue;
             }
@@ -116,7 +134,11 @@ impl Service {
         }
     }
 
-    /// Makes a new version, with `value` (JSON text) kept with it, if nobody has since `read` was read.
+    /// Makes a new version and stores `value` (JSON text) with it, if the key's version is still `read`.
+    ///
+    /// # Errors
+    /// [`AcquireError::Conflict`] if the key has another version by now; other values if the commit could not
+    /// be made.
     pub async fn commit(
         &self,
         request: &Request,
@@ -156,9 +178,9 @@ impl Service {
         result
     }
 
-    /// The plan names one key.
+    /// Plans a request for a version. The plan names one key.
     async fn versioned(&self, request: &Request) -> Result<Planned, AcquireError> {
-        // Before it goes by the policies of its fleet, a proxy may name other keys.
+        // Before a proxy applies the policies of its fleet, it may name other keys.
         acquire::opened(&self.shared).await?;
         acquire::planned(&self.shared, self.shared.policy_for(request), request, Call::Version)
     }

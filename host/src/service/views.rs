@@ -1,4 +1,4 @@
-//! What is held, by whom and why, in the words of the fronts.
+//! The locks, their holders and the decisions about them, in the form that the fronts show.
 
 use std::sync::Arc;
 
@@ -47,7 +47,8 @@ pub(super) async fn show(shared: &Arc<ServiceContext>, name: &str) -> Result<Opt
     Ok(None)
 }
 
-/// The keys that a name may stand for: what its policy makes of it as a resource, and itself.
+/// The keys that a name may mean: the keys that its policy names for it as a resource, and the name itself in
+/// each space.
 fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
     let request = PlanRequest {
         resource: name.to_owned(),

@@ -1,7 +1,7 @@
-//! What every store must do, as tests that any store can be put through.
+//! The contract of every store, as tests that can be run on any store.
 //!
-//! Each property is one function; [`run_all`] runs them all. Keys are made unique, so that the
-//! properties can be run again and again on one server, and beside each other.
+//! Each property is one function; [`run_all`] runs all of them. Keys are unique, so that the properties can be
+//! run repeatedly and concurrently on one server.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,21 +24,23 @@ mod once;
 mod races;
 mod values;
 
-/// Which store a property asks for. All stores of one kind share their rows.
+/// The kind of store that a property needs. All stores of one kind share their rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Remembers idle keys for an hour.
     Lasting,
-    /// Deletes the rows of keys that were idle for [`FORGETS_AFTER`]; on rows of its own.
+    /// Deletes the rows of keys that were idle for [`FORGETS_AFTER`]; these rows are separate from those of
+    /// other kinds.
     Forgetful,
 }
 
+/// How long a key must be idle for a [`Kind::Forgetful`] store to delete its row.
 pub const FORGETS_AFTER: Duration = Duration::from_millis(200);
 
-/// Puts the stores that `make` opens through every property.
+/// Runs every property on the stores that `make` opens.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// If a property does not hold.
 pub async fn run_all<F, A>(make: F)
 where
     F: Fn(Kind) -> A,
@@ -60,11 +62,11 @@ where
     races::all(one, other).await;
 }
 
-/// What holds in a space whose leases rest on a session: what a lease is, who is granted it, and that
-/// stores exclude each other. A lease is known to the store that granted it alone, and keeps no value.
+/// Runs the properties of a space whose leases are held by a session: leases, grants, and mutual exclusion
+/// between stores. Only the store that granted a lease knows it, and no values are stored.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// If a property does not hold.
 pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     let moved =
         |store| -> Arc<dyn Store> { Arc::new(SpaceAdapter { store, inside: space, outside: Space::Table }) };
@@ -75,11 +77,11 @@ pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
     races::exclusion(&one, &other).await;
 }
 
-/// What holds where leases have keys of the table and of a space beside it: `one` has both, `other` the space alone, and
-/// `table` the table.
+/// Runs the properties of leases with keys of the table and of another space: `one` has both, `other` only that
+/// space, and `table` only the table.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// If a property does not hold.
 pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space, table: Arc<dyn Store>) {
     grants::tokens_rise_after_a_lease_of_two_spaces(&*one, &*other, space).await;
     grants::tokens_stay_close_to_the_clock(&*one, &*other, space, &*table).await;
@@ -88,19 +90,19 @@ pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space, 
     }
 }
 
-/// What holds in a space where any one of several keys can be claimed.
+/// Runs the properties of a space in which any one of several keys can be claimed.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// If a property does not hold.
 pub async fn run_any(store: Arc<dyn Store>, space: Space) {
     let moved = SpaceAdapter { store, inside: space, outside: Space::Table };
     grants::any_of_several_keys_is_a_free_one(&moved).await;
 }
 
-/// What holds in a space where readers of one store are held beside those of another.
+/// Runs the properties of a space in which readers of two stores hold a key together.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// If a property does not hold.
 pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     let moved = |store| SpaceAdapter { store, inside: space, outside: Space::Table };
     let (one, other) = (moved(one), moved(other));
@@ -108,16 +110,16 @@ pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
     grants::a_release_in_a_group_makes_no_shared_key_exclusive(&one, &other).await;
 }
 
-/// What holds where every store knows the leases of all.
+/// Runs the properties of stores of which each knows the leases of all.
 ///
 /// # Panics
-/// Where a property does not hold.
+/// If a property does not hold.
 pub async fn run_fleet(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     let moved = |store| SpaceAdapter { store, inside: space, outside: Space::Table };
     races::what_one_grants_the_other_knows(&moved(one), &moved(other)).await;
 }
 
-/// A claim of 10 seconds that no other is like.
+/// A unique claim for 10 seconds.
 pub fn claim(keys: &[&str], owner: &str) -> Claim {
     let mut keys: Vec<Key> = keys.iter().map(|key| Key::new(key).expect("it is a key")).collect();
     keys.sort();
@@ -141,12 +143,12 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
     }
 }
 
-/// A number that was not given out before, here or in another process.
+/// A random number, which no other call has returned, in this or another process.
 pub fn fresh() -> u64 {
     random::number()
 }
 
-/// Keys of one property.
+/// The keys of one property.
 struct Names(String);
 
 impl Names {
@@ -219,7 +221,7 @@ async fn pass_ms(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
-/// Holds numbers up against those before them.
+/// Checks that numbers are above all earlier ones.
 #[derive(Default)]
 struct Rising(AtomicU64);
 

@@ -1,5 +1,5 @@
-//! The store in memory: the same decisions as on a server, with a clock that can be set and
-//! answers that can be lost. For tests of everything that stands on a store.
+//! A store in memory for tests. It makes the same decisions as a server; its clock can be set, and its answers
+//! can be lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -13,14 +13,14 @@ use crate::clock;
 use crate::lock::record::{self, Doubt, Env, Op, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
-/// One connection to a [`Memory`]. Groups are run in the order of their submission, by a task: the
-/// answers come later, and in that order.
+/// One connection to a [`Memory`]. A task runs the groups in the order of submission; the answers come later,
+/// in the same order.
 pub struct MemoryStore {
     memory: Memory,
     jobs: UnboundedSender<Job>,
 }
 
-/// What several stores share, as several proxies share a server. Cheap to clone.
+/// The rows that several stores share, as several proxies share a server. Cheap to clone.
 #[derive(Clone)]
 pub struct Memory {
     shared: Arc<MemoryState>,
@@ -29,14 +29,14 @@ pub struct Memory {
 struct MemoryState {
     rows: Mutex<Rows>,
     clean_after: Duration,
-    /// Added to the machine's time, in microseconds.
+    /// Added to the machine's clock, in microseconds.
     ahead_us: AtomicU64,
-    /// Answers to lose: the work is done, and nobody is told.
+    /// How many answers to lose: the group is applied, and the answer is an error.
     losses: AtomicUsize,
-    /// How long after the work answers come, in milliseconds.
+    /// How long answers are delayed, in milliseconds.
     late_ms: AtomicU64,
     outage: Mutex<Option<String>>,
-    /// Groups that are still run before an outage begins; the largest number stands for no end.
+    /// How many groups still run before an outage begins; the largest number means that there is no outage.
     runs: AtomicUsize,
 }
 
@@ -49,7 +49,7 @@ struct Rows {
 
 struct Row {
     record: Record,
-    /// The last write, or the last moment at which a lease or delay ends.
+    /// The last write, or the last end of a lease or delay.
     until: ServerTime,
 }
 
@@ -60,7 +60,7 @@ struct Job {
 }
 
 impl Memory {
-    /// `clean_after`: rows that nobody has used for this long are forgotten.
+    /// `clean_after`: rows that have been idle for this long are deleted.
     pub fn new(clean_after: Duration) -> Memory {
         Memory {
             shared: Arc::new(MemoryState {
@@ -75,47 +75,48 @@ impl Memory {
         }
     }
 
-    /// Another store on the same rows.
+    /// Opens another store on the same rows.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If called outside a tokio runtime.
     pub fn store(&self) -> MemoryStore {
         let (jobs, incoming) = unbounded_channel();
         tokio::spawn(run(self.clone(), incoming));
         MemoryStore { memory: self.clone(), jobs }
     }
 
+    /// The store's clock.
     pub fn now(&self) -> ServerTime {
         ServerTime(clock::wall_us() + self.shared.ahead_us.load(Ordering::SeqCst))
     }
 
-    /// Sets the store's clock forward: leases end earlier than their holders believe.
+    /// Sets the store's clock forward, so that leases end earlier than their holders expect.
     pub fn advance_ms(&self, ms: u64) {
         self.shared.ahead_us.fetch_add(ms * 1_000, Ordering::SeqCst);
     }
 
-    /// The next `answers` groups are carried out, and answered with an error.
+    /// The next `answers` groups are applied, but answered with an error.
     pub fn lose(&self, answers: usize) {
         self.shared.losses.store(answers, Ordering::SeqCst);
     }
 
-    /// From now on answers come so long after the work is done.
+    /// From now on answers are delayed by `ms` milliseconds.
     pub fn answer_late(&self, ms: u64) {
         self.shared.late_ms.store(ms, Ordering::SeqCst);
     }
 
-    /// While `Some`, nothing is carried out and everything is answered with an error.
+    /// While `Some`, nothing is applied, and every call fails.
     pub fn set_outage(&self, why: Option<&str>) {
         *lock(&self.shared.outage) = why.map(str::to_owned);
         self.shared.runs.store(usize::MAX, Ordering::SeqCst);
     }
 
-    /// After so many more groups nothing is carried out.
+    /// After `groups` more groups, nothing is applied.
     pub fn run_before_outage(&self, groups: usize) {
         self.shared.runs.store(groups, Ordering::SeqCst);
     }
 
-    /// No grants before this moment, as after a fail-over.
+    /// Prevents grants before this moment, as after a fail-over.
     pub fn set_grants_from(&self, at: ServerTime) {
         lock(&self.shared.rows).grants_from = at;
     }

@@ -1,12 +1,13 @@
-//! The primitive `quorum`: leases on several independent stores, of which the majority counts.
+//! The primitive `quorum`: leases on several independent stores, of which a majority decides.
 //!
-//! A group goes to all members at once and is answered as soon as the answers that are there decide it:
-//! a member that is slow or gone is not waited for. A claim asks one member first, the same for all proxies, and the
-//! others when that has granted it: of those that ask at the same time one gets them all, where they would share them
-//! between them. A claim that the majority does not grant is undone
-//! wherever it may have been granted. A grant's token is the highest that a member gave, and the members
-//! of the majority are raised to it before it is told: two majorities have a member in common, so
-//! whoever comes next is above it. After a grant of permits, the permits of the key are counted again ([`permits`]).
+//! A group is sent to all members at once and answered as soon as the answers decide it, without waiting for
+//! members that are slow or gone. A claim is sent first to one member, which is the same for all proxies, and
+//! to the others after that member has granted it. So one of several simultaneous claims gets all members;
+//! otherwise the claims would divide the members among them. A claim that no majority grants is undone on every
+//! member that may have granted it. The token of a grant is the highest one that a member gave. The members of
+//! the majority are raised to that token before the grant is reported. Any two majorities have a member in
+//! common, so the next grant has a higher token. After a grant of permits, the permits of the key are counted
+//! again ([`permits`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,29 +32,30 @@ mod views;
 use count::{Ballot, Count};
 use permits::Room;
 
-/// One of the stores.
+/// One store of a quorum.
 pub struct Member {
+    /// The member's name in the configuration.
     pub name: String,
-    /// Its keys are those of [`Space::Table`].
+    /// The store; its keys are in [`Space::Table`].
     pub store: Arc<dyn Store>,
 }
 
-/// Until when this proxy may write leases, which its membership of a fleet says. The members are servers
-/// that know of no fleet.
+/// Returns the moment until which this proxy may write leases, according to its membership of a fleet. The
+/// members are servers without knowledge of the fleet.
 pub type Allowed = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// Several stores, of which the majority counts.
+/// Several stores, of which a majority decides.
 pub struct Quorum {
     members: Arc<[Member]>,
     allowed: Allowed,
-    /// How long an undecided group waits for those who have not answered.
+    /// How long an undecided group waits for missing answers.
     patience: Duration,
 }
 
-/// What one member said of a group.
+/// The answer of one member to a group, with the index of the member.
 type Vote = (usize, Result<Reply, StoreError>);
 
-/// A group that all members have been asked for.
+/// A group that was sent to the members.
 struct Round {
     group: Vec<Op>,
     asked_at: Instant,
@@ -62,24 +64,25 @@ struct Round {
     ballots: Vec<Ballot>,
     now: ServerTime,
     why: String,
-    /// Those that are asked when the first one has answered.
+    /// The members that are asked after the first one has answered.
     rest: Option<Arc<Rest>>,
 }
 
-/// The members that a claim asks second.
+/// The members that a claim is sent to in the second step.
 struct Rest {
     members: Arc<[Member]>,
     first: usize,
     deadline: Instant,
-    /// What they are asked, and where they answer; `None` once they are asked, or are not to be.
+    /// The group and the channel for the answers; `None` after these members have been asked, or if they are
+    /// not to be asked.
     open: Mutex<Option<(Vec<Op>, UnboundedSender<Vote>)>>,
-    /// They are not asked: the first one's no is the answer.
+    /// These members are not asked: the refusal of the first member is the answer.
     refused: AtomicBool,
 }
 
 impl Quorum {
-    /// `members`: three at least, each a server that fails by itself. `patience`: how long an answer that
-    /// could still decide a group is waited for.
+    /// `members`: at least three, each a server that fails independently. `patience`: how long to wait for an
+    /// answer that could still decide a group.
     pub fn new(members: Vec<Member>, patience: Duration, allowed: Allowed) -> Quorum {
         let moved = |member: Member| {
             let store = SpaceAdapter { store: member.store, inside: Space::Table, outside: Space::Quorum };
@@ -88,7 +91,7 @@ impl Quorum {
         Quorum { members: members.into_iter().map(moved).collect(), allowed, patience }
     }
 
-    /// Asks every member that is there, in the order of the calls.
+    /// Asks every available member, in the order of the calls.
     fn ask(&self, group: &[Op], deadline: Instant, renewal: bool) -> Round {
         let (tell, votes) = unbounded_channel();
         let round = Round::new(group.to_vec(), self.members.len(), votes);
@@ -98,9 +101,10 @@ impl Quorum {
         round
     }
 
-    /// Asks one member first. Where it refuses all claims of a group for holders that have come of late, its refusal is the
-    /// answer, unless a claim may have its lease already: this member may not know that lease. Otherwise the other members
-    /// are asked as the first one answers, so that they, too, hear of the groups in the order of the calls.
+    /// Asks one member first. If it refuses all claims of a group because of recent holders, its refusal is the
+    /// answer, unless a claim may already have its lease: this member may not know that lease. Otherwise the
+    /// other members are asked when the first one answers, so that they also get the groups in the order of the
+    /// calls.
     fn ask_claims(&self, group: Vec<Op>, deadline: Instant) -> Round {
         let (tell, votes) = unbounded_channel();
         let first = self.first(&group[0].keys()[0]);
@@ -125,7 +129,8 @@ impl Quorum {
         round
     }
 
-    /// The member that claims of the key ask first: of those that are there the same one on every proxy.
+    /// The member that claims of the key are sent to first: among the available members it is the same on every
+    /// proxy.
     fn first(&self, key: &Key) -> usize {
         let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
         let place = key.as_str().bytes().fold(0xCBF2_9CE4_8422_2325, hash) as usize;
@@ -140,7 +145,8 @@ impl Quorum {
         if allowed <= clock::now() {
             return done(Err(StoreError::Unsent { why: NO_MEMBER.to_owned() }));
         }
-        // The members check it by their clocks: a proxy that is paused now writes nothing when it goes on.
+        // The members check the deadline by their clocks, so a proxy that is paused now writes nothing when it
+        // continues.
         let deadline = deadline.min(allowed);
         let only_claims = group.iter().all(|op| matches!(op, Op::Acquire(_)));
         let round = match only_claims && !group.is_empty() {
@@ -155,23 +161,24 @@ impl Quorum {
     }
 }
 
-/// How long the first member is waited for before the others are asked.
+/// How long to wait for the first member before the others are asked.
 const FIRST_LIMIT: Duration = Duration::from_millis(500);
-/// No claim is taken to be under way for longer.
+/// The longest time for which a claim is assumed to be in flight.
 const LONGEST_CLAIM: Duration = Duration::from_secs(5);
-/// What is added to the time after which the first member's holder is no claim under way, in microseconds.
+/// Added to the time after which the first member's holder is no longer assumed to be a claim in flight, in
+/// microseconds.
 const YOUNG_US: u64 = 500_000;
-/// When to ask again where others ask at the same time, in microseconds.
+/// When to retry if other claims are made at the same time, in microseconds.
 const PAUSE_US: std::ops::Range<u64> = 20_000..200_000;
 const LONGEST_PAUSE_US: u64 = 1_000_000;
 
-/// Whether all claims were refused for holders that have come of late: those have the other members by now, or
-/// are asking them. One that has been there for longer may be left over, where the others have been released.
+/// Whether all claims were refused because of recent holders: these holders already have the other members, or
+/// are asking them. An older holder may be a remainder that the other members have already released.
 fn is_refused(reply: &Reply, young_us: u64) -> bool {
     reply.outcomes.iter().all(|outcome| age_us(outcome, reply.now).is_some_and(|age_us| age_us < young_us))
 }
 
-/// For how long the holder that is in the way has been there.
+/// How long the holder that blocks the claim has existed, in microseconds.
 fn age_us(outcome: &Outcome, now: ServerTime) -> Option<u64> {
     match outcome {
         Outcome::Held(Denial { holder: Some(holder), .. }) => Some(now.us_since(holder.since)),
@@ -179,8 +186,9 @@ fn age_us(outcome: &Outcome, now: ServerTime) -> Option<u64> {
     }
 }
 
-/// What the first member has refused. A holder that the majority has, too, is in the way until its end. One that has
-/// it not, yet, may get it or give up: the older it is, the later it is asked again.
+/// Completes the refusal of the first member. A holder that also has the majority blocks the claim until its
+/// end. A holder without the majority may still get it or give up: the older it is, the longer the pause before
+/// the next try may be.
 async fn refused(members: &[Member], patience: Duration, outcome: Outcome, now: ServerTime) -> Outcome {
     let pause_us = age_us(&outcome, now).unwrap_or(0).clamp(2 * PAUSE_US.start, LONGEST_PAUSE_US);
     let Outcome::Held(denial) = outcome else { return outcome };
@@ -193,7 +201,7 @@ async fn refused(members: &[Member], patience: Duration, outcome: Outcome, now: 
     Outcome::Held(Denial { free_in_us, ..denial })
 }
 
-/// A lease whose members have not agreed on its token yet.
+/// A reference to a lease whose members have not agreed on its token yet.
 fn any_token(keys: &[Key], nonce: u64) -> LeaseRef {
     LeaseRef { keys: keys.into(), nonce, token: Token::ANY }
 }
@@ -220,7 +228,7 @@ fn vote(
 }
 
 impl Rest {
-    /// Unless they have been asked, or are not to be.
+    /// Asks these members, unless they have been asked or are not to be asked.
     fn ask(&self) {
         let Some((group, tell)) = self.take() else { return };
         reached(Branch::OthersAsked);
@@ -229,7 +237,7 @@ impl Rest {
         }
     }
 
-    /// Whether they had not been asked; they are not from now on.
+    /// Ensures that these members are not asked. Returns whether they had not been asked before.
     fn leave(&self) -> bool {
         self.take().is_some()
     }
@@ -277,12 +285,12 @@ impl Round {
                 match permits::recount(members, patience, claim, grant.nonce).await {
                     Room::Enough => {}
                     Room::Taken(denial) if is_new => outcome = Some(Outcome::Held(denial)),
-                    // An earlier answer may have told a client of the lease, so it is not taken back.
+                    // An earlier answer may have told a client of the lease, so it is not undone.
                     Room::Taken(_) | Room::Unknown => outcome = None,
                 }
             }
-            // One that is not decided is asked again with the same attempt, or abandoned: what takes it back now could
-            // arrive after the grant.
+            // A claim that is not decided is sent again with the same attempt, or abandoned. If it were undone
+            // now, that could arrive after a later grant.
             if let (Op::Acquire(claim), Some(said)) = (op, &outcome)
                 && !matches!(said, Outcome::Granted(_))
             {
@@ -301,8 +309,8 @@ impl Round {
         }
     }
 
-    /// Members that grant when the majority has been told of already are lifted to its token, too: they can
-    /// stand in for one of it then. Nobody waits for it.
+    /// Raises members that grant after the majority was reported to its token as well. Then they can replace a
+    /// member of the majority. Nothing waits for this.
     fn lift_the_late(self, members: &Arc<[Member]>, outcomes: &[Outcome], deadline: Instant) {
         let told = self.group.into_iter().zip(outcomes).map(|(op, outcome)| match outcome {
             Outcome::Granted(grant) => Some((op.keys().into(), grant.clone())),
@@ -327,8 +335,8 @@ impl Round {
         });
     }
 
-    /// Takes in answers until they decide every operation, or those that lack take too long. What the first member
-    /// says, where no other is asked.
+    /// Counts answers until they decide every operation, or until the wait for missing answers is over. Returns
+    /// the first member's answer if no other member is asked.
     async fn collect(&mut self, members: &[Member], patience: Duration) -> Option<Reply> {
         let limit = tokio::time::sleep(patience);
         let mut waits_for_first = self.rest.is_some();
@@ -353,7 +361,7 @@ impl Round {
                     continue;
                 }
             };
-            // The others have been asked just now.
+            // The other members have just been asked.
             if std::mem::take(&mut waits_for_first) {
                 limit.set(tokio::time::sleep(patience));
             }
@@ -378,7 +386,7 @@ impl Round {
         let silent = silent.iter().zip(members).filter(|(silent, _)| **silent);
         let silent: Vec<String> = silent.map(|(_, member)| member.name.clone()).collect();
         for name in silent {
-            self.note(&name, "has not answered in time");
+            self.note(&name, "did not answer in time");
         }
         None
     }
@@ -391,7 +399,7 @@ impl Round {
     }
 }
 
-/// Lifts the majority to the highest token among them. Whether a majority has it then.
+/// Raises the majority to the highest token among it. Returns whether a majority then has that token.
 async fn raise(
     members: &[Member],
     lease: LeaseRef,
@@ -424,8 +432,8 @@ async fn raise(
     raised.await.unwrap_or(false)
 }
 
-/// Has the members that gave the lease higher tokens take the lowest one, too: the client may have been told of it, when
-/// it asked first. Nobody waits for it; what is asked of these members next comes after it.
+/// Lets the members that gave the lease higher tokens also accept the lowest one, because the client may have
+/// been told of it at its first call. Nothing waits for this; later requests to these members come after it.
 fn widen(members: &[Member], lease: &LeaseRef, lowest: &[Token], ballot: &Ballot, deadline: Instant) {
     let (_, above) = ballot.at_token(lease.nonce, lowest);
     for n in above {
@@ -434,10 +442,10 @@ fn widen(members: &[Member], lease: &LeaseRef, lowest: &[Token], ballot: &Ballot
     }
 }
 
-/// How long the members are waited for whose floors are raised.
+/// How long to wait for the members whose token floors are raised.
 const RAISE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Raises the floors of all members that answer: the highest of a majority.
+/// Raises the token floors of all members that answer. Returns the highest floor of a majority.
 async fn raise_floors(members: &[Member], least: Option<Token>) -> Result<Token, StoreError> {
     let (tell, mut raised) = unbounded_channel();
     for member in members {
@@ -465,9 +473,9 @@ async fn raise_floors(members: &[Member], least: Option<Token>) -> Result<Token,
     }
 }
 
-/// Takes a refused claim back wherever it may have been granted, also from those who have not answered yet. It is tried for
-/// as long as the lease may last, and nobody waits for it: when it arrives the waiter may have been granted the same keys
-/// by another attempt.
+/// Undoes a refused claim on every member that may have granted it, including members that have not answered
+/// yet. The store retries this for as long as the lease may last. Nothing waits for it: when it arrives, the
+/// waiter may have been granted the same keys by another attempt.
 fn undo(members: &[Member], ballot: &Ballot, claim: &Claim, deadline: Instant) {
     for member in ballot.unsure() {
         let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
@@ -476,7 +484,7 @@ fn undo(members: &[Member], ballot: &Ballot, claim: &Claim, deadline: Instant) {
     }
 }
 
-/// How much longer than the lease could last, for clocks that differ.
+/// How much longer than the lease the undoing is retried, because clocks differ, in milliseconds.
 const UNDO_MS: u32 = 1_000;
 
 impl Store for Quorum {
@@ -503,7 +511,7 @@ impl Store for Quorum {
         Box::pin(async move { views::read(&members, patience, &key).await })
     }
 
-    /// Ready with a majority; warns of those that are not.
+    /// Ready if a majority is ready; warns of the members that are not.
     fn health(&self) -> Health {
         let mut ready = 0;
         let mut warnings = Vec::new();
@@ -520,11 +528,11 @@ impl Store for Quorum {
     }
 
     fn lacks(&self, space: Space) -> Option<String> {
-        (space != Space::Quorum).then(|| format!("{space:?} is not kept by a quorum"))
+        (space != Space::Quorum).then(|| format!("{space:?} is not a space of the quorum"))
     }
 
-    /// The members go by clocks of their own. So a majority is raised above what it gave, and then to what is
-    /// highest among it: later ones have one of them in common with it.
+    /// The members have clocks of their own. So a majority is first raised above the tokens that it gave, and
+    /// then to the highest floor among it. Every later majority has a member in common with it.
     fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         let members = self.members.clone();
         Box::pin(async move {

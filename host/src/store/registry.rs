@@ -1,14 +1,15 @@
-//! Where the proxies of one store know of each other, and record which policies are live.
+//! The registry of a store: its proxies, and the policies that are live.
 //!
-//! A proxy has a row while it is a *member*. Its row is a lease on the store's clock: it may write
-//! locks for some beats after its last beat, and is counted as gone some beats after that. Whoever
-//! counts it as gone deletes its row, and a proxy that finds its row deleted has to join anew.
+//! A proxy has a row while it is a *member* of the fleet. The row is a lease on the store's clock: the proxy
+//! may write locks for several heartbeat intervals after its last heartbeat, and is considered gone several
+//! intervals after that. A proxy that considers another one gone deletes its row. A proxy that finds its own
+//! row deleted has to join again.
 //!
 //! A policy has a *record* with a sequence number, which rises with each change of the record. A member
-//! acknowledges a number once nothing that it planned under an earlier one can still be granted.
+//! acknowledges a number when nothing that it planned under an earlier number can still be granted.
 //!
-//! What else decides which keys a resource has is recorded in the same way, under a name that no policy has:
-//! [`ROUTES`] or [`guard_record`].
+//! Other data that decides which keys a resource has is recorded in the same way, under a name that no policy
+//! has: [`ROUTES`] or [`guard_record`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,163 +19,180 @@ use bytes::Bytes;
 use super::{StoreError, StoreFuture};
 use crate::lock::{Instant, ServerTime};
 
-/// Why a proxy writes no leases.
+/// The error text of a proxy that may not write leases.
 pub const NO_MEMBER: &str =
     "this proxy's place in the fleet is not confirmed; GET /v1/fleet on its admin address says why";
 
-/// The record of `[[routes]]`: not a policy, for no policy has a name like this.
+/// The name of the record of `[[routes]]`. No policy has a name like this.
 pub const ROUTES: &str = "[[routes]]";
-/// What the records of `[[guard]]` begin with.
+/// How the names of `[[guard]]` records begin.
 const GUARD: &str = "[[guard]] ";
 
-/// The record of how requests to an application are named.
+/// The name of the record that says how requests to an application are named.
 pub fn guard_record(application: &str) -> String {
     format!("{GUARD}{application}")
 }
 
-/// What makes two generations of a policy the same.
+/// Identifies a generation of a policy: two generations with equal versions are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyVersion {
-    /// `sha256:` and 64 hex digits, of the component.
+    /// The digest of the component: `sha256:` and 64 hex digits.
     pub digest: String,
-    /// JSON, with its keys in order.
+    /// The settings as JSON with sorted keys.
     pub settings: String,
 }
 
+/// A version of a policy with its component.
 #[derive(Clone, Debug)]
 pub struct Component {
     pub version: PolicyVersion,
+    /// The WebAssembly component.
     pub bytes: Bytes,
 }
 
-/// What is recorded of a policy, without its components.
+/// The record of a policy, without its components.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRecord {
+    /// The name of the policy, or [`ROUTES`] or a [`guard_record`].
     pub name: String,
+    /// The sequence number; rises with each change.
     pub seq: u64,
+    /// The version that names keys.
     pub live: PolicyVersion,
-    /// Set while a change is under way: claims take the keys of both.
+    /// Set during a change: claims take the keys of both versions.
     pub candidate: Option<PolicyVersion>,
-    /// What was live before `live`, where that is known.
+    /// The version before `live`, if it is known.
     pub previous: Option<PolicyVersion>,
-    /// When `seq` was reached.
+    /// When the record got its current `seq`.
     pub since: ServerTime,
-    /// Why the last change was called off, where it was.
+    /// Why the last change was cancelled, if it was.
     pub note: Option<String>,
 }
 
+/// The row of a proxy that belongs to the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// One life of a proxy: made anew whenever it joins.
+    /// Identifies one membership of a proxy: it is new each time the proxy joins.
     pub id: u64,
-    /// Where peers reach it; empty where they cannot.
+    /// The address for other proxies; empty if they cannot reach this one.
     pub address: String,
-    /// Machine and process, as [`Pulse::host`].
+    /// The machine and the process, as in [`Pulse::host`].
     pub host: String,
-    /// A digest of what decides which policy a resource goes to.
+    /// A digest of the configuration that decides which policy a resource has.
     pub routes: String,
+    /// The last heartbeat.
     pub beat: ServerTime,
-    /// It is gone when the store's clock has passed this.
+    /// The member is considered gone when the store's clock has passed this moment.
     pub until: ServerTime,
-    /// By policy, what it has acknowledged; `None` while it joins and grants nothing.
+    /// The acknowledged sequence number of each policy; `None` while the member joins and grants nothing.
     pub acks: Option<BTreeMap<String, u64>>,
 }
 
-/// What a member says of itself with each beat.
+/// The data that a member sends with each heartbeat.
 #[derive(Clone, Debug)]
 pub struct Pulse {
     pub id: u64,
     pub address: String,
     pub host: String,
     pub routes: String,
-    /// `None` leaves what is recorded.
+    /// The acknowledged sequence number of each policy; `None` leaves the recorded ones unchanged.
     pub acks: Option<BTreeMap<String, u64>>,
-    /// How long after its beat the others count it as gone.
+    /// How long after this heartbeat the others consider the member gone.
     pub lives: Duration,
 }
 
-/// Everything that is recorded, at one moment of the store's clock.
+/// All members and records, at one moment of the store's clock.
 #[derive(Clone, Debug, Default)]
 pub struct View {
+    /// The store's clock.
     pub now: ServerTime,
     /// The proxy's clock before the store was asked.
     pub asked_at: Instant,
+    /// All members of the fleet, including those that are joining.
     pub members: Vec<Member>,
     pub records: Vec<PolicyRecord>,
 }
 
 impl PolicyRecord {
+    /// Whether it is the record of a policy.
     pub fn is_policy(&self) -> bool {
         self.name != ROUTES && !self.is_naming()
     }
 
-    /// Whether it says how the requests to an application are named.
+    /// Whether the record says how the requests to an application are named.
     pub fn is_naming(&self) -> bool {
         self.name.starts_with(GUARD)
     }
 }
 
 impl View {
+    /// The member with this id, if its row exists.
     pub fn member(&self, id: u64) -> Option<&Member> {
         self.members.iter().find(|member| member.id == id)
     }
 
+    /// The record with this name.
     pub fn record(&self, name: &str) -> Option<&PolicyRecord> {
         self.records.iter().find(|record| record.name == name)
     }
 }
 
 impl Member {
-    /// Whether it has acknowledged the record; a member that joins grants nothing, and need not.
+    /// Whether the member has acknowledged the record. A member that is joining grants nothing and need not
+    /// acknowledge.
     pub fn has_acknowledged(&self, name: &str, seq: u64) -> bool {
         self.acks.as_ref().is_none_or(|acks| acks.get(name).is_some_and(|acked| *acked >= seq))
     }
 }
 
-/// Each change is made only if the record is still the one that the caller knows: `false` says that it
-/// is not, and nothing was changed.
+/// The registry of the members and the policy records. A change is made only if the record is still as the
+/// caller knows it; otherwise nothing is changed, and the answer is `false`.
+///
+/// # Errors
+/// All futures fail if the store does not answer.
 pub trait Registry: Send + Sync + 'static {
-    /// A new row, of a member that joins.
+    /// Adds the row of a member that joins.
     fn register(&self, me: Pulse) -> StoreFuture<Result<(), StoreError>>;
 
-    /// Says that the member lives, if it has its row still, and reads everything.
+    /// Records a heartbeat, if the member still has its row, and reads everything.
     fn beat(&self, me: Pulse) -> StoreFuture<Result<View, StoreError>>;
 
+    /// Deletes the row of a member.
     fn leave(&self, id: u64) -> StoreFuture<Result<(), StoreError>>;
 
-    /// Deletes the row of a member that has not beaten since `beat`.
+    /// Deletes the row of a member that has had no heartbeat since `beat`.
     fn evict(&self, id: u64, beat: ServerTime) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Makes a member that joins one that may grant, if it acknowledges all records as they are.
+    /// Lets a joining member grant locks, if `acks` acknowledges the current state of all records.
     fn activate(&self, id: u64, acks: BTreeMap<String, u64>) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Makes `own` the recorded versions, where no other member may grant. Tokens that are given from then
-    /// on are above all that were given before, if a recorded version was another one.
+    /// Makes `own` the recorded versions, if no other member may grant. If a recorded version was different,
+    /// later tokens are above all earlier ones.
     fn initialize(&self, id: u64, own: Vec<(String, Component)>) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Records a policy that has no record.
+    /// Adds the record of a policy that has none.
     fn record(&self, name: String, live: Component) -> StoreFuture<Result<(), StoreError>>;
 
-    /// The component of a recorded version: live, candidate or previous; `None` where it is not recorded any
-    /// more.
+    /// The component of a recorded version: live, candidate or previous; `None` if the version is no longer
+    /// recorded.
     fn component(
         &self,
         name: String,
         version: PolicyVersion,
     ) -> StoreFuture<Result<Option<Bytes>, StoreError>>;
 
-    /// Begins a change of a policy that has none under way.
+    /// Begins a change of a policy, if no change is in progress.
     fn propose(&self, name: String, seq: u64, candidate: Component) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Makes the candidate the live one, if every member that may grant has acknowledged `seq`; `me` does
-    /// so with this. Tokens that are given from then on are above all that were given before: the keys of a
-    /// resource may have other names, and its tokens rise all the same.
+    /// Makes the candidate live, if every member that may grant has acknowledged `seq`; this call acknowledges
+    /// it for `me`. Later tokens are above all earlier ones, because the keys of a resource may get other names
+    /// and its tokens must still rise.
     fn settle(&self, name: String, seq: u64, me: Pulse) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// Drops the candidate.
+    /// Cancels the change: drops the candidate and records why.
     fn call_off(&self, name: String, seq: u64, why: String) -> StoreFuture<Result<bool, StoreError>>;
 
-    /// From now on leases are written only until then, by the store's clock and by the proxy's own;
-    /// `None`: not at all, and claims that wait to be written are given up.
+    /// Limits until when leases may be written, by the store's clock and by the proxy's own clock. `None`: no
+    /// leases are written, and claims that wait to be written fail.
     fn allow(&self, until: Option<(ServerTime, Instant)>);
 }

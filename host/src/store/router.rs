@@ -1,8 +1,8 @@
-//! Several stores as one: each space of keys has its own.
+//! Combines several stores into one: each key space has its own store.
 //!
-//! While a policy's change of primitive is under way, a claim has keys of two spaces. It is then made in
-//! one after the other and undone where the second one is taken; a renewal or a release goes to both.
-//! Groups that touch one space, which is all others, are passed on as they are.
+//! While a policy's change of primitive is in progress, a claim has keys of two spaces. The claim is made in
+//! one space after the other, and undone if the second one denies it. A renewal or a release goes to both
+//! spaces. All other groups have keys of one space and are passed on unchanged.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::lock::record::{Claim, Denial, Grant, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
 use crate::vital;
 
-/// When to ask again where one's own lease of a single space is in the way, in microseconds.
+/// When to retry if the owner's own lease of a single space blocks the claim, in microseconds.
 const OWN_LEASE_US: u64 = 250_000;
 
-/// The stores of the spaces that there are.
+/// The stores of all available spaces.
 pub struct Router {
     stores: Arc<Stores>,
 }
@@ -28,7 +28,7 @@ struct Stores {
 }
 
 impl Router {
-    /// `table` has [`Space::Table`] and says whether the whole is healthy.
+    /// `table` is the store of [`Space::Table`]; its health is the health of the whole.
     pub fn new(table: Arc<dyn Store>, others: Vec<(Space, Arc<dyn Store>)>) -> Router {
         Router { stores: Arc::new(Stores { table, others }) }
     }
@@ -73,7 +73,8 @@ impl Store for Router {
         }
     }
 
-    /// A quorum that lacks some of its servers, or its majority, is warned of: the rest goes on without.
+    /// A quorum without some of its servers, or without a majority, only causes a warning: the other spaces do
+    /// not need it.
     fn health(&self) -> Health {
         let mut health = self.stores.table.health();
         if let (Health::Ready { warnings, .. }, Some(quorum)) = (&mut health, self.stores.of(Space::Quorum)) {
@@ -112,7 +113,7 @@ impl Store for Router {
         })
     }
 
-    /// Those of the spaces beside the table.
+    /// Raises the token floors of the spaces other than the table.
     fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         let stores = self.stores.clone();
         Box::pin(async move {
@@ -151,8 +152,9 @@ impl Stores {
         std::iter::once(&self.table).chain(self.others.iter().map(|(_, store)| store))
     }
 
-    /// Pages of all spaces, merged; without the table there is none. Keys of one text stay on one page, so that a page may be longer than
-    /// asked for by those of the other spaces: whoever goes on after a key goes on after its text.
+    /// Merges the pages of all spaces. The table's page is required. All keys with the same text stay on one
+    /// page, which may therefore exceed `limit` by the keys of other spaces: a caller that continues after a
+    /// key continues after its text.
     async fn list(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Result<Page, StoreError> {
         let mut whole = self.table.list(prefix.to_owned(), after.cloned(), limit).await?;
         for (space, store) in &self.others {
@@ -176,8 +178,8 @@ impl Stores {
         Ok(Page { items, more, unheard })
     }
 
-    /// One operation after the other. What follows a failure is not tried: the caller hears of the
-    /// failure, and repeats or undoes the whole group. Where a part of the group was carried out, it counts as sent.
+    /// Runs the operations one after the other and stops at the first failure: the caller is told of it, and
+    /// repeats or undoes the whole group. If a part of the group was applied, the group counts as sent.
     async fn run_apart(&self, group: Vec<Op>, deadline: Instant) -> Result<Reply, StoreError> {
         let mut whole = Reply { outcomes: Vec::new(), asked_at: clock::now(), now: ServerTime::default() };
         for op in group {
@@ -212,7 +214,7 @@ impl Stores {
         }
     }
 
-    /// Grants all parts or none. While one of them may be left, the answer is an error: the caller undoes the
+    /// Grants all parts or none. If a part may remain granted, the answer is an error: the caller undoes the
     /// whole claim later, as after any failure.
     async fn claim(
         &self,
@@ -222,7 +224,7 @@ impl Stores {
     ) -> Result<(Outcome, ServerTime), StoreError> {
         let result = self.claim_all(parts, claim, deadline).await;
         if !matches!(result, Ok((Outcome::Granted(_), _))) {
-            // Whatever became of what undoes it: the claim was sent.
+            // The claim was sent, so the error must say so even if the undoing was not sent.
             self.undo(claim, deadline).await.map_err(sent)?;
         }
         result
@@ -254,7 +256,7 @@ impl Stores {
                     at = at.max(now);
                     grants.push((places, grant));
                 }
-                // The owner's own lease of one space, entered again, cannot stand for both.
+                // A level of the owner's own lease in one space cannot stand for both spaces.
                 (Outcome::Granted(_), now) => return Ok((again(places[0]), now)),
                 other => return Ok(other),
             }
@@ -265,11 +267,12 @@ impl Stores {
         }
     }
 
-    /// Lifts all parts to the highest token among them, so that the lease has one. The place of a key that was
-    /// lost meanwhile, where there is one.
+    /// Raises all parts to the highest token among them, so that the lease has one token. Returns the index of
+    /// a key that was lost meanwhile, if there is one.
     ///
-    /// A space whose tokens are a server's numbers knows of the lift only for as long as the session lasts. Its next token
-    /// is above that of a row of the same text. Where the lease has no such row, the floor of all tokens is raised.
+    /// A space whose tokens are a server's numbers remembers the raised token only as long as the session
+    /// lasts. Its next token is above that of a row with the same text. If the lease has no such row, the floor
+    /// of all tokens is raised.
     async fn lift(
         &self,
         claim: &Claim,
@@ -283,7 +286,8 @@ impl Stores {
         };
         let mut below = grants.iter().filter(|(_, grant)| is_below(grant)).flat_map(|(places, _)| places);
         if below.any(|place| forgets(&claim.keys[*place])) {
-            // First: the session's own next token is above what it remembers, and nobody else would know of that.
+            // This comes first: the next token of this session is above the token that it remembers, but no
+            // other session would know of that.
             self.table.raise_tokens(Some(highest)).await?;
         }
         for (places, grant) in grants.iter_mut().filter(|(_, grant)| is_below(grant)) {
@@ -298,7 +302,7 @@ impl Stores {
         Ok(None)
     }
 
-    /// All parts are tried, whatever becomes of one.
+    /// Undoes all parts, even if undoing one of them fails.
     async fn undo(&self, claim: &Claim, deadline: Instant) -> Result<(), StoreError> {
         let abandon = Op::Abandon { keys: claim.keys.clone(), attempt: claim.attempt };
         let mut undone = Ok(());
@@ -323,12 +327,12 @@ impl Stores {
     }
 }
 
-/// The error of a group of which a part was carried out, or may have been.
+/// Turns an error into that of a group of which a part was applied, or may have been.
 fn sent(error: StoreError) -> StoreError {
     StoreError::Unavailable { why: error.why() }
 }
 
-/// The operation for the keys of each space, with the places that these keys have among all.
+/// Splits the operation by key space. Each part has the indexes that its keys have in the whole.
 fn split(op: &Op) -> Vec<(Vec<usize>, Op)> {
     let keys = op.keys();
     let of = |space: Space| -> Vec<usize> {
@@ -344,9 +348,9 @@ fn split(op: &Op) -> Vec<(Vec<usize>, Op)> {
         .collect()
 }
 
-/// `first`: the part has the first key, whose token names the lease.
+/// The part of an operation for `keys`. `first`: the part has the first key, whose token identifies the lease.
 fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
-    // The parts without the first key are known by their nonce alone.
+    // Parts without the first key are identified by their nonce alone.
     let lease = |lease: &LeaseRef| LeaseRef {
         keys: keys.clone(),
         nonce: lease.nonce,
@@ -381,7 +385,7 @@ fn joined(keys: usize, grants: &[(Vec<usize>, Grant)]) -> Grant {
     }
 }
 
-/// What both parts together come to.
+/// The combined outcome of two parts.
 fn worse(one: Outcome, other: Outcome) -> Outcome {
     match (one, other) {
         (Outcome::Renewed { left_us: a }, Outcome::Renewed { left_us: b }) => {

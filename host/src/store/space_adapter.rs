@@ -1,5 +1,5 @@
-//! A store whose keys go by another space's name: so that one contract serves all spaces, and the lease
-//! table of each server serves a quorum.
+//! Presents the keys of a store in another key space. So one contract serves all spaces, and the lease table of
+//! each server serves a quorum.
 
 use std::sync::Arc;
 
@@ -7,10 +7,13 @@ use super::{Done, Health, Loss, Page, Reply, Store, StoreError, StoreFuture, Sto
 use crate::lock::record::{Claim, Commit, Denial, Op, Outcome, Release};
 use crate::lock::{Instant, Key, LeaseRef, Space, Token};
 
-/// To its users keys are of the space `outside`, to the store of `inside`.
+/// Callers see keys of the space `outside`; the store gets keys of `inside`.
 pub struct SpaceAdapter {
+    /// The store that has the keys.
     pub store: Arc<dyn Store>,
+    /// The space of the store's keys.
     pub inside: Space,
+    /// The space that callers see.
     pub outside: Space,
 }
 

@@ -1,4 +1,4 @@
-//! The process of one proxy: it can be killed, and paused.
+//! The simulated process of one proxy, which can be killed and paused.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -14,14 +14,15 @@ use crate::lock::Instant;
 use crate::random;
 
 thread_local! {
-    /// The process that the task which runs now belongs to.
+    /// The process of the task that is running now.
     static CURRENT: RefCell<Option<Arc<Process>>> = const { RefCell::new(None) };
 }
 
+/// A group of tasks that run, pause and die together.
 pub struct Process {
     state: Mutex<State>,
     died: Notify,
-    /// How late its tasks start, at most, in milliseconds.
+    /// How late its tasks start at most, in milliseconds.
     late_ms: u32,
 }
 
@@ -30,14 +31,14 @@ struct State {
     is_dead: bool,
     is_paused: bool,
     pauses: u64,
-    /// When it last went on after a pause; `None` before the first one.
+    /// When the process was last resumed; `None` before the first pause.
     resumed: Option<Instant>,
-    /// Of all tasks that wait for something.
+    /// The wakers of all tasks that wait for something.
     wakers: Vec<Waker>,
 }
 
 impl Process {
-    /// Of its tasks, one in ten starts up to `late_ms` milliseconds late.
+    /// A process of whose tasks one in ten starts up to `late_ms` milliseconds late.
     pub fn new(late_ms: u32) -> Process {
         Process { state: Mutex::default(), died: Notify::new(), late_ms }
     }
@@ -46,14 +47,14 @@ impl Process {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all tasks of the process where they stand.
+    /// Ends all tasks of the process at once.
     pub fn kill(&self) {
         self.state().is_dead = true;
         self.wake();
         self.died.notify_waiters();
     }
 
-    /// No task of it goes on until [`Process::resume`].
+    /// Stops all tasks until [`Process::resume`].
     pub fn pause(&self) {
         let mut state = self.state();
         state.is_paused = true;
@@ -65,16 +66,18 @@ impl Process {
         self.state().pauses
     }
 
+    /// Whether the process is paused.
     pub fn is_paused(&self) -> bool {
         self.state().is_paused
     }
 
-    /// Whether the process stands still, or stood still less than `ms` milliseconds ago.
+    /// Whether the process is paused, or was paused less than `ms` milliseconds ago.
     pub fn was_paused_within(&self, ms: u32) -> bool {
         let state = self.state();
         state.is_paused || state.resumed.is_some_and(|at| at.plus_ms(ms) > clock::now())
     }
 
+    /// Continues all tasks.
     pub fn resume(&self) {
         {
             let mut state = self.state();
@@ -84,6 +87,7 @@ impl Process {
         self.wake();
     }
 
+    /// Whether the process was killed.
     pub fn is_dead(&self) -> bool {
         self.state().is_dead
     }
@@ -93,7 +97,7 @@ impl Process {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Runs a task in this process, as for a client of it. `None` where the process dies before the end.
+    /// Runs a task in this process, as for a client. Returns `None` if the process dies before the task ends.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Process>,
         task: impl Future<Output = T> + Send + 'static,
@@ -113,7 +117,7 @@ impl Process {
         }
     }
 
-    /// As [`Process::run`], for what starts the process.
+    /// Calls `start` in this process: tasks that it spawns belong to the process.
     pub fn enter<T>(self: &Arc<Process>, start: impl FnOnce() -> T) -> T {
         let before = CURRENT.replace(Some(self.clone()));
         let started = start();
@@ -122,7 +126,7 @@ impl Process {
     }
 }
 
-/// Runs a task as a busy scheduler does: in a simulation, some tasks start late.
+/// Delays the start of some tasks in a simulation, as a busy scheduler does.
 pub async fn scheduled<F: Future>(task: F) -> F::Output {
     let late_ms = CURRENT.with_borrow(|process| process.as_ref().map_or(0, |process| process.late_ms));
     if late_ms > 0 && random::within(0..10_u32) == 0 {
@@ -131,14 +135,15 @@ pub async fn scheduled<F: Future>(task: F) -> F::Output {
     task.await
 }
 
-/// The task as one of the process that spawns it.
+/// Makes the task a part of the process that spawns it.
 pub fn in_process<F: Future>(task: F) -> InProcess<F> {
     InProcess { process: CURRENT.with_borrow(Clone::clone), task: Some(Box::pin(task)) }
 }
 
+/// A task of a process: it stands still while the process is paused.
 pub struct InProcess<F> {
     process: Option<Arc<Process>>,
-    /// `None` once it was killed.
+    /// `None` after the task has ended or was killed.
     task: Option<Pin<Box<F>>>,
 }
 

@@ -1,4 +1,4 @@
-//! What each operation makes of the records: the one place where grants are decided.
+//! The effect of each operation on the records: the only place where grants are decided.
 
 use super::global_queue;
 use super::{
@@ -8,14 +8,14 @@ use super::{
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
-/// While the store's clock is in doubt, nobody knows when an expired holder is out of the way: ask
-/// again after this long.
+/// A retry time for a claim whose key has an expired holder, in microseconds. While the store's clock is in
+/// doubt, it is unknown when such a holder no longer blocks the key.
 const DOUBT_US: u64 = 250_000;
 
 /// Decides one operation and changes the records accordingly.
 ///
 /// # Panics
-/// Where `records` lacks a key of the operation.
+/// If `records` lacks a key of the operation.
 pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
     match op {
         Op::Acquire(claim) if claim.any => acquire_any(records, claim, env),
@@ -42,7 +42,7 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
         match admits(records.read(key), key, claim.mode, env) {
             Ok(()) => {}
             Err(Some(denial)) => {
-                // Whose turn it is does not matter while the key is held.
+                // While the key is held, the next waiter does not matter.
                 let later = |seen: &Denial| seen.next_waiter.is_some() || seen.free_in_us < denial.free_in_us;
                 if worst.as_ref().is_none_or(later) {
                     worst = Some(denial);
@@ -60,7 +60,8 @@ fn acquire(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     }
 }
 
-/// The first key that is free, beginning at one that is this claim's own, so that claimers spread.
+/// Grants the first free key. The search begins at a key that depends on the claim, so that claims spread over
+/// the keys.
 fn acquire_any(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     if let Some(outcome) = rejoin_any(records, claim, env) {
         return outcome;
@@ -110,7 +111,7 @@ fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     repeat(records, claim, env).or_else(|| claim.reentrant.then(|| reenter(records, claim, env)).flatten())
 }
 
-/// A request id, or an attempt, that was answered before.
+/// Repeats the answer to a request id or an attempt that was answered before.
 fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     let matches = |level: &Level| {
         level.attempts.contains(&claim.attempt) || (claim.request.is_some() && level.request == claim.request)
@@ -141,7 +142,7 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
         records.read(key).holders.iter().any(same)
     });
     if !whole {
-        // The keys of this request have changed since: the grant that it had cannot stand for them.
+        // The keys of this request have changed since then, so its grant does not cover them.
         return Some(Outcome::RequestReused { ended: false });
     }
     let mut grant =
@@ -162,7 +163,7 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     Some(Outcome::Granted(grant))
 }
 
-/// The owner holds all the keys already, under one lease.
+/// Adds a level if the owner already holds all keys under one lease.
 fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     let own = |holder: &&Holder| {
         holder.owner == claim.owner
@@ -197,7 +198,8 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     Some(Outcome::Granted(grant))
 }
 
-/// Whether the record has room for one more of this mode; `Err(None)` where it can hold no more holders.
+/// Whether the record has room for another holder of this mode. The error is the denial, or `None` if the
+/// record is full of holders.
 pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Result<(), Option<Denial>> {
     let from = record.not_before.max(env.grants_from);
     let mut used: u64 = 0;
@@ -247,7 +249,7 @@ pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Resul
     Err(Some(Denial { key: key.clone(), holder, free_in_us, next_waiter: None, joined: None }))
 }
 
-/// What a holder takes of the room that a claim counts in: all of it, nothing, or its permits.
+/// How much of the room that a claim counts in a holder takes: all of it, nothing, or its permits.
 fn weight_against(held: Mode, claimed: Mode) -> u64 {
     match (held, claimed) {
         (Mode::Shared, Mode::Shared) => 0,
@@ -258,18 +260,19 @@ fn weight_against(held: Mode, claimed: Mode) -> u64 {
 
 fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
     let until = env.end_of(claim.ttl_ms);
-    // Not `now` where nothing was asked for: a store's next `now` may be a little earlier.
+    // If no minimum was asked for, the value is 0 and not `now`, because the next `now` of a store may be a
+    // little earlier.
     let at_least_until = match claim.at_least_ms {
         0 => ServerTime(0),
         ms => env.now.plus_ms(ms),
     };
-    // One token for the whole lease, above all that its keys had: what a resource is fenced with does not
-    // depend on which of its keys is the first.
+    // One token for the whole lease, above the last tokens of all its keys, so that the fencing token of a
+    // resource does not depend on which of its keys is the first.
     let last = claim.keys.iter().map(|key| records.read(key).token).max().unwrap_or_default();
     let token = env.token_after(last);
     for key in &*claim.keys {
         let record = records.write(key);
-        // In doubt, an expired holder may still be certain of its lease: it stays.
+        // While the clock is in doubt, the holder of an expired lease may still count on it, so it stays.
         for gone in record.holders.extract_if(.., |holder| env.takeover && holder.free_at() <= env.now) {
             remember(&mut record.ended, &gone);
         }
@@ -320,8 +323,9 @@ fn remember(ended: &mut Vec<Ended>, holder: &Holder) {
     }
 }
 
-/// What had no request id is remembered for a moment only, for a caller that repeats it. A batch whose answer was
-/// lost does not depend on it: see [`super::replay`].
+/// Adds an entry and drops the oldest one of its kind if there are too many. Entries without a request id are
+/// kept only for a short while, for a caller that repeats its release. Batches whose answer was lost do not
+/// depend on them: see [`super::replay`].
 fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
     let kind =
         |ended: &Ended| (ended.request.is_some(), ended.request.is_some() && ended.committed.is_some());
@@ -340,10 +344,11 @@ fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
     }
 }
 
-/// Whether the lease is whole and running: in every key, and in the first one with the token it was given.
+/// Checks that the lease is complete and running: that it is on every key, and that the first key accepts its
+/// token.
 ///
 /// # Errors
-/// [`Outcome::Lost`], or [`Outcome::Unknown`] where nothing tells.
+/// [`Outcome::Lost`], or [`Outcome::Unknown`] if the records do not tell.
 fn live(records: &Records, lease: &LeaseRef, env: &Env) -> Result<(), Outcome> {
     let mut found = Ok(());
     for (n, key) in lease.keys.iter().enumerate() {
@@ -412,12 +417,12 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     if whole && outcome.is_some() && !keeps_outcomes(records, lease) {
         return Outcome::Lost;
     }
-    // A lease that has lost some of its keys is lost, and holds the others up no longer.
+    // A lease that has lost some of its keys is lost; removing the rest unblocks the other keys.
     let is_rest = |holder: &Holder| {
         env.lasts(holder) && holder.keys as usize == lease.keys.len() && holder.goes_by(lease.token)
     };
     let own = |holder: &Holder| holder.nonce == lease.nonce && (whole || is_rest(holder));
-    // What is told to be lost is lost also when it is asked again.
+    // If the answer is `Lost`, it is `Lost` again when the release is repeated.
     let attempt = if whole { attempt } else { 0 };
     let mut levels_left = 0;
     for key in &*lease.keys {
@@ -445,7 +450,7 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     if whole { Outcome::Released { levels_left } } else { Outcome::Lost }
 }
 
-/// The levels left by this very release, where it was applied and its answer lost.
+/// The levels left after this same release, if it was applied before and its answer was lost.
 fn released_before(records: &Records, lease: &LeaseRef, attempt: u64) -> Option<u32> {
     let record = records.read(&lease.keys[0]);
     record.ended.iter().find(|ended| ended.nonce == lease.nonce && ended.released_by == attempt)?;
@@ -468,7 +473,7 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
         if !nobody_left {
             holder.levels.retain(|level| !level.attempts.is_empty());
         } else if env.lasts(holder) {
-            // Not remembered as ended: the request had no answer and may be made again.
+            // Not remembered as ended: the request had no answer and may be repeated.
             record.holders.swap_remove(place);
         }
     }
@@ -476,7 +481,7 @@ fn abandon(records: &mut Records, keys: &[Key], attempt: u64, env: &Env) -> Outc
 }
 
 fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
-    // A holder whose end is in doubt keeps others out.
+    // A holder whose end is in doubt blocks the key.
     let live = |holder: &Holder| holder.free_at() > env.now || !env.takeover;
     let record = records.read(key);
     let holders = record.holders.iter().filter(|holder| live(holder)).count() as u32;
@@ -492,7 +497,7 @@ fn force(records: &mut Records, key: &Key, env: &Env) -> Outcome {
     Outcome::Forced { holders }
 }
 
-/// Whether the lease left its outcome there before.
+/// Whether the lease stored its outcome before.
 fn is_kept_of(record: &Record, lease: &LeaseRef) -> bool {
     record.kept.as_ref().is_some_and(|kept| kept.nonce == lease.nonce)
 }
@@ -502,15 +507,16 @@ fn keeps_outcomes(records: &Records, lease: &LeaseRef) -> bool {
     lease.keys.iter().all(|key| records.read(key).holders.iter().any(keeps))
 }
 
-/// What is kept with the key and still counts.
+/// The stored value of the key, if it has not expired.
 fn kept<'a>(record: &'a Record, env: &Env) -> Option<&'a StoredValue> {
     record.kept.as_ref().filter(|kept| kept.until > env.now)
 }
 
-/// The version of a key is its last token. A key without a row is given a row that begins at the floor: whatever the row
-/// that was cleaned up had is below it, and so is what a reader may remember of it. The version stays the same until
-/// somebody commits, where the floor itself rises with each clean-up of other keys. No version is below
-/// [`Env::renamed`]: one that was read before belongs to a key that may have had another name.
+/// The version of a key is its last token. A key without a row gets a row that begins at the token floor. The
+/// floor is at least the last token of a row that was cleaned up, and so at least every version that a reader
+/// may remember. Once the row exists, the version does not change until the next commit, whereas the floor
+/// rises with each clean-up of other keys. No version is below [`Env::renamed`]: a version that was read
+/// earlier belongs to a key that may have had another name.
 fn version(records: &mut Records, key: &Key, env: &Env) -> Version {
     if !records.is_stored(key) {
         records.write(key).token = env.floor;
@@ -549,7 +555,7 @@ fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
     Outcome::Committed { version }
 }
 
-/// The same commit, whose answer was lost.
+/// The answer to the same commit, if it was made before and its answer was lost.
 fn committed_before(record: &Record, asked: &Commit) -> Option<Outcome> {
     let same = |ended: &&Ended| {
         ended.nonce == asked.attempt || (asked.request.is_some() && ended.request == asked.request)
@@ -563,8 +569,8 @@ fn committed_before(record: &Record, asked: &Commit) -> Option<Outcome> {
     })
 }
 
-/// A lease or a delay that keeps a commit out. A server that took another one's place makes nobody
-/// wait: what was read before cannot be committed on it unless it has that very version.
+/// A lease or a delay that blocks a commit. After a change of the server a commit need not wait for
+/// `grants_from`: a version that was read before can be committed only if the new server has that same version.
 fn in_the_way(record: &Record, key: &Key, env: &Env) -> Option<Denial> {
     let env = Env { grants_from: ServerTime(0), ..*env };
     admits(record, key, Mode::Exclusive, &env).err().flatten()

@@ -1,23 +1,23 @@
-//! What is to be thought of a lease that has ended by the store's clock, when that clock may have been set forward.
+//! Whether a lease has ended, if the store's clock says so but may have been set forward.
 
 use super::{Holder, ServerTime, UNNOTICED_US};
 
-/// A step of the store's clock. A lease from before the step may look ended too early: by as much as the clock was
-/// set forward, and by no more than the time that the lease was set for.
+/// A step of the store's clock. A lease from before the step may appear to end too early: by the size of the
+/// step, but by no more than the lease time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
     /// How far the clock may have been set forward, in microseconds. 0 where nothing is in doubt.
     pub by_us: u64,
-    /// What the store's clock said when the step was noticed. Leases that were granted later are not concerned.
+    /// The store's clock when the step was noticed. Leases that were granted later are not affected.
     pub since: ServerTime,
-    /// How long ago that was, by a clock that is never set.
+    /// How long ago that was, in microseconds, by a clock that is never set.
     pub ago_us: u64,
-    /// No lease is set for longer than this.
+    /// The longest possible lease time, in microseconds.
     pub longest_us: u64,
 }
 
 impl Doubt {
-    /// Whether the holder is out of the way at `now`, also if it does nothing more.
+    /// Whether the holder no longer blocks the key at `now`, if it does nothing more.
     pub fn has_ended(&self, holder: &Holder, now: ServerTime) -> bool {
         let free_at = holder.free_at();
         if free_at > now || self.by_us == 0 || holder.since > self.since {

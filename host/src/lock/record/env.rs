@@ -1,69 +1,74 @@
-//! What a decision knows of the store.
+//! The state of the store that a decision depends on.
 
 use super::Holder;
 use crate::lock::{ServerTime, Token};
 
-/// What a decision knows of the store beside the records.
+/// The state of the store that a decision depends on, besides the records.
 #[derive(Clone, Copy, Debug)]
 pub struct Env {
     /// The store's clock, read after the records were locked.
     pub now: ServerTime,
-    /// Every new token is above this: the store's epoch, and the tokens of rows that were cleaned up.
+    /// The token floor: every new token is above it. It covers the store's epoch and the tokens of rows that
+    /// were cleaned up.
     pub floor: Token,
-    /// The lowest version. A version below this was read before keys got other names, so a commit would not replace the
-    /// content that was read.
+    /// The lowest valid version. A lower version was read before keys got other names, so a commit of it might
+    /// replace other content than the caller read.
     pub renamed: Token,
-    /// New tokens are above this, too: what other spaces of keys have given out.
+    /// New tokens are also above this one, the highest token of other key spaces.
     pub others: Token,
-    /// No new grants before this moment: leases of the server that was here before may still run.
+    /// No new grants before this moment: leases of the previous server may still be running.
     pub grants_from: ServerTime,
-    /// Whether expired leases may be taken over. False while the store's clock is in doubt.
+    /// Whether the keys of expired leases may be granted. False while the store's clock is in doubt.
     pub takeover: bool,
-    /// No lease is reported to last longer than this, in microseconds.
+    /// The longest lease time that is reported to a holder, in microseconds.
     pub longest_us: u64,
-    /// By how much the store's clock was set back a short while ago, in microseconds. A lease that is granted now must also
-    /// last by the clock as it was before: another proxy may not have noticed the step.
+    /// By how much the store's clock was set back recently, in microseconds. A new lease must also last by the
+    /// clock as it was before, because another proxy may not have noticed the step.
     pub set_back_us: u64,
-    /// Whether the age of a mark can be read from the store's clock: the clock has not been set forward in the last
-    /// [`MARK_KEPT_US`](super::MARK_KEPT_US).
+    /// Whether the age of a batch id can be read from the store's clock: the clock has not been set forward
+    /// within the last [`BATCH_ID_KEPT_US`](super::BATCH_ID_KEPT_US).
     pub steady: bool,
 }
 
 impl Env {
-    /// The token of the next grant of a key whose last one was `last`.
+    /// The next token of a key whose last token is `last`.
     pub(super) fn token_after(&self, last: Token) -> Token {
         last.max(self.floor).max(self.others).next()
     }
 
-    /// How long the holder is told that the lease lasts: no longer than it was set for. Where the store's clock was set back,
-    /// the end of the lease is farther off, and comes that much sooner when the clock is set forward again.
+    /// How long the lease lasts, as reported to its holder: no longer than its lease time. If the store's clock
+    /// was set back, the end of the lease appears to be farther off, and it comes sooner by the same amount
+    /// when the clock is set forward again.
     pub(super) fn left_us(&self, holder: &Holder) -> u64 {
         let set_for_us = holder.until.us_since(holder.since).min(self.longest_us);
         holder.until.us_since(self.now.plus_us(self.set_back_us)).min(set_for_us)
     }
 
-    /// The end of what lasts for so long from now on.
+    /// The end of a period of `ms` milliseconds from now.
     pub(super) fn end_of(&self, ms: u32) -> ServerTime {
         self.now.plus_us(self.set_back_us).plus_ms(ms)
     }
 
-    /// Extends a lease, so that it lasts for `ms` milliseconds from now on. Does nothing while another server may still be in
-    /// use: on that server the lease keeps its end, and its keys are granted to others after it. The wait for grants is longer
-    /// than the longest lease. In the time by which it is longer, all proxies that can see both servers agree on one of them.
+    /// Extends a lease to last for `ms` milliseconds from now. Does nothing while a previous server may still
+    /// be in use: on that server the lease keeps its end, and its keys are granted to others after it. The wait
+    /// for grants is longer than the longest lease. In the remaining time, all proxies that can see both
+    /// servers agree on one of them.
     pub(super) fn lengthen(&self, holder: &mut Holder, ms: u32) {
         if self.now.plus_us(self.longest_us) >= self.grants_from {
             holder.until = holder.until.max(self.end_of(ms));
         }
     }
 
-    /// Whether a lease that nobody has taken over goes on: its holder may still be certain of it, and nobody else is
-    /// granted its keys. While the store's clock is in doubt, each such lease goes on, whatever the clock says.
+    /// Whether a lease that nobody has taken over is still in force: its holder may count on it, and its keys
+    /// are granted to nobody else. While the store's clock is in doubt, every such lease is in force, whatever
+    /// the clock says.
     pub(super) fn lasts(&self, holder: &Holder) -> bool {
         holder.over_at() > self.now || !self.takeover
     }
 
-    /// Whether the previous server may have granted the keys of this lease to another holder: after the end of the lease,
-    /// and in writes that the fail-over has lost. That holder is certain of the keys until grants begin here, at most.
+    /// Whether the previous server may have granted the keys of this lease to another holder after the end of
+    /// the lease, in writes that the fail-over has lost. Such a holder counts on the keys until this server
+    /// begins to grant, at most.
     pub(super) fn may_be_taken(&self, holder: &Holder) -> bool {
         holder.over_at() <= self.now && self.grants_from > self.now
     }

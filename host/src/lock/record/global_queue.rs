@@ -1,14 +1,15 @@
-//! Order between proxies: the line of a key, and turns where there is no line.
+//! The order between the waiters of several proxies: the global queue of a key, and turns without one.
 //!
-//! A **line** is an order of waiters that holds over all proxies. It is part of the record, so that joining it,
-//! being passed over and being granted are decided in the transaction that grants. A waiter has one order in
-//! the lines of all its keys: its rank, the time at which it joined first, and its ticket. So two waiters for
-//! the same keys never wait for each other, also where one of them lost its place in one of the lines. Places
-//! end by themselves: a proxy that is gone holds up nobody for long.
+//! The **global queue** is part of the record, so joining it, being passed over and being granted are decided
+//! in the transaction that grants. A waiter has the same sort key in the queues of all its keys: its rank, the
+//! time at which it first joined a queue, and its ticket. So two waiters for the same keys never wait for each
+//! other, even if one of them has lost its place in one of the queues. Places expire: a proxy that has ended
+//! blocks other waiters for a short time only.
 //!
-//! Where there is no line, each proxy has its own queue, and hands the key over in one step: another proxy
-//! would never find it free. A proxy that is denied leaves a mark. Once the key was granted [`TURN_AFTER`]
-//! times past the mark, it is the turn of the proxy that left it. Nothing is written where nobody else waits.
+//! For a key without a global queue, each proxy has a local queue and hands the key over in one step, so
+//! another proxy would never find the key free. Therefore the record notes that a proxy waits when it denies
+//! that proxy. After the key has been granted [`TURN_AFTER`] times to other proxies, it is the turn of the
+//! proxy in the note. Nothing is written if no other proxy waits.
 
 use super::decide::admits;
 use super::{
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::lock::{Key, Mode, ServerTime};
 
-/// Why the claim has to let others have these keys first, if it does.
+/// The denial of a claim that has to let another waiter have these keys first, if there is such a waiter.
 pub(super) fn ahead(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> Option<Denial> {
     match &claim.global {
         Some(own) => ahead_in_global_queue(records, keys, own, env),
@@ -25,7 +26,7 @@ pub(super) fn ahead(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -
     }
 }
 
-/// The claim is denied: a waiter takes its places in line, or leaves its proxy's mark.
+/// Handles a denial: the claim joins the global queues of its keys, or the record notes that its proxy waits.
 pub(super) fn denied(records: &mut Records, claim: &Claim, mut denial: Denial, env: &Env) -> Outcome {
     match &claim.global {
         Some(own) if claim.waits => match join(records, claim, own, env) {
@@ -46,7 +47,8 @@ pub(super) fn denied(records: &mut Records, claim: &Claim, mut denial: Denial, e
     Outcome::Held(denial)
 }
 
-/// The claim is granted these keys: its places are free, and the other proxies have been passed over once more.
+/// Handles a grant of these keys: removes the places of the claim, and counts that the other waiting proxies
+/// were passed over.
 pub(super) fn granted(records: &mut Records, keys: &[Key], claim: &Claim, env: &Env) {
     for key in keys {
         match &claim.global {
@@ -85,7 +87,7 @@ pub(super) fn change(records: &mut Records, key: &Key, change: &GlobalQueueChang
         GlobalQueueChange::Evict { proxy } => Some(proxy),
         _ => None,
     };
-    // A place that its client may return to stays; the proxy that had it cannot be rung.
+    // A place to which a client may return stays, but its proxy has ended and cannot be notified.
     let next_waiter =
         next_waiter(records.read(key), key, env).filter(|next_waiter| gone != Some(&next_waiter.proxy));
     Outcome::GlobalQueue { next_waiter }
@@ -111,16 +113,17 @@ fn ahead_in_global_queue(records: &Records, keys: &[Key], own: &GlobalTicket, en
     })
 }
 
-/// When the waiter joined first. Known from its places, also where the answer to its first claim was lost or was
-/// given to another proxy; and from the claim, also where all of its places have ended.
+/// When the waiter first joined a global queue. This is known from its places, even if the answer to its first
+/// claim was lost or went to another proxy, and from the claim, even if all its places have expired.
 fn joined_before(records: &Records, keys: &[Key], own: &GlobalTicket, env: &Env) -> Option<ServerTime> {
     let places = keys.iter().flat_map(|key| live(records.read(key), env));
     let mine = places.filter(|place| place.ticket == own.number).map(|place| place.joined);
-    // An earlier version of this program wrote no time.
+    // An earlier version of the program wrote no time.
     mine.filter(|joined| joined.0 > 0).chain(own.joined).min()
 }
 
-/// Takes a place in the line of every key, or keeps those that it has. `None` where a line is full.
+/// Takes a place in the global queue of every key, or extends existing places. Returns `None` if a queue is
+/// full.
 fn join(records: &mut Records, claim: &Claim, own: &GlobalTicket, env: &Env) -> Option<ServerTime> {
     let keys = &*claim.keys;
     let has_room = |key: &Key| {
@@ -131,8 +134,8 @@ fn join(records: &mut Records, claim: &Claim, own: &GlobalTicket, env: &Env) -> 
         return None;
     }
     let joined = joined_before(records, keys, own, env).unwrap_or_else(|| {
-        // Of those that the store hears of in one step the first is first, and a clock that is set back lets
-        // nobody pass.
+        // Waiters that join in one transaction get distinct, rising times. They also rise if the clock was set
+        // back, so that no later waiter passes an earlier one.
         let last =
             keys.iter().flat_map(|key| &records.read(key).global_queue).map(|place| place.joined).max();
         last.map_or(env.now, |last| env.now.max(last.plus_us(1)))
@@ -161,8 +164,8 @@ fn join(records: &mut Records, claim: &Claim, own: &GlobalTicket, env: &Env) -> 
     Some(joined)
 }
 
-/// Another proxy's turn. A proxy whose own turn it is on another of the keys goes by which of the two marks is
-/// older, so that two proxies do not wait for each other.
+/// The denial if it is another proxy's turn on one of the keys. If it is also this proxy's turn on another of
+/// the keys, the older of the two notes decides, so that two proxies do not wait for each other.
 fn turn_of_others(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> Option<Denial> {
     let due = |key: &Key| marks(records.read(key), env).next().filter(|mark| mark.passed >= TURN_AFTER);
     keys.iter().find_map(|key| {
@@ -181,7 +184,7 @@ fn turn_of_others(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> 
     })
 }
 
-/// The key is free and kept for the proxy whose mark is the first one: for so long, and no longer.
+/// Begins the turn of the first proxy in the notes: the free key is reserved for it for [`PLACE_MS`] at most.
 fn begin_turn(records: &mut Records, key: &Key, env: &Env) {
     let until = env.now.plus_ms(PLACE_MS);
     if marks(records.read(key), env).next().is_some_and(|mark| mark.until > until) {
@@ -193,8 +196,8 @@ fn begin_turn(records: &mut Records, key: &Key, env: &Env) {
 fn mark(records: &mut Records, keys: &[Key], proxy: &std::sync::Arc<str>, env: &Env) {
     for key in keys {
         let mine = marks(records.read(key), env).find(|mark| mark.proxy == *proxy);
-        // Not every poll is worth a write. A turn that has begun ends, also where another key keeps it from being
-        // taken.
+        // Not every poll is worth a write. A turn that has begun is not extended, even if another key keeps the
+        // proxy from using it.
         let stays = |mark: &Wanted| {
             let left_us = mark.until.us_since(env.now);
             left_us > u64::from(WANTED_MS) * 500
@@ -234,11 +237,12 @@ fn next_waiter(record: &Record, key: &Key, env: &Env) -> Option<NextWaiter> {
     let marked =
         || marks(record, env).next().map(|mark| NextWaiter { proxy: mark.proxy.clone(), ticket: None });
     let next = live(record, env).next().map(turn_of).or_else(marked)?;
-    // The mode of those who wait is not in the line: one that shares may be let in where this one is not.
+    // The queue does not record the mode of its waiters. A shared waiter may be admitted although an exclusive
+    // one would not be.
     admits(record, key, Mode::Shared, env).is_ok().then_some(next)
 }
 
-/// Whether the waiter has a place; one that has ended is none.
+/// Whether the waiter has a place that has not expired.
 fn has_place(record: &Record, own: &GlobalTicket, env: &Env) -> bool {
     live(record, env).any(|place| place.ticket == own.number)
 }

@@ -1,35 +1,37 @@
-//! Batches of groups, also those that are run again because their answer was lost.
+//! Runs batches of groups, including groups that are retried because their answer was lost.
 //!
-//! A batch is one transaction: all of it was applied, or nothing. Each record that a batch changes bears its
-//! [`BatchId`] for a while. So where a connection broke before the answer came, the records tell whether the batch
-//! was applied, whatever has been done to them since.
+//! A batch is one transaction: all of it was applied, or nothing. Each record that a batch changes keeps the
+//! [`BatchId`] for a while. So if a connection broke before the answer came, the records tell whether the batch
+//! was applied, regardless of later changes.
 
 use super::{Env, Op, Outcome, Record, Records, apply};
 use crate::lock::{Key, ServerTime};
 
-/// Connections whose last mark a record bears at most.
+/// The most connections whose last batch id a record keeps.
 pub const MAX_BATCH_IDS: usize = 32;
-/// How long a mark is kept, in microseconds: longer than any call is repeated (`store.timeout_ms` is 60 s at most).
+/// How long a batch id is kept, in microseconds: longer than any call is retried (`store.timeout_ms` is 60 s at
+/// most).
 pub const BATCH_ID_KEPT_US: u64 = 180_000_000;
 
-/// Names one batch of one connection.
+/// Identifies one batch of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchId {
     /// A random number of the connection.
     pub writer: u64,
-    /// Rises with every batch of the connection; about the time of the store.
+    /// Rises with every batch of the connection; approximately the store's time.
     pub at: ServerTime,
 }
 
-/// A try at a group whose answer was lost.
+/// An earlier try of a group, whose answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
+    /// The batch of that try.
     pub batch_id: BatchId,
-    /// What is to be answered if the batch was applied.
+    /// The answer if that batch was applied.
     pub outcomes: Vec<Outcome>,
 }
 
-/// What became of a batch whose answer was lost.
+/// The fate of a batch whose answer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Applied,
@@ -37,14 +39,15 @@ enum Fate {
     Unknown,
 }
 
-/// Decides the groups in order, and signs what they change.
+/// Decides the groups in order, and stores `batch_id` in the records that they change.
 ///
-/// `tried` has a place for each group, or none at all. It comes back without the tries that were not applied:
-/// these groups are decided anew. Of the others, operations that must not be carried out twice are answered as they
-/// were, or with [`Outcome::Unknown`] where nothing tells what became of them.
+/// `tried` has an entry for each group, or is empty. Afterwards it lacks the tries that were not applied; their
+/// groups are decided anew. In the other groups, operations that must not be applied twice get their earlier
+/// answer, or [`Outcome::Unknown`] if the records do not tell whether they were applied. All other operations
+/// are decided again.
 ///
 /// # Panics
-/// Where `records` lacks a key of an operation.
+/// If `records` lacks a key of an operation.
 pub fn run(
     records: &mut Records,
     groups: &[Vec<Op>],
@@ -52,7 +55,7 @@ pub fn run(
     env: &Env,
     batch_id: BatchId,
 ) -> Vec<Vec<Outcome>> {
-    // Before anything is changed: the mark of this batch is on no record yet.
+    // This comes before any change: no record has the id of this batch yet.
     for (group, place) in groups.iter().zip(tried.iter_mut()) {
         if place.as_ref().is_some_and(|tried| fate(records, group, tried) == Fate::NotApplied) {
             *place = None;
@@ -69,7 +72,7 @@ pub fn run(
     outcomes
 }
 
-/// A group that was applied, as far as is known.
+/// The outcomes of a group whose earlier try was applied, or may have been.
 fn again(records: &mut Records, group: &[Op], tried: &Tried, env: &Env) -> Vec<Outcome> {
     let fate = fate(records, group, tried);
     let outcome = |(op, before): (&Op, &Outcome)| match (happens_once(op), fate) {
@@ -80,24 +83,26 @@ fn again(records: &mut Records, group: &[Op], tried: &Tried, env: &Env) -> Vec<O
     group.iter().zip(&tried.outcomes).map(outcome).collect()
 }
 
-/// Every other operation finds what it did before, or does nothing the second time.
+/// Whether the operation must not be applied twice. Every other operation finds its earlier effect, or has no
+/// effect the second time.
 fn happens_once(op: &Op) -> bool {
     matches!(op, Op::Release(_) | Op::Commit(_) | Op::Force { .. })
 }
 
 fn fate(records: &Records, group: &[Op], tried: &Tried) -> Fate {
     let Some(key) = witness(group, &tried.outcomes) else { return Fate::NotApplied };
-    // A row is kept for longer than any call is repeated: one that is missing was never written.
+    // A row is kept for longer than any call is retried, so a missing row was never written.
     let Some(record) = records.get(key).filter(|_| records.is_stored(key)) else { return Fate::NotApplied };
     match &record.batch_ids[..] {
         batch_ids if batch_ids.contains(&tried.batch_id) => Fate::Applied,
-        // Written last by a version that leaves no marks, or by so many that some are gone.
+        // The last writer was an earlier version without batch ids, or there were so many writers that some ids
+        // are gone.
         batch_ids if batch_ids.is_empty() || batch_ids.len() >= MAX_BATCH_IDS => Fate::Unknown,
         _ => Fate::NotApplied,
     }
 }
 
-/// A key whose record the group has changed, if it was applied; `None` where it does no harm to decide anew.
+/// A key whose record the group has changed if it was applied; `None` if it is safe to decide the group anew.
 fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
     let changed = |outcome: &Outcome| match outcome {
         Outcome::Released { .. } | Outcome::Committed { .. } => true,
@@ -109,7 +114,7 @@ fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
 }
 
 impl Record {
-    /// Bears the mark instead of the connection's last one.
+    /// Replaces the connection's last batch id by this one.
     fn sign(&mut self, batch_id: BatchId, env: &Env) {
         let is_old = |other: &BatchId| env.steady && other.at.plus_us(BATCH_ID_KEPT_US) <= env.now;
         self.batch_ids.retain(|other| other.writer != batch_id.writer && !is_old(other));

@@ -1,4 +1,4 @@
-//! Each decision by itself. What they add up to is simulated in `table::tests`.
+//! Tests of single decisions. The simulation in `table::tests` tests their combination.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
     }
 }
 
-/// Records of the keys a to d, and a clock.
+/// The records of the keys a to d, and a clock.
 struct World {
     records: Records,
     env: Env,
@@ -156,7 +156,7 @@ fn releasing_what_is_left_of_a_lease_frees_it() {
     world.held(&claim(&["b"], "z", 4));
 }
 
-/// A repetition of the release whose answer was lost is told the same.
+/// A release that is repeated because its answer was lost gets the same answer.
 #[test]
 fn what_is_left_of_a_lease_is_lost_also_when_it_is_released_again() {
     let mut world = World::new();
@@ -197,7 +197,7 @@ fn an_expired_lease_is_lost_and_taken_over() {
     let mut world = World::new();
     let (lease, first) = world.granted(&claim(&["a"], "x", 1));
     world.pass_ms(10 * SECOND);
-    // The clock may have been set forward by a little, and its holder be certain still.
+    // The clock may have been set forward a little, so the holder may still count on its lease.
     assert_eq!(world.held(&claim(&["a"], "y", 2)).free_in_us, UNNOTICED_US);
     world.pass_ms(UNNOTICED_MS);
     assert_eq!(world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None }), Outcome::Lost);
@@ -207,7 +207,8 @@ fn an_expired_lease_is_lost_and_taken_over() {
     assert_eq!(world.release(&lease, 9), Outcome::Lost);
 }
 
-/// The store's clock was set forward by less than is noticed: the holder is certain for as long still.
+/// The store's clock was set forward by less than can be noticed, and the holder counts on its lease for that
+/// much longer.
 #[test]
 fn a_lease_is_not_lost_before_others_may_have_its_keys() {
     let mut world = World::new();
@@ -232,7 +233,7 @@ fn no_take_over_while_the_clock_is_in_doubt() {
     world.granted(&claim(&["a"], "y", 2));
 }
 
-/// The store's clock was set forward beyond the end of a lease that runs.
+/// The store's clock was set forward beyond the end of a running lease.
 #[test]
 fn a_holder_whose_end_is_in_doubt_renews_and_releases() {
     let mut world = World::new();
@@ -246,7 +247,7 @@ fn a_holder_whose_end_is_in_doubt_renews_and_releases() {
     world.granted(&claim(&["a"], "y", 2));
 }
 
-/// The server that was here before may have granted the keys to others after the lease had ended.
+/// The previous server may have granted the keys to others after the end of the lease.
 #[test]
 fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
     let mut world = World::new();
@@ -263,7 +264,8 @@ fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
     assert_eq!(world.apply(&renew(&lease)), Outcome::Lost);
 }
 
-/// On that server the lease keeps its end, and proxies that still use the server grant its keys after it.
+/// On the previous server the lease keeps its end, and proxies that still use that server grant its keys
+/// afterwards.
 #[test]
 fn a_lease_is_not_made_longer_while_another_server_may_be_in_use() {
     let mut world = World::new();
@@ -280,7 +282,8 @@ fn a_lease_is_not_made_longer_while_another_server_may_be_in_use() {
     assert_eq!(world.apply(&renew), Outcome::Renewed { left_us: 10_000_000 });
 }
 
-/// What was told must be over when a clock that was set back is set forward again and the lease is in doubt no more.
+/// The reported time must be over when a clock that was set back is set forward again and the lease is not in
+/// doubt any more.
 #[test]
 fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
     let mut world = World::new();
@@ -302,7 +305,7 @@ fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
     assert_eq!(renewed, Outcome::Renewed { left_us: 7_000_000 });
 }
 
-/// Another proxy looks at the clock before it is set back, and when it is forward again.
+/// Another proxy reads the clock before it is set back, and after it is set forward again.
 #[test]
 fn what_is_granted_on_a_clock_that_was_set_back_also_lasts_when_it_is_forward_again() {
     let mut world = World::new();
@@ -387,7 +390,7 @@ fn an_owner_reenters_with_a_count() {
     let (lease, first) = world.granted(&again(1));
     let (_, second) = world.granted(&again(2));
     assert_eq!((second.levels, second.nonce, &second.tokens), (2, first.nonce, &first.tokens));
-    // Not for some of the keys only: the lease is on all of them.
+    // A level cannot be added to some of the keys only: the lease holds all of them.
     world.held(&Claim { reentrant: true, ..claim(&["a"], "x", 3) });
     assert_eq!(world.release(&lease, 8), Outcome::Released { levels_left: 1 });
     assert_eq!(world.release(&lease, 8), Outcome::Released { levels_left: 1 }, "the same release again");
@@ -509,7 +512,7 @@ fn the_version_of_a_key_without_a_row_lasts_while_other_keys_are_cleaned_up() {
     assert_eq!(read, Outcome::Version(Version { version: Token(40), kept: None }));
     world.env.floor = Token(43);
     assert_eq!(world.apply(&commit(40, 1)), Outcome::Committed { version: Token(44) });
-    // Its own row is cleaned up: the floor is above what the row had.
+    // The key's own row is cleaned up: the token floor is above its last token.
     world.records.insert(key, None);
     world.env.floor = Token(45);
     for read in [40, 44] {
@@ -530,10 +533,11 @@ fn a_key_that_was_cleaned_up_has_the_version_of_the_floor() {
     world.env.floor = Token(40);
     assert!(matches!(world.apply(&commit(39, 1)), Outcome::Conflict(Version { version: Token(40), .. })));
     assert_eq!(world.apply(&commit(40, 2)), Outcome::Committed { version: Token(41) });
-    // The floor rises when other keys are cleaned up, and is no change of this one.
+    // The floor rises when other keys are cleaned up, which does not change this key.
     world.env.floor = Token(90);
     assert_eq!(world.apply(&commit(41, 3)), Outcome::Committed { version: Token(91) });
-    // After other keys have had the name's commits, what was read before is not what is there.
+    // Other keys have had the commits of this name, so an earlier version does not belong to the present
+    // content.
     (world.env.floor, world.env.renamed) = (Token(95), Token(95));
     assert!(matches!(world.apply(&commit(91, 4)), Outcome::Conflict(Version { version: Token(95), .. })));
     assert_eq!(world.apply(&commit(95, 5)), Outcome::Committed { version: Token(96) });

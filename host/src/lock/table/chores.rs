@@ -1,7 +1,7 @@
-//! What the store is asked for that nobody waits for: undoing claims, and looking whether a lease is over.
+//! Operations that no caller waits for: undoing claims, and checking whether a lease is over.
 //!
-//! After an outage there may be thousands of them at once. A few are under way at a time, and while the store does
-//! not answer they pause for longer each time, so that they take no places from calls that somebody waits for.
+//! After an outage there may be thousands of them. Only a few are in flight at a time. While the store does not
+//! answer, the pause between them grows, so that they do not take capacity from calls that a client waits for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,34 +9,37 @@ use std::sync::Arc;
 use super::in_flight::BatchItem;
 use super::{Action, Instant, Key, Table, Timer};
 
-/// Chores that are under way at a time.
+/// The most chores that are in flight at a time.
 const FLYING: usize = 64;
-/// Chores that wait at most. What is left out ends with its lease.
+/// The most chores that wait. Beyond that, a claim is not undone but ends with its lease, and a lease that was
+/// to be checked is forgotten.
 const MAX_WAITING: usize = 65_536;
 const SHORTEST_PAUSE_MS: u32 = 250;
 const LONGEST_PAUSE_MS: u32 = 4_000;
 
+/// An operation that no caller waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Chore {
-    /// Undo a claim that may have been granted. After `until` such a grant has ended by itself, unless the server's clock was
-    /// set back.
+    /// Undo a claim that may have been granted. After `until` such a grant has ended by itself, unless the
+    /// server's clock was set back.
     Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
-    /// Is the lease over, or was it renewed through another proxy?
+    /// Check whether the lease is over, or was renewed through another proxy.
     Look { nonce: u64 },
 }
 
+/// The chores that wait, and how many are in flight.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
     waiting: VecDeque<Chore>,
     flying: usize,
-    /// Since the store has not answered.
+    /// The length of the current pause; 0 while the store answers.
     pause_ms: u32,
-    /// Nothing is begun before this moment.
+    /// No chore begins before this moment.
     pause_until: Option<Instant>,
 }
 
 impl Chores {
-    /// Whether some are to be begun as soon as others end.
+    /// Whether chores wait that may begin as soon as others end.
     pub fn are_due(&self) -> bool {
         !self.waiting.is_empty() && self.pause_until.is_none()
     }
@@ -48,7 +51,7 @@ impl Table {
         self.work_off(out);
     }
 
-    /// As [`Table::chore`], at the next look at the timers.
+    /// As [`Table::chore`], but begins when the timers are next processed.
     pub(super) fn chore_later(&mut self, chore: Chore) {
         if self.chores.waiting.len() < MAX_WAITING {
             self.chores.waiting.push_back(chore);
@@ -83,7 +86,7 @@ impl Table {
         self.timers.insert((Instant(0), Timer::Chores));
     }
 
-    /// The store was not heard of. `None`: there is no use in another try.
+    /// The store did not answer. `None`: the chore is not repeated.
     pub(super) fn chore_failed(&mut self, chore: Option<Chore>, now: Instant) {
         self.chores.flying -= 1;
         if let Some(chore) = chore {
@@ -92,7 +95,7 @@ impl Table {
         if self.chores.pause_until.is_none() {
             let longest = (self.chores.pause_ms * 2).clamp(SHORTEST_PAUSE_MS, LONGEST_PAUSE_MS);
             self.chores.pause_ms = longest;
-            // Proxies that lost the same store do not come back in step.
+            // Spreads the retries of proxies that lost the same store.
             let spread = self.tickets.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
             let until = now.plus_ms(longest / 2 + spread as u32 % (longest / 2));
             self.chores.pause_until = Some(until);

@@ -1,29 +1,36 @@
-//! What goes into a [`Table`](super::Table) and what comes out.
+//! The events that go into a [`Table`](super::Table), and the actions that come out.
 
 use std::sync::Arc;
 
 use crate::lock::record::{Claim, Grant, HeldBy, NextWaiter, Op, Outcome, Release, StoredValue};
 use crate::lock::{Instant, Key, Mode, ServerTime, Token};
 
+/// Identifies a waiter. The caller chooses the number; it must never repeat on one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
-/// Names a flight: an [`Action::Submit`] and the [`Event::Completed`] that answers it.
+/// Identifies an in-flight batch: an [`Action::Submit`] and the [`Event::Completed`] that answers it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubmissionId(pub u64);
 
-/// Names a caller's release.
+/// Identifies a release: an [`Event::Release`] and the [`Action::Released`] that answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReleaseId(pub u64);
 
-/// An acquire that wants a place in the queues of its keys.
+/// An acquire that enters the queues of its keys. [`Action::Finish`] answers it, unless [`Event::Cancel`] comes first.
 #[derive(Clone, Debug)]
 pub struct Waiter {
+    /// Identifies the waiter in later events and actions.
     pub id: WaiterId,
+    /// The operation that the store is asked for.
     pub claim: Claim,
+    /// Waiters of a lower rank are granted first.
     pub rank: i32,
+    /// The group that the waiter's policy assigned to it, for its `fairness` hook.
     pub group: Box<str>,
+    /// How long the waiter may wait, in milliseconds; 0 to try once.
     pub wait_ms: u32,
+    /// The most waiters that a queue may have for this waiter to enter it; at least 1 counts.
     pub max_waiters: u32,
     /// Whether its policy has a `fairness` hook.
     pub asks_choice: bool,
@@ -33,21 +40,23 @@ pub struct Waiter {
     pub seed: u32,
 }
 
+/// Something that happened outside the table. [`Table::handle`](super::Table::handle) processes it.
 #[derive(Clone, Debug)]
 pub enum Event {
     Enqueue(Box<Waiter>),
-    /// The waiter's client is gone. A grant that is under way is undone.
+    /// The waiter's client is gone. A grant that is in flight is undone.
     Cancel(WaiterId),
+    /// A holder gives up a lease. [`Action::Released`] answers it.
     Release {
         id: ReleaseId,
         release: Release,
     },
-    /// A store's answer to an [`Action::Submit`].
+    /// The store's answer to an [`Action::Submit`].
     Completed {
         ticket: SubmissionId,
         result: Result<Answered, Unheard>,
     },
-    /// The answer to an [`Action::Choose`]; `None` where the policy failed or made no sense.
+    /// The answer to an [`Action::Choose`]; `waiter` is `None` if the policy failed or gave an invalid answer.
     Chosen {
         key: Key,
         choice: u64,
@@ -59,92 +68,100 @@ pub enum Event {
         key: Key,
         decision: Next,
     },
-    /// A lease was renewed past the queues, on this or on another proxy.
+    /// A lease was renewed until `until`, on this or on another proxy. Renewals do not go through the queues.
     Renewed {
         nonce: u64,
         until: Instant,
     },
-    /// A lease was found lost, or the session that it rested on is gone.
+    /// A lease was found lost, or the session that held it is gone.
     Lost {
         nonce: u64,
     },
-    /// A grant whose caller was gone before it could be told.
+    /// The caller of a grant, which is for `ttl_ms` milliseconds, was gone before it was told. The grant is undone.
     Undelivered {
         nonce: u64,
         keys: Arc<[Key]>,
         attempt: u64,
         ttl_ms: u32,
     },
-    /// An operator took the key from its holders.
+    /// An operator took the key away from its holders.
     Taken(Key),
-    /// Somebody else freed the key, as far as is known.
+    /// A notification: the key was probably freed through another proxy.
     Wake(Key),
-    /// A proxy whose waiter is next is not there any more.
+    /// The proxy of the next waiter has ended.
     PeerGone {
         peer: Arc<str>,
         key: Key,
     },
-    /// It is the turn of this proxy, which was not known to be waiting.
+    /// The store named this proxy as the next waiter, but no such waiter is known here.
     Orphan {
         key: Key,
         next_waiter: NextWaiter,
     },
-    /// The waiter's keys have changed with its policy; it keeps its place in the order of arrival. The
-    /// claim has an `attempt` of its own.
+    /// The waiter's keys have changed with its policy. The waiter keeps its place in the order of arrival. The
+    /// new claim has an `attempt` of its own.
     Replan {
         waiter: WaiterId,
         claim: Box<Claim>,
     },
-    /// Answers every waiter and takes no more.
+    /// Answer all waiters and accept no new ones.
     Shutdown,
 }
 
-/// What the store said, with the proxy's clock before it was asked.
+/// The store's answer to a batch.
 #[derive(Clone, Debug)]
 pub struct Answered {
+    /// One outcome for each operation of the batch, in the same order.
     pub outcomes: Vec<Outcome>,
+    /// The proxy's clock before the store was asked. Leases are counted from this moment.
     pub asked_at: Instant,
-    /// The store's clock when it decided.
+    /// The store's clock at the decision.
     pub now: ServerTime,
 }
 
-/// The store did not say what became of a group.
+/// The store did not answer a batch.
 #[derive(Clone, Debug)]
 pub struct Unheard {
+    /// The cause, as a sentence.
     pub why: String,
-    /// Whether the store may have carried it out.
+    /// Whether the store may have applied the batch.
     pub sent: bool,
 }
 
-/// What a waiter at the head does about a key that is held elsewhere.
+/// What the head of a queue does next while its key is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
+    /// Ask the store again after `after_ms` milliseconds.
     Poll { after_ms: u32 },
+    /// Wait until the holder's lease ends or a notification comes; poll only at the longest interval.
     WakeUp,
+    /// Stop waiting: the waiter is told that the key is held, with this reason.
     GiveUp { reason: String },
 }
 
+/// Something that the caller of the table must do.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Run the operations as one, and say how it went with [`Event::Completed`].
+    /// Run the operations as one group in the store, and report the answer with [`Event::Completed`].
     Submit {
         ticket: SubmissionId,
         ops: Vec<Op>,
     },
-    /// Ask the policy of `candidates[0]` which of them is next, and say so with [`Event::Chosen`].
+    /// Ask the policy of `candidates[0]` which candidate is next, and report the answer with [`Event::Chosen`].
     Choose {
         key: Key,
         choice: u64,
         candidates: Vec<Candidate>,
         groups: Vec<GroupShare>,
     },
-    /// Ask the waiter's policy what to do about a held key, and say so with [`Event::Backoff`].
+    /// Ask the waiter's policy what to do while the key is held, and report the answer with
+    /// [`Event::Backoff`].
     Backoff {
         waiter: WaiterId,
         key: Key,
         contention: Contention,
     },
-    /// The waiter has left its queues.
+    /// The waiter has left its queues, with this verdict for its client.
     Finish {
         waiter: WaiterId,
         verdict: Verdict,
@@ -153,87 +170,113 @@ pub enum Action {
         id: ReleaseId,
         result: Result<Outcome, String>,
     },
-    /// Tell a proxy that it is the turn of one of its waiters. If it is not there, say so with
-    /// [`Event::PeerGone`]; if it is this one, which knows no such waiter, with [`Event::Orphan`].
+    /// Notify a proxy that one of its waiters is next. If that proxy has ended, report [`Event::PeerGone`]. If
+    /// it is this proxy, report [`Event::Orphan`]: the table knows no such waiter.
     NotifyPeer {
         key: Key,
         next_waiter: NextWaiter,
     },
-    /// Whoever keeps this lease alive need not try any more.
+    /// The lease is over or lost: stop renewing it.
     Gone {
         nonce: u64,
     },
-    /// Something that watchers and metrics want to know.
+    /// A change for watchers and metrics.
     Note(Note),
 }
 
+/// A waiter that a policy may choose as the next one.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     pub waiter: WaiterId,
     pub rank: i32,
+    /// How long the waiter has been waiting, in milliseconds.
     pub waited_ms: u32,
 }
 
+/// How much of a key one group of waiters has and wants.
 #[derive(Clone, Debug)]
 pub struct GroupShare {
     pub group: Box<str>,
+    /// How many waiters of the key belong to the group.
     pub waiting: u32,
+    /// How many of the key's last 64 grants on this proxy went to the group.
     pub recent_grants: u32,
 }
 
+/// What a policy's `backoff` hook learns about a held key.
 #[derive(Clone, Debug)]
 pub struct Contention {
+    /// How often the store was asked for this waiter; at least 1.
     pub attempt: u32,
+    /// How long the waiter has been waiting, in milliseconds.
     pub waited_ms: u32,
+    /// How long the waiter may still wait, in milliseconds.
     pub wait_left_ms: u32,
+    /// How long until the key may be free, in milliseconds.
     pub holder_left_ms: u32,
+    /// The owner of the lease that blocks the waiter; empty if it is not known.
     pub holder: Box<str>,
+    /// How many waiters the key has on this proxy.
     pub waiters: u32,
+    /// The last pause between two polls, in milliseconds; 0 if there was none.
     pub last_sleep_ms: u32,
 }
 
-/// What a waiter is told.
+/// The answer that ends a wait.
 #[derive(Clone, Debug)]
 pub enum Verdict {
+    /// The waiter has the keys.
     Granted {
         grant: Grant,
         keys: Arc<[Key]>,
-        /// The claim's, by which an undelivered grant is undone.
+        /// The `attempt` of the claim; an undelivered grant is undone by it.
         attempt: u64,
+        /// The proxy's clock before the store was asked; the lease counts from this moment.
         asked_at: Instant,
         waited_ms: u32,
     },
+    /// The keys were not free in time.
     Contended {
+        /// The holder that blocks the waiter, if it is known.
         holder: Option<HeldBy>,
+        /// The waiter's worst position in its queues; 1 is the next.
         position: u32,
+        /// When another try makes sense, in milliseconds.
         retry_after_ms: u32,
+        /// Why the policy gave up, if it did.
         reason: Option<String>,
     },
+    /// The queue, or the global queue, is full.
     TooManyWaiters {
         limit: u32,
     },
-    /// A `once` request that was done before.
+    /// A `once` request whose work was done before; this is its outcome.
     Done(StoredValue),
+    /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
     RequestReused {
         ended: bool,
     },
-    /// The key has as many holders, or the owner as many levels, as a record can hold.
+    /// The key has the highest number of holders, or the owner the highest number of levels, that a record can
+    /// hold.
     Full,
+    /// The store did not answer.
     Unavailable {
         why: String,
     },
     ShuttingDown,
 }
 
+/// A change of a lease, for watchers and metrics. `held_ms` is the time since this proxy learned of the lease.
 #[derive(Clone, Debug)]
 pub enum Note {
-    /// `from_release`: in the same step in which the lease before it was released.
+    /// A new grant. `from_release`: the same batch released the lease before it.
     Granted {
         key: Key,
         owner: Box<str>,
         token: Token,
         from_release: bool,
     },
+    /// A lease was released. `handed_off`: the same batch granted the key to the next waiter.
     Released {
         key: Key,
         owner: Box<str>,
@@ -247,7 +290,7 @@ pub enum Note {
         token: Token,
         held_ms: u32,
     },
-    /// Found lost by its holder, or lost with the session that it rested on.
+    /// The holder found the lease lost, or the session that held it is gone.
     Lost {
         key: Key,
         owner: Box<str>,
@@ -256,13 +299,14 @@ pub enum Note {
     },
 }
 
-/// Where a claim stands on this proxy.
+/// The state of a claim on this proxy.
 #[derive(Clone, Copy, Debug)]
 pub enum Standing {
     Waiter {
         id: WaiterId,
     },
-    /// This proxy has known the lease `since` then. Unless another proxy has renewed it, it ends at `until`.
+    /// The claim was granted. This proxy has known the lease since `since`. The lease ends at `until`, unless
+    /// another proxy has renewed it.
     Lease {
         nonce: u64,
         since: Instant,
@@ -270,7 +314,7 @@ pub enum Standing {
     },
 }
 
-/// One place in a queue, for those who look.
+/// A waiter in a queue, for display.
 #[derive(Clone, Debug)]
 pub struct Queued {
     pub waiter: WaiterId,
@@ -278,5 +322,6 @@ pub struct Queued {
     pub mode: Mode,
     pub rank: i32,
     pub group: Box<str>,
+    /// How long the waiter has been waiting, in milliseconds.
     pub waited_ms: u32,
 }

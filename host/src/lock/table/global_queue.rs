@@ -1,7 +1,8 @@
-//! Waiters whose order holds over all proxies: the store has a place for each of them.
+//! Waiters in the global queue: the store keeps a place for each of them.
 //!
-//! Each asks the store once when it comes, past the queue of this proxy, and has its place then. Who
-//! releases looks whose turn it is and rings that proxy; places are kept as long as their waiters are here.
+//! Each waiter asks the store once when it arrives, ahead of this proxy's queue, and thereby gets its place.
+//! After a release, the proxy finds the next waiter in the global queue and notifies that waiter's proxy. A
+//! proxy extends the places of its waiters for as long as they wait.
 
 use super::in_flight::BatchItem;
 use super::{Action, Entry, JOIN_MS, KEEP_PLACES_MS, Table, Timer, WaiterId};
@@ -14,7 +15,7 @@ impl Table {
         self.submit(vec![BatchItem::GlobalQueue { key, change }], out);
     }
 
-    /// What a release asks besides: whose turn it is, where other proxies may be waiting.
+    /// Probes for the batch of a release, to find the next waiter. Empty if no other proxy can be waiting.
     pub(super) fn looks(&self, lease: &LeaseRef) -> Vec<BatchItem> {
         let known = self.leases.find(lease.nonce);
         if known.is_some_and(|lease| lease.claim.global.is_none() && !lease.contended) {
@@ -24,13 +25,13 @@ impl Table {
         lease.keys.iter().map(look).collect()
     }
 
-    /// The key is free: whichever waiter is first asks for it, here or elsewhere.
+    /// The key is free: lets the next waiter ask for it, on this proxy or through a notification to another.
     pub(super) fn notify_next_waiter(&mut self, key: &Key, next_waiter: NextWaiter, out: &mut Vec<Action>) {
         let waiters = self.queues.get(key).into_iter().flat_map(|queue| queue.in_order());
         let has_it = |entry: &&Entry| next_waiter.ticket.is_some() && entry.ticket() == next_waiter.ticket;
         let first = waiters.filter_map(|id| self.waiters.get(id)).find(has_it);
         match first.map(|entry| (entry.waiter.id, entry.in_flight.is_none() && !entry.cancelled)) {
-            // It may stand behind others in this proxy's queue: the store's order counts.
+            // The waiter may stand behind others in this proxy's queue, but the order of the store decides.
             Some((waiter, false)) => {
                 if let Some(entry) = self.waiters.get_mut(&waiter) {
                     entry.again = true;
@@ -43,7 +44,8 @@ impl Table {
         }
     }
 
-    /// Its mark may stand for waiters that came later. A place stands for one waiter, which has gone.
+    /// A note that this proxy waits may stand for waiters that came later. A ticket stands for one waiter,
+    /// which has gone.
     pub(super) fn orphan(&mut self, key: Key, next_waiter: NextWaiter, now: Instant, out: &mut Vec<Action>) {
         let NextWaiter { proxy, ticket } = next_waiter;
         if ticket.is_none() && self.queues.get(&key).is_some_and(|queue| queue.len() > 0) {
@@ -52,7 +54,7 @@ impl Table {
         self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket }, out);
     }
 
-    /// The store has this proxy's mark now, if the claim was to leave one.
+    /// The store now has a note that this proxy waits, if the claim asked for one.
     pub(super) fn marked(&mut self, id: WaiterId, denial: &Denial) {
         let Some(entry) = self.waiters.get(&id).filter(|entry| entry.marks) else { return };
         let claim = &entry.waiter.claim;
@@ -64,7 +66,8 @@ impl Table {
         }
     }
 
-    /// Whether this proxy had left its mark at a key that the waiter was granted. The grant has taken it out.
+    /// Whether the store had a note that this proxy waits for a key that the waiter was granted. The grant has
+    /// removed the note.
     pub(super) fn was_marked(&mut self, id: WaiterId, grant: &Grant) -> bool {
         let Some(entry) = self.waiters.get(&id).filter(|entry| entry.waiter.claim.global.is_none()) else {
             return false;
@@ -76,8 +79,9 @@ impl Table {
         })
     }
 
-    /// Whether the waiter takes its place a moment later, with others: one that stands behind a waiter of this
-    /// proxy which is in line is not next, and a write for each arrival would hold up who is.
+    /// Whether the waiter joins the global queue a moment later, together with others. A waiter behind another
+    /// waiter of this proxy in the global queue is not next, and a write for each arrival would delay the next
+    /// one.
     fn join_together(&mut self, id: WaiterId, now: Instant) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
@@ -105,15 +109,16 @@ impl Table {
         }
     }
 
-    /// Whether the waiter takes its place a moment later: with others, or behind one that is to come into line before it
-    /// and has to be answered first.
+    /// Whether the waiter joins the global queue a moment later: together with others, or behind a waiter that
+    /// has to join first.
     pub(super) fn joins_later(&mut self, id: WaiterId, now: Instant) -> bool {
         let Some(key) = self.held_back_at(id) else { return self.join_together(id, now) };
         self.join_later(key, id, now);
         true
     }
 
-    /// A waiter whose claim is under way comes into line once that is answered: others do not pass it meanwhile.
+    /// Lets a waiter whose claim is in flight join the global queue after the answer. Waiters that come later
+    /// do not pass it.
     pub(super) fn joins_global_queue(&mut self, id: WaiterId, now: Instant) {
         let Some(keys) = self.waiters.get(&id).map(|entry| entry.waiter.claim.keys.clone()) else { return };
         for key in &*keys {
@@ -121,7 +126,7 @@ impl Table {
         }
     }
 
-    /// A key where a waiter that stands before this one has not taken its place yet.
+    /// A key at which a waiter ahead of this one has not joined the global queue yet.
     fn held_back_at(&self, id: WaiterId) -> Option<Key> {
         let own = self.waiters.get(&id)?;
         let is_before =
@@ -153,8 +158,9 @@ impl Table {
         }
     }
 
-    /// Gives up the waiter's places. Those of a proxy that shuts down stay for a moment where the client can find
-    /// them again through another proxy, and so do those that the same request waits for on another connection.
+    /// Gives up the waiter's places in the global queue, except two kinds of places to which a client can
+    /// return: those of a proxy that shuts down, which stay until they expire, and those that the same request
+    /// waits for on another connection.
     pub(super) fn leave_line(&mut self, entry: &Entry) {
         let claim = &entry.waiter.claim;
         let Some(own) = claim.global.as_ref().filter(|_| entry.in_global_queue) else { return };
@@ -205,7 +211,7 @@ impl Table {
 }
 
 impl Entry {
-    /// Of its places in line.
+    /// The ticket of the waiter in the global queue.
     fn ticket(&self) -> Option<u64> {
         self.waiter.claim.global.as_ref().map(|own| own.number)
     }

@@ -1,4 +1,4 @@
-//! What the store has been sent, and what its answers bring about.
+//! The batches that were sent to the store, and the effects of their answers.
 
 use std::sync::Arc;
 
@@ -13,22 +13,22 @@ use super::{
 use crate::lock::ServerTime;
 use crate::lock::record::{MAX_GLOBAL_QUEUE, UNKNOWN};
 
-/// A group of operations that the store has not answered.
+/// A batch of operations that the store has not answered.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub items: Vec<BatchItem>,
-    /// The keys whose queues wait for it.
+    /// The keys whose queues wait for the answer.
     pub keys: Vec<Key>,
 }
 
-/// When an answer was asked for on the proxy's clock, and given on the store's.
+/// When a batch was sent, on the proxy's clock, and decided, on the store's clock.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     asked_at: Instant,
     server: ServerTime,
 }
 
-/// One operation of a flight, and whom it is for.
+/// One operation of a batch, and its caller.
 #[derive(Debug)]
 pub(super) enum BatchItem {
     Release { id: ReleaseId, release: Release },
@@ -51,7 +51,8 @@ impl BatchItem {
     }
 }
 
-/// Attempts begin at random numbers; by adding an odd number a waiter comes to each of the others once.
+/// Added to an attempt to get the next one. The first attempt is random; as the step is odd, the sequence does
+/// not repeat before it has been through all numbers.
 const ATTEMPTS_APART: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Table {
@@ -101,9 +102,9 @@ impl Table {
         }
     }
 
-    /// The waiters whose time is up and which stood behind a flight that failed: they have waited for as long as the
-    /// store's time-out allows, and do not do so again. Comes before the keys are asked for again, as a waiter that
-    /// is asked for may not leave before its answer.
+    /// Ends the waiters whose deadline has passed and which stood behind a batch that failed: they have already
+    /// waited for the store's time-out, and do not wait for it again. Call this before the keys are asked for
+    /// again, because a waiter that is in flight may not leave before its answer.
     fn give_up_behind(&mut self, keys: &[Key], why: &str, touched: &mut Vec<Key>, out: &mut Vec<Action>) {
         let late = std::mem::take(&mut self.late);
         let (behind, other) = late.into_iter().partition(|id| {
@@ -120,8 +121,8 @@ impl Table {
         }
     }
 
-    /// The answer to this part is processed now. Until then its waiter counts as under way: what an earlier part of the
-    /// same flight sets off must not ask for it again.
+    /// The answer to this item is processed now. Until then its waiter counts as in flight, so that an earlier
+    /// item of the same batch does not cause another request for it.
     fn lands(&mut self, item: &BatchItem) {
         if let Some(entry) = item.waiter().and_then(|id| self.waiters.get_mut(&id)) {
             entry.in_flight = None;
@@ -191,7 +192,7 @@ impl Table {
         out: &mut Vec<Action>,
     ) {
         if outcome == Outcome::Unknown {
-            // A lease that is over is noticed at its end.
+            // If the lease is over, its end is noticed when it is due.
             out.push(Action::Released { id, result: Err(UNKNOWN.to_owned()) });
             return;
         }
@@ -291,7 +292,7 @@ impl Table {
         self.advance_all(&freed, now, out);
     }
 
-    /// Whoever waits for the same keys' outcome hears it, too, without asking.
+    /// Also tells the outcome to all other waiters for the same keys, without asking the store.
     fn done(&mut self, id: WaiterId, kept: &StoredValue, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let keys = &entry.waiter.claim.keys;
@@ -317,19 +318,19 @@ impl Table {
                 queue.held_up(denial.holder.clone(), until);
             }
         }
-        // One ring is enough: a second one would come when the key is taken.
+        // One notification is enough: a second one would come when the key is taken.
         if let Some(next_waiter) = denial.next_waiter.as_ref().filter(|_| !self.looking) {
             self.notify_next_waiter(&denial.key, next_waiter.clone(), out);
         }
         self.keep_places_later(id, now);
         self.marked(id, &denial);
-        // Members of a quorum that took no part in the refusal may have granted an earlier round.
+        // Members of a quorum that took no part in the refusal may have granted an earlier attempt.
         self.undo_unsure(id);
         if let Some(entry) = self.waiters.get_mut(&id) {
             if let Some(own) = &mut entry.waiter.claim.global {
                 own.joined = denial.joined.or(own.joined);
             }
-            // Stores that ask several servers may be taking back what some of them have granted.
+            // A store that asks several servers may still be undoing what some of them granted.
             entry.waiter.claim.attempt = entry.waiter.claim.attempt.wrapping_add(ATTEMPTS_APART).max(1);
             entry.denial = Some(denial);
             entry.store_error = None;
@@ -363,7 +364,7 @@ impl Table {
         }
     }
 
-    /// A waiter whose attempt came to nothing: it keeps its place, unless its time is up.
+    /// After an attempt without a grant: the waiter keeps its position unless its deadline has passed.
     fn stay_or_go(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if entry.cancelled {
@@ -371,7 +372,7 @@ impl Table {
         } else if self.shutting_down {
             self.finish(id, Verdict::ShuttingDown, out);
         } else if entry.replan.is_some() && entry.denial.is_some() && entry.deadline <= now {
-            // Its time is up and it was refused: it does not stand behind the flights of its new keys as well.
+            // Its deadline has passed and it was refused, so it does not also wait for batches of its new keys.
             self.give_up(id, None, now, out);
         } else if let Some(claim) = entry.replan.take() {
             self.replan(id, claim, now, out);
@@ -388,7 +389,7 @@ impl Table {
         }
     }
 
-    /// The store was not heard of: what the part asked for may have happened, if it was sent.
+    /// The store did not answer: the item may have been applied, if it was sent.
     fn unanswered(&mut self, item: BatchItem, unheard: &Unheard, now: Instant, out: &mut Vec<Action>) {
         match item {
             BatchItem::Release { id, .. } => {
@@ -402,12 +403,12 @@ impl Table {
                 let end = self.leases.ends_at(nonce);
                 let again = end.is_some_and(|end| now < end.plus_ms(ABANDON_MS));
                 if !again {
-                    // Nobody is told what nobody knows.
+                    // The fate of the lease is unknown, so no note reports it.
                     self.lease_over(nonce, now, out);
                 }
                 self.chore_failed(again.then_some(Chore::Look { nonce }), now);
             }
-            // A place that nobody keeps ends by itself.
+            // A place that is not extended expires.
             BatchItem::GlobalQueue { .. } => {}
             BatchItem::Rejoin { waiter, over } => {
                 self.store_failed(waiter, over, unheard, now, out);
@@ -418,7 +419,8 @@ impl Table {
         }
     }
 
-    /// An attempt that was sent may have been granted. `over`: it cannot be tried again.
+    /// Handles an attempt without an answer, which may have been granted if it was sent. `over`: the attempt
+    /// cannot be repeated.
     fn store_failed(
         &mut self,
         id: WaiterId,
@@ -442,7 +444,7 @@ impl Table {
         }
     }
 
-    /// Asks for the keys again a little later.
+    /// Asks for the keys again after [`STORE_RETRY_MS`].
     fn pause(&mut self, keys: &[Key], now: Instant) {
         let at = now.plus_ms(STORE_RETRY_MS);
         for key in keys {
@@ -457,7 +459,7 @@ impl Table {
     }
 }
 
-/// The holder as those behind it see it.
+/// The new holder as waiters behind it see it.
 fn held_by(claim: &Claim, token: Token, since: ServerTime, grant: &Grant) -> HeldBy {
     let until = since.plus_us(grant.left_us);
     let (owner, request) = (claim.owner.clone(), claim.request.clone());

@@ -1,22 +1,24 @@
-//! The leases that this proxy knows: to notice when they end.
+//! The leases that this proxy knows, to notice when they end.
 
 use super::in_flight::BatchItem;
 use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Standing, Table, Timer, Token};
 
 use crate::lock::maps::HashMap;
 
+/// The running leases that this proxy has granted or renewed.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     by_nonce: HashMap<u64, Lease>,
 }
 
+/// A running lease.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub claim: Claim,
     pub tokens: Vec<Token>,
     pub since: Instant,
     pub until: Instant,
-    /// Other proxies were met at its keys: they may be waiting for its end.
+    /// Other proxies wanted the keys when the lease was granted; they may be waiting for its end.
     pub contended: bool,
 }
 
@@ -46,7 +48,7 @@ impl Leases {
         self.by_nonce.get(&nonce).map(|lease| &lease.claim)
     }
 
-    /// By its nonce alone, as tokens may have been lifted.
+    /// A reference by nonce alone, because the tokens may have been raised.
     pub fn named(&self, nonce: u64) -> Option<LeaseRef> {
         self.claim(nonce).map(|claim| LeaseRef { keys: claim.keys.clone(), nonce, token: Token::ANY })
     }
@@ -71,7 +73,7 @@ impl Lease {
 }
 
 impl Table {
-    /// Whether the lease is new to this proxy.
+    /// Adds a lease, or extends it if it is known. Returns whether it is new to this proxy.
     pub(super) fn lease_granted(&mut self, nonce: u64, lease: Lease) -> bool {
         if self.leases.by_nonce.contains_key(&nonce) {
             self.renewed(nonce, lease.until);
@@ -100,7 +102,7 @@ impl Table {
         }
     }
 
-    /// Forgets the lease; its keys may be asked for again.
+    /// Removes the lease; its keys may be asked for again.
     pub(super) fn lease_ended(&mut self, nonce: u64) -> Option<Lease> {
         let lease = self.leases.by_nonce.remove(&nonce)?;
         self.timers.remove(&(lease.until, Timer::Lease(nonce)));
@@ -122,7 +124,7 @@ impl Table {
         }
     }
 
-    /// The lease was found lost, unless a release that is under way is what ended it.
+    /// The lease was found lost, unless a release that is in flight has ended it.
     pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
         let mut items = self.in_flight.values().flat_map(|in_flight| &in_flight.items);
         let releases = |item: &BatchItem| matches!(item, BatchItem::Release { release, .. } if release.lease.nonce == nonce);
@@ -140,8 +142,8 @@ impl Table {
         self.lease_over(nonce, now, out);
     }
 
-    /// As far as this proxy knows, the lease has ended: its keys may be asked for. Another proxy may have renewed
-    /// it, so the store is asked before anybody is told.
+    /// The lease has ended as far as this proxy knows, so its keys may be asked for. Another proxy may have
+    /// renewed it, so the proxy asks the store before it reports the end.
     pub(super) fn lease_due(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
         let Some(keys) = self.leases.claim(nonce).map(|claim| claim.keys.clone()) else { return };
         self.timers.insert((now.plus_ms(LOOK_MS), Timer::Look(nonce)));
@@ -161,8 +163,8 @@ impl Table {
         self.advance_all(&lease.claim.keys, now, out);
     }
 
-    /// A grant of these keys tells that the leases that excluded it are over, before the store is asked about them.
-    /// Their keys, which may be asked for.
+    /// Ends the leases that would exclude this grant: as the store made the grant, they are over, although the
+    /// store has not been asked about them. Returns their keys, which may be asked for.
     pub(super) fn leases_followed(
         &mut self,
         claim: &Claim,

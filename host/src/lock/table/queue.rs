@@ -6,57 +6,61 @@ use std::sync::Arc;
 use super::{GroupShare, Instant, ReleaseId, SubmissionId, Token, WaiterId};
 use crate::lock::record::{HeldBy, Release};
 
-/// Grants of a key whose groups are remembered.
+/// How many recent grants of a key are remembered with their groups.
 const RECENT_GRANTS: usize = 64;
 
-/// Where a waiter stands: lower ranks first, then who came first.
+/// A waiter's position in a queue: lower ranks first, then earlier arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct QueuePosition {
     pub rank: i32,
     pub arrival: u64,
 }
 
+/// The waiters of one key, and what this proxy knows of the key.
 #[derive(Debug)]
 pub(super) struct Queue {
     order: BTreeMap<QueuePosition, WaiterId>,
     groups: BTreeMap<Box<str>, BTreeSet<QueuePosition>>,
     recent: VecDeque<Box<str>>,
-    /// The flight that asks the store for this key.
+    /// The batch that asks the store for this key.
     pub in_flight: Option<SubmissionId>,
-    /// The policy has been asked who is next.
+    /// A question to the policy, which is the next waiter, that is not answered yet.
     pub choice: Option<Choice>,
+    /// The policy was asked what to do while the key is held, and has not answered.
     pub asked_backoff: bool,
-    /// Whether asking the store makes sense: the key is not known to be held.
+    /// Whether it makes sense to ask the store: the key is not known to be held.
     pub ready: bool,
-    /// Somebody freed the key while a flight was under way that may not have seen it.
+    /// The key was freed while a batch was in flight that may not have seen the change.
     pub woken: bool,
+    /// When the store is asked for the key next, without another event.
     pub poll_at: Option<Instant>,
-    /// Waiters that take their places in line together, a moment after the first of them has come.
+    /// Waiters that join the global queue together, a moment after the first of them arrived.
     pub joining: Vec<WaiterId>,
-    /// When the places in line are kept the next time.
+    /// When the places in the global queue are extended next.
     pub keep_at: Option<Instant>,
-    /// This proxy, where the store may have its mark.
+    /// This proxy, if the store may have a note that it waits.
     pub marked: Option<Arc<str>>,
+    /// The holder or the delay that blocks the key, if it is known.
     pub holder: Option<Known>,
     /// Leases of this key that this proxy knows.
     pub leases: usize,
-    /// Those of them that have ended as far as this proxy knows; the store has not confirmed it.
+    /// Those leases among them that have ended as far as this proxy knows, without confirmation by the store.
     pub due: Vec<u64>,
 }
 
-/// A question to a policy that is open, and the release that waits to fly with the answer.
+/// An open question to a policy, and the release that goes to the store together with the chosen waiter.
 #[derive(Debug)]
 pub(super) struct Choice {
     pub id: u64,
     pub release: Option<(ReleaseId, Release)>,
 }
 
-/// What is known of whoever stands in the way.
+/// What is known of the holder or the delay that blocks the key.
 #[derive(Debug)]
 pub(super) struct Known {
     pub held_by: Option<HeldBy>,
     pub until: Instant,
-    /// It is a lease of this proxy.
+    /// Whether this proxy granted the lease.
     pub own: bool,
 }
 
@@ -89,7 +93,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// The store says that this is in the way.
+    /// The store says that this holder, or a delay if `None`, blocks the key until `until`.
     pub fn held_up(&mut self, held_by: Option<HeldBy>, until: Instant) {
         self.ready = false;
         let mut known = Known { held_by, until, own: false };
@@ -101,7 +105,7 @@ impl Queue {
         self.order.len()
     }
 
-    /// Whether nothing is lost when the queue is forgotten.
+    /// Whether the queue holds no state and can be removed.
     pub fn is_idle(&self) -> bool {
         self.order.is_empty() && self.in_flight.is_none() && self.choice.is_none() && self.leases == 0
     }
@@ -147,7 +151,7 @@ impl Queue {
         self.recent.push_back(group.into());
     }
 
-    /// At most `most` waiters: the first ones of each group, in the order of their places.
+    /// At most `most` waiters: the first waiters of each group, in the order of their positions.
     pub fn first_of_each_group(&self, most: usize) -> Vec<WaiterId> {
         let each = most.div_ceil(self.groups.len().max(1));
         let firsts = self.groups.values().flat_map(|places| places.iter().take(each));
@@ -157,6 +161,7 @@ impl Queue {
         places.iter().filter_map(|place| self.order.get(place).copied()).collect()
     }
 
+    /// The groups of the waiters, for a policy: at most [`super::VIEW_WAITERS`].
     pub fn shares(&self) -> Vec<GroupShare> {
         let recent = |group: &str| self.recent.iter().filter(|recent| &***recent == group).count() as u32;
         let groups = self.groups.iter().take(super::VIEW_WAITERS);

@@ -1,6 +1,6 @@
-//! Simulates the lock table alone: two tables on one store, with random events in virtual time. The promises are checked
-//! after each step. A thousand runs take half a second. They see each claim that a table sends, where clients would only
-//! notice that they wait.
+//! Simulates the lock table alone: two tables on one store, with random events in virtual time. The promises
+//! are checked after each step. A thousand runs take half a second. The checks see every claim that a table
+//! sends, whereas clients would only notice that they wait.
 
 use std::collections::BTreeMap;
 
@@ -22,27 +22,28 @@ pub(super) const PROXIES: usize = 2;
 const KEYS: usize = 3;
 const STEPS: usize = 60;
 const OWNERS: u64 = 6;
-/// Nobody waits for so long while all keys are free. A place, or a turn, that is left of somebody else lasts
-/// 5 s; after that a waiter has asked within 2 s.
+/// No waiter waits for so long while all keys are free, in milliseconds. A remaining place or turn of another
+/// waiter lasts 5 s; a waiter asks within 2 s after that.
 const STUCK_MS: u32 = 10_000;
-/// No answer comes later than this after its deadline. A waiter whose time is up may be asked for three times: as it comes
-/// into line, as the next one or to look for a lease of its own, and to look for one that has been granted since. The store runs
-/// a batch again for 70 ms at most, and a batch and its answer take 6 ms on the way.
+/// The longest time from a waiter's deadline to its answer, in milliseconds. After its deadline a waiter may be
+/// asked for three times: when it joins the global queue; as the next waiter, or to look for a lease of its
+/// own; and to look for a lease that was granted since then. The store retries a batch for 70 ms at most, and a
+/// batch and its answer take 6 ms on the way.
 const LATE_MS: u32 = 228;
-/// The store's clock is this far ahead of the proxies'.
+/// How far the store's clock is ahead of the proxies' clocks, in microseconds.
 pub(super) const SERVER_AHEAD_US: u64 = 1_700_000_000_000_000;
 
-/// Something that will happen.
+/// A future event.
 #[derive(Debug)]
 enum Due {
-    /// A client does something.
+    /// A client acts.
     Client,
     Apply {
         proxy: usize,
         sent: Sent,
         lost: bool,
     },
-    /// A batch whose answer was lost is run again.
+    /// A batch whose answer was lost is retried.
     Again {
         proxy: usize,
         batch: Vec<Sent>,
@@ -63,11 +64,11 @@ pub(super) struct Belief {
     from: Instant,
     until: Instant,
     levels: u32,
-    /// The ids of the requests that were granted this lease. Each of them is one level.
+    /// The ids of the requests that were granted this lease, each of which is one level.
     requests: HashSet<Box<str>>,
 }
 
-/// A waiter without an answer.
+/// A waiter that has not been answered.
 #[derive(Debug)]
 pub(super) struct Open {
     asked: Instant,
@@ -85,39 +86,39 @@ pub(super) struct Sim {
     last_apply: Vec<Instant>,
     pub(super) store: BTreeMap<Key, Record>,
     pub(super) beliefs: HashMap<u64, Belief>,
-    /// Waiters without an answer.
+    /// Waiters that have not been answered.
     pub(super) open: HashMap<(usize, WaiterId), Open>,
-    /// Claims with a request id, which clients may send again, with their ranks and tickets.
+    /// Claims with a request id, which clients may repeat, with their ranks and tickets.
     asked: Vec<(Claim, i32, u64)>,
-    /// By proxy and ticket: the attempts of the claims that are on their way to the store.
+    /// The attempts of the claims that are on their way to the store, by proxy and submission.
     under_way: HashMap<(usize, SubmissionId), Vec<Option<u64>>>,
-    /// Releases without an answer: their lease, and their attempt.
+    /// Releases that have not been answered: their leases and attempts.
     open_releases: HashMap<(usize, ReleaseId), (u64, u64)>,
-    /// Commits that are asked for past the tables: their attempts.
+    /// The attempts of commits, which do not go through the tables.
     open_commits: HashMap<SubmissionId, u64>,
-    /// The attempts of releases and commits that were carried out.
+    /// The attempts of releases and commits that were applied.
     carried_out: HashSet<u64>,
-    /// The attempts of the claims whose grant or refusal a table was told of.
+    /// The attempts of the claims whose grant or refusal was reported to a table.
     answered: HashSet<u64>,
-    /// What the last batch of each proxy's connection was signed with.
+    /// The last batch id of each proxy's connection.
     batch_ids: Vec<BatchId>,
-    /// Leases that some client was told of: they may outlast the run, unless they were released.
+    /// Leases that were reported to a client: they may outlast the run, unless they were released.
     delivered: HashSet<u64>,
     released: HashSet<u64>,
-    /// Leases that their client released: an answer that comes later does not revive them.
+    /// Leases that their client released: a later answer does not revive them.
     given_up: HashSet<u64>,
     last_token: HashMap<Key, Token>,
-    /// From when on nothing but waiters of other proxies keeps a key from being granted.
+    /// From this moment on, only waiters of other proxies keep a key from being granted.
     free_from: HashMap<Key, Instant>,
-    /// Of each proxy.
+    /// The number of grants of each proxy.
     pub(super) grants: [u64; PROXIES],
     /// How many of 100 claims are for several keys, and how many have a request id.
     several_percent: u64,
     with_id_percent: u64,
-    /// Whether calls of the store fail, answers get lost, and proxies that live are taken for gone.
+    /// Whether calls of the store fail, answers get lost, and running proxies are taken for gone.
     pub(super) has_faults: bool,
     fault_until: Instant,
-    /// A policy's choice is being carried out.
+    /// A policy's choice is being applied.
     chosen: bool,
 }
 
@@ -125,10 +126,10 @@ pub(super) fn key(n: u64) -> Key {
     Key::new(&format!("k{n}")).expect("a short key")
 }
 
-/// One run, which follows from its seed: how many leases were granted in it. `tells_all`: print what happens.
+/// One run, which follows from its seed. Returns how many leases were granted. `tells_all`: print all events.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a promise is broken.
 pub fn run(seed: u64, tells_all: bool) -> u64 {
     Sim::new(seed, tells_all).run()
 }
@@ -180,7 +181,7 @@ impl Sim {
         self.grants.iter().sum()
     }
 
-    /// The next thing happens. False where there is none.
+    /// Processes the next event. Returns false if there is none.
     pub(super) fn step(&mut self) -> bool {
         let Some(next) = self.next_moment() else { return false };
         self.now = self.now.max(next);
@@ -255,7 +256,7 @@ impl Sim {
                     let at = self.now.plus_us(self.random.below(2_000));
                     self.schedule(at, Due::Tell { proxy, event: Event::Chosen { key, choice, waiter } });
                 }
-                // A waiter whose client has gone has no policy that could be asked.
+                // A waiter whose client has gone has no policy to ask.
                 Action::Backoff { waiter, .. } if !self.open.contains_key(&(proxy, waiter)) => {}
                 Action::Backoff { waiter, key, contention } => {
                     let decision = match self.random.below(10) {
@@ -284,7 +285,7 @@ impl Sim {
         }
     }
 
-    /// Rings get lost, and come late; and who does not answer may be there all the same.
+    /// Notifications get lost or come late, and a proxy that does not answer may still be running.
     fn notify_peer(&mut self, proxy: usize, key: Key, next_waiter: &NextWaiter) {
         let at = self.now.plus_us(self.random.below(3_000));
         let peer: usize = next_waiter.proxy.parse().expect("proxies are named by their numbers");
@@ -307,7 +308,7 @@ impl Sim {
                 Op::Acquire(claim) | Op::Rejoin(claim) => Some(claim.attempt),
                 _ => None,
             };
-            // A refused attempt may be undone late, and a granted one may have been released.
+            // A refused attempt may be undone late, and a granted lease may have been released.
             let is_new = attempt.is_none_or(|attempt| !self.answered.contains(&attempt));
             assert!(is_new, "an attempt that was answered is asked for again: {op:?}");
             attempts.push(attempt);
@@ -322,13 +323,13 @@ impl Sim {
         self.schedule(at, Due::Apply { proxy, sent: Sent { ticket, ops, asked_at, tried: None }, lost });
     }
 
-    /// Nobody of the same rank or a better one, whose policy leaves the order to arrival, is passed
-    /// over while waiting for just this key.
+    /// Checks that no waiter for this key alone is passed over by one of the same or a worse rank, if its
+    /// policy leaves the order to arrival.
     fn check_order(&self, proxy: usize, claim: &Claim) {
         let table = &self.proxies[proxy];
         let find = |entry: &&Entry| entry.waiter.claim.attempt == claim.attempt;
         let Some(mine) = table.waiters.values().find(find) else { return };
-        // Of those in line the store says who is first.
+        // The store decides the order in the global queue.
         if claim.mode != Mode::Exclusive || claim.global.is_some() || self.chosen {
             return;
         }
@@ -388,7 +389,7 @@ impl Sim {
         }
     }
 
-    /// Those who are certain of a key fit together.
+    /// Checks that the clients that count on a key may hold it together.
     fn check(&mut self) {
         let now = self.now;
         self.beliefs.retain(|_, belief| belief.until > now);
@@ -405,7 +406,7 @@ impl Sim {
         }
     }
 
-    /// Nobody waits beside free keys for ever.
+    /// Checks that no waiter is stuck while its keys are free.
     fn check_progress(&self) {
         let free_from = self.free_from.values().max().copied().unwrap_or_default().max(self.fault_until);
         let waiters = self.proxies.iter().flat_map(|table| table.waiters.values());
@@ -415,7 +416,7 @@ impl Sim {
         }
     }
 
-    /// Everybody was answered, nothing was leaked.
+    /// Checks that every client was answered and nothing was leaked.
     fn check_end(&self) {
         assert!(self.open.is_empty(), "never answered: {:?}", self.open);
         assert!(self.open_releases.is_empty(), "releases never answered");
@@ -425,7 +426,7 @@ impl Sim {
             assert!(table.queues.is_empty(), "queues are left: {:?}", table.queues);
             assert_eq!(table.leases.len(), 0);
         }
-        // A grant that ends sooner than its undoing would be tried again is left to end.
+        // A grant that ends before its undoing would be retried is left to end.
         let end = ServerTime(self.now.0 + SERVER_AHEAD_US).plus_ms(STORE_RETRY_MS + 10);
         for (key, record) in &self.store {
             let told = |h: &Holder| self.delivered.contains(&h.nonce) && !self.released.contains(&h.nonce);

@@ -12,7 +12,7 @@ mod readers;
 mod turns;
 mod watching;
 
-/// Promises 1, 2, 6 and 8, as far as the core keeps them; and nobody waits beside free keys.
+/// Promises 1, 2, 6 and 8, as far as the lock core keeps them; and no waiter is stuck while its keys are free.
 #[test]
 fn promises_hold_under_random_events() {
     let (seeds, next) = (100_000, AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! Who is next, and the flights that ask the store for them.
+//! Chooses the next waiters of a key, and sends the batches that ask the store for them.
 
 use super::in_flight::{BatchItem, InFlight};
 use super::queue::{Choice, Queue};
@@ -28,7 +28,7 @@ impl Table {
         }
     }
 
-    /// Lets the next waiters of a key ask the store, if there is one and it makes sense to ask.
+    /// Lets the next waiters of a key ask the store, if there are any and the key may be free.
     pub(super) fn advance(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         let Some(queue) = self.queues.get(key) else { return };
         if queue.is_idle() {
@@ -53,8 +53,8 @@ impl Table {
         }
     }
 
-    /// The head and those behind it that may be granted with it, if all their keys are free to ask.
-    /// `freed`: keys that a release of the same flight frees.
+    /// The head of the queue and the waiters behind it that may be granted with it, if all their keys can be
+    /// asked for. `freed`: keys that a release in the same batch frees.
     pub(super) fn run(&self, key: &Key, freed: &HashSet<Key>) -> Vec<BatchItem> {
         let Some(queue) = self.queues.get(key) else { return Vec::new() };
         let mut items = Vec::new();
@@ -77,8 +77,8 @@ impl Table {
         items
     }
 
-    /// Whether the waiter is next, or follows those who are, in all its queues, and none of them is
-    /// busy or known to be held.
+    /// Whether the waiter, or the run that it follows, is at the head of all its queues, and none of its keys
+    /// has a batch in flight or is known to be held.
     pub(super) fn may_launch(&self, id: WaiterId, entry: &Entry, freed: &HashSet<Key>) -> bool {
         let claim = &entry.waiter.claim;
         let single = claim.keys.len() == 1;
@@ -158,7 +158,7 @@ impl Table {
         }
     }
 
-    /// Sends a group to the store and marks its waiters and their keys as under way.
+    /// Sends a batch to the store and marks its waiters and their keys as in flight.
     pub(super) fn submit(&mut self, items: Vec<BatchItem>, out: &mut Vec<Action>) {
         self.tickets += 1;
         let ticket = SubmissionId(self.tickets);
@@ -182,7 +182,8 @@ impl Table {
                     entry.in_flight = Some(ticket);
                     let mut claim = entry.waiter.claim.clone();
                     if claim.global.is_none() {
-                        // Behind a lease of this proxy no other one is met.
+                        // A waiter behind a lease of this proxy meets no other proxy, so no note is needed that
+                        // this proxy waits.
                         let holder = |key: &Key| self.queues.get(key)?.holder.as_ref();
                         let is_own = |key: &Key| holder(key).is_some_and(|known| known.own);
                         let releases = matches!(items.first(), Some(BatchItem::Release { .. }));
@@ -245,9 +246,9 @@ impl Table {
         waiters.find(|id| self.waiters.get(id).is_some_and(|entry| !entry.cancelled)).copied()
     }
 
-    /// Sees to it that a key that is held is asked for again: at the time that the policy of the first
-    /// waiter says, at the latest when the holder's lease ends. A waiter whose client has gone leaves with the
-    /// answer to its flight, and the next one is asked about then.
+    /// Schedules the next poll of a held key: at the time that the policy of the first waiter says, and at the
+    /// latest when the holder's lease ends. A waiter whose client has gone leaves with the answer to its batch;
+    /// the policy of the next waiter is asked then.
     pub(super) fn arm(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
         let first = self.first_present(key);
         let Some(queue) = self.queues.get_mut(key) else { return };
@@ -312,7 +313,7 @@ impl Table {
             Next::Poll { after_ms } => (*after_ms).clamp(MIN_POLL_MS, MAX_POLL_MS),
             _ => MAX_POLL_MS,
         };
-        // Where nobody is known to hold the key, nobody has to wake the queue.
+        // Without a known holder, no notification can be expected.
         let free_at = queue.holder.as_ref().map_or(now.plus_ms(STORE_RETRY_MS), |known| known.until);
         let at = now.plus_ms(after_ms).min(free_at.max(now.plus_ms(MIN_POLL_MS)));
         queue.poll_at = Some(at);
@@ -323,7 +324,7 @@ impl Table {
     }
 }
 
-/// Whether a claim may fly behind one of mode `last`: it is granted only if that one is.
+/// Whether a claim may be in one batch behind a claim of mode `last`: it is granted only if that claim is.
 fn follows(last: Mode, next: Mode) -> bool {
     match (last, next) {
         (Mode::Shared, Mode::Shared) => true,
@@ -332,8 +333,8 @@ fn follows(last: Mode, next: Mode) -> bool {
     }
 }
 
-/// Exponential with full jitter, from 50 ms to 2 s: a safety net, since a release on this proxy wakes
-/// the head at once.
+/// The next pause without a `backoff` hook: exponential with full jitter, with a bound that grows from 50 ms to
+/// 2 s. It is only a safety net, because a release on this proxy wakes the head at once.
 pub fn built_in_backoff(attempt: u32, seed: u32) -> Next {
     let bound = 50u32.saturating_mul(1 << attempt.saturating_sub(1).min(6)).min(2_000);
     let mixed = (seed ^ attempt.wrapping_mul(0x9E37_79B9)).wrapping_mul(0x85EB_CA6B);

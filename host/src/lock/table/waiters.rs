@@ -18,7 +18,7 @@ impl Table {
         }
         let full =
             |key: &Key| self.queues.get(key).is_some_and(|q| q.len() >= waiter.max_waiters.max(1) as usize);
-        // In an order over all proxies the store hears of everybody at once.
+        // The store must learn of a waiter with a ticket at once, to give it a place in the global queue.
         let asks_at_once = waiter.claim.global.is_some();
         let may_have_its_lease = waiter.claim.may_have_its_lease();
         let may_rejoin = may_have_its_lease || asks_at_once;
@@ -66,8 +66,8 @@ impl Table {
         }
     }
 
-    /// Where nobody waits, whoever comes asks the store: the key may have been released through
-    /// another proxy, or be held by some who leave room.
+    /// If a queue is empty, the next waiter asks the store: the key may have been released through another
+    /// proxy, or its holders may leave room.
     fn reopen(&mut self, keys: &[Key]) {
         for key in keys {
             if let Some(queue) = self.queues.get_mut(key).filter(|queue| queue.len() == 0) {
@@ -76,8 +76,8 @@ impl Table {
         }
     }
 
-    /// The queue has no place for the waiter. One that would not have waited does not need it: it hears
-    /// what it would have heard there.
+    /// The verdict for a waiter if its queue is full. A waiter that would not have waited needs no room in the
+    /// queue: it gets the answer that it would have got there.
     pub(super) fn turned_away(&self, waiter: &Waiter, now: Instant) -> Verdict {
         if waiter.wait_ms > 0 {
             return Verdict::TooManyWaiters { limit: waiter.max_waiters };
@@ -94,8 +94,8 @@ impl Table {
         }
     }
 
-    /// Asks, past the queue, whether the waiter has its grant already. `over`: the queue has no
-    /// place for it otherwise.
+    /// Asks the store, without regard to the queue, whether the waiter already has its grant. `over`: the queue
+    /// has no room for the waiter if it has no grant.
     pub(super) fn probe(&mut self, id: WaiterId, over: bool, out: &mut Vec<Action>) {
         self.submit(vec![BatchItem::Rejoin { waiter: id, over }], out);
     }
@@ -117,7 +117,7 @@ impl Table {
         Some(entry)
     }
 
-    /// Takes a waiter without a grant out of its queues; what it may have been granted is undone.
+    /// Takes a waiter without a grant out of its queues, and undoes a grant that it may have.
     pub(super) fn drop_out(&mut self, id: WaiterId) -> Option<Entry> {
         self.undo_unsure(id);
         let entry = self.remove(id)?;
@@ -126,7 +126,7 @@ impl Table {
         Some(entry)
     }
 
-    /// Undoes a grant that the waiter may have, although no answer told of it.
+    /// Undoes a grant that the waiter may have without an answer.
     pub(super) fn undo_unsure(&mut self, id: WaiterId) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if let Some(until) = entry.unsure_until.take() {
@@ -152,7 +152,8 @@ impl Table {
         Some(entry)
     }
 
-    /// The waiter's time is up. A flight that is under way decides it; so does one that it is next after.
+    /// The waiter's deadline has passed. If a batch for the waiter is in flight, its answer decides; so does a
+    /// batch that the waiter is next after.
     pub(super) fn deadline(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
         let Some(entry) = self.waiters.get(&id) else { return };
         if entry.in_flight.is_some() {
@@ -165,9 +166,10 @@ impl Table {
         if self.is_next_after_batch(entry) {
             let is_overdue = now > entry.deadline.plus_ms(OVERDUE_MS);
             match self.waiters.get_mut(&id).filter(|_| is_overdue) {
-                // Each flight may take as long as the store's time-out, and others may follow.
+                // Each batch may take as long as the store's time-out, and others may follow.
                 Some(entry) => {
-                    entry.store_error = Some("the store took too long to answer those ahead".to_owned());
+                    entry.store_error =
+                        Some("the store took too long to answer the waiters ahead".to_owned());
                     self.give_up(id, None, now, out);
                 }
                 None => self.late.push(id),
@@ -179,19 +181,19 @@ impl Table {
         }
     }
 
-    /// Asks the store once more whether the lease in the waiter's way is its own, before the waiter is told that its key is
-    /// held. Returns false where there is no reason to ask.
+    /// Asks the store once more whether the lease that blocks the waiter is its own, before the waiter is told
+    /// that its key is held. Returns false if there is no reason to ask.
     pub(super) fn looks_again(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
-        // It was to come into line behind others, and has asked for nothing so far.
+        // It was to join the global queue behind others, and has not asked for anything so far.
         let asks_first = claim.global.is_some()
             && !entry.in_global_queue
             && entry.attempts == 0
             && claim.may_have_its_lease();
         let is_late = entry.deadline <= now;
         let own = self.own_in_the_way(claim, is_late);
-        // Another call of the request may have been granted since.
+        // Another call of the request may have been granted since then.
         let is_new = |own: &HeldBy, last: Token| is_of_request(own, claim) && own.token != last;
         let may_find = match entry.looked_for {
             Some(last) => own.is_some_and(|own| is_new(own, last)),
@@ -209,9 +211,10 @@ impl Table {
         true
     }
 
-    /// The lease that keeps the claim from a key, if the same request or the same owner may have that lease. An earlier call of
-    /// the request, made through another proxy, may have been granted after this one had looked for its lease. A reentrant claim may be refused for its mode while its owner
-    /// holds the key: it looks only when its time is up (`late`), as its policy could not give up otherwise.
+    /// The lease that blocks the claim, if the same request or the same owner may have that lease. An earlier
+    /// call of the request, made through another proxy, may have been granted after this call looked for its
+    /// lease. A reentrant claim may be refused for its mode while its owner holds the key: it is looked for
+    /// only after the deadline (`late`), because otherwise its policy could not give up.
     fn own_in_the_way(&self, claim: &Claim, late: bool) -> Option<&HeldBy> {
         let is_of_owner = |holder: &HeldBy| late && claim.reentrant && holder.owner == claim.owner;
         let holders = || claim.keys.iter().filter_map(|key| self.known_holder(key)?.held_by.as_ref());
@@ -219,12 +222,12 @@ impl Table {
         of_request.or_else(|| holders().find(|holder| is_of_owner(holder)))
     }
 
-    /// What is known of the lease in the way of those who wait for the key.
+    /// What is known of the lease that blocks the waiters of the key.
     pub(super) fn known_holder(&self, key: &Key) -> Option<&Known> {
         self.queues.get(key)?.holder.as_ref()
     }
 
-    /// The store has no lease of the waiter's request, so a lease of the request that was known has ended.
+    /// The store has no lease of the waiter's request, so any lease of that request that was known has ended.
     pub(super) fn has_no_lease(&mut self, id: WaiterId) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let claim = &entry.waiter.claim;
@@ -236,9 +239,8 @@ impl Table {
         }
     }
 
-    /// Nobody is told that a key is held on this proxy's word alone: the lease may have been released
-    /// through another one. False where the store was asked for the waiter, or others are ahead of
-    /// it and ask.
+    /// A refusal always follows a question to the store: another proxy may have released the lease. Returns
+    /// false if the store has already been asked for the waiter, or if waiters ahead of it ask.
     fn ask_once(&mut self, id: WaiterId, out: &mut Vec<Action>) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let is_next = |key: &Key| {
@@ -252,8 +254,8 @@ impl Table {
         true
     }
 
-    /// Whether only a flight that may leave room stands between the waiter and its own attempt, and waiters that
-    /// the attempt would take along.
+    /// Whether nothing stands between the waiter and its own attempt except a batch that may leave room, and
+    /// waiters that the attempt would include.
     pub(super) fn is_next_after_batch(&self, entry: &Entry) -> bool {
         let claim = &entry.waiter.claim;
         let mut waits_for_batch = false;
@@ -315,7 +317,7 @@ impl Table {
         Verdict::Contended { holder, position, retry_after_ms, reason }
     }
 
-    /// The waiter's worst place in a queue, 1 for the next.
+    /// The waiter's worst position in its queues; 1 is the next.
     pub(super) fn position(&self, entry: &Entry) -> u32 {
         let places = entry.waiter.claim.keys.iter().filter_map(|key| self.queues.get(key));
         places.map(|queue| queue.ahead_of(entry.place).count() as u32 + 1).max().unwrap_or(1)
@@ -337,7 +339,7 @@ impl Table {
         let joined = entry.waiter.claim.global.as_ref().and_then(|own| own.joined);
         entry.waiter.claim = *claim;
         if let Some(own) = &mut entry.waiter.claim.global {
-            // The flight that was waited for may have told it.
+            // The batch that was in flight may have returned it.
             own.joined = own.joined.or(joined);
         }
         let new = entry.waiter.claim.keys.clone();
@@ -368,7 +370,7 @@ fn ms_of(us: u64) -> u32 {
     u32::try_from(us / 1_000).unwrap_or(u32::MAX)
 }
 
-/// Whether the lease was granted to an earlier call of the claim's request.
+/// Whether the lease was granted to a call of the claim's request.
 fn is_of_request(holder: &HeldBy, claim: &Claim) -> bool {
     claim.request.is_some() && holder.request == claim.request
 }

@@ -1,4 +1,4 @@
-//! Who is granted what: modes, several keys, request ids, tokens.
+//! Grants: modes, several keys, request ids, tokens.
 
 use super::*;
 
@@ -34,13 +34,14 @@ pub async fn exclusive_keys_have_one_holder(store: &dyn Store) {
     granted(store, &yours).await;
 }
 
-/// The next token comes from another store, also for a key that is called otherwise than the key of the table.
+/// The next token comes from another store, also for a key whose text differs from that of the table's key.
 pub async fn tokens_rise_after_a_lease_of_two_spaces(one: &dyn Store, other: &dyn Store, space: Space) {
     let names = Names::new("two-spaces");
     let within = |name: &str| Key::new(&names.key(name)).expect("it is a key").within(space);
     let alone = |name: &str| Claim { keys: [within(name)].into(), ..claim(&[&names.key("k")], "me") };
     let rising = Rising::default();
-    // The space has given out tokens: those of the table are above all that it may give before it counts anew.
+    // The space has given tokens: the table's tokens are above all that the space may give before its next
+    // count begins.
     let first = granted(other, &alone("first")).await;
     rising.check(first.tokens[0]);
     for (table, beside) in [("same", "same"), ("one", "another")] {
@@ -58,7 +59,8 @@ pub async fn tokens_rise_after_a_lease_of_two_spaces(one: &dyn Store, other: &dy
     }
 }
 
-/// Once they begin at a time: a server that takes another one's place goes by the time alone where it lacks the last writes.
+/// Tokens begin near the current time. A server that replaces another one relies on the time alone if it lacks
+/// the last writes.
 pub async fn tokens_stay_close_to_the_clock(
     one: &dyn Store,
     other: &dyn Store,
@@ -82,7 +84,8 @@ pub async fn tokens_stay_close_to_the_clock(
     }
 }
 
-/// The session that gives the next token has the key already, and another store has given a higher one since.
+/// The session that gives the next token already has the key, and another store has given a higher token since
+/// then.
 pub async fn tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(
     one: &dyn Store,
     other: &dyn Store,
@@ -119,8 +122,8 @@ pub async fn shared_holders_exclude_exclusive_ones(store: &dyn Store) {
     held(store, &reader("a")).await;
 }
 
-/// One group releases a shared lease and claims its key exclusively, behind a claim that needs another key. A
-/// reader of another store holds the key, too.
+/// One group releases a shared lease and claims its key exclusively, after a claim for another key. A reader of
+/// another store also holds the key.
 pub async fn a_release_in_a_group_makes_no_shared_key_exclusive(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("stronger");
     let (shared, free) = (names.key("shared"), names.key("free"));
@@ -273,7 +276,7 @@ pub async fn tokens_survive_clean_up(store: &dyn Store) {
         let deadline = clock::now().plus_ms(20_000);
         loop {
             pass_ms(FORGETS_AFTER.as_millis() as u64 + 50).await;
-            // Something else goes on meanwhile: some stores clean up when they are used.
+            // Other calls continue meanwhile, because some stores clean up when they are used.
             granted(store, &claim(&[&names.key(&fresh().to_string())], "you")).await;
             let key = Key::new(&key).expect("it is a key");
             if store.read(key).await.expect("the store is available").is_none() {

@@ -1,4 +1,4 @@
-//! What a lease is good for: renewing, releasing, handing on, and doing so twice.
+//! Leases: renewing, releasing, handing over, and repeating these operations.
 
 use super::*;
 use crate::lock::ServerTime;
@@ -51,7 +51,7 @@ pub async fn a_lease_of_another_is_lost_and_nothing_changes(store: &dyn Store) {
         assert_eq!(release(store, &stranger).await, Outcome::Lost);
     }
     let after = store.read(claim.keys[0].clone()).await.expect("it reads").expect("it is there").record;
-    // Of several servers, it is not always the same one that says when.
+    // With several servers, different ones may determine the end.
     let (ends, ended) = (before.holders[0].until, after.holders[0].until);
     assert!(ended.us_since(ends) < 1_000_000 && ends.us_since(ended) < 1_000_000, "{ends:?}, then {ended:?}");
     assert_eq!(without_times(before), without_times(after));
@@ -63,7 +63,7 @@ fn without_times(mut record: Record) -> Record {
     for holder in &mut record.holders {
         (holder.since, holder.until) = (ServerTime::default(), ServerTime::default());
     }
-    // Each server has marks of its own.
+    // Each server has batch ids of its own.
     record.batch_ids.clear();
     record
 }
@@ -141,7 +141,7 @@ pub async fn a_handoff_can_be_repeated(store: &dyn Store) {
     assert_eq!(twice[0], RELEASED);
 }
 
-/// They are answered in the order in which they were submitted, without waiting in between.
+/// The groups are answered in the order of submission, without waiting between submissions.
 pub async fn groups_of_one_key_keep_their_order(store: &dyn Store) {
     let names = Names::new("order");
     let key = names.key("k");
@@ -162,7 +162,7 @@ pub async fn groups_of_one_key_keep_their_order(store: &dyn Store) {
     }
 }
 
-/// Until `asked_at + left_us` on our own clock nobody else is granted the key.
+/// Nobody else is granted the key until `asked_at + left_us` on the proxy's own clock.
 pub async fn left_is_a_lower_bound(store: &dyn Store) {
     let names = Names::new("bound");
     for _ in 0..3 {

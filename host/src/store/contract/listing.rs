@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Keys that a careless comparison merges, cuts or treats as a pattern; in the order of their bytes.
+/// Keys that a careless comparison merges, truncates or treats as a pattern, in byte order.
 const TRICKY: [&str; 10] = ["%", "JOB", "_", "a%b", "a_b", "axb", "job", "job ", "j\u{f3}b", "\u{1F512}"];
 
 pub async fn all(store: &dyn Store) {

@@ -1,4 +1,4 @@
-//! What is done once is a lease, too: what holds of one, put through as claims of a `once`.
+//! A `once` is also a lease: the properties of leases, tested with claims of a `once`.
 
 use super::*;
 use crate::store::{Done, Health, Loss, Page, StoreFuture, Stored};
@@ -13,7 +13,7 @@ pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
     races::what_one_grants_the_other_knows(&*one, &*other).await;
 }
 
-/// A store whose exclusive claims of one key are what is done once.
+/// A store that turns exclusive claims of one key into claims of a `once`.
 struct AsOnce {
     store: Arc<dyn Store>,
 }

@@ -1,4 +1,4 @@
-//! Two stores, as two proxies, on the same keys.
+//! Two stores, like two proxies, that use the same keys.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -14,7 +14,7 @@ pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
     racing_for_several_keys_ends(&one, &other).await;
 }
 
-/// Where every store knows the leases of all.
+/// For stores of which each knows the leases of all.
 pub async fn of_one_key(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     a_memory_of_a_row_is_not_believed(&**one, &**other).await;
     nobody_holds_a_key_beside_another(one, other).await;
@@ -38,7 +38,7 @@ pub async fn what_one_grants_the_other_knows(one: &dyn Store, other: &dyn Store)
     assert_eq!(release(one, &lease).await, Outcome::Lost);
 }
 
-/// Each releases what it granted itself.
+/// Each store releases its own grants.
 pub async fn readers_of_two_stores_keep_writers_out(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("readers");
     let key = names.key("k");
@@ -65,7 +65,7 @@ pub async fn readers_of_two_stores_keep_writers_out(one: &dyn Store, other: &dyn
     }
 }
 
-/// One store changes a key behind the other's back, again and again.
+/// One store repeatedly changes a key while the other has the row cached.
 pub async fn a_memory_of_a_row_is_not_believed(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("stale");
     let key = names.key("k");
@@ -109,7 +109,7 @@ pub async fn nobody_holds_a_key_beside_another(one: &Arc<dyn Store>, other: &Arc
     }
 }
 
-/// Keys in any order, new ones among them: no deadlock lasts.
+/// Claims for keys in any order, including new keys: every deadlock ends.
 pub async fn racing_for_several_keys_ends(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     let names = Arc::new(Names::new("several-race"));
     let racers = (0..RACERS).map(|n| {

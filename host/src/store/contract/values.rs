@@ -1,4 +1,4 @@
-//! What is kept with a key: outcomes of a `once`, and values that are committed with a version.
+//! Stored values: outcomes of a `once`, and values that are committed with a version.
 
 use super::*;
 use crate::lock::record::{Commit, StoredValue, Version};
@@ -38,7 +38,7 @@ async fn an_outcome_answers_everybody_after_it(store: &dyn Store) {
     let kept = done(store, &once(&key, "you")).await;
     assert_eq!((&*kept.value, kept.nonce), ("{\"paid\":true}", grant.nonce));
     assert!(kept.until > kept.since);
-    // To the other primitives the key is free.
+    // For other primitives the key is free.
     let plain = granted(store, &claim(&[&key], "you")).await;
     assert!(plain.tokens[0] > grant.tokens[0]);
 }
@@ -83,7 +83,7 @@ async fn finishing_can_be_repeated(store: &dyn Store) {
     assert_eq!(one(store, finish(&plain, &grant, "3")).await, Outcome::Lost, "it is no `once`");
 }
 
-/// The other store knows neither the row that was, nor, for a moment, that it is gone.
+/// The other store does not know the previous row and, for a moment, does not know that it was deleted.
 pub async fn a_new_row_is_above_what_was_cleaned_up(store: &dyn Store, other: &dyn Store) {
     let names = Names::new("once-cleaned");
     let key = names.key("k");
@@ -140,7 +140,7 @@ async fn one_commit_of_a_version_is_made(store: &dyn Store) {
     assert!(next.tokens[0] > now.version, "versions and fencing tokens are one row of numbers");
 }
 
-/// A store may remember the row as it left it itself.
+/// A store may have cached the row as it last wrote it.
 pub async fn a_version_that_another_store_moved_on_is_gone(one: &dyn Store, other: &dyn Store) {
     let key = Names::new("version-stale").key("k");
     let mut seen = read(one, &key).await.version;
@@ -154,7 +154,7 @@ pub async fn a_version_that_another_store_moved_on_is_gone(one: &dyn Store, othe
     }
 }
 
-/// Each counts up by one from what it read.
+/// Each client adds one to the value that it has read.
 pub async fn commits_of_two_stores_are_made_one_after_another(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     const COUNTERS: usize = 4;
     const COMMITS: usize = 25;

@@ -1,4 +1,4 @@
-//! When the answers of some members decide what all of them together say. Pure.
+//! Decides when the answers of some members determine the answer of the quorum. Pure.
 
 use crate::lock::Token;
 use crate::lock::record::{Grant, Op, Outcome};
@@ -10,12 +10,13 @@ pub struct Count {
 }
 
 impl Count {
+    /// Whether `some` members are a majority.
     pub fn is_majority(self, some: usize) -> bool {
         some * 2 > self.members
     }
 }
 
-/// What is known of one operation.
+/// The answers to one operation so far.
 #[derive(Debug)]
 pub struct Ballot {
     count: Count,
@@ -24,15 +25,15 @@ pub struct Ballot {
     attempt: Option<u64>,
     votes: Vec<Vote>,
     failures: usize,
-    /// Members that were asked and have not said no: what they were asked for they may have done.
+    /// Members that were asked and have not refused: they may have applied the operation.
     unsure: Vec<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
-    /// A majority with one nonce, or it is not had.
+    /// A majority must grant the same nonce; otherwise the claim is refused.
     Grant,
-    /// As above; not to have it is an answer as good.
+    /// As above, but a refusal is as good an answer.
     Rejoin,
     Lease,
     Release,
@@ -73,13 +74,13 @@ impl Ballot {
         }
     }
 
-    /// `sent`: it may have done what it was asked for.
+    /// `sent`: the member may have applied the operation.
     pub fn count_failure(&mut self, member: usize, sent: bool) {
         self.unsure[member] = sent;
         self.failures += 1;
     }
 
-    /// The members that may have granted what they were asked for.
+    /// The members that may have granted the operation.
     pub fn unsure(&self) -> impl Iterator<Item = usize> {
         self.unsure.iter().enumerate().filter(|(_, unsure)| **unsure).map(|(member, _)| member)
     }
@@ -88,8 +89,8 @@ impl Ballot {
         self.count.is_majority(some)
     }
 
-    /// Whether no answer that lacks can change the outcome. For a no, a majority has to have been heard where
-    /// that is possible: one that failed has said nothing.
+    /// Whether no missing answer can change the outcome. A refusal needs the answers of a majority, if that is
+    /// still possible: a member that failed has not answered.
     pub fn is_decided(&self) -> bool {
         let open = self.count.members - self.votes.len() - self.failures;
         let (yes, heard) = (self.yes(), self.votes.len());
@@ -99,7 +100,7 @@ impl Ballot {
         open == 0 || self.is_majority(yes) || is_no
     }
 
-    /// The most members that said the same yes.
+    /// The highest number of members with the same positive answer.
     fn yes(&self) -> usize {
         match self.asks {
             Asks::Grant | Asks::Rejoin => self.grants().len(),
@@ -125,8 +126,8 @@ impl Ballot {
         best.map(|nonce| of(nonce).copied().collect()).unwrap_or_default()
     }
 
-    /// `None` where too few answers are there to say. `split_us`: when to ask again where several claims share the
-    /// members between them.
+    /// The outcome of the operation; `None` if too few members have answered. `split_us`: when to retry if
+    /// several claims divide the members among them, in microseconds.
     pub fn outcome(&self, op: &Op, split_us: u64) -> Option<Outcome> {
         match self.asks {
             Asks::Grant | Asks::Rejoin => self.granted(op, split_us),
@@ -175,7 +176,7 @@ impl Ballot {
         if self.asks == Asks::Rejoin {
             return Some(Outcome::Absent);
         }
-        // Where claims share the members between them none is told of a holder: all try again soon.
+        // If claims divide the members among them, none of them is told of a holder, and all retry soon.
         let held = self.votes.iter().filter_map(|vote| match &vote.outcome {
             Outcome::Held(denial) => Some(denial),
             _ => None,
@@ -191,9 +192,9 @@ impl Ballot {
         }
     }
 
-    /// Whether an earlier call of the request may have been granted its lease: some members know the lease, and together with
-    /// the silent members they may be a majority. A grant from an earlier round of this same claim does not count, as no
-    /// client was told of it.
+    /// Whether an earlier call of the request may have been granted its lease: some members know the lease, and
+    /// together with the silent members they may be a majority. A grant from an earlier round of this same
+    /// claim does not count, because no client was told of it.
     fn may_have_been_granted(&self) -> bool {
         let of_another_call = self.votes.iter().filter_map(|vote| match &vote.outcome {
             Outcome::Granted(grant) if grant.repeated && Some(grant.nonce) != self.attempt => {
@@ -218,7 +219,7 @@ impl Ballot {
         (!self.is_majority(self.count.members - lost)).then_some(Outcome::Lost)
     }
 
-    /// Released where the members that may still hold the lease are no majority.
+    /// The lease is released if the members that may still hold it are no majority.
     fn released(&self) -> Option<Outcome> {
         let levels = self.votes.iter().filter_map(|vote| match vote.outcome {
             Outcome::Released { levels_left } => Some(levels_left),
@@ -233,15 +234,15 @@ impl Ballot {
         }
     }
 
-    /// How long a majority still holds. Counted from before the first member was asked: what asking took is
-    /// not the holder's.
+    /// How long a majority still holds the lease. This counts from before the first member was asked, so that
+    /// the time for asking is not added.
     fn of_majority(&self, left_us: impl Iterator<Item = u64>) -> u64 {
         let mut left_us: Vec<u64> = left_us.collect();
         left_us.sort_unstable_by(|a, b| b.cmp(a));
         left_us[self.count.members / 2]
     }
 
-    /// The lowest tokens that members gave the lease, one for each of its keys.
+    /// The lowest tokens that members gave the lease, one for each key.
     pub fn lowest(&self, nonce: u64) -> Option<Vec<Token>> {
         self.tokens(nonce)
             .map(<[Token]>::to_vec)
@@ -255,7 +256,7 @@ impl Ballot {
         })
     }
 
-    /// How many members gave the lease these tokens, and which gave it others.
+    /// How many members gave the lease these tokens, and which members gave it others.
     pub fn at_token(&self, nonce: u64, tokens: &[Token]) -> (usize, Vec<usize>) {
         let mut there = 0;
         let mut behind = Vec::new();

@@ -1,9 +1,10 @@
-//! Whether majorities have granted more permits of a key than its limit.
+//! Checks whether majorities have granted more permits of a key than its limit.
 //!
-//! Any two majorities have a member in common, so two leases that exclude each other cannot both be granted. But three leases
-//! of a permit each can exceed a limit of two: when each lease has a different pair of three members, no member has granted
-//! more than two. So when a majority has granted permits, the proxy reads the key from a majority again. If the leases together
-//! exceed the limit, the one that got its majority last sees all the others, and is given up.
+//! Any two majorities have a member in common, so two leases that exclude each other cannot both be granted.
+//! But three leases of one permit each can exceed a limit of two: if each lease has a different pair of three
+//! members, no member has granted more than two permits. So after a majority has granted permits, the proxy
+//! reads the key from a majority again. If the leases together exceed the limit, the lease that got its
+//! majority last sees all the others and is given up.
 
 use std::time::Duration;
 
@@ -14,10 +15,11 @@ use crate::lock::record::{Claim, Denial, HeldBy, Holder};
 use crate::random;
 use crate::store::Stored;
 
-/// Whether a lease that was granted may keep its permits.
+/// Whether a granted lease may keep its permits.
 pub enum Room {
+    /// The lease may keep its permits.
     Enough,
-    /// Other leases have too many of them.
+    /// Other leases have too many permits.
     Taken(Denial),
     /// No majority has answered.
     Unknown,
@@ -37,7 +39,7 @@ pub async fn recount(members: &[Member], patience: Duration, claim: &Claim, nonc
             return Room::Taken(Denial {
                 key: key.clone(),
                 holder: longest.map(HeldBy::from),
-                // The others may give up, too.
+                // The other leases may be given up, too.
                 free_in_us: random::within(PAUSE_US),
                 next_waiter: None,
                 joined: None,
@@ -47,13 +49,14 @@ pub async fn recount(members: &[Member], patience: Duration, claim: &Claim, nonc
     Room::Enough
 }
 
-/// The other leases of permits that a majority has, or may have.
+/// The other leases of permits that have a majority, or may have one.
 fn others(stored: &Stored, nonce: u64) -> Vec<&Holder> {
     let all = stored.record.holders.iter();
     all.filter(|holder| holder.nonce != nonce && permits(holder) > 0 && !stored.has_ended(holder)).collect()
 }
 
-/// Leases of other modes are not counted: each member refuses permits beside them.
+/// How many permits the holder has. Leases of other modes do not count: each member refuses permits while it
+/// has one.
 fn permits(holder: &Holder) -> u64 {
     match holder.mode {
         Mode::Permits { count, .. } => count.into(),

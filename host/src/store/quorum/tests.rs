@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::Mode;
 use crate::lock::record::{Claim, Release};
 
-/// Five stores, and as many proxies on them as are asked for.
+/// Several stores, and any number of proxies that use them.
 struct World {
     memories: Vec<Memory>,
 }
@@ -73,7 +73,7 @@ async fn it_keeps_what_applies_of_the_contract() {
     contract::run_fleet(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
 }
 
-/// A member that grants late gives a higher token, and answers when the client repeats its request.
+/// A member that grants late gives a higher token and answers when the client repeats its request.
 #[tokio::test]
 async fn a_lease_goes_by_each_token_that_was_told_of_it() {
     let world = World::new(3);
@@ -123,7 +123,8 @@ async fn a_minority_may_be_gone_and_a_majority_may_not() {
     assert_eq!(world.holders().await, 0, "nothing is left behind");
 }
 
-/// With a limit of two, three leases of a permit each could have a majority: no member would have granted more than two.
+/// With a limit of two, three leases of one permit each could each have a majority, although no member would
+/// have granted more than two permits.
 #[tokio::test]
 async fn majorities_do_not_grant_more_permits_than_there_are() {
     let world = World::new(3);
@@ -147,7 +148,7 @@ async fn majorities_do_not_grant_more_permits_than_there_are() {
     assert_eq!(holders, 4, "what the third was granted is taken back");
 }
 
-/// Whoever has the majority next is above all majorities before, though each member has its own count.
+/// Every majority has a higher token than all earlier ones, although each member counts separately.
 #[tokio::test]
 async fn tokens_rise_over_changing_majorities() {
     let world = World::new(5);
@@ -161,7 +162,7 @@ async fn tokens_rise_over_changing_majorities() {
         last = token;
         submit(&proxy, release(lease)).await.expect("it is released");
         world.memories.iter().for_each(|memory| memory.set_outage(None));
-        // What a member that was away still holds ends by itself.
+        // The leases that an absent member still holds expire.
         world.memories.iter().for_each(|memory| memory.advance_ms(11_000));
     }
 }
@@ -170,7 +171,7 @@ async fn tokens_rise_over_changing_majorities() {
 async fn a_member_that_is_slow_is_not_waited_for() {
     let world = World::new(5);
     let proxy = world.proxy();
-    // It never answers at all.
+    // This member never answers.
     let members: Vec<Member> = world
         .memories
         .iter()
@@ -192,7 +193,7 @@ async fn a_member_that_is_slow_is_not_waited_for() {
     assert!(matches!(submit(&proxy, Op::Acquire(quorum_claim("k", "you"))).await, Ok(Outcome::Held(_))));
 }
 
-/// Each of them would get some of the members, and none the majority, again and again.
+/// Otherwise each claim would repeatedly get some of the members and none the majority.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_that_ask_at_the_same_time_one_is_granted() {
     let world = World::new(5);
@@ -215,7 +216,7 @@ async fn of_many_that_ask_at_the_same_time_one_is_granted() {
     }
 }
 
-/// Each of them is nearest to another member, which it would get for itself if it asked all at the same time.
+/// Each claim reaches another member first and would get it, if it asked all members at the same time.
 #[tokio::test]
 async fn of_claims_that_come_from_all_sides_one_is_granted() {
     let world = World::new(3);
@@ -240,7 +241,7 @@ async fn of_claims_that_come_from_all_sides_one_is_granted() {
     }
 }
 
-/// For how long the claims of several proxies, which are refused one after another, are to pause.
+/// The pauses that the claims of several proxies are told when they are refused one after another.
 async fn pauses(proxy: &Quorum) -> Vec<u64> {
     let mut pauses = Vec::new();
     for _ in 0..20 {
@@ -252,7 +253,7 @@ async fn pauses(proxy: &Quorum) -> Vec<u64> {
     pauses
 }
 
-/// What one member alone answers.
+/// The answer of a single member.
 async fn at_member(world: &World, member: usize, op: Op) -> Outcome {
     let (tell, told) = tokio::sync::oneshot::channel();
     let done: Done = Box::new(|result| drop(tell.send(result)));
@@ -261,18 +262,18 @@ async fn at_member(world: &World, member: usize, op: Op) -> Outcome {
     reply.expect("it is there").outcomes.remove(0)
 }
 
-/// A claim that one member alone knows.
+/// Makes a claim that only one member knows.
 async fn claimed_at(world: &World, member: usize) {
     let outcome = at_member(world, member, Op::Acquire(claim(&["k"], "you"))).await;
     assert!(matches!(outcome, Outcome::Granted(_)));
 }
 
-/// Those who pause for equally long meet again.
+/// Whether all pauses are equal, so that the claims would collide again.
 fn is_in_step(pauses: &[u64]) -> bool {
     pauses.iter().all(|pause| *pause == pauses[0])
 }
 
-/// The first member has granted somebody else, who asks the others, or has given up.
+/// The first member has granted another claim, which is asking the other members or has given up.
 #[tokio::test]
 async fn who_is_refused_by_the_first_member_pauses_for_longer_the_older_its_holder_is() {
     let world = World::new(3);
@@ -285,7 +286,7 @@ async fn who_is_refused_by_the_first_member_pauses_for_longer_the_older_its_hold
     assert!(late.iter().any(|pause| *pause > 200_000), "{early:?}, and later {late:?}");
 }
 
-/// One member has granted this claim, another one somebody else's, and the third is away.
+/// One member has granted this claim, another member a different claim, and the third is absent.
 #[tokio::test]
 async fn claims_that_share_the_members_between_them_do_not_ask_again_in_step() {
     let world = World::new(3);
@@ -298,7 +299,7 @@ async fn claims_that_share_the_members_between_them_do_not_ask_again_in_step() {
     assert!(!is_in_step(&pauses), "{pauses:?}");
 }
 
-/// The member that is asked first has a holder that the others do not have any more.
+/// The first member has a holder that the other members no longer have.
 #[tokio::test]
 async fn what_one_member_has_left_over_holds_nobody_up() {
     let world = World::new(3);
@@ -313,7 +314,7 @@ async fn what_one_member_has_left_over_holds_nobody_up() {
     token(&proxy, &quorum_claim("k", "you")).await;
 }
 
-/// Members of which the last one does not say what it did.
+/// Members of which the last one fails without saying whether it applied an operation.
 fn with_a_deaf_member(world: &World) -> (Quorum, Arc<Deaf>) {
     let deaf = Arc::new(Deaf::default());
     let member = |(n, memory): (usize, &Memory)| {
@@ -338,7 +339,7 @@ async fn a_claim_that_is_refused_is_undone_for_as_long_as_it_may_last() {
     assert!(until.ms_since(*deadline) >= 600_000, "it is undone as soon as the member is back");
 }
 
-/// It is asked for again with the same attempt: what takes it back could arrive after the grant.
+/// The claim is sent again with the same attempt; undoing it could arrive after the grant.
 #[tokio::test]
 async fn a_claim_without_a_majority_is_not_undone_by_the_quorum() {
     let world = World::new(3);
@@ -349,7 +350,7 @@ async fn a_claim_without_a_majority_is_not_undone_by_the_quorum() {
     assert!(matches!(asked[..], [(Op::Acquire(_), _)]), "{asked:?}");
 }
 
-/// Notes what it is asked, and fails.
+/// Records its operations, and fails.
 #[derive(Default)]
 struct Deaf(Mutex<Vec<(Op, Instant)>>);
 
@@ -389,7 +390,7 @@ async fn listed(proxy: &Quorum) -> Vec<Stored> {
     proxy.list(String::new(), None, 9).await.expect("it lists").items
 }
 
-/// A majority had granted it, and of those that answer now only one did.
+/// A majority granted the lease, but only one of the members that now answer did.
 #[tokio::test]
 async fn a_lease_is_seen_by_whichever_majority_answers() {
     let world = World::new(3);
@@ -408,7 +409,7 @@ async fn a_lease_is_seen_by_whichever_majority_answers() {
     assert!(listed(&proxy).await.is_empty());
 }
 
-/// Each member has a clock of its own, and they need not agree on what time it is.
+/// Each member has its own clock, and the clocks differ.
 #[tokio::test]
 async fn a_lease_is_seen_whatever_the_clocks_say() {
     let world = World::new(3);
@@ -423,7 +424,7 @@ async fn a_lease_is_seen_whatever_the_clocks_say() {
     assert!(holder.since <= seen[0].now);
 }
 
-/// What is asked of a proxy that is paused, and goes on when it is a member no longer, is not written.
+/// A proxy that was paused and continues after the end of its membership writes nothing.
 #[tokio::test]
 async fn nothing_is_written_after_the_end_of_a_membership() {
     let world = World::new(3);
@@ -456,7 +457,7 @@ async fn nothing_is_written_after_the_end_of_a_membership() {
 
 const LATE_MS: u32 = 100;
 
-/// Does everything a little later.
+/// Delays every call a little.
 struct Late(Arc<dyn Store>);
 
 impl Store for Late {

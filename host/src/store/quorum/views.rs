@@ -1,7 +1,7 @@
-//! What the members hold, as one.
+//! Merges what the members hold into one view.
 //!
-//! A member that does not answer may have whatever the majority needs: a holder that those who answer have
-//! too few times is counted as one where the others could make up for it.
+//! A member that does not answer may have any record. So a holder that too few answers contain still counts if
+//! the silent members could complete its majority.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,14 +16,14 @@ use crate::lock::record::{Doubt, Holder, Record};
 use crate::lock::{Key, ServerTime};
 use crate::store::{Health, Page, StoreError, StoreFuture, Stored};
 
-/// What a majority has answered, and how many have not.
+/// The answers of a majority, and how many members have not answered.
 struct Heard<T> {
     answers: Vec<T>,
     count: Count,
     unheard: usize,
 }
 
-/// Keys with a lease that a majority has, or may have.
+/// A page of keys with a lease that has, or may have, a majority.
 pub async fn list(
     members: &[Member],
     patience: Duration,
@@ -33,7 +33,7 @@ pub async fn list(
 ) -> Result<Page, StoreError> {
     let ask = |member: &Member| member.store.list(prefix.to_owned(), after.cloned(), limit);
     let heard = hear(members, patience, ask).await?;
-    // Beyond the end of a page that goes on, its member may have more.
+    // A member whose page ends here may have more keys after it.
     let ends = heard.answers.iter().filter(|page| page.more).filter_map(|page| page.items.last());
     let end = ends.map(|stored| stored.key.clone()).min();
     let more = end.is_some();
@@ -50,14 +50,15 @@ pub async fn list(
     Ok(Page { items, more, ..Page::default() })
 }
 
+/// The record of one key with the holders that have, or may have, a majority.
 pub async fn read(members: &[Member], patience: Duration, key: &Key) -> Result<Option<Stored>, StoreError> {
     let heard = hear(members, patience, |member| member.store.read(key.clone())).await?;
     let copies: Vec<&Stored> = heard.answers.iter().flatten().collect();
     Ok(heard.joined(&copies))
 }
 
-/// Asks every member that is there. Those that are slow are waited for until a majority has answered, and
-/// `patience` at least.
+/// Asks every available member. Waits for slow members until a majority has answered, and at least for
+/// `patience`.
 async fn hear<T>(
     members: &[Member],
     patience: Duration,
@@ -83,13 +84,13 @@ async fn hear<T>(
     match count.is_majority(answers.len()) {
         true => Ok(Heard { answers, count, unheard }),
         false => Err(StoreError::Unavailable {
-            why: format!("{} of {} stores answer, which is no majority", answers.len(), members.len()),
+            why: format!("only {} of {} stores answer, which is no majority", answers.len(), members.len()),
         }),
     }
 }
 
 impl<T> Heard<T> {
-    /// The key with the holders that a majority has, or may have.
+    /// The key with the holders that have, or may have, a majority.
     fn joined(&self, copies: &[&Stored]) -> Option<Stored> {
         let has =
             |stored: &Stored, nonce: u64| stored.record.holders.iter().any(|holder| holder.nonce == nonce);
@@ -110,7 +111,7 @@ impl<T> Heard<T> {
     }
 }
 
-/// The holder by another server's clock. One whose end is in doubt goes on.
+/// Converts the holder's times to another server's clock. A holder whose end is in doubt is extended.
 fn moved(holder: &Holder, stored: &Stored, to: ServerTime) -> Holder {
     let from = stored.now;
     let there = |at: ServerTime| match at >= from {

@@ -21,7 +21,7 @@ fn key(name: &str, space: Space) -> Key {
     Key::new(name).expect("it is a key").within(space)
 }
 
-/// A claim of the same text in both spaces.
+/// A claim for the same text in both spaces.
 fn both(name: &str) -> Claim {
     let keys = [key(name, Space::Table), key(name, Space::Advisory)];
     Claim { keys: keys.into(), ..claim(&[name], "me") }
@@ -72,7 +72,7 @@ async fn where_one_space_is_taken_nothing_stays_in_the_other() {
     assert!(matches!(one(&world.router, Op::Acquire(free)).await, Outcome::Granted(_)));
 }
 
-/// Whichever space is behind is lifted to the other one's count.
+/// The space with the lower token is raised to the token of the other one.
 #[tokio::test]
 async fn a_lease_over_two_spaces_has_one_token() {
     let world = world();
@@ -105,7 +105,7 @@ fn release(lease: LeaseRef) -> Op {
     Op::Release(Release { lease, attempt: fresh(), outcome: None })
 }
 
-/// The owner's lease of one space is not the lease of both.
+/// The owner's lease of one space is not a lease of both spaces.
 #[tokio::test]
 async fn a_lease_of_one_space_is_not_entered_again_for_two() {
     let world = world();
@@ -119,14 +119,15 @@ async fn a_lease_of_one_space_is_not_entered_again_for_two() {
     assert!(stored.is_none_or(|stored| stored.record.holders.is_empty()));
 }
 
-/// Else half of the claim would be held for its whole time, and its caller told that it has nothing.
+/// Otherwise half of the claim would be held for its full time although its caller was told that it has
+/// nothing.
 #[tokio::test]
 async fn a_claim_that_cannot_be_undone_is_not_answered_as_if_it_were() {
     let world = world();
     let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
     assert!(matches!(one(&world.advisory, Op::Acquire(taken)).await, Outcome::Granted(_)));
     let claim = both("k");
-    // The table grants its part; after that it is out of reach.
+    // The table grants its part; after that it cannot be reached.
     world.table.run_before_outage(1);
     let result = ask(&world.router, vec![Op::Acquire(claim.clone())]).await;
     assert!(result.is_err(), "half of it is still there: {result:?}");
@@ -137,7 +138,7 @@ async fn a_claim_that_cannot_be_undone_is_not_answered_as_if_it_were() {
     assert!(stored.is_none_or(|stored| stored.record.holders.is_empty()));
 }
 
-/// Has no place for what is to be undone.
+/// A store that accepts no operation that undoes a claim.
 struct Crowded(MemoryStore);
 
 impl Store for Crowded {
@@ -174,7 +175,7 @@ impl Store for Crowded {
     }
 }
 
-/// The stores of the table and of the named locks, and a router that can undo nothing in the table.
+/// The stores of the table and of the named locks, and a router that cannot undo anything in the table.
 fn crowded() -> (Memory, Memory, Router) {
     let memory = || Memory::new(Duration::from_secs(3_600));
     let (table, advisory) = (memory(), memory());
@@ -183,7 +184,7 @@ fn crowded() -> (Memory, Memory, Router) {
     (table, advisory, router)
 }
 
-/// Its claim was granted, and nobody would undo it later.
+/// The claim was granted, and otherwise nobody would undo it later.
 #[tokio::test]
 async fn a_group_that_fails_after_its_first_operation_counts_as_sent() {
     let (table, _, router) = crowded();
@@ -195,7 +196,7 @@ async fn a_group_that_fails_after_its_first_operation_counts_as_sent() {
     assert!(error.was_sent(), "{error}");
 }
 
-/// What undoes it was not sent, but the claim was: nobody would undo it later.
+/// The claim was sent although its undoing was not; otherwise nobody would undo it later.
 #[tokio::test]
 async fn a_claim_that_cannot_be_undone_counts_as_sent() {
     let (table, advisory, router) = crowded();

@@ -1,4 +1,4 @@
-//! Lines, and turns where there is no line.
+//! The global queue, and turns of proxies without one.
 
 use super::*;
 
@@ -95,7 +95,7 @@ fn a_line_has_an_end() {
     assert!(matches!(world.acquire(&waiting(10, "p")), Outcome::Held(_)), "who is in it stays");
 }
 
-/// Two waiters for the same keys are in one order in both lines, however they came by their places.
+/// Two waiters for the same keys have the same order in both queues, however they got their places.
 #[test]
 fn a_waiter_has_one_order_in_the_lines_of_all_its_keys() {
     let mut world = World::new();
@@ -105,7 +105,7 @@ fn a_waiter_has_one_order_in_the_lines_of_all_its_keys() {
     world.held(&one);
     world.pass_ms(1);
     world.held(&other);
-    // A policy swap adds the other one's key, and the store hears of the later waiter first.
+    // A policy swap adds the second key, and the later waiter reaches the store first.
     let (one, other) = (waiting_for(&["a", "b"], 3, "p"), waiting_for(&["a", "b"], 4, "q"));
     for claim in [&other, &one] {
         world.pass_ms(1);
@@ -139,7 +139,7 @@ fn a_place_that_was_lost_in_one_line_is_taken_again_where_it_was() {
     world.granted(&told);
 }
 
-/// A place that an earlier version wrote has no time.
+/// A place that an earlier version of the program wrote has no time.
 #[test]
 fn places_of_before_go_before_those_of_now() {
     let mut world = World::new();
@@ -201,7 +201,7 @@ fn asks(proxy: &str, names: &[&str], attempt: u64) -> Claim {
     Claim { proxy: proxy.into(), waits: true, ..claim(names, proxy, attempt) }
 }
 
-/// Grants the key to a proxy again and again. How often, before it is another one's turn.
+/// Grants the keys to a proxy repeatedly. Returns how often, before it is another proxy's turn.
 fn grants_in_a_row(world: &mut World, proxy: &str, names: &[&str]) -> u32 {
     for n in 0..100 {
         let claim = asks(proxy, names, 1_000 + u64::from(n));
@@ -230,7 +230,7 @@ fn a_proxy_that_waits_is_passed_over_so_often_and_no_more() {
     assert_eq!(grants_in_a_row(&mut world, "q", &["a"]), 0, "it is the third one's turn");
     let (lease, _) = world.granted(&asks("r", &["a"], 5));
     world.release(&lease, 11);
-    // The first one left its mark when it was denied, and was passed over twice since.
+    // The first proxy was noted as waiting when it was denied, and was passed over twice since then.
     assert_eq!(grants_in_a_row(&mut world, "q", &["a"]), TURN_AFTER - 2);
 }
 
@@ -281,7 +281,7 @@ fn turns_on_several_keys_do_not_wait_for_each_other() {
     world.granted(&asks("q", &["a", "b"], 6));
 }
 
-/// A proxy whose turn it is, and which waits for another key as well, does not keep the free one to itself.
+/// A proxy that has its turn but also waits for another key does not keep the free key reserved.
 #[test]
 fn a_turn_that_cannot_be_taken_ends() {
     let mut world = World::new();

@@ -1,8 +1,8 @@
-//! Batches whose answer was lost are run again, with something in between.
+//! Batches whose answer was lost are retried after other changes.
 
 use super::*;
 
-/// A store that runs batches, and may lose them.
+/// A store that runs batches and may lose their answers.
 struct Lane {
     world: World,
     batches: u64,
@@ -18,19 +18,19 @@ impl Lane {
         BatchId { writer, at: ServerTime(self.world.env.now.0 + self.batches) }
     }
 
-    /// A batch of another connection, or one that is answered.
+    /// Runs a batch of another connection, or a batch that is answered.
     fn run(&mut self, writer: u64, groups: &[Vec<Op>], tried: &mut [Option<Tried>]) -> Vec<Vec<Outcome>> {
         let batch_id = self.batch_id(writer);
         let (records, env) = (&mut self.world.records, &self.world.env);
         let outcomes = run(records, groups, tried, env, batch_id);
-        // The next batch reads what was stored.
+        // The next batch reads the stored records.
         let stored: Vec<_> =
             records.changed().map(|(key, record, _)| (key.clone(), record.clone())).collect();
         stored.into_iter().for_each(|(key, record)| records.insert(key, Some(record)));
         outcomes
     }
 
-    /// A batch whose answer is lost: it was applied, or it was not.
+    /// Runs a batch whose answer is lost, whether it was applied or not.
     fn lose(&mut self, writer: u64, groups: &[Vec<Op>], applied: bool) -> Vec<Option<Tried>> {
         let before = self.world.records.clone();
         let outcomes = self.run(writer, groups, &mut []);
@@ -122,7 +122,7 @@ fn a_commit_that_was_made_is_told_whoever_commits_next() {
     assert!(matches!(outcomes[0][..], [Outcome::Conflict(_)]), "it was not made: {outcomes:?}");
 }
 
-/// After a step of the clock a mark may look old that is not, although no lease is in doubt any more.
+/// After a step of the clock a batch id may appear too old, even when no lease is in doubt any more.
 #[test]
 fn a_mark_is_kept_while_the_clock_does_not_tell_its_age() {
     for (steady, told) in [(false, "it was made"), (true, "it is forgotten")] {
@@ -143,7 +143,7 @@ fn a_mark_is_kept_while_the_clock_does_not_tell_its_age() {
     }
 }
 
-/// One that came since would be put out, and nobody asked for that.
+/// Otherwise a holder that came later would be removed, which nobody asked for.
 #[test]
 fn a_key_is_taken_from_those_alone_that_held_it_then() {
     let mut lane = Lane::new();
@@ -156,7 +156,7 @@ fn a_key_is_taken_from_those_alone_that_held_it_then() {
     assert_eq!(lane.run(2, &[release(&next, 9)], &mut []), [[RELEASED]]);
 }
 
-/// Also where the second try is lost, which found the first one.
+/// This includes a second lost try, which found the first one applied.
 #[test]
 fn a_batch_may_be_lost_again_and_again() {
     let mut lane = Lane::new();
@@ -172,7 +172,7 @@ fn a_batch_may_be_lost_again_and_again() {
     }
 }
 
-/// The rows of an earlier version bear no marks.
+/// The rows of an earlier version have no batch ids.
 #[test]
 fn what_nothing_tells_of_is_unknown() {
     let mut lane = Lane::new();
@@ -186,7 +186,7 @@ fn what_nothing_tells_of_is_unknown() {
     };
     unmarked(&mut lane);
     assert_eq!(lane.run(2, &batch, &mut tried), [[Outcome::Unknown]]);
-    // Nor does one that so many have written that some marks are gone.
+    // Nor does a row with so many writers that some batch ids are gone.
     let lease = lane.granted(&claim(&["a"], "x", 2));
     let batch = [release(&lease, 19)];
     let mut tried = lane.lose(1, &batch, false);

@@ -1,4 +1,4 @@
-//! What the clients of the simulation do.
+//! The clients of the simulation.
 
 use super::*;
 
@@ -33,7 +33,7 @@ impl Sim {
         for n in 0..repeats {
             let wait_ms = match self.random.below(10) {
                 0..3 => 0,
-                // Longer than anything stands in its way.
+                // Longer than anything blocks the waiter.
                 3 => 2 * STUCK_MS + self.random.below(5_000) as u32,
                 _ => self.random.below(300) as u32,
             };
@@ -121,7 +121,7 @@ impl Sim {
         }
     }
 
-    /// A client stops believing before it releases.
+    /// A client stops counting on a lease before it releases it.
     pub(in crate::lock::table) fn give_back(&mut self, proxy: usize, nonce: u64) {
         let Some(belief) = self.beliefs.get_mut(&nonce) else { return };
         let lease = belief.lease.clone();
@@ -167,13 +167,13 @@ impl Sim {
         }
     }
 
-    /// A policy swap: every waiter for one of two keys waits for both from now on.
+    /// A policy swap: from now on every waiter for one of two keys waits for both.
     pub(in crate::lock::table) fn replan(&mut self) {
         let pair = [key(self.random.below(KEYS as u64)), key(self.random.below(KEYS as u64))];
         let mut ids: Vec<_> = self.open.keys().copied().collect();
         ids.sort_unstable();
         for (proxy, waiter) in ids {
-            // An earlier one may have made room for it.
+            // An earlier replan may have made room for it.
             let Some(Open { claim, .. }) = self.open.get_mut(&(proxy, waiter)) else { continue };
             let concerned = claim.keys.iter().any(|key| pair.contains(key));
             if !concerned || claim.request.is_some() || claim.reentrant || claim.keep_ms > 0 {

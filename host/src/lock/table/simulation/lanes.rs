@@ -1,4 +1,4 @@
-//! The store's side of the simulation: batches, and batches that are run again because their answer was lost.
+//! The store of the simulation: batches, and batches that are retried because their answer was lost.
 
 use super::*;
 use crate::lock::record::Commit;
@@ -17,7 +17,7 @@ impl Sim {
         ServerTime(self.now.0 + SERVER_AHEAD_US)
     }
 
-    /// One group that no lane carries.
+    /// Runs one group without a lane.
     pub fn on_store(&mut self, ops: Vec<Op>) -> Vec<Outcome> {
         self.serial += 1;
         let batch_id = BatchId { writer: PROXIES as u64, at: ServerTime(self.serial) };
@@ -86,7 +86,7 @@ impl Sim {
             return self.answer(proxy, vec![sent]);
         }
         if self.random.chance(50) {
-            // The connection breaks, and what waited for it goes with it.
+            // The connection breaks, and everything that waits for it fails with it.
             let mut batch = vec![sent];
             let same = |due: &Due| matches!(due, Due::Apply { proxy: other, .. } if *other == proxy);
             for (_, due) in self.due.extract_if(.., |_, due| same(due)) {
@@ -102,8 +102,7 @@ impl Sim {
         self.fail(proxy, sent.ticket);
     }
 
-    /// Nobody knows whether the batch was applied: it is run again on another connection, after others may have
-    /// done something.
+    /// Loses the answer to a batch: the batch is retried on another connection, possibly after other changes.
     fn lose(&mut self, proxy: usize, mut batch: Vec<Sent>) {
         let commits = self.random.chance(60);
         let mut tried: Vec<_> = batch.iter_mut().map(|sent| sent.tried.take()).collect();
@@ -123,7 +122,7 @@ impl Sim {
         let (late, batch) = batch.into_iter().partition(|_| self.random.chance(5));
         let late: Vec<Sent> = late;
         late.into_iter().for_each(|sent| self.fail(proxy, sent.ticket));
-        // A lane gives up in time for its callers' waits.
+        // A lane gives up early enough for its callers' deadlines.
         let in_time = batch.iter().all(|sent| self.now.ms_since(sent.asked_at) < 50);
         match in_time && self.random.chance(20) {
             true => self.lose(proxy, batch),
@@ -170,7 +169,7 @@ impl Sim {
         }
     }
 
-    /// Counts on with the version that is there now; others may be faster.
+    /// Commits on top of the current version; other clients may be faster.
     pub fn commit(&mut self, proxy: usize) {
         let key = key(KEYS as u64);
         let version = self.last_token.get(&key).copied().unwrap_or_default();

@@ -1,6 +1,6 @@
-//! Numbers that a seed makes.
+//! Random numbers that follow from a seed.
 
-/// xorshift64*: small, and the same everywhere.
+/// xorshift64*: small, and the same on every platform.
 pub struct Random(u64);
 
 impl Random {

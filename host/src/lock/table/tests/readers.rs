@@ -1,4 +1,4 @@
-//! Waiters that do not wait, beside others of their kind.
+//! Waiters with a wait of 0, beside others of the same mode.
 
 use super::*;
 
@@ -36,7 +36,7 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
     }
 }
 
-/// All of them come while the first one's flight is under way. Who was granted.
+/// Enqueues all waiters while the batch of the first one is in flight. Returns the waiters that are granted.
 fn granted(waiters: Vec<Waiter>) -> Vec<u64> {
     let (mut sim, mut table, mut out) = (Sim::new(1, false), Table::new(), Vec::new());
     for waiter in waiters {

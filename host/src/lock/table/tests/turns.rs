@@ -4,8 +4,8 @@ use super::readers::waiter;
 use super::*;
 use crate::lock::record::{GlobalQueueChange, TURN_AFTER};
 
-/// Four clients of one proxy pass a key on among themselves, and ask again at once. How often they were granted
-/// it while the other proxy waited.
+/// Four clients of one proxy hand a key to each other and ask again at once. Returns how often they were
+/// granted the key while the other proxy waited.
 fn grants_past_another_proxy(seed: u64) -> u64 {
     let mut sim = Sim::new(seed, false);
     sim.has_faults = false;
@@ -27,7 +27,7 @@ fn grants_past_another_proxy(seed: u64) -> u64 {
             return sim.grants[0] - before.unwrap_or(sim.grants[0]);
         }
         assert!(sim.now.ms_since(Instant(1_000_000)) < 9_000, "seed {seed}: it was never granted");
-        // Some clients are gone when their answer comes.
+        // Some clients are gone when their answer arrives.
         if steps >= 40 && !sim.open.keys().any(|(proxy, _)| *proxy == 1) {
             ask(&mut sim, 1);
             before = None;
@@ -46,12 +46,12 @@ fn grants_past_another_proxy(seed: u64) -> u64 {
 fn a_proxy_with_a_queue_lets_another_one_have_its_turn() {
     for seed in 0..300 {
         let grants = grants_past_another_proxy(seed);
-        // Grants that the store made before it heard of the other proxy are told a moment later.
+        // Grants from before the store knew of the other proxy are reported a moment later.
         assert!(grants <= u64::from(TURN_AFTER) + 2, "seed {seed}: {grants} grants");
     }
 }
 
-/// What a proxy says to the store when it stops while `waiter` is in line.
+/// The changes that a proxy sends to the store when it stops while `waiter` is in the global queue.
 fn said_at_a_stop(returns: bool) -> Vec<GlobalQueueChange> {
     let mut sim = Sim::new(1, false);
     let (mut table, mut out) = (Table::new(), Vec::new());
@@ -81,7 +81,7 @@ fn a_proxy_that_stops_leaves_the_places_of_requests_that_can_be_repeated() {
     assert_eq!(said_at_a_stop(false), [GlobalQueueChange::Leave { proxy: "0".into(), ticket: Some(7) }]);
 }
 
-/// The flights are answered in their order: the first finds the key held by another proxy.
+/// The batches are answered in order: the first finds the key held by another proxy.
 #[test]
 fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
     let mut sim = Sim::new(1, false);
@@ -110,7 +110,7 @@ fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
     assert_eq!(asked, [WaiterId(4)]);
 }
 
-/// Its policy is replaced by one with an order over all proxies: waiters that came before take the first places.
+/// The policy is replaced by one with a global queue: earlier waiters take the first places.
 #[test]
 fn waiters_that_come_into_line_keep_their_order() {
     let mut sim = Sim::new(1, false);

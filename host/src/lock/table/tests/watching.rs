@@ -1,9 +1,9 @@
-//! What those who watch are told, and what the store is asked for when nobody waits.
+//! Notes for watchers, and operations that no waiter needs.
 
 use super::readers::waiter;
 use super::*;
 
-/// A table, and whoever answers for the store.
+/// A table, and the answers of its store.
 struct Scene {
     table: Table,
     now: Instant,
@@ -47,7 +47,7 @@ impl Scene {
         self.take(out);
     }
 
-    /// Answers the oldest group that is open.
+    /// Answers the oldest open batch.
     fn answer(&mut self, outcome: Outcome) {
         self.answer_group(vec![outcome]);
     }
@@ -143,7 +143,7 @@ fn a_lease_that_its_holder_finds_lost_is_said_to_be_lost() {
     assert_eq!(scene.notes.len(), 1, "once");
 }
 
-/// A renewal that comes after it finds the lease gone.
+/// A renewal after the release finds the lease gone.
 #[test]
 fn a_lease_that_is_being_released_is_not_said_to_be_lost() {
     let mut scene = Scene::new();
@@ -167,7 +167,7 @@ fn what_was_not_sent_is_not_undone() {
     }
 }
 
-/// So many claims of ten minutes, each of a key of its own, which the store has been sent.
+/// A scene with `claims` claims of ten minutes, each for a key of its own, that were sent to the store.
 fn with_claims(claims: u64) -> Scene {
     let mut scene = Scene::new();
     for id in 0..claims {
@@ -180,7 +180,7 @@ fn with_claims(claims: u64) -> Scene {
     scene
 }
 
-/// What is left out ends with its lease.
+/// A claim that is not undone ends with its lease.
 #[test]
 fn what_waits_to_be_undone_is_bounded() {
     let mut scene = with_claims(70_000);
@@ -202,7 +202,7 @@ fn after_an_outage_a_few_claims_are_undone_at_a_time() {
     let mut scene = with_claims(claims);
     scene.fail_all(true);
     let mut asked = 0;
-    // The store is gone for a minute more.
+    // The store does not answer for another minute.
     for _ in 0..600 {
         scene.pass_ms(100);
         assert!(scene.submitted.len() <= 64, "{} at a time", scene.submitted.len());
@@ -224,8 +224,8 @@ fn after_an_outage_a_few_claims_are_undone_at_a_time() {
     assert!(!scene.table.busy());
 }
 
-/// It stands behind a claim whose client has gone, and the store does not answer: it does not wait for the store's
-/// time-out once more.
+/// The waiter stands behind a claim whose client has gone, and the store does not answer: the waiter does not
+/// wait for the store's time-out again.
 #[test]
 fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
     let mut scene = Scene::new();
@@ -239,7 +239,7 @@ fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
     assert!(matches!(told, Some((_, Verdict::Unavailable { .. }))), "{:?}", scene.finished);
 }
 
-/// Its lease would stay although nobody holds it.
+/// Otherwise its lease would remain although nobody uses it.
 #[test]
 fn a_waiter_that_is_told_of_a_failure_is_not_asked_for() {
     let mut scene = Scene::new();
@@ -258,8 +258,8 @@ fn a_waiter_that_is_told_of_a_failure_is_not_asked_for() {
     assert!(!asked, "{:?}", scene.submitted);
 }
 
-/// Its policy is replaced while the store takes its time. It would wait for the store's time-out again, behind the
-/// waiter of its new key, and once more for itself.
+/// The policy is replaced while the store is slow. Otherwise the waiter would wait for the store's time-out
+/// again, behind the waiter of its new key, and then once more for itself.
 #[test]
 fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys() {
     let mut scene = Scene::new();
@@ -276,7 +276,7 @@ fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys()
     assert!(matches!(scene.finished[..], [(WaiterId(1), Verdict::Contended { .. })]), "{:?}", scene.finished);
 }
 
-/// The store takes its time for the claim before, and would take it again for taking back what that was granted.
+/// The store is slow to answer the claim before, and would be slow again to undo the grant of that claim.
 #[test]
 fn a_waiter_whose_time_is_up_does_not_stand_behind_one_flight_after_the_other() {
     let mut scene = Scene::new();
@@ -292,8 +292,8 @@ fn a_waiter_whose_time_is_up_does_not_stand_behind_one_flight_after_the_other() 
     );
 }
 
-/// A quorum takes back what some of its members have granted of a claim that is refused: that may arrive later than the next
-/// claim. One whose outcome is not known may have been granted, and is found again by its attempt.
+/// If a claim is refused, a quorum undoes what some of its members have granted, and that may arrive later than
+/// the next claim. A claim with an unknown outcome may have been granted, and is found again by its attempt.
 #[test]
 fn a_refused_claim_is_asked_again_as_another_attempt() {
     let mut scene = Scene::new();
@@ -312,7 +312,7 @@ fn a_refused_claim_is_asked_again_as_another_attempt() {
     assert_ne!(asked(&scene), first);
 }
 
-/// The first grant tells that an earlier lease is over, so that its key may be asked for.
+/// The first grant shows that an earlier lease is over, so that its key may be asked for.
 #[test]
 fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
     let mut scene = Scene::new();
@@ -332,7 +332,7 @@ fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
     assert!(scene.submitted.is_empty(), "{:?}", scene.submitted);
 }
 
-/// In an order over all proxies it would come into line behind a waiter that has not done so yet.
+/// With a global queue it would join behind a waiter that has not joined yet.
 #[test]
 fn a_request_that_is_made_again_hears_of_its_lease_before_it_is_told_that_the_key_is_held() {
     let mut scene = Scene::new();
@@ -362,7 +362,8 @@ fn a_request_that_is_made_again_hears_of_its_lease_before_it_is_told_that_the_ke
     assert!(matches!(scene.finished[1].1, Verdict::Contended { .. }), "{:?}", scene.finished);
 }
 
-/// An earlier call of the request was answered with an error, and was granted after this one had looked for its lease.
+/// An earlier call of the request was answered with an error, and was granted after this call looked for its
+/// lease.
 #[test]
 fn a_request_is_not_refused_for_a_lease_of_its_own() {
     for is_there in [true, false] {
@@ -433,7 +434,8 @@ fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
     );
 }
 
-/// Three calls of one request. The second here has looked for the lease of the one on another proxy when that is granted again.
+/// Three calls of one request. The second call on this proxy has looked for the lease of the call on another
+/// proxy when that call is granted again.
 #[test]
 fn a_request_is_not_refused_for_a_lease_that_it_was_granted_after_its_look() {
     for is_there in [true, false] {
