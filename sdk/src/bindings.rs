@@ -1,10 +1,11 @@
-//! What `wit_bindgen` makes of the worlds, one module a hook.
+//! The code that `wit_bindgen` generates from the worlds, one module for each hook.
 //!
-//! The export macro of a world carries the section that describes it, so a component exports only
-//! the hooks whose macro its crate invokes. All share the types that `naming` generates.
+//! The export macro of a world carries the section that describes that world, so a component exports only the hooks
+//! whose macro its crate invokes. All modules share the types that `naming` generates.
 
 #![allow(clippy::all, missing_docs, unused_qualifications)]
 
+/// The bindings of `naming`, and the types that all hooks share.
 pub mod naming {
     wit_bindgen::generate!({
         world: "naming-hook",
@@ -16,6 +17,7 @@ pub mod naming {
 
 macro_rules! hook {
     ($module:ident, $world:literal) => {
+        /// The bindings of one hook.
         pub mod $module {
             wit_bindgen::generate!({
                 world: $world,
@@ -35,6 +37,7 @@ hook!(backoff, "backoff-hook");
 hook!(renewal, "renewal-hook");
 hook!(response, "response-hook");
 
+/// The bindings of `settings`.
 pub mod settings {
     wit_bindgen::generate!({
         world: "settings-hook",

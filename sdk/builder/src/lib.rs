@@ -1,8 +1,7 @@
 //! Builds a policy crate into a component that the proxy loads.
 //!
-//! [`build`] runs `cargo build` for `wasm32-unknown-unknown` with settings of its own (a small
-//! stack, no paths, no names), and wraps the module into a component. The same source gives the same
-//! bytes, wherever the checkout is.
+//! [`build`] runs `cargo build` for `wasm32-unknown-unknown` with its own settings (a small stack, no paths, no
+//! names), and wraps the module into a component. The same source gives the same bytes in any checkout.
 
 mod cargo;
 mod error;
@@ -16,12 +15,12 @@ pub const TARGET: &str = "wasm32-unknown-unknown";
 
 /// Builds the policy crate in `dir` and returns the component's bytes.
 ///
-/// What cargo leaves behind goes to `target_dir`, or to `policies` inside the crate's own target
-/// directory: never to that directory itself, so that a build script may call this while its own
-/// cargo holds the lock on it.
+/// Build artifacts go to `target_dir`, or to `policies` inside the crate's own target directory. They never go to the
+/// target directory itself, so a build script may call this function while its own cargo holds the lock on that
+/// directory.
 ///
 /// # Errors
-/// [`BuildError`]: a sentence for the author of the policy. What the compiler says goes to stderr.
+/// [`BuildError`]: a sentence for the author of the policy. The compiler's messages go to stderr.
 pub fn build(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildError> {
     let module = cargo::build_module(dir, target_dir)?;
     let bytes = std::fs::read(&module).map_err(|source| BuildError::Read { path: module, source })?;
@@ -31,7 +30,7 @@ pub fn build(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildErro
 /// The name of the policy crate in `dir`.
 ///
 /// # Errors
-/// [`BuildError::NoCrate`], or [`BuildError::Metadata`] where cargo cannot read it.
+/// [`BuildError::NoCrate`], or [`BuildError::Metadata`] if cargo cannot read the crate.
 pub fn crate_name(dir: &Path) -> Result<String, BuildError> {
     cargo::crate_name(dir)
 }
@@ -39,8 +38,7 @@ pub fn crate_name(dir: &Path) -> Result<String, BuildError> {
 /// Wraps a core module, built with the SDK, into a component.
 ///
 /// # Errors
-/// [`BuildError::Component`] where the module imports something or does not export what its hooks
-/// need.
+/// [`BuildError::Component`] if the module imports something, or does not export what its hooks need.
 pub fn component(module: &[u8]) -> Result<Vec<u8>, BuildError> {
     let fail = |error| BuildError::Component { detail: format!("{error:#}") };
     wit_component::ComponentEncoder::default()
