@@ -104,8 +104,8 @@ fn meets_conditions() -> bool {
     unmet.is_none()
 }
 
-/// Runs the lock table alone, for this seed. Returns whether all promises are kept, and prints the events of the first run
-/// that breaks one.
+/// Runs the lock table alone for this seed. Returns whether all promises are kept, and prints the events of the first
+/// run that breaks one.
 fn tables_hold(seed: u64) -> bool {
     let mut seeds = (0..TABLES).map(|n| seed.wrapping_mul(TABLES).wrapping_add(n));
     IS_OF_TABLE.store(true, Ordering::Relaxed);
@@ -145,7 +145,6 @@ fn tell_panics() {
 
 /// The processor time that the search has used. It is used instead of elapsed time, so that a search on a busy
 /// machine does as much as one on a quiet machine.
-/// on a quiet machine.
 fn worked() -> Duration {
     Duration::from_micros(clock::thread_us())
 }
