@@ -157,8 +157,7 @@ on_both! {
         let body = json!({"resource": fence.resource, "ttl_ms": 500, "wait_ms": 20_000});
         let late = client.acquire(body).await;
         assert_eq!(late.status, 200, "{}", late.text);
-        // The longest lease and one second, less the time between the proxy's first contact with the server and its
-        // start.
+        // The longest lease and one second, less the part of the proxy's start-up after it had first seen the server.
         assert!(began.elapsed() > Duration::from_millis(1_000), "{:?}", began.elapsed());
         fence.look(&late.json, "a change of the server");
         assert!(fence.last > FIRST_OF_SECOND_EPOCH, "{}", fence.last);
