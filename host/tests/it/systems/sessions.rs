@@ -18,7 +18,6 @@ const AT_ONCE: Duration = Duration::from_secs(4);
 ///
 /// Other connections of a proxy are in a transaction only for moments, so they drop out of the sessions that are in
 /// the same transaction in several consecutive looks.
-/// are found in the same transaction look after look.
 async fn kill_row_sessions(url: &str, expected: usize) {
     let mut lasting = sessions_in_transaction(url).await;
     within(Duration::from_secs(30), "only the sessions of row locks stay in a transaction", async || {
