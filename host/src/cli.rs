@@ -56,7 +56,7 @@ pub struct Cli {
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// URL of the proxy's API. For several proxies of one store, separate URLs with commas or repeat the option: if
-    /// one proxy cannot be used, the next one is
+    /// one proxy cannot be used, the next one is tried
     #[arg(
         long,
         global = true,

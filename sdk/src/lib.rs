@@ -28,8 +28,8 @@
 //! # Guarded routes
 //!
 //! A guarded route holds a lock while it handles an HTTP request. [`Request::http`] has what the route shows of the
-//! request: method, path, the values of the `{name}`s in the route's path, the query, and the headers and the part of
-//! the body that the route lists. This policy admits one request at a time for each order:
+//! request: method, path, the values of the `{name}`s in the route's path, the query, and the headers and the
+//! beginning of the body that the route lists. This policy admits one request at a time for each order:
 //!
 //! ```
 //! # use lockkeeper_sdk::{Plan, Policy, Refusal, Request};

@@ -80,8 +80,8 @@ pub fn duration_ms(text: &str) -> Result<u32, String> {
     let ms = (number * unit_ms).round();
     if ms > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms as u32) }
 }
-/// Parses `exclusive`, `shared` or `permits=N`.
 
+/// Parses `exclusive`, `shared` or `permits=N`.
 pub fn mode(text: &str) -> Result<Mode, String> {
     match text {
         "exclusive" => Ok(Mode::Exclusive),
@@ -92,8 +92,8 @@ pub fn mode(text: &str) -> Result<Mode, String> {
         },
     }
 }
-/// Parses `NAME=VALUE`.
 
+/// Parses `NAME=VALUE`.
 pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
