@@ -1,4 +1,4 @@
-//! The operators' API: health, metrics, policies, and taking locks away.
+//! The admin API for operators: health, metrics, policies, and the forced release of locks.
 //!
 //! | call | file |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | `GET /v1/fleet` | `fleet` |
 //! | `DELETE /v1/locks/{key}` | here |
 //!
-//! It has no authentication: it belongs on an address that only operators reach.
+//! The admin API has no authentication: it must listen on an address that only operators can reach.
 
 use std::sync::Arc;
 
@@ -36,12 +36,12 @@ pub struct Admin {
     pub policies: Arc<dyn PolicyAdmin>,
     pub fleet: Fleet,
     pub metrics: Metrics,
-    /// The largest component that may be pushed.
+    /// The size limit of a pushed component.
     pub max_component_bytes: usize,
     pub http: HttpLimits,
-    /// Why the configuration as it is in its file is not used.
+    /// The reason why the current configuration file is not used, if it was refused.
     pub config_refused: latest::Receiver<Option<String>>,
-    /// Cancelled when the proxy stops: it is alive, and no longer ready.
+    /// Cancelled at shutdown: the proxy is then still live, but no longer ready.
     pub stop: CancellationToken,
 }
 
@@ -93,7 +93,7 @@ impl Admin {
         }
     }
 
-    /// Takes a key from whoever holds it. That nobody does is fine: the answer says so.
+    /// Releases all holders of a key. A key without a holder is no error: the answer counts the holders.
     async fn force_release(&self, key: &str) -> Result<Response, Problem> {
         let text = decoded("key", key)?;
         let key = Key::new(&text).ok_or_else(|| {

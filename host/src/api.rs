@@ -9,8 +9,8 @@
 //! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
 //! | `GET /v1/watch` | `watch` |
 //!
-//! A request that a web page makes a browser send is refused (`check_origin`). Bodies are JSON: a content type that
-//! is neither JSON nor what `curl -d` sends is refused with 415.
+//! Requests that a web page makes a browser send are refused (`check_origin`). Bodies are JSON: a content type that
+//! is neither JSON nor the one that `curl -d` sends is refused with 415.
 
 use std::sync::Arc;
 
@@ -40,11 +40,12 @@ pub struct Api {
     service: Service,
     limits: Arc<Limits>,
     http: HttpLimits,
-    /// Ends the streams of `/v1/hold` and `/v1/watch`, which no answer would end.
+    /// Ends the streams of `/v1/hold` and `/v1/watch` at shutdown: these streams have no end of their own.
     stop: CancellationToken,
 }
 
 impl Api {
+    /// Builds the handler. `stop` is cancelled when the proxy shuts down.
     pub fn new(service: Service, limits: Limits, http: HttpLimits, stop: CancellationToken) -> Api {
         Api { service, limits: Arc::new(limits), http, stop }
     }
@@ -80,7 +81,7 @@ impl Api {
         }
     }
 
-    /// The body of a POST.
+    /// Checks the method and content type of a POST, and reads its body.
     async fn body(&self, request: Request) -> Result<Bytes, Problem> {
         if request.method() != Method::POST {
             return Err(Problem::method_not_allowed("POST"));

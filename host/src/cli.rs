@@ -1,7 +1,6 @@
 //! The command line.
 //!
-//! `serve` runs the proxy and is the application's; every other command is a client of a proxy that
-//! runs already, and is run by [`run`].
+//! The application runs `serve` itself. Every other command is a client of a running proxy; [`run`] runs it.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -53,11 +52,11 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What every command that talks to a proxy understands.
+/// The options of every command that talks to a proxy.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The proxy's API; several proxies of one store with commas, or by giving this several times: where one
-    /// cannot be used the next one is
+    /// URL of the proxy's API. For several proxies of one store, separate URLs with commas or repeat the option: if
+    /// one proxy cannot be used, the next one is tried
     #[arg(
         long,
         global = true,
@@ -67,7 +66,7 @@ pub struct Options {
         value_name = "URL"
     )]
     pub server: Vec<String>,
-    /// The proxy's admin address, for `policy` and `fleet`
+    /// URL of the proxy's admin API, which `policy` and `fleet` use
     #[arg(
         long,
         global = true,
@@ -76,11 +75,12 @@ pub struct Options {
         value_name = "URL"
     )]
     pub admin: String,
-    /// Answer in JSON, failures too; `serve` has its logs in `log.format`
+    /// Print answers and failures as JSON. For the logs of `serve`, set `log.format` in config.toml
     #[arg(long, global = true)]
     pub json: bool,
 }
 
+/// A command of `lockkeeper`.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     Serve(ServeArgs),
@@ -90,8 +90,8 @@ pub enum Command {
 
 /// Run the proxy
 ///
-/// Reads config.toml in the working directory where --config names no other file; without one, the
-/// defaults apply, which start a private MySQL server.
+/// Reads config.toml in the working directory, or the file that --config names. Without a file, the defaults apply: a
+/// private MySQL server is started.
 ///
 /// Example: lockkeeper serve --config /etc/lockkeeper/config.toml
 #[derive(Args, Clone, Debug)]
@@ -99,52 +99,53 @@ pub struct ServeArgs {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Only check: report every fault of the configuration, of its policies and of their settings, and exit
+    /// Check the configuration, the policies and their settings, report every fault, and exit
     #[arg(long)]
     pub check: bool,
 }
 
+/// A command that is a client of a proxy.
 #[derive(Subcommand, Debug)]
 pub enum ClientCommand {
     /// Hold a lock while a command runs
     ///
-    /// Takes the lock, runs the command, keeps the lease alive, and releases it when the command has
-    /// ended. Where the lease cannot be renewed, the command and its process group are stopped (TERM,
-    /// then KILL) before the lease ends. The command finds LOCKKEEPER_TOKEN, LOCKKEEPER_KEY and
-    /// LOCKKEEPER_LEASE_ID in its environment.
+    /// Takes the lock, runs the command, keeps the lease alive, and releases the lock when the command has ended. If
+    /// the lease cannot be renewed, the command and its process group are stopped (TERM, then KILL) before the lease
+    /// ends. The command's environment has LOCKKEEPER_TOKEN, LOCKKEEPER_KEY and LOCKKEEPER_LEASE_ID.
     ///
-    /// What the command starts is part of it: the lock is held until all of its process group has ended. A process
-    /// that leaves the group (a daemon, setsid) is not watched: it is neither waited for nor stopped.
+    /// The lock is held until all processes in the command's process group have ended. A process that leaves the
+    /// group (a daemon, setsid) is neither waited for nor stopped.
     ///
-    /// INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to the group; one that was ignored before (nohup) stays
-    /// ignored. At a terminal the command is a job in the foreground: Ctrl-C and Ctrl-Z reach it and not
-    /// lockkeeper, and it may read. A command that is stopped (Ctrl-Z, STOP) keeps its lock until the lease
-    /// ends, is not renewed, and is killed then unless it was continued before.
+    /// INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to the group, unless the signal was already ignored (nohup).
+    /// At a terminal the command is the foreground job: it can read the terminal, and it receives Ctrl-C and Ctrl-Z
+    /// instead of lockkeeper. A stopped command (Ctrl-Z, STOP) keeps its lock until the lease ends. The lease is not
+    /// renewed meanwhile, and the command is killed before the lease ends unless it is continued in time.
     ///
-    /// Where lockkeeper itself is killed or hangs, a guard process ends the command: at once, or before
-    /// the lease ends. Where the guard is killed with it, the command works on, and fencing tokens must protect what
-    /// it writes to.
+    /// If lockkeeper is killed, a guard process ends the command at once; if lockkeeper hangs, the guard ends the
+    /// command before the lease ends. If the guard is killed as well, the command may outlive its lease: then only
+    /// fencing tokens protect what the command writes to.
     ///
     /// Example: lockkeeper run --ttl 10s --wait 1m backups/db -- pg_dump shop
     Run(command::RunArgs),
-    /// Run a command the first time, and print its outcome from then on
+    /// Run a command once; later calls print its outcome
     ///
-    /// The resource's policy guards it with the primitive `once`. The first call runs the command and
-    /// keeps its exit code and the first 8 KiB of its standard output; the others, also those that come while
-    /// it runs, print that and exit with the same code. A command that fails may be run again. For signals,
-    /// terminals and lost leases see `lockkeeper run --help`; the outcome is stored for as long as that takes and
-    /// the lease lasts, or for 2 s after a signal.
+    /// The resource's policy must use the primitive `once`. The first call runs the command and stores its exit code
+    /// and the first 8 KiB of its standard output. All other calls, including those made while it runs, print that
+    /// output and exit with that code. A command that fails may be run again. For signals, terminals and lost leases
+    /// see `lockkeeper run --help`. lockkeeper tries to store the outcome for as long as the lease lasts, or for 2 s
+    /// after a signal.
     ///
     /// Example: lockkeeper once invoices/2026-11 -- ./send-invoices
     Once(command::OnceArgs),
-    /// Read a version, or commit what was made of it
+    /// Read a version, or commit a change that is based on it
     ///
-    /// The resource's policy guards it with the primitive `version`.
+    /// The resource's policy must use the primitive `version`. A commit succeeds only if nobody has committed since
+    /// the read.
     #[command(subcommand)]
     Version(VersionCommand),
     /// Take a lock and print its lease
     ///
-    /// The lease ends after its ttl unless it is renewed.
+    /// The lease ends after its ttl (time to live) unless `renew` extends it.
     ///
     /// Example: lockkeeper acquire orders/42 --wait 5s --ttl 30s
     Acquire(AcquireArgs),
@@ -153,54 +154,55 @@ pub enum ClientCommand {
     /// Example: lockkeeper renew "$LEASE" --ttl 1m
     Renew {
         lease_id: String,
-        /// The new time to live, e.g. 500ms, 10s, 2m [default: the policy's]
+        /// New time until the lease ends, e.g. 500ms, 10s, 2m [default: the policy's]
         #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
         ttl: Option<u32>,
     },
-    /// Give a lease up
+    /// Release a lease
     ///
     /// Example: lockkeeper release "$LEASE"
     Release { lease_id: String },
     /// Hold a lock until this command is stopped
     ///
-    /// The proxy renews the lease as long as the connection lives. Prints what happens to it. Where the proxy stops or
-    /// is gone, another --server goes on with the lease.
+    /// The proxy renews the lease while the connection is open. Each event of the lease is printed. If the proxy
+    /// stops or fails, another --server takes the lease over.
     ///
     /// Example: lockkeeper hold orders/42
     Hold(AcquireArgs),
-    /// List the locks that are held
+    /// List held locks
     ///
     /// Example: lockkeeper ls orders/
     Ls {
-        /// Only keys that begin with this
+        /// Only list keys with this prefix
         prefix: Option<String>,
-        /// The most that are listed
+        /// The most locks to list
         #[arg(long, default_value_t = 1000, value_name = "N")]
         limit: usize,
     },
-    /// Show a lock: its holders, its queue, and the last decisions about it
+    /// Show a lock: its holders, its queue, and recent decisions about it
     ///
     /// Example: lockkeeper show orders/42
     Show { name: String },
-    /// Print what happens to locks, until stopped
+    /// Print the events of locks until stopped
     ///
     /// Example: lockkeeper watch orders/
     Watch {
-        /// Only keys that begin with this
+        /// Only watch keys with this prefix
         prefix: Option<String>,
     },
-    /// List the proxies that share a store, and what they have acknowledged of each policy
+    /// List the proxies of the store, and the policy versions that each has acknowledged
     ///
     /// Example: lockkeeper fleet
     Fleet,
     /// Write, check and replace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// End a command when the process that started it is gone
+    /// End a command whose parent process is gone
     #[command(name = command::guard::COMMAND, hide = true)]
     Guard,
 }
 
+/// A command about versions.
 #[derive(Subcommand, Debug)]
 pub enum VersionCommand {
     /// Print a version, and the value that was committed with it
@@ -208,31 +210,31 @@ pub enum VersionCommand {
     /// Example: lockkeeper version read stock/17
     Read {
         resource: String,
-        /// What the policy should know; may be given several times
+        /// A label for the policy; may be given several times
         #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
         labels: Vec<(String, String)>,
     },
-    /// Commit a version that nobody else has committed since it was read
+    /// Commit a new version, unless somebody has committed since the read
     ///
-    /// Prints the new version. Exits with 3 where somebody else was first.
+    /// Prints the new version. Exits with 3 if somebody else has committed first.
     ///
     /// Example: lockkeeper version commit stock/17 42 '{"left": 9}'
     Commit {
         resource: String,
         /// The version that was read
         version: u64,
-        /// JSON to keep with the new version
+        /// JSON value to store with the new version
         value: Option<String>,
-        /// What the policy should know; may be given several times
+        /// A label for the policy; may be given several times
         #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
         labels: Vec<(String, String)>,
-        /// Makes repeating this call safe: the same id commits once
+        /// Id that makes this call safe to repeat: the same id commits once
         #[arg(long, value_name = "ID")]
         request_id: Option<String>,
     },
 }
 
-/// Runs a command that is a client of a proxy, and says how it ended.
+/// Runs a client command and returns its exit code.
 pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
     if matches!(command, ClientCommand::Guard) {
         return command::guard::run();
@@ -246,7 +248,7 @@ pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
     };
     let is_run = matches!(command, ClientCommand::Run(_) | ClientCommand::Once(_));
     let outcome = runtime.block_on(dispatch(command, options));
-    // A look-up of a name may still hang in a thread of its own.
+    // A name lookup may still block a thread of its own.
     runtime.shutdown_background();
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -257,7 +259,7 @@ pub fn run(command: ClientCommand, options: &Options) -> ExitCode {
     }
 }
 
-/// Tells what is wrong with the arguments, or helps, and what to exit with.
+/// Reports bad arguments, or prints the help, and returns the exit code.
 pub fn bad_usage(error: &clap::Error) -> ExitCode {
     let as_json = std::env::args().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     if as_json && error.use_stderr() {
@@ -268,8 +270,8 @@ pub fn bad_usage(error: &clap::Error) -> ExitCode {
     error.exit()
 }
 
-/// The configuration that `serve` should run on. On faults, all of them are on standard error and
-/// the process should exit with the code.
+/// Loads the configuration of `serve`. If it has faults, prints all of them on standard error and returns the exit
+/// code.
 pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
     match Config::load(args.config.as_deref(), &process_env()) {
         Ok(config) => Ok(config),
@@ -277,7 +279,7 @@ pub fn config(args: &ServeArgs) -> Result<Config, ExitCode> {
     }
 }
 
-/// What comes of `serve --check` where the configuration could be read; `faults` are what else was found.
+/// Reports the result of `serve --check` for a configuration that could be read; `faults` are the faults found later.
 pub fn checked(config: &Config, faults: &[impl Display]) -> ExitCode {
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
@@ -298,7 +300,7 @@ fn in_configuration(faults: &[impl Display]) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The exit code of what went well.
+/// Runs the command and returns its exit code if it succeeds.
 async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failure::Failure> {
     match command {
         ClientCommand::Run(args) => return command::run(args, options).await,

@@ -1,7 +1,7 @@
-//! config.toml, checked.
+//! The validated configuration, read from config.toml.
 //!
-//! `raw` mirrors the file; this module turns it into types that can only hold valid values, and
-//! reports every fault at once, with file and line.
+//! `raw` reads the keys of the file into the types of this module, which can only hold valid values. All faults are
+//! reported at once, with file and line.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,13 @@ pub use guard::{
 };
 pub use reader::Env;
 
-/// Everything that can be configured. [`Config::default`] is what `lockkeeper serve` runs on when
-/// there is no file.
+/// The whole configuration. [`Config::default`] is the configuration of `lockkeeper serve` without a file.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub store: StoreConfig,
     /// The stores of the primitive `quorum`, sorted by name: none, or three to nine.
     pub stores: Vec<MemberConfig>,
-    /// How long an undecided majority waits for those who have not answered.
+    /// How long a quorum operation whose majority is undecided waits for the stores that have not answered.
     pub quorum_patience: Duration,
     pub api: SocketAddr,
     pub admin: SocketAddr,
@@ -36,31 +35,31 @@ pub struct Config {
     pub limits: Limits,
     pub engine: EngineLimits,
     pub fleet: FleetConfig,
-    /// Never empty; sorted by name; one is named `default`.
+    /// Sorted by name. Never empty: there is always a policy named `default`.
     pub policies: Vec<PolicyConfig>,
-    /// In the order of the file; the first match wins, and what matches none goes to `default`.
+    /// In the order of the file. The first match wins; a resource that matches no route goes to `default`.
     pub routes: Vec<Route>,
-    /// Listeners whose requests are passed on to an application, under locks.
+    /// Listeners that pass requests on to an application, under locks.
     pub guards: Vec<GuardConfig>,
     pub upstreams: UpstreamLimits,
     pub log: LogConfig,
-    /// Threads that serve requests.
+    /// The number of threads that serve requests.
     pub threads: usize,
-    /// How long a proxy that is to stop goes on as before, and is not ready.
+    /// How long a proxy that is told to stop keeps serving while it reports that it is not ready.
     pub grace: Duration,
-    /// The longest that a shutdown waits for requests that are under way.
+    /// The longest time that a shutdown waits for requests in progress.
     pub drain: Duration,
-    /// The file that was read.
+    /// The file that was read, if any.
     pub file: Option<PathBuf>,
-    /// What should be said in the log: environment variables that look like ours and are not.
+    /// Warnings for the log, for example about environment variables that begin with `LOCKKEEPER_` and name no key.
     pub warnings: Vec<String>,
 }
 
 impl Config {
-    /// The file that is read where none is named, if it is there.
+    /// The file that is read if no other file is named and this one exists.
     pub const DEFAULT_PATH: &str = "config.toml";
 
-    /// Reads a file, or where there is none, only the environment. Every fault is reported.
+    /// Reads a file, or only the environment if there is no file. Every fault is reported.
     pub fn load(path: Option<&Path>, env: &Env) -> Result<Config, Vec<Fault>> {
         let default = Path::new(Config::DEFAULT_PATH);
         let (path, text) = match path {
@@ -76,34 +75,35 @@ impl Config {
     }
 }
 
-/// The environment of this process, as [`Config::load`] takes it.
+/// The variables of this process's environment that [`Config::load`] reads.
 pub fn process_env() -> Env {
     let ours = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| name.starts_with(reader::ENV_PREFIX))?;
-        // What is not UTF-8 is no valid value of anything, and is reported as such.
+        // Text that is not UTF-8 is no valid value of any key, so its key reports it.
         Some((name, value.to_string_lossy().into_owned()))
     });
     ours.collect()
 }
 
+/// The connection to the store: the MySQL or MariaDB server.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
     pub server: ServerChoice,
-    /// Connections for acquires and releases: keys are spread over them by hash. 1 to 64.
+    /// Connections for acquires and releases, 1 to 64. Keys are assigned to them by hash.
     pub lanes: usize,
-    /// Connections for renewals. 1 to 16.
+    /// Connections for renewals, 1 to 16.
     pub renewal_lanes: usize,
-    /// The most operations that one transaction carries. 1 to 2,048.
+    /// The most operations in one transaction, 1 to 2,048.
     pub batch: usize,
-    /// The most operations that may wait for a lane, over all lanes.
+    /// The most operations that may wait for a lane, summed over all lanes.
     pub max_queued: usize,
-    /// Connections that hold row locks, one for each lease of the primitive `row`. 1 to 1,024.
+    /// Connections that hold row locks, 1 to 1,024. Each lease of the primitive `row` needs one.
     pub row_connections: usize,
-    /// How long a call may wait for the store before it is answered 503.
+    /// How long a call may wait for the store before it is answered with 503.
     pub timeout: Duration,
-    /// Refuse to start on settings that can lose a committed grant, instead of warning.
+    /// Refuse to start if the server's settings can lose a committed grant, instead of logging a warning.
     pub require_durable: bool,
-    /// Rows that nobody has held for this long are deleted; their tokens are not given out again.
+    /// How long a row must have had no holder before it is deleted. Its tokens are not issued again.
     pub clean_after: Duration,
 }
 
@@ -111,26 +111,28 @@ pub struct StoreConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberConfig {
     pub name: String,
-    /// As one of [`ServerChoice::Urls`].
+    /// A URL as in [`ServerChoice::Urls`].
     pub url: String,
 }
 
+/// The server that the store uses.
 #[derive(Clone, Debug)]
 pub enum ServerChoice {
-    /// Servers that somebody else runs, the one that is liked best first:
-    /// `mysql://user:pass@host:3306/database`, or with `?socket=/path`. 1 to 16. With several, the one
-    /// that is the primary is found.
+    /// The URLs of existing servers, 1 to 16, in order of preference: `mysql://user:pass@host:3306/database`, or with
+    /// `?socket=/path`. If there are several, the proxy finds the primary among them.
     Urls(Vec<String>),
-    /// A private server that lives and dies with the proxy.
+    /// A private server that the proxy starts and stops.
     Managed(ManagedConfig),
 }
 
+/// The private server.
 #[derive(Clone, Debug)]
 pub struct ManagedConfig {
     pub binary: ServerBinary,
     pub data_dir: PathBuf,
 }
 
+/// The binary of the private server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerBinary {
     Auto,
@@ -139,26 +141,26 @@ pub enum ServerBinary {
     Path(PathBuf),
 }
 
-/// Limits of what HTTP clients may send and hold.
+/// Limits on the requests and connections of HTTP clients.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
     pub max_connections: usize,
     pub max_header_bytes: usize,
     pub max_body_bytes: usize,
-    /// From the first byte of a request to the end of its headers; also how long a new connection
-    /// may be silent.
+    /// The time from the first byte of a request to the end of its headers. Also how long a new connection may be
+    /// silent.
     pub header_timeout: Duration,
-    /// From the end of the headers to the end of the body.
+    /// The time from the end of the headers to the end of the body.
     pub body_timeout: Duration,
-    /// How long a connection is kept after an answer.
+    /// How long an idle connection is kept after an answer.
     pub idle_timeout: Duration,
-    /// Requests at once on one HTTP/2 connection.
+    /// Concurrent requests on one HTTP/2 connection.
     pub max_streams: u32,
-    /// Names by which clients may reach the API and the admin API, beside addresses and `localhost`.
+    /// Host names, besides IP addresses and `localhost`, by which clients may reach the API and the admin API.
     pub hosts: Vec<String>,
 }
 
-/// Limits of what is locked. Every value that a policy returns is clamped to them.
+/// Limits on locks and on the requests for them. Every value that a policy returns is clamped to these limits.
 #[derive(Clone, Debug)]
 pub struct Limits {
     pub max_resource_bytes: usize,
@@ -171,50 +173,51 @@ pub struct Limits {
     pub min_ttl_ms: u32,
     pub max_ttl_ms: u32,
     pub max_wait_ms: u32,
-    /// Of one key.
+    /// The most waiters for one key.
     pub max_waiters: u32,
-    /// Of the whole proxy.
+    /// The most waiters on this proxy.
     pub max_waiters_total: usize,
     pub max_permits: u32,
     pub max_hold_ms: u32,
     pub max_lock_delay_ms: u32,
-    /// How long the outcome of a `once` is kept.
+    /// The longest time that the outcome of a `once` is kept.
     pub max_keep_ms: u32,
-    /// Of an outcome, and of a value that is committed with a version.
+    /// The size limit of an outcome, and of a value that is committed with a version.
     pub max_value_bytes: usize,
-    /// Subtracted from what a holder is told, for clocks that run at different speeds: parts per
-    /// thousand of the lease.
+    /// The part of a lease, in thousandths, that is subtracted from the time a holder is promised, because clocks run
+    /// at different speeds.
     pub drift_per_mille: u32,
     pub watch_buffer: usize,
 }
 
-/// What one policy call may use.
+/// Limits on one call of a policy.
 #[derive(Clone, Debug)]
 pub struct EngineLimits {
     pub fuel: u64,
     pub time: Duration,
     pub memory_bytes: usize,
     pub max_component_bytes: usize,
-    /// Bytes that one answer may have.
+    /// The size limit of one answer.
     pub max_answer_bytes: usize,
-    /// Calls that run at the same time.
+    /// The most concurrent calls.
     pub instances: u32,
-    /// After this many faults in a row a hook is not asked for `suspend`.
+    /// After this many consecutive faults, a hook is not called for the time `suspend`.
     pub faults_to_suspend: u32,
     pub suspend: Duration,
 }
 
-/// The proxies that share a store.
+/// How the proxies of one store find each other.
 #[derive(Clone, Debug)]
 pub struct FleetConfig {
-    /// Where others wake this proxy's waiters.
+    /// The address at which other proxies notify this proxy of its waiters' turns.
     pub listen: SocketAddr,
-    /// Where they reach that, if it is another address.
+    /// The address at which other proxies reach `listen`, if it differs.
     pub advertise: Option<SocketAddr>,
-    /// How often a proxy tells the others that it lives.
+    /// The interval of this proxy's heartbeats in the store.
     pub beat: Duration,
 }
 
+/// A policy: its component and its settings.
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
     pub name: String,
@@ -222,15 +225,16 @@ pub struct PolicyConfig {
     pub settings: serde_json::Map<String, serde_json::Value>,
 }
 
+/// The source of a policy's component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicySource {
     /// `builtin:default`, `builtin:fair-groups`, `builtin:backoff`.
     Builtin(String),
-    /// Watched, and loaded again when it changes.
+    /// A file that is watched, and loaded again when it changes.
     File(PathBuf),
 }
 
-/// Resources whose name matches go to a policy. `*` stands for any text, also across `/`.
+/// Assigns resources to a policy by name. `*` matches any text, including `/`.
 #[derive(Clone, Debug)]
 pub struct Route {
     pub resource: String,
@@ -238,6 +242,7 @@ pub struct Route {
 }
 
 impl Route {
+    /// Whether the route's pattern matches the whole name of the resource.
     pub fn matches(&self, resource: &str) -> bool {
         let mut parts = self.resource.split('*');
         let first = parts.next().unwrap_or_default();
@@ -257,6 +262,7 @@ impl Route {
     }
 }
 
+/// The format and filter of the log.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
     pub json: bool,
@@ -264,8 +270,8 @@ pub struct LogConfig {
     pub filter: String,
 }
 
-/// More workers than that wake each other more than they help: an operation waits for the server's
-/// disk nearly all of its time.
+/// The default number of worker threads. An operation spends nearly all of its time waiting for the server's disk, so
+/// more workers cost more in wake-ups than they gain.
 fn half_of_the_cores() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1))
 }

@@ -1,7 +1,8 @@
-//! Proxies, servers and clients in one thread and in virtual time, with every choice made from one seed.
+//! Deterministic simulation: proxies, servers and clients run in one thread and in virtual time, and every choice
+//! follows from one seed.
 //!
-//! The proxies are those of the product, down to the text of their statements. What is simulated is what they run on:
-//! the servers ([`server`]), the way there ([`network`]), and time.
+//! The proxies run the code of the product, including the text of their statements. Only their environment is
+//! simulated: the servers ([`server`]), the network ([`network`]), and time.
 
 pub mod application;
 pub mod check;
@@ -20,10 +21,10 @@ pub mod world;
 #[cfg(test)]
 mod tests;
 
-/// Does the work in virtual time, with random numbers from the seed.
+/// Runs `work` in virtual time, with random numbers from the seed.
 ///
 /// # Panics
-/// Where another simulation runs on this thread.
+/// If another simulation runs on this thread.
 pub fn simulate<T>(seed: u64, work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.unwrap_or_else(|error| panic!("no runtime can be made: {error}"));
@@ -32,7 +33,7 @@ pub fn simulate<T>(seed: u64, work: impl Future<Output = T>) -> T {
         crate::random::seeded::begin(seed);
         work.await
     });
-    // Tasks that are left end here, by the clock of the simulation.
+    // Dropping the runtime ends the remaining tasks, while the simulated clock still runs.
     drop(runtime);
     application::end();
     crate::random::seeded::end();

@@ -1,8 +1,7 @@
-//! The allocator of a policy: it hands out memory from the end of the data and never takes it back.
+//! The allocator of a policy, which allocates memory from the end of the static data and never frees it.
 //!
-//! Every call runs in a fresh instance that is thrown away afterwards, so freeing would be work for
-//! nothing; and a heap that starts at one known place keeps the pages few that the proxy has to
-//! clean between calls.
+//! Each call runs in a fresh instance that is discarded afterwards, so freeing memory would be wasted work. A heap
+//! that starts at a fixed address keeps the number of pages small that the proxy must clean between calls.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::arch::wasm32::{memory_grow, memory_size};
@@ -12,7 +11,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const PAGE: usize = 65_536;
 
 unsafe extern "C" {
-    /// Where the linker ends data and stack.
+    /// The end of data and stack, which the linker defines.
     static __heap_base: u8;
 }
 
@@ -31,7 +30,7 @@ fn next() -> usize {
     }
 }
 
-/// Makes `end` the first free address; false where the proxy gives no more memory.
+/// Moves the first free address to `end`. Returns false if the proxy gives no more memory.
 fn claim_until(end: usize) -> bool {
     let have = memory_size(0) * PAGE;
     if end > have && memory_grow(0, (end - have).div_ceil(PAGE)) == usize::MAX {
@@ -41,8 +40,8 @@ fn claim_until(end: usize) -> bool {
     true
 }
 
-// SAFETY: addresses only go up, each block lies between two values of NEXT, aligned and inside the
-// memory that `claim_until` made sure of. There are no threads.
+// SAFETY: addresses only increase. Each block lies between two values of NEXT, is aligned, and is inside the memory
+// that `claim_until` has obtained. There are no threads.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(start) = next().checked_next_multiple_of(layout.align()) else { return null_mut() };
@@ -53,7 +52,7 @@ unsafe impl GlobalAlloc for Bump {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as `alloc`. The memory of a fresh instance is zero, and none is handed out twice.
+        // SAFETY: as for `alloc`. The memory of a fresh instance is zero, and no memory is allocated twice.
         unsafe { self.alloc(layout) }
     }
 
@@ -71,7 +70,7 @@ unsafe impl GlobalAlloc for Bump {
             };
         }
         let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
-        // SAFETY: the new block does not overlap the old one and is longer.
+        // SAFETY: the new block does not overlap the old block and is longer.
         unsafe {
             let new = self.alloc(wanted);
             if !new.is_null() {

@@ -1,12 +1,12 @@
-//! From the component's exports to the [`Policy`] trait.
+//! Connects the component's exports to the [`Policy`] trait.
 
 use crate::bindings::{backoff, fairness, naming, renewal, response, settings};
 use crate::{Plan, Policy, Refusal, Request};
 
-/// Makes the crate a policy: `export!(MyPolicy)` exports `plan` and the settings; more hooks are
-/// named behind it: `export!(MyPolicy, fairness, backoff, renewal, response)`, any of them.
+/// Makes the crate a policy. `export!(MyPolicy)` exports `plan` and the settings. Name further hooks after the type,
+/// any of these: `export!(MyPolicy, fairness, backoff, renewal, response)`.
 ///
-/// Outside WebAssembly it expands to nothing, so tests run natively.
+/// Outside WebAssembly the macro expands to nothing, so tests run natively.
 #[macro_export]
 macro_rules! export {
     ($policy:ident $(, $hook:ident)* $(,)?) => {

@@ -1,9 +1,9 @@
-//! What a policy reads of a guarded HTTP request, and such requests for tests.
+//! Accessors for the guarded HTTP request that a policy sees, and requests for tests.
 
 use crate::{HttpRequest, Label, Request, json_field};
 
 impl HttpRequest {
-    /// The request of a first line: a method and a path, with a query where it has one.
+    /// Makes a request from its first line: a method and a path, with an optional query.
     ///
     /// # Errors
     /// A sentence that says what is wrong with the line.
@@ -32,62 +32,63 @@ impl HttpRequest {
         })
     }
 
-    /// The value of the header of this name, in upper or lower case; of those that the route shows. `None`
-    /// also where there are several: the application may go by another one. `headers` has them all.
+    /// The value of the header with this name, in any case, if the route shows that header. `None` if there are
+    /// several such headers, because the application may use another one than the policy; `headers` has all of them.
     pub fn header(&self, name: &str) -> Option<&str> {
         only(&self.headers, |header| header.eq_ignore_ascii_case(name))
     }
 
-    /// What a `{name}` of the route's path stands for in this request.
+    /// The value of `{name}` in the path pattern of the route.
     pub fn capture(&self, name: &str) -> Option<&str> {
         only(&self.captures, |capture| capture == name)
     }
 
-    /// The value of the query's parameter of this name. `None` also where there are several: the
-    /// application may go by another one. `query` has them all.
+    /// The value of the query parameter with this name. `None` if there are several, because the application may use
+    /// another one than the policy; `query` has all of them.
     pub fn query(&self, name: &str) -> Option<&str> {
         only(&self.query, |parameter| parameter == name)
     }
 
-    /// The field at `path` in the part of the body that the route shows: see [`json_field`].
+    /// The field at `path` in the part of the body that the route shows; see [`json_field`].
     pub fn json(&self, path: &str) -> Option<String> {
         json_field(&self.body, path)
     }
 
+    /// Whether the request has this method, in upper case.
     pub fn method_is(&self, method: &str) -> bool {
         self.method == method
     }
 
-    /// Whether the method says that the request only reads: GET, HEAD or OPTIONS.
+    /// Whether the method only reads: GET, HEAD or OPTIONS.
     pub fn is_safe(&self) -> bool {
         matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS")
     }
 }
 
-/// What is said of the HTTP request, where there is one: a request of the lock API has no headers, no
-/// captures and no body.
+/// Accessors for the HTTP request, if there is one. A request of the lock API has no headers, no captures and no
+/// body.
 impl Request {
-    /// An exclusive request of a guarded route, for tests: `Request::http("POST /orders/42/pay?x=1")`. Its
-    /// name is the path.
+    /// An exclusive request of a guarded route, for tests: `Request::http("POST /orders/42/pay?x=1")`. Its name is
+    /// the path.
     ///
     /// # Panics
-    /// Where the line is not a method and a path.
+    /// If the line is not a method and a path.
     pub fn http(line: &str) -> Request {
         let http = HttpRequest::parse(line).unwrap_or_else(|wrong| panic!("{wrong}"));
         Request { name: http.path.clone(), http: Some(http), ..Request::new("") }
     }
 
-    /// For a request of [`Request::http`].
+    /// Adds a capture to a request from [`Request::http`].
     pub fn with_capture(self, name: impl Into<String>, value: impl Into<String>) -> Request {
         self.with_http(|http| http.captures.push(label(name.into(), value.into())))
     }
 
-    /// For a request of [`Request::http`].
+    /// Adds a header to a request from [`Request::http`].
     pub fn with_header(self, name: impl Into<String>, value: impl Into<String>) -> Request {
         self.with_http(|http| http.headers.push(label(name.into().to_ascii_lowercase(), value.into())))
     }
 
-    /// For a request of [`Request::http`].
+    /// Sets the body of a request from [`Request::http`].
     pub fn with_body(self, body: impl Into<Vec<u8>>) -> Request {
         self.with_http(|http| http.body = body.into())
     }
@@ -112,6 +113,7 @@ impl Request {
         self.http.as_ref()?.json(path)
     }
 
+    /// See [`HttpRequest::method_is`]; false for a request of the lock API.
     pub fn method_is(&self, method: &str) -> bool {
         self.http.as_ref().is_some_and(|http| http.method_is(method))
     }
@@ -132,14 +134,14 @@ fn label(name: String, value: String) -> Label {
     Label { name, value }
 }
 
-/// The value of the only one whose name is meant.
+/// The value of the only label whose name `is_meant` accepts.
 fn only(labels: &[Label], is_meant: impl Fn(&str) -> bool) -> Option<&str> {
     let mut meant = labels.iter().filter(|label| is_meant(&label.name));
     let first = meant.next()?;
     meant.next().is_none().then_some(first.value.as_str())
 }
 
-/// `None` where the bytes are not UTF-8. A `%` without two hex digits stands for itself.
+/// Decodes percent-encoding. `None` if the result is not UTF-8. A `%` without two hex digits stands for itself.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();

@@ -1,25 +1,24 @@
-//! A field of a JSON body of which only the beginning may be there.
+//! Reads a field of a JSON body that may be cut off.
 
 use core::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The field at `path` in a JSON text of which `prefix` is all or the beginning.
+/// The field at `path` in a JSON text, of which `prefix` is the whole or the beginning.
 ///
-/// `path` leads from the outermost object or list inwards: names of members and, counted from 0, elements
-/// of lists, with dots between them (`items.0.sku`). It cannot name a member with a dot in its name. A
-/// text is given as it is, a whole number in digits, `true` and `false` as these words.
+/// `path` leads inwards from the outermost object or list. It consists of member names and list indexes (from 0),
+/// separated by dots (`items.0.sku`), so a member with a dot in its name cannot be addressed. A text is returned
+/// without quotes, a whole number in digits, and `true` and `false` as these words.
 ///
-/// `None` where
+/// `None` if
 /// - there is no such field in the prefix, or it is an object, a list or `null`;
-/// - it is a number that can be written in several ways (`1.0`, `1e0`, `-0`): one thing would have several
-///   names;
-/// - the prefix ends inside the field, or directly behind a number, which may go on;
-/// - a name on the path is there twice in the prefix, or beside one that differs from it in case alone: of two
-///   readers, one may take the first and one the last, and one may ignore case;
-/// - the prefix is not the beginning of a JSON text in UTF-8, or the path leads through more than 127
-///   levels.
+/// - the field is a number that can be written in several ways (`1.0`, `1e0`, `-0`), because one value would have
+///   several names;
+/// - the prefix ends inside the field, or directly after a number, which may continue;
+/// - the prefix has a name on the path twice, or beside a name that differs only in case, because readers differ:
+///   some take the first and some the last, and some ignore case;
+/// - the prefix is not the beginning of a JSON text in UTF-8, or the path is more than 127 levels deep.
 ///
 /// ```
 /// use lockkeeper_sdk::json_field;
@@ -35,14 +34,14 @@ pub fn json_field(prefix: &[u8], path: &str) -> Option<String> {
     let mut json = serde_json::Deserializer::from_str(text);
     let read = At { path, found: &mut found }.deserialize(&mut json).and_then(|()| json.end());
     match read {
-        // What was left off at the end stands behind a value that is complete.
+        // The value is complete, but the text after it was cut off.
         Ok(()) if text.len() < prefix.len() => None,
         Err(error) if !error.is_eof() => None,
         _ => found,
     }
 }
 
-/// The prefix without what the cut may have parted at its end: a character, or a number.
+/// The prefix without the character or number at its end that the cut may have split.
 fn whole(prefix: &[u8]) -> Option<&str> {
     let text = match core::str::from_utf8(prefix) {
         Ok(text) => text,
@@ -55,7 +54,7 @@ fn whole(prefix: &[u8]) -> Option<&str> {
     Some(text.trim_end_matches(|last: char| last.is_ascii_digit() || "+-.eE".contains(last)))
 }
 
-/// The place in the text from which `path` leads on.
+/// A visitor for the value in which `path` starts.
 struct At<'a> {
     path: &'a str,
     found: &'a mut Option<String>,
@@ -74,7 +73,7 @@ impl<'de> DeserializeSeed<'de> for At<'_> {
     }
 }
 
-/// A step on the path has been taken: the rest of it leads further, or this is the field.
+/// A visitor for the value after a step: either `rest` leads further, or this value is the field.
 struct Behind<'a> {
     rest: Option<&'a str>,
     found: &'a mut Option<String>,
@@ -169,13 +168,13 @@ impl<'de> Visitor<'de> for At<'_> {
     }
 }
 
-/// Tells a member by its name, escapes resolved.
+/// Compares a member's name with this one, with escapes resolved.
 struct Name<'a>(&'a str);
 
 #[derive(PartialEq, Eq)]
 enum Likeness {
     Same,
-    /// Another name for most readers, and the same for those that ignore case.
+    /// Different for most readers, but the same for readers that ignore case.
     ButForCase,
     Other,
 }
@@ -206,8 +205,8 @@ impl Visitor<'_> for Name<'_> {
     }
 }
 
-/// The characters of a name without their case. There are letters that only one of the two steps takes to the
-/// others of their kind.
+/// The characters of a name without their case. Both steps are necessary: for some letters, only one of them maps all
+/// variants to the same character.
 fn folded(name: &str) -> impl Iterator<Item = char> {
     name.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase)
 }

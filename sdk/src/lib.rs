@@ -1,9 +1,9 @@
-//! Write lock policies for Lockkeeper.
+//! The SDK for lock policies of Lockkeeper.
 //!
-//! A policy is a type that implements [`Policy`]: pure functions that turn a request into a
-//! [`Plan`], and, where it wants to, decide who is next, how long to back off, whether a lease is
-//! renewed and what a refused HTTP request is answered. It has no clock, no random numbers and no
-//! I/O; what it may use is in the arguments. So it can be tested like any other function.
+//! A policy is a type that implements [`Policy`]: pure functions that turn a request into a [`Plan`]. They may also
+//! choose the next waiter, set back-off times, decide whether a lease is renewed, and answer refused HTTP requests. A
+//! policy has no clock, no random numbers and no I/O; everything it may use is in the arguments. So a policy can be
+//! tested like any other function.
 //!
 //! ```
 //! use lockkeeper_sdk::{Plan, Policy, Refusal, Request};
@@ -27,9 +27,9 @@
 //!
 //! # Guarded routes
 //!
-//! A guarded route holds a lock for the length of an HTTP request. What the route shows of the request is
-//! in [`Request::http`]: method, path, what the `{name}`s of the route's path stand for, the query, and the
-//! headers and the beginning of the body that the route lists. One request at a time for each order:
+//! A guarded route holds a lock while it handles an HTTP request. [`Request::http`] has what the route shows of the
+//! request: method, path, the values of the `{name}`s in the route's path, the query, and the headers and the
+//! beginning of the body that the route lists. This policy admits one request at a time for each order:
 //!
 //! ```
 //! # use lockkeeper_sdk::{Plan, Policy, Refusal, Request};
@@ -45,7 +45,7 @@
 //! assert_eq!(OneAtATime::plan(&(), &request).unwrap().keys, ["orders/42"]);
 //! ```
 //!
-//! Readers beside each other, and payments that are made once, however often they are sent:
+//! Readers run concurrently, and each payment is made once, however often it is sent:
 //!
 //! ```
 //! # use lockkeeper_sdk::{Mode, Plan, Policy, Primitive, Refusal, Request};
@@ -69,7 +69,7 @@
 //! assert_eq!((paid.primitive, paid.keys), (Primitive::Once, vec!["payments/7f3a".to_owned()]));
 //! ```
 //!
-//! A key from a header and the body, and what becomes of a request whose lease is lost:
+//! A key from a header and the body, and an action for requests whose lease is lost:
 //!
 //! ```
 //! # use lockkeeper_sdk::{OnLoss, Plan, Policy, Refusal, Request};
@@ -90,9 +90,8 @@
 //! assert_eq!(Stock::plan(&(), &request).unwrap().keys, ["acme/stock/A-7"]);
 //! ```
 //!
-//! `lockkeeper policy try` shows what a component makes of a request.
-//!
-//! `lockkeeper policy new NAME` writes such a crate, `lockkeeper policy build` makes the component.
+//! `lockkeeper policy try` shows the plan that a component makes for a request. `lockkeeper policy new NAME` creates
+//! the crate of a policy, and `lockkeeper policy build` builds the component.
 //!
 //! All durations are `u32` milliseconds. The proxy clamps every value to its own limits.
 
@@ -120,42 +119,41 @@ pub use settings::within;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// `fairness`: who is next.
+/// `fairness`: chooses the next waiter.
 pub mod fairness {
     pub use crate::bindings::fairness::exports::lockkeeper::policy::fairness::{GroupShare, Queue, Waiter};
 }
 
-/// `backoff`: what the first waiter does while the key is held elsewhere.
+/// `backoff`: decides what the first waiter does while another request holds the key.
 pub mod backoff {
     pub use crate::bindings::backoff::exports::lockkeeper::policy::backoff::{Contention, Decision};
 }
 
-/// `renewal`: what becomes of a lease that the proxy keeps alive.
+/// `renewal`: decides whether a lease that the proxy keeps alive is extended.
 pub mod renewal {
     pub use crate::bindings::renewal::exports::lockkeeper::policy::renewal::{Decision, Expiring};
 }
 
-/// `response`: what a guarded request is answered that cannot get its lock.
+/// `response`: makes the answer to a guarded request that does not get its lock.
 pub mod response {
     pub use crate::bindings::response::exports::lockkeeper::policy::response::{Answer, Contention};
 }
 
-/// A lock policy. Only [`Policy::plan`] has to be written; what is left out answers as the proxy
-/// would without it. A hook besides `plan` is asked only if [`export!`] names it.
+/// A lock policy. Only [`Policy::plan`] is required; the other functions default to the proxy's own decisions. A hook
+/// other than `plan` is called only if [`export!`] names it.
 ///
-/// A panic is a fault: `plan` then refuses the request, the other hooks fall back to the proxy's own
-/// answer.
+/// A panic is a fault: a fault in `plan` refuses the request, and the other hooks fall back to the proxy's own
+/// decision.
 pub trait Policy {
-    /// The policy's table in config.toml. Mark it `#[serde(default, deny_unknown_fields)]`, so that
-    /// every setting has a default and a misspelt one is refused by name. `()` takes no settings.
+    /// The policy's table in config.toml. Mark the type `#[serde(default, deny_unknown_fields)]`, so that every
+    /// setting has a default and a misspelt setting is refused by name. `()` takes no settings.
     ///
-    /// It also travels in a compact form without field names, in which the serde attributes
-    /// `flatten`, `untagged`, `tag` and `skip_serializing_if` do not work; a load that meets one is
-    /// refused.
+    /// Settings are also encoded in a compact form without field names. In this form, the serde attributes `flatten`,
+    /// `untagged`, `tag` and `skip_serializing_if` do not work; a policy that uses one is refused at load.
     type Settings: Serialize + DeserializeOwned + Default;
 
-    /// Checks the settings when the policy is loaded. An error refuses the load and is shown to the
-    /// operator: name the setting and its bounds, as [`within`] does.
+    /// Checks the settings when the policy is loaded. An error refuses the load and is shown to the operator, so it
+    /// should name the setting and its bounds, as [`within`] does.
     fn check(_settings: &Self::Settings) -> Result<(), String> {
         Ok(())
     }
@@ -163,22 +161,22 @@ pub trait Policy {
     /// Turns a request into a plan, or refuses it.
     fn plan(settings: &Self::Settings, request: &Request) -> Result<Plan, Refusal>;
 
-    /// Says which waiter is next: an index into `queue.waiters`, which is never empty.
+    /// Chooses the next waiter: returns an index into `queue.waiters`, which is never empty.
     fn choose(_settings: &Self::Settings, queue: &fairness::Queue) -> u32 {
         builtin::choose(queue)
     }
 
-    /// Says what the first waiter does while the key is held elsewhere.
+    /// Decides what the first waiter does while another request holds the key.
     fn contended(_settings: &Self::Settings, contention: &backoff::Contention) -> backoff::Decision {
         builtin::contended(contention)
     }
 
-    /// Says whether a lease that the proxy keeps alive is extended when it nears its end.
+    /// Decides whether a lease that the proxy keeps alive is extended when it nears its end.
     fn renewal_due(_settings: &Self::Settings, expiring: &renewal::Expiring) -> renewal::Decision {
         builtin::renewal_due(expiring)
     }
 
-    /// Says what a guarded request is answered that cannot get its lock.
+    /// Makes the HTTP answer to a guarded request that does not get its lock.
     fn response(
         _settings: &Self::Settings,
         _request: &Request,

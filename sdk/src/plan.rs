@@ -1,23 +1,25 @@
 use crate::{Label, Mode, Permits, Plan, Primitive, Refusal, Request};
 
-/// What becomes of a guarded request whose lease is lost while the application works on it.
+/// What happens to a guarded request whose lease is lost while the application works on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoss {
-    /// It goes on; the loss is logged and counted. So it is where a plan says nothing.
+    /// The request continues; the loss is logged and counted. This is the default.
     Finish,
-    /// It goes on, and its answer says so.
+    /// The request continues, and its answer says that the lease was lost.
     Mark,
-    /// It is broken off.
+    /// The request is aborted.
     Cut,
 }
 
 impl Plan {
-    /// The longest time-to-live of a lease where nobody names one, in milliseconds.
+    /// The default ttl of a lease, in milliseconds.
     pub const TTL: u32 = 10_000;
+    /// The default limit of a key's queue.
     pub const MAX_WAITERS: u32 = 10_000;
+    /// The default limit of a held connection, in milliseconds: one day.
     pub const MAX_HOLD: u32 = 86_400_000;
 
-    /// One holder at a time, a lease of 10 s, no waiting.
+    /// A plan for one holder at a time, with a lease of 10 s and no waiting.
     pub fn exclusive(key: impl Into<String>) -> Plan {
         Plan {
             keys: vec![key.into()],
@@ -37,8 +39,8 @@ impl Plan {
         }
     }
 
-    /// What the request asks for: its name is the key, its mode, ttl and wait are kept. A request
-    /// for permits needs [`Plan::with_permits`] besides.
+    /// A plan that follows the request: its name is the key, and its mode, ttl and wait are kept. A request for
+    /// permits also needs [`Plan::with_permits`].
     pub fn of(request: &Request) -> Plan {
         Plan {
             mode: request.mode,
@@ -48,23 +50,25 @@ impl Plan {
         }
     }
 
+    /// Locks this key only.
     pub fn with_key(self, key: impl Into<String>) -> Plan {
         Plan { keys: vec![key.into()], ..self }
     }
 
-    /// All of these keys or none.
+    /// Locks all of these keys together, or none.
     pub fn with_keys<K: Into<String>>(self, keys: impl IntoIterator<Item = K>) -> Plan {
         Plan { keys: keys.into_iter().map(Into::into).collect(), ..self }
     }
 
+    /// Sets the mode.
     pub fn with_mode(self, mode: Mode) -> Plan {
         Plan { mode, ..self }
     }
 
-    /// Says of how many permits a request for permits takes some. Other modes stay as they are.
+    /// Sets the total number of permits, for a request that asks for permits. Plans with other modes stay unchanged.
     ///
     /// # Errors
-    /// Where the request asks for none, or for more than there are.
+    /// If the request asks for no permits, or for more than the total.
     pub fn with_permits(self, limit: u32) -> Result<Plan, Refusal> {
         let Mode::Permits(Permits { count, .. }) = self.mode else { return Ok(self) };
         if count == 0 || count > limit {
@@ -73,67 +77,71 @@ impl Plan {
         Ok(self.with_mode(Mode::Permits(Permits { count, limit })))
     }
 
-    /// Milliseconds.
+    /// Sets the ttl of the lease, in milliseconds.
     pub fn with_ttl(self, ttl: u32) -> Plan {
         Plan { ttl, ..self }
     }
 
-    /// Milliseconds; 0 asks once.
+    /// Sets the longest wait in milliseconds; 0 makes a single attempt.
     pub fn with_wait(self, wait: u32) -> Plan {
         Plan { wait, ..self }
     }
 
+    /// Sets the rank: lower ranks go first.
     pub fn with_rank(self, rank: i32) -> Plan {
         Plan { rank, ..self }
     }
 
+    /// Sets the group and its weight, for `fairness`.
     pub fn with_group(self, group: impl Into<String>, weight: u32) -> Plan {
         Plan { group: group.into(), weight, ..self }
     }
 
-    /// Readers beside each other: shared for a guarded request that only reads (see
-    /// [`Request::is_safe`]). The mode of others stays as it is.
+    /// Sets the mode to shared if the guarded request only reads (see [`Request::is_safe`]), so that readers run
+    /// concurrently. For other requests the mode stays unchanged.
     pub fn shared_if_safe(self, request: &Request) -> Plan {
         if request.is_safe() { self.with_mode(Mode::Shared) } else { self }
     }
 
-    /// What is done once for this key: the first request does it, those that come meanwhile or later get
-    /// its outcome.
+    /// Does the work once per key: the first request does it, and requests that come meanwhile or later get its
+    /// outcome.
     pub fn once_by(self, key: impl Into<String>) -> Plan {
         self.with_key(key).with_mode(Mode::Exclusive).with_primitive(Primitive::Once)
     }
 
-    /// How long the outcome of a `once` is kept, in milliseconds; 0 leaves it to the proxy.
+    /// Sets how long the outcome of a `once` is kept, in milliseconds; 0 stands for the proxy's default.
     pub fn with_keep(self, keep: u32) -> Plan {
         Plan { lock_at_least: keep, ..self }
     }
 
+    /// Sets the primitive.
     pub fn with_primitive(self, primitive: Primitive) -> Plan {
         Plan { primitive, ..self }
     }
 
-    /// What to take where the server lacks the first choice: Galera has no GET_LOCK, and a quorum needs
-    /// stores. Without one such a request is refused.
+    /// Sets the primitive to use if the server does not support the first choice: Galera has no GET_LOCK, and a
+    /// quorum needs configured stores. Without a second choice, such a request is refused.
     pub fn with_second_primitive(self, primitive: Primitive) -> Plan {
         self.with_label("lockkeeper.second-primitive", primitive.name())
     }
 
-    /// Any one of the keys that is free, instead of all. For the primitives `lease` and `row`.
+    /// Locks any one free key instead of all keys. For the primitives `lease` and `row`.
     pub fn any_of_keys(self) -> Plan {
         self.with_label("lockkeeper.keys", "any")
     }
 
-    /// First come, first served over all proxies, not over each one's own waiters. For the primitive
-    /// `lease`. `fairness` is not asked then; lower ranks still go first.
+    /// Orders waiters by arrival across all proxies, in the global queue, and not only on each proxy. For the
+    /// primitive `lease`. `fairness` is then not called; lower ranks still go first.
     pub fn in_global_order(self) -> Plan {
         self.with_label("lockkeeper.order", "global")
     }
 
-    /// What becomes of a guarded request whose lease is lost.
+    /// Sets what happens to a guarded request whose lease is lost.
     pub fn on_loss(self, what: OnLoss) -> Plan {
         self.with_label("lockkeeper.on-loss", what.name())
     }
 
+    /// Adds a label to the plan.
     pub fn with_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Plan {
         self.labels.push(Label { name: name.into(), value: value.into() });
         self
@@ -141,7 +149,7 @@ impl Plan {
 }
 
 impl Primitive {
-    /// As in config.toml and in answers.
+    /// The name, as in config.toml and in answers.
     pub fn name(self) -> &'static str {
         match self {
             Primitive::Lease => "lease",
@@ -155,6 +163,7 @@ impl Primitive {
 }
 
 impl OnLoss {
+    /// The name, as in config.toml and in labels.
     pub fn name(self) -> &'static str {
         match self {
             OnLoss::Finish => "finish",
@@ -165,7 +174,7 @@ impl OnLoss {
 }
 
 impl Refusal {
-    /// `reason` is shown to the client.
+    /// A refusal with a reason, which is shown to the client.
     pub fn new(reason: impl Into<String>) -> Refusal {
         Refusal { reason: reason.into() }
     }

@@ -1,15 +1,15 @@
-/// Numbers without a pattern from the `seed` of a request or view: the same seed gives the same
-/// numbers, so a decision that uses them can be replayed.
+/// Pseudo-random numbers from the `seed` of a request or queue. The same seed gives the same numbers, so a decision
+/// that uses them can be replayed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
+    /// A generator that starts from `seed`.
     pub fn new(seed: u32) -> Random {
         Random(u64::from(seed))
     }
 
-    /// The next number between `low` and `high`, both included; `low` where they are the wrong way
-    /// round.
+    /// The next number between `low` and `high`, both included. If `high` is less than `low`, the result is `low`.
     pub fn between(&mut self, low: u32, high: u32) -> u32 {
         let width = u64::from(high.saturating_sub(low)) + 1;
         // splitmix64

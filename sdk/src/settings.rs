@@ -1,4 +1,4 @@
-//! Settings: parsed and checked once, at load; passed to every call in a compact form.
+//! Settings are parsed and checked once, at load, and passed to every call in a compact form.
 
 use core::fmt::Display;
 use core::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::Policy;
 
-/// Checks that the setting `name` lies in `bounds`, both ends included.
+/// Checks that the setting `name` is within `bounds`, both ends included.
 ///
 /// # Errors
 /// A sentence that names the setting, its bounds and the value.
@@ -22,17 +22,17 @@ pub fn within<T: PartialOrd + Display + Copy>(
     Err(format!("`{name}` must be between {} and {}, and is {value}", bounds.start(), bounds.end()))
 }
 
-/// From a JSON object to the bytes that [`decode`] reads.
+/// Checks the settings in a JSON object, and encodes them for [`decode`].
 pub(crate) fn configure<P: Policy>(table: &str) -> Result<Vec<u8>, String> {
     let settings = parse::<P::Settings>(table)?;
     P::check(&settings)?;
     encode(&settings)
 }
 
-/// Settings that [`configure`] has encoded; the defaults where there are none.
+/// Decodes the settings that [`configure`] has encoded; the defaults if there are none.
 ///
 /// # Panics
-/// If the bytes are not of this component, which the proxy rules out.
+/// If another component has encoded the bytes, which the proxy rules out.
 pub(crate) fn decode<S: DeserializeOwned + Default>(bytes: &[u8]) -> S {
     if bytes.is_empty() && size_of::<S>() != 0 {
         return S::default();
@@ -44,7 +44,7 @@ pub(crate) fn decode<S: DeserializeOwned + Default>(bytes: &[u8]) -> S {
 }
 
 fn parse<S: DeserializeOwned + Default>(table: &str) -> Result<S, String> {
-    // `()` reads from null, not from an object.
+    // `()` deserializes from null, not from an object.
     if matches!(table.trim(), "" | "{}") {
         return Ok(serde_json::from_str("{}").unwrap_or_default());
     }
@@ -53,7 +53,7 @@ fn parse<S: DeserializeOwned + Default>(table: &str) -> Result<S, String> {
         if size_of::<S>() == 0 {
             return format!("this policy takes no settings ({message})");
         }
-        // The operator wrote TOML: a line and column of the JSON would mislead.
+        // Remove line and column: they are those of the JSON, but the operator wrote TOML.
         message.split(" at line ").next().unwrap_or_default().to_owned()
     })
 }

@@ -1,4 +1,4 @@
-//! 64 clients, each with a named lock of its own: through the proxy, and by `GET_LOCK` on 64 connections.
+//! 64 clients with their own named locks: through the proxy, and with `GET_LOCK` on 64 connections.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,10 @@ use crate::report::{Report, Row};
 use crate::rounds::{CLIENTS, HALF, Rates, finish};
 use crate::world::World;
 
-/// The most connections to the server that the proxy may use.
+/// The most server connections that the proxy may use.
 const MOST_CONNECTIONS: u64 = 8;
 
+/// Measures both sides.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let (rounds, length) = if quick { (2, 1) } else { (5, 4) };
     let length = Duration::from_secs(length);
@@ -25,7 +26,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         proxy.push((Client::connect(world.api()).await?, format!("advisory/{client}")));
     }
     (proxy, _) = proxy_round(proxy, warm).await?;
-    // Nobody but the proxy is connected now.
+    // Only the proxy is connected now.
     let used = connections(world.url()).await?;
     let mut direct = Vec::new();
     for client in 0..CLIENTS {

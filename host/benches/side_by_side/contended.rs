@@ -1,4 +1,4 @@
-//! 64 clients that all want one key: how many are served, how long they wait, and in which order.
+//! 64 clients that compete for one key: how many are served, how long they wait, and in which order.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ const CLIENTS: usize = 64;
 const RETRY: Duration = Duration::from_millis(50);
 const WAIT_MS: u32 = 600_000;
 
-/// The other side: clients that retry at a fixed rhythm.
+/// The key of the other side, whose clients retry at a fixed interval.
 const DIRECT_KEY: &str = "bench/one";
 
-/// What one side's clients saw, over all rounds.
+/// What the clients of one side saw in all rounds.
 #[derive(Default)]
 struct Side {
     rates: Vec<f64>,
-    /// From a client's first try to its grant. A wait that the end of a round cut off counts with
-    /// the time it had lasted: those who were starved must not drop out of the figure.
+    /// The time from a client's first attempt to its grant. A wait that the end of a round interrupted counts with
+    /// its duration so far, because starved clients must not drop out of the figures.
     waits: Vec<Duration>,
 }
 
@@ -40,7 +40,7 @@ impl Side {
     }
 }
 
-/// What is measured, by its names in the report.
+/// The names of the measurements in the report.
 struct Names {
     grants: &'static str,
     wait: &'static str,
@@ -58,26 +58,27 @@ const FLEET: Names = Names {
     order: "two proxies, one key, global order: order of grants",
 };
 
-/// Clients that are spread over proxies, and want resources of this prefix.
+/// Clients that are distributed over proxies and use resources with this prefix.
 struct Crowd {
     apis: Vec<SocketAddr>,
     prefix: &'static str,
     names: Names,
 }
 
+/// Measures one proxy against direct clients.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let crowd = Crowd { apis: vec![world.api()], prefix: "bench", names: ONE };
     crowd.measure(world, quick, report).await?;
     crowd.order(world, quick, report).await.map(drop)
 }
 
-/// As [`measure`], over two proxies, in an order that holds over both.
+/// As [`measure`], over two proxies and with a global queue.
 pub async fn fleet(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let other = world.another_proxy("other", "").await?;
     let crowd = Crowd { apis: vec![world.api(), other.api()], prefix: "global", names: FLEET };
     crowd.measure(world, quick, report).await?;
     let wake_ups = crowd.order(world, quick, report).await?;
-    // Those that arrive one after the other arrive at one proxy and at the other by turns.
+    // Clients arrive one after another, alternately at one proxy and the other.
     let (wake_up, slow) = (millis(median(&wake_ups)), millis(percentile(&wake_ups, 0.99)));
     report.add(Row {
         name: "two proxies: from the release to the grant on the other one",
@@ -137,7 +138,7 @@ impl Crowd {
     }
 
     async fn round(&self, length: Duration, round: usize) -> Result<Served> {
-        // A key of its own each round: what the last one's clients left waiting is not in the way.
+        // Each round has its own key, so waiters that the last round left behind are not in the way.
         let resource = format!("{}/one/{round}", self.prefix);
         let began = Instant::now();
         let mut tasks = JoinSet::new();
@@ -149,8 +150,8 @@ impl Crowd {
         served(tasks).await
     }
 
-    /// Clients arrive one after the other while the key is held; then it is let go, and each lets it go in
-    /// turn. Their tokens say in which order they were served.
+    /// Clients arrive one after another while the key is held. Then the key is released, and each client releases it
+    /// in turn. The tokens show the order in which the clients were served.
     async fn order(&self, world: &World, quick: bool, report: &mut Report) -> Result<Vec<Duration>> {
         let rounds = if quick { 2 } else { 10 };
         let mut wrong = 0;
@@ -173,7 +174,7 @@ impl Crowd {
         Ok(wake_ups)
     }
 
-    /// What the server is asked while everybody waits for a key that is held.
+    /// Measures the statements that reach the server while everybody waits for a held key.
     async fn waiting(&self, world: &World, quick: bool, report: &mut Report) -> Result<()> {
         let (resource, length) =
             (format!("{}/waiting", self.prefix), Duration::from_secs(if quick { 2 } else { 5 }));
@@ -204,7 +205,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// The token of each client in the order of their arrival, and when it was granted.
+    /// The tokens of the clients in order of arrival, each with the time of the grant.
     async fn in_turn(&self, world: &World, resource: &str) -> Result<Vec<(u64, Instant)>> {
         let mut holder = Client::connect(self.api(0)).await?;
         let lease = holder.acquire(&http::acquire(resource, "holder", WAIT_MS)).await?;
@@ -218,7 +219,7 @@ impl Crowd {
                 client.release(&lease).await?;
                 anyhow::Ok((lease.token, granted))
             }));
-            // The next one comes when this one has arrived.
+            // The next client comes after this one has arrived.
             while self.arrived(world, resource).await? <= arrival {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -232,7 +233,7 @@ impl Crowd {
         Ok(tokens)
     }
 
-    /// How many wait: in the proxy's queue, or, for an order over several, in the line that the store has.
+    /// The number of waiters: in the proxy's queue, or with several proxies in the store's global queue.
     async fn arrived(&self, world: &World, resource: &str) -> Result<usize> {
         if self.apis.len() > 1 {
             return direct::in_line(world.url(), resource).await;
@@ -250,7 +251,7 @@ async fn queue_up(mut client: Client, request: Vec<u8>, began: Instant, length: 
         let left = length.saturating_sub(began.elapsed());
         let lease = tokio::time::timeout(left, client.acquire(&request)).await;
         waits.push(asked.elapsed());
-        // At the end the connection is dropped, and with it the place in the queue.
+        // At the end the connection is dropped, and the client leaves the queue.
         let Ok(lease) = lease else { break };
         client.release(&lease?).await?;
         grants += 1;
@@ -258,7 +259,7 @@ async fn queue_up(mut client: Client, request: Vec<u8>, began: Instant, length: 
     Ok((grants, waits))
 }
 
-/// Grants, and waits.
+/// The number of grants, and the waits.
 type Served = (usize, Vec<Duration>);
 
 async fn direct_round(world: &World, length: Duration) -> Result<Served> {

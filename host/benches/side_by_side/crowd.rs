@@ -1,4 +1,4 @@
-//! 10,000 clients that wait for one key: what they cost, and how soon a release reaches the next.
+//! 10,000 clients that wait for one key: their cost, and the time from a release to the next grant.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,14 @@ const WAIT_MS: u32 = 3_600_000;
 const MOST_MIB: f64 = 256.0;
 const MOST_MS: f64 = 50.0;
 
-/// A waiter that was granted the key, and when it knew.
+/// A waiter that was granted the key, and the time at which it knew.
 struct Granted {
     client: Client,
     lease: Lease,
     at: Instant,
 }
 
+/// Measures the crowd.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let (clients, handoffs) = if quick { (1000, 50) } else { (10_000, 300) };
     let mut holder = Client::connect(world.api()).await?;
@@ -29,7 +30,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     let (sender, mut granted) = mpsc::unbounded_channel();
     gather(world, clients, &sender).await?;
     drop(sender);
-    // The last ones are on their way into the queue.
+    // The last clients are still joining the queue.
     tokio::time::sleep(Duration::from_secs(2)).await;
     if let Ok(early) = granted.try_recv() {
         early?;
@@ -44,7 +45,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         let next: Granted = granted.recv().await.context("every waiter is gone")??;
         times.push(next.at - began);
         holder.released().await?;
-        // The old holder's connection is closed: it is one client fewer.
+        // The connection of the old holder is closed, so there is one client fewer.
         (holder, lease) = (next.client, next.lease);
     }
     memory = memory.max(world.proxy_memory()?);
@@ -52,7 +53,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     Ok(())
 }
 
-/// Connects the waiters, a few at a time, each with its acquire sent.
+/// Connects the waiters, a few at a time, and sends their acquires.
 async fn gather(
     world: &World,
     clients: usize,
@@ -65,7 +66,7 @@ async fn gather(
         tokio::spawn(async move {
             let lease = client.granted().await;
             let at = Instant::now();
-            // Nobody listens any more when the measurement is over.
+            // After the measurement nobody receives this.
             let _ = granted.send(lease.map(|lease| Granted { client, lease, at }));
         });
     }

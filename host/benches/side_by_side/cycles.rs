@@ -1,4 +1,4 @@
-//! 64 clients, each with a key of its own: acquire, then release, as fast as it goes.
+//! 64 clients with their own keys: each acquires and releases its key as fast as possible.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use crate::report::Report;
 use crate::rounds::{CLIENTS, Rates, TWICE, finish};
 use crate::world::World;
 
+/// Measures the cycles of both sides.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let (rounds, length) = if quick { (2, 1) } else { (5, 4) };
     let length = Duration::from_secs(length);
@@ -22,7 +23,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
         direct.push((Direct::connect(world.url(), client).await?, key.clone()));
         proxy.push((Client::connect(world.api()).await?, key.clone()));
     }
-    // Rows, caches and statements are made before the first round.
+    // The first round needs existing rows, caches and prepared statements.
     let warm = Duration::from_millis(500);
     (direct, _) = direct_round(direct, warm).await?;
     (proxy, _) = proxy_round(proxy, warm).await?;
@@ -35,6 +36,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
 }
 
 type Directs = Vec<(Direct, String)>;
+/// Connections, each with its resource.
 pub type Clients = Vec<(Client, String)>;
 
 async fn direct_round(clients: Directs, length: Duration) -> Result<(Directs, f64)> {
@@ -55,6 +57,7 @@ async fn direct_round(clients: Directs, length: Duration) -> Result<(Directs, f6
     finish(tasks, began).await
 }
 
+/// A round of the proxy's clients. Returns the clients, and their rate per second.
 pub async fn proxy_round(clients: Clients, length: Duration) -> Result<(Clients, f64)> {
     let began = Instant::now();
     let mut tasks = JoinSet::new();

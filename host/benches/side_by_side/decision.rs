@@ -1,4 +1,4 @@
-//! One policy decision: a fresh instance, and a plan with 5 strings and 3 labels.
+//! A single policy decision: a fresh instance, and a plan with 5 strings and 3 labels.
 
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use crate::stats::{median, micros, percentile};
 const CALLS: usize = 20_000;
 const TARGET_US: f64 = 10.0;
 
+/// Measures a decision.
 pub fn measure(report: &mut Report) -> Result<()> {
     let config = Config::default();
     let engine = Engine::new(&config.engine)?;
@@ -23,7 +24,7 @@ pub fn measure(report: &mut Report) -> Result<()> {
         .map_err(|rejections| anyhow!("{rejections:?}"))?;
     let generation = policies.get("default").ok_or_else(|| anyhow!("there is a default policy"))?;
     let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    // Name and owner in, and key, group and primitive out, beside the labels.
+    // The strings are name and owner of the request, and key, group and primitive of the plan, besides the labels.
     let request = PlanRequest {
         resource: "orders/42/payment".into(),
         owner: "worker-17@host-3".into(),

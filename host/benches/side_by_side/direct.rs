@@ -1,4 +1,4 @@
-//! The other side: a client that runs the lease's SQL itself, on a connection of its own.
+//! The other side: a client that runs the SQL of a lease itself, on its own connection.
 
 use std::time::{Duration, Instant};
 
@@ -6,16 +6,17 @@ use anyhow::Result;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, Statement};
 
-/// One row a key; one statement takes it, one lets it go. The token comes back as the insert id.
+/// Each key has a row. One statement takes it, and one releases it. The token is returned as the insert id.
 const ACQUIRE: &str = "UPDATE direct.lk SET tok = LAST_INSERT_ID(IF(req = ? AND own = ?, tok, tok + 1)), \
     exp = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, req = ?, own = ? \
     WHERE k = ? AND (own = 0 OR exp < UTC_TIMESTAMP(6) OR (own = ? AND req = ?)) \
     AND UTC_TIMESTAMP(6) <= ?";
 const RELEASE: &str = "UPDATE direct.lk SET own = 0 WHERE k = ? AND own = ? AND tok = ?";
 const TTL_US: u64 = 60_000_000;
-/// The statement has a deadline, as it must; this client never gives up.
+/// The statement must have a deadline, but this client never gives up.
 const DEADLINE: &str = "2100-01-01 00:00:00";
 
+/// A client that takes and releases leases.
 pub struct Direct {
     conn: Conn,
     acquire: Statement,
@@ -24,7 +25,7 @@ pub struct Direct {
     request: u64,
 }
 
-/// Makes the table, and a row for each key.
+/// Creates the table, with a row for each key.
 pub async fn prepare(url: &str, keys: &[String]) -> Result<()> {
     let mut conn = Conn::new(Opts::from_url(url)?).await?;
     conn.query_drop("CREATE DATABASE IF NOT EXISTS direct").await?;
@@ -39,7 +40,7 @@ pub async fn prepare(url: &str, keys: &[String]) -> Result<()> {
 }
 
 impl Direct {
-    /// `owner` is not 0, and no other client's.
+    /// Connects a client. `owner` is not 0, and differs between clients.
     pub async fn connect(url: &str, owner: u64) -> Result<Direct> {
         let mut conn = Conn::new(Opts::from_url(url)?).await?;
         conn.query_drop("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
@@ -48,7 +49,7 @@ impl Direct {
         Ok(Direct { conn, acquire, release, owner, request: 0 })
     }
 
-    /// One try: the token, or none where somebody else has the key.
+    /// Tries once. Returns the token, or `None` if another client has the key.
     pub async fn try_acquire(&mut self, key: &str) -> Result<Option<u64>> {
         self.request += 1;
         let (own, req) = (self.owner, self.request);
@@ -57,12 +58,13 @@ impl Direct {
         Ok(self.conn.last_insert_id().filter(|token| *token > 0))
     }
 
+    /// Releases the lease with this token.
     pub async fn release(&mut self, key: &str, token: u64) -> Result<()> {
         Ok(self.conn.exec_drop(&self.release, (key, self.owner, token)).await?)
     }
 }
 
-/// What runs once by itself: a row in front of the work, and its outcome behind it.
+/// A client that does work once: it inserts a row before the work, and stores the outcome after it.
 pub struct DirectOnce {
     conn: Conn,
     insert: Statement,
@@ -71,6 +73,7 @@ pub struct DirectOnce {
 }
 
 impl DirectOnce {
+    /// Creates the table.
     pub async fn prepare(url: &str) -> Result<()> {
         let mut conn = Conn::new(Opts::from_url(url)?).await?;
         conn.query_drop("CREATE DATABASE IF NOT EXISTS direct").await?;
@@ -82,6 +85,7 @@ impl DirectOnce {
         Ok(conn.disconnect().await?)
     }
 
+    /// Connects a client.
     pub async fn connect(url: &str) -> Result<DirectOnce> {
         let mut conn = Conn::new(Opts::from_url(url)?).await?;
         conn.query_drop("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
@@ -91,6 +95,7 @@ impl DirectOnce {
         Ok(DirectOnce { conn, insert, finish, read })
     }
 
+    /// Does the work of a key once, or reads its outcome.
     pub async fn once(&mut self, key: &str, is_duplicate: bool) -> Result<()> {
         self.conn.exec_drop(&self.insert, (key,)).await?;
         let is_first = self.conn.affected_rows() == 1;
@@ -104,7 +109,7 @@ impl DirectOnce {
     }
 }
 
-/// A named lock on a connection of its own.
+/// A client that takes named locks on its own connection.
 pub struct DirectNamed {
     conn: Conn,
     get: Statement,
@@ -112,6 +117,7 @@ pub struct DirectNamed {
 }
 
 impl DirectNamed {
+    /// Connects a client.
     pub async fn connect(url: &str) -> Result<DirectNamed> {
         let mut conn = Conn::new(Opts::from_url(url)?).await?;
         let get = conn.prep("SELECT GET_LOCK(?, 10)").await?;
@@ -119,6 +125,7 @@ impl DirectNamed {
         Ok(DirectNamed { conn, get, release })
     }
 
+    /// Takes and releases a named lock.
     pub async fn cycle(&mut self, name: &str) -> Result<()> {
         for statement in [&self.get, &self.release] {
             let done: Option<Option<i64>> = self.conn.exec_first(statement, (name,)).await?;
@@ -128,7 +135,7 @@ impl DirectNamed {
     }
 }
 
-/// One number that the server tells.
+/// A number that the server reports.
 async fn number(url: &str, sql: &str) -> Result<u64> {
     let mut conn = Conn::new(Opts::from_url(url)?).await?;
     let number: Option<u64> = conn.query_first(sql).await?;
@@ -136,17 +143,17 @@ async fn number(url: &str, sql: &str) -> Result<u64> {
     Ok(number.unwrap_or_default())
 }
 
-/// Connections beside the one that asks.
+/// The number of connections, without the one that asks.
 pub async fn connections(url: &str) -> Result<u64> {
     number(url, "SELECT COUNT(*)-1 FROM information_schema.processlist WHERE user<>'event_scheduler'").await
 }
 
-/// Deadlocks since the server was started (error 1213).
+/// The number of deadlocks since the server's start (error 1213).
 pub async fn deadlocks(url: &str) -> Result<u64> {
     number(url, "SELECT COUNT FROM information_schema.innodb_metrics WHERE name='lock_deadlocks'").await
 }
 
-/// What the server is asked in a second, by everybody.
+/// The statements per second from all clients.
 pub async fn statements_per_s(url: &str, length: Duration) -> Result<f64> {
     let mut conn = Conn::new(Opts::from_url(url)?).await?;
     let mut counted = Vec::new();
@@ -161,7 +168,7 @@ pub async fn statements_per_s(url: &str, length: Duration) -> Result<f64> {
     Ok(counted[1].saturating_sub(counted[0]) as f64 / seconds)
 }
 
-/// How many have a place in the line of a key.
+/// The number of waiters in the global queue of a key.
 pub async fn in_line(url: &str, key: &str) -> Result<usize> {
     let places = "SELECT COALESCE(JSON_LENGTH(state,'$.line.places'),0) FROM lockkeeper_lease WHERE k=";
     Ok(number(url, &format!("{places}'{key}'")).await? as usize)

@@ -1,4 +1,5 @@
-//! Guarded routes: beside nginx, beside the lock API, beside the application itself, and with large bodies.
+//! Guarded routes compared with nginx, with the lock API, with direct requests to the application, and with large
+//! bodies.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,20 +26,20 @@ const NGINX: Target = Target { text: "≥ 0.6 times nginx", times: 0.6, ours: "p
 const LOCK_API: Target =
     Target { text: "≥ 0.6 times the lock API", times: 0.6, ours: "guarded", theirs: "lock API" };
 
-/// What a guarded request may take beyond an acquire and a release in SQL, and the request itself.
+/// The limit for a guarded request, beyond an acquire and a release in SQL and the request itself.
 const MOST_BESIDE_US: f64 = 300.0;
 
 const WARM: Duration = Duration::from_millis(500);
 
-/// A proxy with guarded routes in front of the upstream: `/locked/{id}` has a lock for each id, everything
-/// else is passed through.
+/// A proxy with guarded routes in front of the upstream. `/locked/{id}` takes a lock for each id; all other paths are
+/// passed through.
 struct Guard {
     proxy: Proxy,
     address: SocketAddr,
 }
 
 impl Guard {
-    /// `threads` is the setting: 0 stands for half of the cores.
+    /// Starts the proxy. `threads` is the setting: 0 stands for half of the cores.
     async fn start(world: &World, name: &str, threads: usize, upstream: &Upstream) -> Result<Guard> {
         let (address, upstream) = (free_address()?, upstream.address);
         let more = format!(
@@ -61,7 +62,7 @@ upstream = "http://{upstream}"
     }
 }
 
-/// `nginx` is the program, where there is one.
+/// Measures the guarded routes. `nginx` is the program, if there is one.
 pub async fn measure(world: &World, nginx: Option<&Path>, quick: bool, report: &mut Report) -> Result<()> {
     let upstream = Upstream::start()?;
     let length = Duration::from_secs(if quick { 1 } else { 4 });
@@ -84,13 +85,13 @@ pub async fn measure(world: &World, nginx: Option<&Path>, quick: bool, report: &
     report.add(latency(world, &guard, &upstream, quick).await.context("latency")?);
     report.add(own_keys(&guard, rounds, length).await.context("own keys")?);
     drop(guard);
-    // A fresh one: memory that others left to it would hide what a body takes.
+    // Use a fresh proxy: memory that earlier measurements left would hide the memory that a body takes.
     let guard = Guard::start(world, "bodies", 0, &upstream).await?;
     report.add(bodies::measure(&guard, quick).await.context("bodies")?);
     Ok(())
 }
 
-/// Requests without a lock, through the proxy and through nginx, each with a worker a core.
+/// Requests without a lock, through the proxy and through nginx, each with one worker per core.
 async fn pass_through(
     world: &World,
     nginx: &Nginx,
@@ -104,7 +105,7 @@ async fn pass_through(
     let (by_proxy, _) = round(connect(guard.address, passed).await?, WARM).await?;
     let run = async |clients| round(clients, length).await;
     let rates = Rates::measure(rounds, by_nginx, run, by_proxy, run).await?;
-    // What upstream and load would do by themselves.
+    // The rate of the upstream and the load alone.
     let (_, bare) = round(connect(upstream.address, passed).await?, length).await?;
     let mut row = rates.row(PASS_THROUGH, &NGINX);
     row.note += &format!(", the upstream itself {bare:.0}/s");
@@ -112,7 +113,7 @@ async fn pass_through(
     Ok(row)
 }
 
-/// Each client has a key of its own: guarded requests, and acquire and release of the lock API.
+/// Guarded requests, and acquire and release of the lock API. Each client has its own key.
 async fn own_keys(guard: &Guard, rounds: usize, length: Duration) -> Result<Row> {
     let mut by_api = Vec::new();
     for client in 0..CLIENTS {
@@ -126,7 +127,7 @@ async fn own_keys(guard: &Guard, rounds: usize, length: Duration) -> Result<Row>
     Ok(rates.row("guard: own keys, 64 connections", &LOCK_API))
 }
 
-/// What the guard adds to one request, beside the SQL of a lease: all three take turns.
+/// The time that the guard adds to one request, besides the SQL of a lease. The three measurements alternate.
 async fn latency(world: &World, guard: &Guard, upstream: &Upstream, quick: bool) -> Result<Row> {
     let times = if quick { 200 } else { 3000 };
     let key = "bench/guard".to_owned();
@@ -136,7 +137,7 @@ async fn latency(world: &World, guard: &Guard, upstream: &Upstream, quick: bool)
     let mut guarded = Client::connect(guard.address).await?;
     let request = locked(0);
     let (mut by_sql, mut by_upstream, mut by_guard) = (Vec::new(), Vec::new(), Vec::new());
-    // The first ones warm up.
+    // The first ones are a warm-up.
     for turn in 0..times + times / 10 {
         let began = Instant::now();
         let token = direct.try_acquire(&key).await?.context("the key is free")?;

@@ -1,4 +1,4 @@
-//! The smallest HTTP/1.1 client that will do: what it costs is taken from what it measures.
+//! A minimal HTTP/1.1 client: its cost reduces the measured rates.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,10 @@ use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What is written or read at a time of a body that is not kept.
+/// The size of the pieces in which a body is written or read.
 const PIECE: usize = 64 * 1024;
 
-/// One keep-alive connection.
+/// A keep-alive connection.
 pub struct Client {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -23,18 +23,20 @@ pub struct Lease {
 }
 
 impl Client {
+    /// Connects to a server.
     pub async fn connect(address: SocketAddr) -> Result<Client> {
         let stream = TcpStream::connect(address).await.context("cannot connect")?;
         stream.set_nodelay(true)?;
         Ok(Client { stream, buffer: Vec::with_capacity(1024) })
     }
 
-    /// Takes a lease with a request that was made by [`acquire`].
+    /// Acquires a lease with a request from [`acquire`].
     pub async fn acquire(&mut self, request: &[u8]) -> Result<Lease> {
         self.send(request).await?;
         self.granted().await
     }
 
+    /// Sends a request.
     pub async fn send(&mut self, request: &[u8]) -> Result<()> {
         Ok(self.stream.write_all(request).await?)
     }
@@ -48,7 +50,7 @@ impl Client {
         }
     }
 
-    /// The lease of whoever is the first; `None` where it was done before.
+    /// Begins a `once`. Returns the lease, or `None` if the work was already done.
     pub async fn begin(&mut self, request: &[u8]) -> Result<Option<Lease>> {
         self.send(request).await?;
         let (status, body) = self.answer().await?;
@@ -59,12 +61,14 @@ impl Client {
         }
     }
 
+    /// Finishes a `once`.
     pub async fn finish(&mut self, lease: &Lease) -> Result<()> {
         let body = format!("{{\"lease_id\":\"{}\",\"outcome\":{{\"done\":1}}}}", lease.id);
         self.send(&post("/v1/once/finish", &body)).await?;
         self.released().await
     }
 
+    /// Releases a lease.
     pub async fn release(&mut self, lease: &Lease) -> Result<()> {
         self.send(&release(lease)).await?;
         self.released().await
@@ -78,19 +82,20 @@ impl Client {
         }
     }
 
-    /// The status of a `GET`.
+    /// The status of the answer to a `GET`.
     pub async fn status(&mut self, path: &str) -> Result<u16> {
         self.send(&get(path)).await?;
         Ok(self.answer().await?.0)
     }
 
-    /// The body of a `GET`.
+    /// The body of the answer to a `GET`.
     pub async fn get(&mut self, path: &str) -> Result<&str> {
         self.send(&get(path)).await?;
         Ok(self.answer().await?.1)
     }
 
-    /// One exchange with a request that was made by [`get`] or [`post`]; anything but 200 is an error.
+    /// Sends a request from [`get`] or [`post`] and returns the body of the answer. A status other than 200 is an
+    /// error.
     pub async fn exchange(&mut self, request: &[u8]) -> Result<&str> {
         self.send(request).await?;
         match self.answer().await? {
@@ -99,7 +104,7 @@ impl Client {
         }
     }
 
-    /// Sends a body of so many bytes, and returns the body of the answer.
+    /// Sends a body of this many bytes and returns the body of the answer.
     pub async fn upload(&mut self, path: &str, bytes: u64) -> Result<&str> {
         let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {bytes}\r\n\r\n");
         self.send(head.as_bytes()).await?;
@@ -116,7 +121,7 @@ impl Client {
         }
     }
 
-    /// Reads a body of any length and forgets it; returns how many bytes it had.
+    /// Reads and discards a body of any length. Returns its length.
     pub async fn download(&mut self, path: &str) -> Result<u64> {
         self.send(&get(path)).await?;
         let (status, head, length) = self.head().await?;
@@ -134,7 +139,7 @@ impl Client {
         Ok(length as u64)
     }
 
-    /// Reads one answer: status and body.
+    /// Reads an answer: status and body.
     async fn answer(&mut self) -> Result<(u16, &str)> {
         let (status, head, length) = self.head().await?;
         while self.buffer.len() < head + length {
@@ -143,7 +148,8 @@ impl Client {
         Ok((status, std::str::from_utf8(&self.buffer[head..head + length])?))
     }
 
-    /// Reads the head of an answer, and maybe some of its body: the status, and the lengths of both.
+    /// Reads the head of an answer, and possibly some of its body. Returns the status and the lengths of head and
+    /// body.
     async fn head(&mut self) -> Result<(u16, usize, usize)> {
         self.buffer.clear();
         let head = loop {
@@ -166,12 +172,12 @@ impl Client {
     }
 }
 
-/// The beginning of a `once`.
+/// The request that begins a `once`.
 pub fn begin(resource: &str) -> Vec<u8> {
     post("/v1/once/begin", &format!("{{\"resource\":\"{resource}\",\"ttl_ms\":60000}}"))
 }
 
-/// An acquire for `resource`, waiting up to `wait_ms`.
+/// The request that acquires `resource` and waits for up to `wait_ms`.
 pub fn acquire(resource: &str, owner: &str, wait_ms: u32) -> Vec<u8> {
     let body = format!(
         "{{\"resource\":\"{resource}\",\"owner\":\"{owner}\",\"ttl_ms\":60000,\"wait_ms\":{wait_ms}}}"
@@ -179,14 +185,17 @@ pub fn acquire(resource: &str, owner: &str, wait_ms: u32) -> Vec<u8> {
     post("/v1/acquire", &body)
 }
 
+/// The request that releases a lease.
 pub fn release(lease: &Lease) -> Vec<u8> {
     post("/v1/release", &format!("{{\"lease_id\":\"{}\"}}", lease.id))
 }
 
+/// A `GET` request.
 pub fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").into_bytes()
 }
 
+/// A `POST` request.
 pub fn post(path: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
@@ -206,7 +215,7 @@ fn length(head: &str) -> Option<usize> {
     })
 }
 
-/// The text of a field, up to the next comma or bracket: enough for ids and numbers.
+/// The text of a field, up to the next comma or bracket, which is enough for ids and numbers.
 fn field<'a>(body: &'a str, name: &str) -> Option<&'a str> {
     let rest = &body[body.find(name)? + name.len()..];
     Some(rest[..rest.find([',', '}'])?].trim())

@@ -1,4 +1,4 @@
-//! The machine, as far as figures depend on it.
+//! Properties of the machine that affect the figures.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::stats;
 use crate::world::World;
 
-/// What a crowd of clients and the proxy need, each.
+/// The number of files that the clients of a crowd need, and that the proxy needs.
 const FILES: u64 = 12_000;
 
-/// Raises this process's limit on open files, which the proxy inherits.
+/// Raises this process's limit of open files, which the proxy inherits.
 pub fn raise_file_limit() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= FILES);
@@ -27,6 +27,7 @@ pub fn raise_file_limit() -> Result<()> {
         .with_context(|| format!("{FILES} open files are needed: raise the hard limit (ulimit -Hn)"))
 }
 
+/// Describes the machine and the server.
 pub fn describe(world: &World) -> Result<Value> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
@@ -47,7 +48,7 @@ pub fn describe(world: &World) -> Result<Value> {
     }))
 }
 
-/// The median time of a small write that is on disk when it returns, where the server's data is.
+/// The median time of a small durable write on the disk of the server's data.
 fn fsync_us(world: &World) -> Result<u64> {
     let path = world.dir().join("fsync");
     let mut file = File::create(&path)?;

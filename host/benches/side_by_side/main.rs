@@ -1,9 +1,8 @@
-//! The proxy beside the same SQL run directly, and its guarded routes beside nginx: one run, one server, full
-//! durability.
+//! Compares the proxy with the same SQL run directly, and its guarded routes with nginx: in one run, on one server,
+//! with full durability.
 //!
-//! The two sides take turns in short rounds, so that what disturbs the machine disturbs both. The
-//! load comes from this process, on the same cores: the client is as small as it can be.
-//! `cargo xtask bench` runs it.
+//! The two sides alternate in short rounds, so that a disturbance of the machine affects both. The load comes from
+//! this process, on the same cores, so the client is as small as possible. `cargo xtask bench` runs the bench.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,25 +36,25 @@ use world::World;
 /// Measures the proxy against the same SQL run directly.
 #[derive(Parser)]
 struct Args {
-    /// End with exit code 1 if a target is missed.
+    /// Exit with code 1 if a target is missed
     #[arg(long)]
     check: bool,
-    /// Shorter rounds: for trying the bench itself, not for figures.
+    /// Run shorter rounds, to try the bench itself; the figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Write the figures here, as JSON.
+    /// Write the figures to this file as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Run only the measurements whose name contains this text.
+    /// Run only the measurements whose name contains this text
     #[arg(value_name = "NAME")]
     only: Option<String>,
-    /// The nginx that guarded routes are compared with; without it, that is not measured.
+    /// The nginx program to compare guarded routes with; without it, this comparison is skipped
     #[arg(long, value_name = "FILE")]
     nginx: Option<PathBuf>,
-    /// Be the application behind the guarded routes, until standard input ends.
+    /// Serve as the application behind the guarded routes, until standard input ends
     #[arg(long, hide = true)]
     upstream: bool,
-    /// Cargo passes it to every bench.
+    /// Ignored: Cargo passes it to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -73,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether every target that was measured is met.
+/// Runs the measurements. Returns whether every measured target is met.
 fn run(args: &Args) -> Result<bool> {
     machine::raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -101,7 +100,7 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
         }
         wanted
     };
-    // First, for it wants a server that has nothing left to do.
+    // This measurement comes first, because it needs a server that is otherwise idle.
     if wanted("single") {
         single::measure(world, args.quick, report).await.context("single")?;
     }

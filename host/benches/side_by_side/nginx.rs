@@ -1,4 +1,4 @@
-//! nginx as a reverse proxy, without root and with nothing outside a folder of its own.
+//! nginx as a reverse proxy, without root and with all files in one folder.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use crate::world::free_address;
 const START_LIMIT: Duration = Duration::from_secs(10);
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Connections are kept as long as the bench wants them, on both sides. With `reuseport` the kernel spreads
-/// connections over the workers; without it, one that is idle may take them all.
+/// Connections on both sides are kept as long as the bench needs them. With `reuseport` the kernel distributes
+/// connections over the workers; without it, an idle worker may take all of them.
 const CONFIG: &str = r#"
 worker_processes @WORKERS@;
 daemon off;
@@ -47,7 +47,7 @@ http {
 }
 "#;
 
-/// nginx's master process; it and its workers end when this is dropped.
+/// The master process of nginx. Dropping this ends the master and its workers.
 pub struct Nginx {
     child: Child,
     pub address: SocketAddr,
@@ -55,8 +55,8 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts `program` in front of `upstream`, one worker a core, with its files in `dir`, and waits until
-    /// it serves.
+    /// Starts `program` in front of `upstream`, with one worker per core and its files in `dir`, and waits until it
+    /// serves.
     pub async fn start(program: &Path, dir: &Path, upstream: SocketAddr) -> Result<Nginx> {
         fs::create_dir_all(dir)?;
         let address = free_address()?;
@@ -66,14 +66,14 @@ impl Nginx {
             .replace("@UPSTREAM@", &upstream.to_string())
             .replace("@LISTEN@", &address.to_string());
         if geteuid().is_root() {
-            // Its workers would become a user that this machine may not have.
+            // Its workers would switch to a user that may not exist on this machine.
             text.insert_str(0, "user root root;");
         }
         let config = dir.join("nginx.conf");
         fs::write(&config, text)?;
         let said = dir.join("said.log");
         let mut command = Command::new(program);
-        // The last slash is the part of the folder's name that nginx does not add.
+        // nginx takes the folder name as a plain prefix, so the name must end with a slash.
         command.arg("-p").arg(dir.join("")).arg("-c").arg(&config);
         command.stdout(File::create(&said)?).stderr(File::options().append(true).open(&said)?);
         let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
@@ -107,7 +107,7 @@ impl Nginx {
         read(&self.said) + &read(&self.said.with_file_name("error.log"))
     }
 
-    /// Whether the master has ended: it does so after its workers.
+    /// Whether the master has ended. It ends after its workers.
     fn stop(&mut self) -> Result<bool> {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::TERM)?;
@@ -124,7 +124,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // Killed, the master would leave its workers behind: it is asked first.
+        // Ask the master to stop first: if it were killed, its workers would stay.
         if !self.stop().unwrap_or(false) {
             let _ = self.child.kill();
             let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! 64 clients that each do things once, one in ten of which was done before.
+//! 64 clients that do work once; one in ten requests repeats work that was already done.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,16 @@ use crate::report::Report;
 use crate::rounds::{CLIENTS, Rates, TWICE, finish};
 use crate::world::World;
 
-/// Of so many requests one is a duplicate.
+/// One in this many requests is a duplicate.
 const DUPLICATES: u64 = 10;
 
-/// One client's names: the n-th request of a client is new, or the one before it again.
+/// The name of a client's n-th request: a new name, or the name before it again.
 fn name(client: u64, n: u64) -> String {
     let n = if n % DUPLICATES == DUPLICATES - 1 { n - 1 } else { n };
     format!("once/{client}/{n}")
 }
 
+/// Measures both sides.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let (rounds, length) = if quick { (2, 1) } else { (5, 3) };
     let length = Duration::from_secs(length);

@@ -1,43 +1,46 @@
-//! What was measured, beside what was to be reached.
+//! The report: measured figures and their targets.
 
 use serde_json::{Value, json};
 
+/// The machine and the rows of the report.
 pub struct Report {
     machine: Value,
     rows: Vec<Row>,
 }
 
-/// One measurement.
+/// A measurement.
 pub struct Row {
     pub name: &'static str,
-    /// What is to be reached; empty for a figure that is only told.
+    /// The target; empty if there is none.
     pub target: &'static str,
-    /// The figure that is compared with the target.
+    /// The figure to compare with the target.
     pub figure: String,
-    /// The two sides, or whatever explains the figure.
+    /// The figures of the two sides, or another explanation.
     pub note: String,
-    /// None where there is no target, or nothing could be measured.
+    /// Whether the target is met. `None` if there is no target or nothing could be measured.
     pub met: Option<bool>,
-    /// Every number behind it.
+    /// All numbers behind the figure.
     pub details: Value,
 }
 
 impl Report {
+    /// A report without rows.
     pub fn new(machine: Value) -> Report {
         Report { machine, rows: Vec::new() }
     }
 
+    /// Adds a row, and prints it.
     pub fn add(&mut self, row: Row) {
         eprintln!("  {}: {} ({})", row.name, row.figure, row.note);
         self.rows.push(row);
     }
 
-    /// Whether no target was missed.
+    /// Whether all measured targets are met.
     pub fn met(&self) -> bool {
         self.rows.iter().all(|row| row.met != Some(false))
     }
 
-    /// A Markdown table, as the README quotes it.
+    /// The report as a Markdown table, as README quotes it.
     pub fn table(&self) -> String {
         let machine = |field: &str| self.machine[field].as_str().unwrap_or("?").to_owned();
         let mut text = format!(
@@ -62,6 +65,7 @@ impl Report {
         text
     }
 
+    /// The report as JSON.
     pub fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
         json!({ "machine": self.machine, "measurements": rows })

@@ -1,4 +1,4 @@
-//! Many clients at once, the two sides by turns.
+//! Many clients at once, with the two sides in alternating rounds.
 
 use std::time::Instant;
 
@@ -9,12 +9,15 @@ use tokio::task::JoinSet;
 use crate::report::Row;
 use crate::stats::median_rate;
 
+/// The number of clients.
 pub const CLIENTS: u64 = 64;
 
+/// The target of at least twice the direct rate.
 pub const TWICE: Target = Target { text: "≥ 2 times direct", times: 2.0, ours: "proxy", theirs: "direct" };
+/// The target of at least half the direct rate.
 pub const HALF: Target = Target { text: "≥ 0.5 times direct", times: 0.5, ..TWICE };
 
-/// The two sides by their names, and how many times the other side's rate ours is to be, at least.
+/// The names of the two sides, and the least ratio of our rate to the other side's rate.
 pub struct Target {
     pub text: &'static str,
     pub times: f64,
@@ -22,7 +25,7 @@ pub struct Target {
     pub theirs: &'static str,
 }
 
-/// Rates of the other side and of ours, one a round.
+/// The rates of both sides, one for each round.
 #[derive(Default)]
 pub struct Rates {
     theirs: Vec<f64>,
@@ -30,7 +33,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Lets both sides run by turns. A side gets its clients and gives them back.
+    /// Runs both sides in turn. A side receives its clients and returns them.
     pub async fn measure<T, O>(
         rounds: usize,
         mut theirs: Vec<T>,
@@ -50,7 +53,7 @@ impl Rates {
         Ok(rates)
     }
 
-    /// The medians, and how they compare.
+    /// The row with the medians and their ratio.
     pub fn row(self, name: &'static str, target: &Target) -> Row {
         let (theirs, ours) = (median_rate(&self.theirs), median_rate(&self.ours));
         let ratio = ours / theirs;
@@ -70,7 +73,7 @@ impl Rates {
     }
 }
 
-/// Waits for the clients of one round: them, and what they did a second.
+/// Waits for the clients of a round. Returns the clients, and their total rate per second.
 pub async fn finish<C: 'static>(
     mut tasks: JoinSet<Result<(C, u64)>>,
     began: Instant,

@@ -1,4 +1,4 @@
-//! One client on an idle machine: what the proxy adds to a single acquire.
+//! A single client on an idle machine: the time that the proxy adds to one acquire.
 
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use crate::report::{Report, Row};
 use crate::stats::{median, micros, percentile};
 use crate::world::World;
 
+/// Measures an acquire, through the proxy and directly.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let times = if quick { 200 } else { 3000 };
     let key = "bench/single".to_owned();
@@ -20,7 +21,7 @@ pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<
     let request = http::acquire(&key, "single", 0);
 
     let (mut by_sql, mut by_proxy) = (Vec::new(), Vec::new());
-    // The sides take turns at every acquire; the first ones warm up.
+    // The sides alternate at every acquire. The first ones are a warm-up.
     for turn in 0..times + times / 10 {
         let began = Instant::now();
         let token = direct.try_acquire(&key).await?.context("the key is free")?;

@@ -1,4 +1,4 @@
-//! 64 clients on 10,000 resources that share one lock, or a hundred.
+//! 64 clients on 10,000 resources that share one lock, or a hundred locks.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::world::World;
 
 const RESOURCES: u64 = 10_000;
 
+/// Measures the rate of both.
 pub async fn measure(world: &World, quick: bool, report: &mut Report) -> Result<()> {
     let length = Duration::from_secs(if quick { 1 } else { 4 });
     let central = round(world, "central", length).await?;

@@ -1,4 +1,4 @@
-//! The application behind the guarded routes: a small HTTP server on one thread, in a process of its own.
+//! The application behind the guarded routes: a small HTTP server with one thread, in its own process.
 
 use std::convert::Infallible;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,19 +15,20 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-/// How long an answer's body is where no length is asked for.
+/// The length of an answer's body, if the request asks for none.
 const SHORT: u64 = 100;
 
-/// Bytes of a long body that are sent at a time.
+/// The pieces in which a long body is sent.
 static PIECE: [u8; 64 * 1024] = [b'x'; 64 * 1024];
 
-/// The server's process; killed when it is dropped.
+/// The process of the server. Dropping this kills the process.
 pub struct Upstream {
     child: Child,
     pub address: SocketAddr,
 }
 
 impl Upstream {
+    /// Starts the server.
     pub fn start() -> Result<Upstream> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("--upstream").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -43,14 +44,14 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        // It may have ended by itself; there is nobody left to tell.
+        // The process may have ended by itself, so ignore errors.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Serves in this process: says its address on standard output, and ends when standard input does, which
-/// is when whoever started it is gone.
+/// Serves in this process. Prints its address to standard output, and ends when standard input ends, which is when
+/// the parent is gone.
 pub fn serve() -> Result<()> {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -67,13 +68,13 @@ pub fn serve() -> Result<()> {
             stream.set_nodelay(true)?;
             let service = hyper::service::service_fn(answer);
             let connection = hyper::server::conn::http1::Builder::new();
-            // A client may go away at any time.
+            // A client may leave at any time, so ignore errors.
             tokio::spawn(connection.serve_connection(TokioIo::new(stream), service));
         }
     })
 }
 
-/// `?bytes=N` is answered with so many bytes, everything else with how many bytes came.
+/// Answers `?bytes=N` with that many bytes, and everything else with the number of bytes received.
 async fn answer(request: Request<Incoming>) -> Result<Response<Text>, hyper::Error> {
     let query = request.uri().query().unwrap_or_default();
     let asked: Option<u64> = query.strip_prefix("bytes=").and_then(|bytes| bytes.parse().ok());
@@ -93,7 +94,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Text>, hyper::Err
     Ok(Response::new(text))
 }
 
-/// A body: how it begins, and how many bytes of no meaning follow.
+/// A body: its beginning, and the number of filler bytes after it.
 struct Text {
     beginning: Bytes,
     left: u64,
@@ -115,7 +116,7 @@ impl Body for Text {
         self.left -= next as u64;
         let piece = Bytes::from_static(&PIECE[..next]);
         let beginning = std::mem::take(&mut self.beginning);
-        // Whatever has a beginning is short.
+        // A body with a beginning is short.
         let piece = if beginning.is_empty() { piece } else { [beginning, piece].concat().into() };
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }

@@ -1,4 +1,4 @@
-//! A private server and the real proxy in front of it.
+//! A private server with a real proxy in front of it.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
@@ -17,13 +17,14 @@ use crate::http::Client;
 const PORTS: Range<u16> = 20_000..30_000;
 const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// The server, the proxy, and a folder for their files.
 pub struct World {
     dir: tempfile::TempDir,
     server: ManagedServer,
     proxy: Proxy,
 }
 
-/// A proxy's process; killed when it is dropped.
+/// The process of a proxy. Dropping this kills the process.
 pub struct Proxy {
     child: Child,
     api: SocketAddr,
@@ -32,8 +33,10 @@ pub struct Proxy {
 }
 
 impl World {
+    /// Starts a server and a proxy.
     pub async fn start() -> Result<World> {
-        // Beside the executable, on a real disk: a /tmp in memory would flatter both sides.
+        // The folder is beside the executable, on a real disk: a /tmp in memory would improve the figures of both
+        // sides.
         let exe = std::env::current_exe()?;
         let beside = exe.parent().context("no folder")?;
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(beside)?;
@@ -43,25 +46,29 @@ impl World {
         Ok(World { dir, server, proxy })
     }
 
+    /// Stops the proxy and the server.
     pub async fn stop(self) {
         drop(self.proxy);
         self.server.stop().await;
     }
 
+    /// The folder for files of the bench.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
+    /// The URL of the server.
     pub fn url(&self) -> &str {
         self.server.url()
     }
 
+    /// The address of the proxy's API.
     pub fn api(&self) -> SocketAddr {
         self.proxy.api
     }
 
-    /// A further proxy on the same server, with a folder of this name, and with these lines at the end of
-    /// its configuration.
+    /// Starts another proxy on the same server, in a folder of this name, with these lines at the end of its
+    /// configuration.
     pub async fn another_proxy(&self, name: &str, more: &str) -> Result<Proxy> {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir)?;
@@ -79,7 +86,7 @@ impl World {
     }
 }
 
-/// What the bench's resources are locked by, beside the default policy.
+/// The policies of the bench's resources, besides the default policy.
 const POLICIES: &str = r#"
 [policies.default]
 path = "builtin:default"
@@ -124,11 +131,12 @@ policy = "striped"
 "#;
 
 impl Proxy {
+    /// The address of the proxy's API.
     pub fn api(&self) -> SocketAddr {
         self.api
     }
 
-    /// Its resident memory in bytes.
+    /// The proxy's resident memory in bytes.
     pub fn memory(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
@@ -182,14 +190,14 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // It may have ended by itself; there is nobody left to tell.
+        // The process may have ended by itself, so ignore errors.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// An address of this machine that nobody listens on just now. Its port is below those that Linux gives to outgoing
-/// connections, of which the measurements open thousands before somebody listens on it.
+/// An address on this machine that nobody listens on now. Its port is below the ports that Linux gives to outgoing
+/// connections, because the measurements open thousands of connections before somebody listens on it.
 pub fn free_address() -> Result<SocketAddr> {
     static TRIED: AtomicU16 = AtomicU16::new(0);
     for _ in 0..PORTS.len() {

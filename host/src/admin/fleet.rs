@@ -1,4 +1,4 @@
-//! The proxies of one store as operators see them.
+//! The proxies of one store, as operators see them.
 
 use super::Admin;
 use crate::http::{self, Response};

@@ -10,7 +10,7 @@ use crate::policy::PolicyStatus;
 use crate::store::Health;
 use crate::telemetry;
 
-/// 200 where locks can be granted, else 503 with the reasons.
+/// `GET /ready`: 200 if locks can be granted, otherwise 503 with the reasons.
 pub fn ready(admin: &Admin) -> Response {
     let health = admin.service.store_health();
     let trouble = admin.fleet.trouble();
@@ -26,6 +26,7 @@ pub fn ready(admin: &Admin) -> Response {
     response
 }
 
+/// `GET /metrics`, in the format that the client accepts: OpenMetrics or Prometheus text.
 pub fn metrics(admin: &Admin, request: &Request) -> Response {
     let text = admin.metrics.encode();
     let accepts_open_metrics =
@@ -61,7 +62,7 @@ fn readiness(
         }
     };
     reasons.extend(fleet);
-    // A policy whose last load was refused still serves, with the one before.
+    // If a policy's last load was refused, the generation before it still serves.
     let troubles = policies
         .iter()
         .filter_map(|policy| Some(format!("policy {}: {}", policy.name, policy.last_error.as_ref()?)));

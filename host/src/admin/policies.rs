@@ -1,4 +1,4 @@
-//! Policies as operators see and replace them.
+//! The listing and replacement of policies by operators.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,61 +12,62 @@ use super::Admin;
 use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
 use crate::policy::PolicyStatus;
 
-/// What the policies do for operators.
+/// The operations on policies that the admin API needs.
 pub trait PolicyAdmin: Send + Sync + 'static {
-    /// Every policy, by name.
+    /// The status of every policy, sorted by name.
     fn status(&self) -> Vec<PolicyStatus>;
 
-    /// Checks a component and makes it the policy's live generation, with the settings that the
-    /// policy has. The policy keeps what it had where the component is refused. The live component calls a
-    /// change off that is under way.
+    /// Checks a component and makes it the policy's live generation, with the policy's current settings. If the
+    /// component is refused, the policy keeps its live generation. Pushing the component that is already live cancels
+    /// a change that is in progress.
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed>;
 
-    /// Refuses a component that has more than `max` bytes.
+    /// The refusal of a component that has more than `max` bytes.
     fn too_large(&self, name: &str, max: usize) -> Refusal;
 
-    /// Brings the generation back that was live before on all proxies, or calls a change off that is under way.
+    /// Restores the generation that was live before on all proxies, or cancels a change that is in progress.
     fn rollback(&self, name: &str) -> PolicyAnswer<Pushed>;
 }
 
+/// The future of an operation on a policy.
 pub type PolicyAnswer<T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>;
 
-/// What became of a component that was accepted.
+/// The result of a push or rollback that was accepted.
 #[derive(Clone, Debug)]
 pub enum Pushed {
     Live(PolicyStatus),
-    /// It is the live generation already.
+    /// The component is already the live generation.
     Unchanged(PolicyStatus),
-    /// It goes live without the caller: these proxies have not followed yet.
+    /// The change goes on without the caller; the proxies in `waits_for` have not followed yet.
     UnderWay {
         policy: PolicyStatus,
         waits_for: Vec<String>,
     },
-    /// The live generation stays, and the change to this digest was called off.
+    /// The live generation stays: the change to the component with the digest `candidate` was cancelled.
     CalledOff {
         policy: PolicyStatus,
         candidate: String,
     },
 }
 
-/// Why nothing changed.
+/// The reason why a push or rollback changed nothing.
 #[derive(Clone, Debug)]
 pub enum Refusal {
     /// No policy has this name.
     Unknown,
-    /// One sentence for the operator.
+    /// The component was refused, with one sentence for the operator.
     Refused(String),
-    /// Another change of the policy is under way.
+    /// Another change of the policy is in progress.
     Busy(String),
-    /// Nothing is wrong with the policy, but it cannot be made live now: why.
+    /// The component is fine but cannot be made live now, with the reason.
     Unavailable(String),
 }
 
 #[derive(Serialize)]
 struct PolicyResponse {
-    /// `live`, `unchanged`, `rolled_back`, `called_off`, or `under_way` with a status of 202.
+    /// `live`, `unchanged`, `rolled_back`, `called_off`, or `under_way` (with status 202).
     outcome: &'static str,
-    /// Of a change that was called off, what would have gone live.
+    /// The digest of the component that would have gone live, if the change was cancelled.
     #[serde(skip_serializing_if = "Option::is_none")]
     candidate: Option<String>,
     /// Proxies that have not followed yet.
@@ -76,6 +77,7 @@ struct PolicyResponse {
     policy: PolicyStatus,
 }
 
+/// `GET /v1/policies`: every policy on this proxy, with its record in the store.
 pub fn list(admin: &Admin) -> Response {
     let records = admin.fleet.records();
     let policy = |status: PolicyStatus| {
@@ -88,13 +90,14 @@ pub fn list(admin: &Admin) -> Response {
     http::json(&json!({"policies": policies}))
 }
 
+/// `PUT /v1/policies/{name}`: makes the component in the body live.
 pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Response, Problem> {
     if let Some(query) = request.uri().query().filter(|query| !query.is_empty()) {
         return Err(Problem::invalid("query", format!("`{query}`: a push takes no parameters")));
     }
     let limit = admin.max_component_bytes;
     let component = match read_body(request, limit, admin.http.body_timeout).await {
-        // Not read to its end, and refused as any other component, so that it is on record.
+        // The body was not read to its end. It is refused like any other component, so that the refusal is recorded.
         Err(BodyError::TooLarge { .. }) => return Err(admin.too_large(name, limit)),
         read => read?,
     };
@@ -106,13 +109,14 @@ pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Respons
     Ok(pushed.answer("live"))
 }
 
+/// `POST /v1/policies/{name}/rollback`.
 pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
     let pushed = admin.policies.rollback(name).await.map_err(|refusal| admin.refused(name, refusal))?;
     Ok(pushed.answer("rolled_back"))
 }
 
 impl Pushed {
-    /// `live` is what it is called when it has gone live.
+    /// The answer to the client; `live` is the `outcome` of a change that has gone live.
     fn answer(self, live: &'static str) -> Response {
         let (outcome, policy, waits_for, candidate) = match self {
             Pushed::Live(policy) => (live, policy, Vec::new(), None),
@@ -129,7 +133,7 @@ impl Pushed {
 }
 
 impl Admin {
-    /// 413, for the connection is closed.
+    /// 413 rather than the status of other refusals, because the connection is closed.
     fn too_large(&self, name: &str, limit: usize) -> Problem {
         match self.policies.too_large(name, limit) {
             Refusal::Refused(why) => {

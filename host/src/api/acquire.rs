@@ -1,4 +1,4 @@
-//! The body of `/v1/acquire` and `/v1/hold`, and what a grant looks like.
+//! The body of `/v1/acquire` and `/v1/hold`, and the JSON of a grant.
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -18,7 +18,7 @@ pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
     read(Fields::parse(body)?, limits)
 }
 
-/// As [`parse`], of what is left of the body.
+/// As [`parse`], for a body from which some fields were already taken.
 pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Problem> {
     let request_id = fields.text("request_id", 1..=limits.max_request_id_bytes)?;
     let owner = fields.text("owner", 1..=limits.max_owner_bytes)?;
@@ -36,6 +36,7 @@ pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Problem>
     Ok(request)
 }
 
+/// Reads and checks the `labels` of a request; absent means none.
 pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, String)>, Problem> {
     let members = match value {
         None => return Ok(Vec::new()),
@@ -61,8 +62,8 @@ pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, S
     Ok(labels)
 }
 
-/// An owner for a client that gives none: nobody else has it. A request that is repeated has the one
-/// that it had before, or it would not be the same.
+/// Makes an owner for a client that gives none. The owner is random, so no other client has it. With a `request_id`
+/// it is derived from that id: a repeated request must have the same owner, or it would be a different request.
 fn anonymous(request_id: Option<&str>) -> String {
     let id = request_id.map_or_else(random::number, |id| {
         let digest: [u8; 32] = Sha256::digest(id).into();
@@ -74,7 +75,7 @@ fn anonymous(request_id: Option<&str>) -> String {
 /// A grant, as its client sees it.
 #[derive(Serialize)]
 pub struct Granted<'a> {
-    /// Set in the lines of `/v1/hold`.
+    /// Set only in the lines of `/v1/hold`.
     #[serde(skip_serializing_if = "Option::is_none")]
     event: Option<&'static str>,
     lease_id: String,
@@ -84,26 +85,26 @@ pub struct Granted<'a> {
     owner: &'a str,
     mode: Shown,
     token: u64,
-    /// One for each key, where there are several.
+    /// The token of each key, if the lease has several keys.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tokens: Vec<u64>,
     ttl_ms: u32,
     expires_in_ms: u32,
-    /// Set in the lines of `/v1/hold`.
+    /// Set only in the lines of `/v1/hold`.
     #[serde(skip_serializing_if = "Option::is_none")]
     since_ms: Option<u32>,
-    /// What the lock ends with before `expires_in_ms` is over, if with anything.
+    /// The event that can end the lock before `expires_in_ms` is over; see [`ends_with`].
     ends_with: &'static str,
     waited_ms: u32,
     policy: &'a str,
     primitive: &'static str,
-    /// How often the owner holds it, where that is more than once.
+    /// How many times the owner holds the lock, if more than once.
     #[serde(skip_serializing_if = "Option::is_none")]
     levels: Option<u32>,
 }
 
 impl<'a> Granted<'a> {
-    /// `expires_in_ms` counts from this call and is rounded down.
+    /// The JSON of a grant. `expires_in_ms` counts from this call and is rounded down.
     pub fn new(lease: &'a Lease) -> Granted<'a> {
         let several = lease.tokens.len() > 1;
         Granted {
@@ -126,15 +127,15 @@ impl<'a> Granted<'a> {
         }
     }
 
-    /// As a line of `/v1/hold`, whose request began at `begun`.
+    /// The grant as a line of `/v1/hold`, whose request began at `begun`.
     pub fn line(lease: &'a Lease, begun: Instant) -> Granted<'a> {
         let Anchored { since_ms, expires_in_ms } = Anchored::new(begun, lease.valid_until);
         Granted { event: Some("granted"), since_ms: Some(since_ms), expires_in_ms, ..Granted::new(lease) }
     }
 }
 
-/// Until when a client may be certain, said so that a line that arrives late does no harm: `expires_in_ms` counts
-/// from `since_ms` after the request began, and the client knows when it began the request.
+/// The time until which a client may be certain of its lock. `expires_in_ms` counts from `since_ms` after the start
+/// of the request. The client knows when its request started, so a line that arrives late promises no more time.
 #[derive(Serialize)]
 pub struct Anchored {
     since_ms: u32,
@@ -142,14 +143,16 @@ pub struct Anchored {
 }
 
 impl Anchored {
+    /// The times of a line that is written now, for a request that began at `begun` and a lock that is valid until
+    /// `until`.
     pub fn new(begun: Instant, until: Instant) -> Anchored {
         let now = clock::now();
         Anchored { since_ms: now.ms_since(begun), expires_in_ms: until.ms_since(now) }
     }
 }
 
-/// `lease`: nothing but its time. `session`: the lock is free at once when the proxy ends, or its session with
-/// the server does.
+/// `lease`: the lock ends only by time or release. `session`: the lock also ends when the proxy stops, or when the
+/// proxy's database session ends.
 fn ends_with(keys: &[Key]) -> &'static str {
     match keys.iter().any(|key| key.space().rests_on_session()) {
         true => "session",

@@ -1,4 +1,4 @@
-//! The API from its socket to a store in memory, with the built-in policy.
+//! Tests of the API from its socket to an in-memory store, with the built-in policy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn memory() -> Memory {
     Memory::new(Duration::from_secs(60))
 }
 
-/// One of several proxies on a store.
+/// Starts one of several proxies that share a store.
 fn start_on(memory: &Memory, limits: Limits) -> Proxy {
     let config = Config::default();
     let metrics = Metrics::default();
@@ -86,7 +86,7 @@ impl Proxy {
         self.call("GET", path, "", "").await
     }
 
-    /// Waits until `GET path` is such that `is` holds.
+    /// Repeats `GET path` until `is` accepts the answer.
     async fn until(&self, path: &str, is: impl Fn(&Answer) -> bool) -> Answer {
         for _ in 0..200 {
             let answer = self.get(path).await;

@@ -1,4 +1,4 @@
-//! Request bodies, read strictly: every fault names its field.
+//! Strict reading of request bodies: every error names its field.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use crate::http::{Kind, Problem};
 use crate::lock::record::{Origin, StoredValue};
 
-/// The members of one JSON object that have not been read yet.
+/// The members of a JSON object that have not been read yet.
 pub struct Fields<'a> {
     members: Vec<(Cow<'a, str>, Json<'a>)>,
     known: Vec<&'static str>,
@@ -23,7 +23,7 @@ pub enum Json<'a> {
     Null,
     Bool,
     Integer(u64),
-    /// Negative, fractional or beyond 64 bits.
+    /// A number that is negative, fractional, or larger than 64 bits.
     OtherNumber(f64),
     Text(Cow<'a, str>),
     List,
@@ -31,6 +31,7 @@ pub enum Json<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// Parses a body, which must be a JSON object without duplicate members.
     pub fn parse(body: &'a [u8]) -> Result<Fields<'a>, Problem> {
         let members = match serde_json::from_slice(body) {
             Ok(Json::Object(members)) => members,
@@ -55,7 +56,7 @@ impl<'a> Fields<'a> {
         Ok(Fields { members, known: Vec::with_capacity(8) })
     }
 
-    /// Takes a member out; `null` counts as absent.
+    /// Removes a member and returns it; `null` counts as absent.
     pub fn take(&mut self, name: &'static str) -> Option<Json<'a>> {
         self.known.push(name);
         let at = self.members.iter().position(|(member, _)| member == name)?;
@@ -63,7 +64,7 @@ impl<'a> Fields<'a> {
         (!matches!(value, Json::Null)).then_some(value)
     }
 
-    /// Text of `bytes` bytes.
+    /// An optional text whose length in bytes is within `bytes`.
     pub fn text(
         &mut self,
         name: &'static str,
@@ -72,6 +73,7 @@ impl<'a> Fields<'a> {
         self.take(name).map(|value| value.into_text(name, &bytes)).transpose()
     }
 
+    /// As [`Fields::text`], for a field that must be present.
     pub fn required_text(
         &mut self,
         name: &'static str,
@@ -81,7 +83,7 @@ impl<'a> Fields<'a> {
         self.text(name, bytes)?.ok_or_else(|| Problem::invalid(name, "is required").with("bound", bound))
     }
 
-    /// A whole number in `range`.
+    /// An optional whole number in `range`.
     pub fn integer(
         &mut self,
         name: &'static str,
@@ -92,12 +94,12 @@ impl<'a> Fields<'a> {
         Ok(number.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
     }
 
-    /// As [`Fields::integer`], for numbers that may be larger.
+    /// As [`Fields::integer`], for numbers of up to 64 bits.
     pub fn number(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
         self.take(name).map(|value| value.into_integer(name, &range)).transpose()
     }
 
-    /// Refuses what was not read.
+    /// Refuses members that were not read.
     pub fn finish(self) -> Result<(), Problem> {
         let Some((name, _)) = self.members.first() else { return Ok(()) };
         let known = self.known.join(", ");
@@ -107,6 +109,7 @@ impl<'a> Fields<'a> {
 }
 
 impl Json<'_> {
+    /// The text, if its length in bytes is within `bytes`; otherwise a problem that names `field`.
     pub fn into_text(self, field: &str, bytes: &RangeInclusive<usize>) -> Result<String, Problem> {
         let Json::Text(text) = self else { return Err(self.not(field, "text")) };
         if bytes.contains(&text.len()) {
@@ -117,6 +120,7 @@ impl Json<'_> {
             .with("bound", bound))
     }
 
+    /// The whole number, if it is in `range`; otherwise a problem that names `field`.
     pub fn into_integer(self, field: &str, range: &RangeInclusive<u64>) -> Result<u64, Problem> {
         let bound = format!("{} to {}", range.start(), range.end());
         let given = match self {
@@ -131,7 +135,7 @@ impl Json<'_> {
             .with("bound", bound))
     }
 
-    /// The problem that says that this is not what was expected.
+    /// The problem for a value of the wrong type.
     pub fn not(&self, field: &str, expected: &str) -> Problem {
         Problem::invalid(field, format!("must be {expected}, not {}", self.name()))
     }
@@ -148,7 +152,7 @@ impl Json<'_> {
     }
 }
 
-/// A member of the body that is kept as it is: any JSON of at most `max` bytes. `null` counts as absent.
+/// A member that is kept as raw JSON of at most `max` bytes. `null` counts as absent.
 pub fn raw<'b>(
     body: &'b [u8],
     fields: &mut Fields<'_>,
@@ -169,10 +173,11 @@ pub fn raw<'b>(
     Ok(Some(value))
 }
 
-/// What [`raw`] took and the store kept.
+/// Parses a value that came in through [`raw`] and was read back from the store.
 ///
 /// # Errors
-/// Where it is the answer to a guarded request, which is for the clients of its route alone.
+/// If the value is the answer to a guarded request: only clients of that route may see it. Also if the stored value
+/// is not JSON.
 pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a StoredValue) -> Result<T, Problem> {
     if kept.origin != Origin::Api {
         let detail = "it was done by a guarded request, and the answer is for the clients of its route";
@@ -182,7 +187,7 @@ pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a StoredValue) -> Result<T, Pr
         .map_err(|error| Problem::new(Kind::StoreUnavailable, format!("the store keeps no JSON: {error}")))
 }
 
-/// As much of a client's own name for something as an answer should repeat.
+/// A client's own name for something, shortened to 64 characters for an error message.
 pub fn shown(name: &str) -> String {
     name.chars().take(64).collect()
 }
@@ -238,7 +243,7 @@ impl<'de: 'a, 'a> Visitor<'de> for JsonVisitor<'a> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json<'a>, A::Error> {
         let mut members = Vec::with_capacity(8);
         while let Some(Name(name)) = map.next_key()? {
-            // Looking for duplicates is quadratic; nothing that is valid comes near this.
+            // The search for duplicates is quadratic. No valid object has nearly this many members.
             if members.len() == 1024 {
                 return Err(Error::custom("over 1024 members in an object"));
             }

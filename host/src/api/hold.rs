@@ -1,4 +1,4 @@
-//! `POST /v1/hold`: a lock that is held for as long as its connection.
+//! `POST /v1/hold`: a lock that is held for as long as the connection is open.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::http::{Body, Peer, Problem, Response};
 use crate::lock::Instant;
 use crate::service::{AcquireError, Hold, HoldEvent};
 
-/// Answers once the lock is granted, with a stream of JSON lines. A body with nothing but a `lease_id` goes on
-/// with that lease, whichever proxy granted it. A client that closes its connection releases the lock.
+/// Answers with a stream of JSON lines once the lock is granted. A body that has only a `lease_id` resumes that
+/// lease, which may have been granted by another proxy. A client that closes its connection releases the lock.
 pub async fn hold(api: &Api, body: Bytes, peer: &Arc<Peer>) -> Result<Response, Problem> {
     let begun = clock::now();
     let hold = begin(api, body).await?;
@@ -35,7 +35,7 @@ async fn begin(api: &Api, body: Bytes) -> Result<Hold, Problem> {
     let mut fields = Fields::parse(&body)?;
     let Some(id) = fields.text("lease_id", 1..=lease_id::MAX_BYTES)? else {
         let request = acquire::read(fields, &api.limits)?;
-        // Waiting may take an hour; the body need not wait, too.
+        // The wait can take an hour; free the body first.
         drop(body);
         return Ok(api.service.hold(request).await?);
     };
@@ -46,17 +46,18 @@ async fn begin(api: &Api, body: Bytes) -> Result<Hold, Problem> {
     Ok(api.service.resume(known_lease(&id)?).await?)
 }
 
-/// A lock, and the request that holds it.
+/// A lock, with the request that holds it.
 struct Held {
     hold: Hold,
     begun: Instant,
     stop: CancellationToken,
     peer: Arc<Peer>,
-    /// The client is certain of nothing any more.
+    /// The lease has ended: the client can no longer be certain of the lock.
     over: bool,
 }
 
-/// A connection that broke is no word of the client's: it may count on its lease, which runs out.
+/// A connection that breaks does not release the lock: the client may still count on its lease until the lease runs
+/// out. Only a client that closes its connection releases the lock.
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.over && !self.peer.left() {
@@ -68,7 +69,7 @@ impl Drop for Held {
 enum Next {
     Granted(Held),
     Event(Held),
-    /// The client was told that its lock is lost; it may be certain of it until then.
+    /// The client was told that its lock is lost, and may be certain of it until this instant.
     Lost(Held, Instant),
     End,
 }
@@ -109,14 +110,14 @@ impl Held {
         }
     }
 
-    /// Waits until nobody may be certain of the lock any more. A client that closes before has let go: the drop
-    /// releases its lock then, as at the end of the wait.
+    /// Waits until the client can no longer be certain of the lock. If the client closes its connection during the
+    /// wait, dropping `self` releases the lock early.
     async fn let_go(mut self, until: Instant) {
         let stopped = async {
             self.stop.cancelled().await;
             match self.hold.drain() {
                 HoldEvent::Draining { .. } => {}
-                // It ends with the proxy: the proxy waits for it.
+                // The lock ends with the proxy, so the proxy's shutdown waits for this task.
                 _ => std::future::pending().await,
             }
         };
@@ -127,7 +128,7 @@ impl Held {
     }
 }
 
-/// What follows the grant.
+/// The lines that follow the grant.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 enum Line<'a> {

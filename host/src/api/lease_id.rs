@@ -1,18 +1,19 @@
 //! The text form of a [`LeaseRef`]: `<token>-<nonce>-<key>[.<key>…]`.
 //!
-//! The token is decimal, the nonce 16 hexadecimal digits, each key base64url, behind the letter of its
-//! space and a tilde where it is not in the lease table (`a~…`). It says all that the
-//! store needs to find the grant, so any proxy can renew and release it. It proves nothing: the
-//! store compares the nonce with the holder's.
+//! The token is decimal and the nonce has 16 hexadecimal digits. Each key is base64url; a key outside the lease table
+//! has the letter of its key space and a tilde in front (`a~…`). The text holds all that the store needs to find the
+//! grant, so any proxy can renew and release the lease. It is no proof of ownership: the store compares the nonce
+//! with the holder's.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::lock::{Key, LeaseRef, Space, Token};
 
-/// No lease id that was given out is longer: the bound on what clients may send.
+/// The longest lease id that a client may send. All issued ids are shorter.
 pub const MAX_BYTES: usize = 32 * 1024;
 
+/// The text form of `lease`.
 pub fn encode(lease: &LeaseRef) -> String {
     use std::fmt::Write;
     let mut text =
@@ -28,7 +29,7 @@ pub fn encode(lease: &LeaseRef) -> String {
     text
 }
 
-/// `None` where the text is not exactly what [`encode`] makes of some lease.
+/// Parses a lease id. `None` unless the text is exactly what [`encode`] makes of some lease.
 pub fn decode(text: &str) -> Option<LeaseRef> {
     if text.len() > MAX_BYTES {
         return None;

@@ -11,14 +11,16 @@ use crate::http::{Problem, Response, json};
 use crate::lock::LeaseRef;
 use crate::service::LeaseError;
 
+/// `POST /v1/acquire`.
 pub async fn acquire(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let request = acquire::parse(&body, &api.limits)?;
-    // Waiting may take an hour; the body need not wait, too.
+    // The wait can take an hour; free the body first.
     drop(body);
     let lease = api.service.acquire(request).await?;
     Ok(json(&Granted::new(&lease)))
 }
 
+/// `POST /v1/renew`.
 pub async fn renew(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id_of(&mut fields)?;
@@ -31,6 +33,7 @@ pub async fn renew(api: &Api, body: Bytes) -> Result<Response, Problem> {
     Ok(json(&Renewal { lease_id: &id, token, ttl_ms: renewed.ttl_ms, expires_in_ms }))
 }
 
+/// `POST /v1/release`.
 pub async fn release(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id_of(&mut fields)?;
@@ -53,11 +56,12 @@ struct Release<'a> {
     released: bool,
 }
 
+/// Reads the required field `lease_id`.
 pub fn lease_id_of(fields: &mut Fields<'_>) -> Result<String, Problem> {
     fields.required_text("lease_id", 1..=lease_id::MAX_BYTES)
 }
 
-/// A lease id that this software never gave out names a lease that nobody holds.
+/// Parses a lease id. An id that no proxy issued counts as a lost lease.
 pub fn known_lease(id: &str) -> Result<LeaseRef, Problem> {
     lease_id::decode(id).ok_or_else(|| LeaseError::Lost.into())
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/locks` and `/v1/locks/{name}`: who holds what, who waits, and why.
+//! `GET /v1/locks` and `/v1/locks/{name}`: holders, waiters and recent decisions.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -14,6 +14,7 @@ use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, Queue
 const MAX_LIMIT: usize = 1_000;
 const DEFAULT_LIMIT: usize = 100;
 
+/// `GET /v1/locks`: one page of locks, in the order of their keys.
 pub async fn list(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
     let query = Query::parse(query, &["prefix", "limit", "after"])?;
     let limit = query.count("limit", DEFAULT_LIMIT, MAX_LIMIT)?;
@@ -30,6 +31,7 @@ pub async fn list(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
     Ok(json(&Page { locks: locks.into_iter().map(Lock::from).collect(), more, next, unheard }))
 }
 
+/// `GET /v1/locks/{name}`: one lock, with its queue and its recent decisions.
 pub async fn show(api: &Api, name: &str) -> Result<Response, Problem> {
     if name.len() > api.limits.max_resource_bytes.max(Key::MAX_BYTES) {
         return Err(bound("name"));
@@ -49,10 +51,10 @@ fn bound(field: &'static str) -> Problem {
 struct Page {
     locks: Vec<Lock>,
     more: bool,
-    /// What to give as `after` for the next page.
+    /// The value of `after` that asks for the next page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
-    /// Where there may be more locks that cannot be told of now, and why.
+    /// Stores that could not be listed now and may have more locks, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unheard: Vec<String>,
 }
@@ -60,7 +62,7 @@ struct Page {
 #[derive(Serialize)]
 struct Lock {
     key: String,
-    /// Absent for keys of the lease table: leases, outcomes and versions.
+    /// Absent for keys of the lease table (leases, outcomes and versions).
     #[serde(skip_serializing_if = "Option::is_none")]
     primitive: Option<&'static str>,
     token: u64,
@@ -69,14 +71,14 @@ struct Lock {
     kept: Option<KeptValue>,
 }
 
-/// What a `once` or a commit has left with the key.
+/// The value that a `once` or a commit stored under the key.
 #[derive(Serialize)]
 struct KeptValue {
-    /// Absent in lists, and where it is the answer to a guarded request.
+    /// Absent in lists, and if the value is the answer to a guarded request.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<Box<RawValue>>,
     since: String,
-    /// Absent: until it is replaced.
+    /// Absent for a value that is kept until it is replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<String>,
 }

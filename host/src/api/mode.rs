@@ -4,7 +4,7 @@ use super::fields::{Json, shown};
 use crate::http::Problem;
 use crate::lock::Mode;
 
-/// The mode that a client asks for; absent means exclusive.
+/// Parses the mode that a client asks for; absent means exclusive.
 pub fn parse(value: Option<Json<'_>>, max_permits: u32) -> Result<Mode, Problem> {
     const EXPECTED: &str = "\"exclusive\", \"shared\" or {\"permits\": n}";
     match value {

@@ -1,4 +1,4 @@
-//! `POST /v1/once/begin` and `/v1/once/finish`: the first does the work, the others get its outcome.
+//! `POST /v1/once/begin` and `/v1/once/finish`: the first client does the work, and the others get its outcome.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use crate::lock::Mode;
 use crate::lock::record::StoredValue;
 use crate::service::{AcquireError, Begun};
 
+/// `POST /v1/once/begin`: grants the right to do the work, or returns the outcome if the work is done.
 pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let request = acquire::parse(&body, &api.limits)?;
     drop(body);
@@ -28,6 +29,7 @@ pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
     }
 }
 
+/// `POST /v1/once/finish`: stores the outcome and releases the lease.
 pub async fn finish(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id_of(&mut fields)?;
@@ -49,7 +51,7 @@ struct First<'a> {
 struct Done<'a> {
     state: &'static str,
     outcome: &'a RawValue,
-    /// When it was finished.
+    /// When the work was finished.
     since: String,
     /// Until when the outcome is kept.
     until: String,

@@ -1,4 +1,5 @@
-//! `POST /v1/versions/read` and `/v1/versions/commit`: of those that read a version, one commits.
+//! `POST /v1/versions/read` and `/v1/versions/commit`: optimistic locking. Of all clients that read the same version,
+//! one can commit.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -12,9 +13,10 @@ use crate::http::{Kind, Problem, Response, json};
 use crate::lock::{Mode, Token};
 use crate::service::{AcquireError, Request};
 
-/// The largest version: JSON numbers are exact up to here.
+/// The largest version: JSON numbers are exact up to 2^53 - 1.
 const MAX_VERSION: u64 = (1 << 53) - 1;
 
+/// `POST /v1/versions/read`.
 pub async fn read(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let request = request(api, &mut fields)?;
@@ -32,6 +34,7 @@ pub async fn read(api: &Api, body: Bytes) -> Result<Response, Problem> {
     Ok(json(&answer))
 }
 
+/// `POST /v1/versions/commit`.
 pub async fn commit(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let mut request = request(api, &mut fields)?;
@@ -75,7 +78,7 @@ struct Read<'a> {
     resource: &'a str,
     key: &'a str,
     version: u64,
-    /// What the last commit left, where it left something.
+    /// The value of the last commit, if it had one.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! `GET /v1/watch`: what happens to keys, as server-sent events.
+//! `GET /v1/watch`: events of keys, as server-sent events.
 
 use std::time::Duration;
 
@@ -16,11 +16,12 @@ use crate::http::{Body, Problem, Query, Response};
 use crate::lock::Key;
 use crate::service::{Notice, NoticeKind};
 
-/// A comment is sent after this long without an event, so that both ends notice a dead one.
+/// After this long without an event, a comment is sent, so that both ends notice a dead connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Events that are sent in one piece.
+/// The most events in one chunk of the stream.
 const MAX_BATCH: usize = 64;
 
+/// Streams the events of all keys that begin with `prefix`.
 pub fn watch(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
     let query = Query::parse(query, &["prefix"])?;
     let prefix = query.text("prefix").unwrap_or_default();
@@ -49,7 +50,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// The next piece of the stream, with the watcher that makes the one after it.
+    /// The next chunk of the stream, with the watcher that produces the chunk after it.
     async fn next(mut self) -> Option<(Bytes, Watcher)> {
         if !self.greeted {
             self.greeted = true;
@@ -65,7 +66,7 @@ impl Watcher {
         Some((piece.into(), self))
     }
 
-    /// At least one event and whatever else is there already; `None` when there will be no more.
+    /// Waits for at least one event, and adds all events that are already there. `None` after the last event.
     async fn piece(&mut self) -> Option<String> {
         let mut piece = String::new();
         while piece.is_empty() {

@@ -5,31 +5,32 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde_json::{Value, json};
 
-/// What is asked of a lock.
+/// The resource, mode and times of a lock request.
 #[derive(Args, Clone, Debug)]
 pub struct AcquireArgs {
-    /// What to lock, e.g. orders/42
+    /// The resource to lock, e.g. orders/42
     pub resource: String,
-    /// How long the lease lives without renewal, e.g. 500ms, 10s, 2m [default: the policy's]
+    /// Time after which an unrenewed lease ends, e.g. 500ms, 10s, 2m [default: the policy's]
     #[arg(long, value_parser = duration_ms, value_name = "TIME")]
     pub ttl: Option<u32>,
-    /// How long to wait for the lock; 0 tries once [default: the policy's]
+    /// Longest wait for the lock, e.g. 5s; 0 tries once [default: the policy's]
     #[arg(long, value_parser = duration_ms, value_name = "TIME")]
     pub wait: Option<u32>,
-    /// exclusive, shared, or permits=N
+    /// Mode of the lock: exclusive, shared, or permits=N
     #[arg(long, value_parser = mode, default_value = "exclusive")]
     pub mode: Mode,
-    /// Who holds it; by default user@host, and the request id or else the number of this process
+    /// Name of the holder [default: user@host, with the request id or else the process id]
     #[arg(long)]
     pub owner: Option<String>,
-    /// What the policy should know; may be given several times
+    /// A label for the policy; may be given several times
     #[arg(long = "label", value_parser = label, value_name = "NAME=VALUE")]
     pub labels: Vec<(String, String)>,
-    /// Makes repeating this call safe: the same id gives the same lease
+    /// Id that makes this call safe to repeat: the same id gives the same lease
     #[arg(long, value_name = "ID")]
     pub request_id: Option<String>,
 }
 
+/// The mode of a lock, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Exclusive,
@@ -38,7 +39,7 @@ pub enum Mode {
 }
 
 impl AcquireArgs {
-    /// The body of the call.
+    /// The JSON body of the call.
     pub fn to_json(&self) -> Value {
         let mut body = json!({
             "resource": self.resource,
@@ -80,6 +81,7 @@ pub fn duration_ms(text: &str) -> Result<u32, String> {
     if ms > f64::from(u32::MAX) { Err("is too long".to_owned()) } else { Ok(ms as u32) }
 }
 
+/// Parses `exclusive`, `shared` or `permits=N`.
 pub fn mode(text: &str) -> Result<Mode, String> {
     match text {
         "exclusive" => Ok(Mode::Exclusive),
@@ -91,6 +93,7 @@ pub fn mode(text: &str) -> Result<Mode, String> {
     }
 }
 
+/// Parses `NAME=VALUE`.
 pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -98,13 +101,13 @@ pub fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What a call's labels are, if it has any.
+/// The labels of a call as JSON, if it has any.
 pub fn labels_json(labels: &[(String, String)]) -> Option<Value> {
     let labels: BTreeMap<_, _> = labels.iter().cloned().collect();
     (!labels.is_empty()).then(|| json!(labels))
 }
 
-/// The same for each call with one request id: they are one call, from whichever process.
+/// Calls with the same request id have the same owner, whichever process makes them, because they are one call.
 fn default_owner(request_id: Option<&str>) -> String {
     let user = std::env::var("USER").unwrap_or_else(|_| "unknown".to_owned());
     let host =

@@ -1,4 +1,4 @@
-//! The client's side of the HTTP API.
+//! A client of the HTTP API.
 
 use std::time::Duration;
 
@@ -13,16 +13,19 @@ use serde_json::Value;
 
 use super::failure::Failure;
 
+/// A client of one server.
 pub struct Client {
     base: String,
     http: HyperClient<HttpConnector, Full<Bytes>>,
 }
 
-/// How long a connection, and an answer that needs no waiting, may take.
+/// The time-out of a connection attempt, and of an answer that involves no waiting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time-out of a whole call that involves no waiting for a lock.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Client {
+    /// A client for the base URL `base`, which must begin with `http://`.
     pub fn new(base: &str) -> Result<Client, Failure> {
         let base = base.trim_end_matches('/');
         let uri: Uri =
@@ -37,19 +40,22 @@ impl Client {
         Ok(Client { base: base.to_owned(), http })
     }
 
+    /// The base URL.
     pub fn url(&self) -> &str {
         &self.base
     }
 
+    /// A GET; returns the JSON of the answer.
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.call(Method::GET, path, Bytes::new(), CALL_TIMEOUT).await
     }
 
+    /// A POST; returns the JSON of the answer.
     pub async fn post(&self, path: &str, body: &Value, timeout: Duration) -> Result<Value, Failure> {
         self.call(Method::POST, path, body.to_string().into(), timeout).await
     }
 
-    /// One call; the answer's JSON, or its problem.
+    /// A call. Returns the JSON of the answer; a problem is a failure.
     pub async fn call(
         &self,
         method: Method,
@@ -68,7 +74,7 @@ impl Client {
         }
     }
 
-    /// One call whose answer is a stream; problems are failures.
+    /// A call whose answer is a stream; a problem is a failure.
     pub async fn stream(&self, method: Method, path: &str, body: Bytes) -> Result<Incoming, Failure> {
         let (status, body) = self.send(method, path, body).await?;
         if status == 200 {
@@ -80,6 +86,7 @@ impl Client {
         }))
     }
 
+    /// The failure of a connection that broke during a call.
     pub fn broken(&self, error: &hyper::Error) -> Failure {
         let why = format!("the connection broke: {error}");
         Failure::NoProxy { url: self.base.clone(), why, was_asked: true }
@@ -108,12 +115,12 @@ impl Client {
     }
 }
 
-/// A name as one path, its slashes kept.
+/// Encodes a name as a path and keeps its slashes.
 pub fn encode_path(text: &str) -> String {
     encode(text, b"-._~/:@!$'()*,;=")
 }
 
-/// A value of a query.
+/// Encodes a value of a query.
 pub fn encode_query(text: &str) -> String {
     encode(text, b"-._~/:")
 }
@@ -130,7 +137,7 @@ fn encode(text: &str, plain: &[u8]) -> String {
     encoded
 }
 
-/// The innermost error says what happened; the outer ones say only that something did.
+/// The innermost error. Outer errors only say that the call failed.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

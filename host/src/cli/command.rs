@@ -1,8 +1,8 @@
-//! `run`: a lock for as long as a command runs.
+//! `run`: holds a lock while a command runs.
 //!
-//! Whatever must be done about the lease or the command is done first, and said afterwards: what reads our
-//! output may be gone, or may have paused. [`lease`] says when the command must end, [`child`] starts and stops it,
-//! and [`guard`] is a process that ends it where this one cannot.
+//! Actions on the lease or the command come first and messages after them, because the reader of our output may be
+//! gone or slow. [`lease`] decides when the command must end, [`child`] starts and stops it, and [`guard`] is a
+//! process that ends the command if this process cannot.
 
 use clap::Args;
 
@@ -28,6 +28,7 @@ use lease::{Held, Lost};
 pub use once::{OnceArgs, run as once};
 use signals::Signals;
 
+/// The arguments of `run`.
 #[derive(Args, Debug)]
 pub struct RunArgs {
     #[command(flatten)]
@@ -37,14 +38,14 @@ pub struct RunArgs {
     pub command: Vec<String>,
 }
 
-/// The exit code of the command.
+/// Runs the command under a lock and returns its exit code.
 pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
     let servers = Servers::new(&options.server)?;
     let mut signals = Signals::new()?;
     let body = args.acquire.to_json();
     let (grant, asked) = tokio::select! {
         granted = servers.acquire("/v1/acquire", &body, args.acquire.wait) => granted?,
-        // Leaving closes the connection, which leaves the queue.
+        // Returning closes the connection, so the request leaves the queue.
         code = signals.end() => return Ok(code),
     };
     let lease = held(&grant, asked, &servers)?;
@@ -54,7 +55,7 @@ pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// The lease of a grant, which every server renews unless it rests on a session of one.
+/// The lease of a grant. Any server can renew it, unless the lock depends on one server's database session.
 fn held(grant: &Value, asked: Instant, servers: &Servers) -> Result<Held, Failure> {
     if rests_on_a_session(grant) {
         servers.stay();
@@ -62,12 +63,12 @@ fn held(grant: &Value, asked: Instant, servers: &Servers) -> Result<Held, Failur
     Held::new(grant, asked)
 }
 
-/// The lock ends with its proxy. Earlier proxies name the primitive alone.
+/// Whether the lock ends with its proxy. Proxies of earlier versions only name the primitive.
 pub fn rests_on_a_session(grant: &Value) -> bool {
     grant["ends_with"] == "session" || matches!(grant["primitive"].as_str(), Some("advisory" | "row"))
 }
 
-/// Starts the command; the lease of one that cannot be run is given up.
+/// Starts the command. If it cannot be run, the lease is released.
 async fn start(
     command: &[String],
     lease: &Held,
@@ -81,8 +82,8 @@ async fn start(
     child
 }
 
-/// Keeps the lease alive until the command has ended: its exit code. A command whose lease is lost is
-/// stopped.
+/// Keeps the lease alive until the command has ended, and returns the command's exit code. If the lease is lost, the
+/// command is stopped.
 async fn supervise(
     child: &mut Child,
     lease: &Held,
@@ -104,7 +105,7 @@ async fn supervise(
     lost.map_err(|lost| Failure::Lost(lost.reason))
 }
 
-/// The exit code of the command, or why it must be stopped.
+/// Waits for the command's exit code, or for a reason to stop the command.
 async fn watch(
     child: &mut Child,
     lease: &Held,
@@ -113,7 +114,7 @@ async fn watch(
 ) -> Result<Result<u8, Lost>, Failure> {
     let keep = lease.keep(servers);
     tokio::pin!(keep);
-    // Nobody works while the command is stopped, so its lease is not renewed.
+    // A stopped command does no work, so its lease is not renewed.
     let mut is_stopped = false;
     loop {
         tokio::select! {

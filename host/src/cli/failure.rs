@@ -1,9 +1,10 @@
-//! How a command fails, and what it exits with.
+//! Failures of commands, and their exit codes.
 
 use serde_json::{Value, json};
 
 use super::output;
 
+/// A failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{0}")]
@@ -12,24 +13,24 @@ pub enum Failure {
     NoProxy {
         url: String,
         why: String,
-        /// The request may have arrived.
+        /// Whether the request may have reached the proxy.
         was_asked: bool,
     },
     #[error("{url} did not answer in time")]
     Silent { url: String },
-    /// The proxy's own answer.
+    /// The problem that the proxy answered.
     #[error("{}", sentence(body))]
     Problem { status: u16, body: Value },
-    /// The lease ended while it was being used.
+    /// The lease ended while it was in use.
     #[error("the lease is lost: {0}")]
     Lost(String),
-    /// A component that a proxy would not load.
+    /// A component that a proxy would refuse to load.
     #[error("{0}")]
     Refused(String),
-    /// A component that failed at a call.
+    /// A component whose call failed.
     #[error("{0}")]
     Fault(String),
-    /// A command that was to run under a lock and could not, with the code for it.
+    /// A command that could not be run under its lock, with the exit code for it.
     #[error("{what}")]
     Command { what: String, code: u8 },
     #[error("{0}")]
@@ -37,7 +38,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// One of the exit codes that `--help` lists.
+    /// The exit code, as listed by `--help`.
     pub fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
@@ -57,12 +58,12 @@ impl Failure {
         }
     }
 
-    /// Another proxy may be able to do what this one cannot do now.
+    /// Whether another proxy may succeed.
     pub fn is_of_the_server(&self) -> bool {
         self.code() == 5
     }
 
-    /// The most that the proxy takes for this field, where it was given more.
+    /// The proxy's limit for this field, if the value exceeded it.
     pub fn bound_of(&self, field: &str) -> Option<usize> {
         match self {
             Failure::Problem { body, .. } if body["field"] == field => {
@@ -72,7 +73,7 @@ impl Failure {
         }
     }
 
-    /// As [`Failure::is_of_the_server`], and nothing was done.
+    /// Whether another proxy may succeed and this one did nothing.
     pub fn was_not_heard(&self) -> bool {
         match self {
             Failure::NoProxy { was_asked, .. } => !was_asked,
@@ -81,7 +82,7 @@ impl Failure {
         }
     }
 
-    /// The exit code of `run`, which leaves the low ones to its command.
+    /// The exit code of `run`: low codes belong to its command.
     pub fn code_of_run(&self) -> u8 {
         match self {
             Failure::Command { code, .. } => *code,
@@ -89,7 +90,7 @@ impl Failure {
         }
     }
 
-    /// Says what went wrong: on standard error for people, on standard output for programs.
+    /// Reports the failure: on standard error for people, on standard output as JSON.
     pub fn report(&self, as_json: bool) {
         match self {
             Failure::Problem { body, .. } if as_json => output::json(body),
@@ -112,7 +113,7 @@ impl Failure {
     }
 }
 
-/// What a problem says to a person.
+/// The message of a problem, for people.
 fn sentence(body: &Value) -> String {
     let detail = body["detail"].as_str().or(body["title"].as_str()).unwrap_or("the proxy gave no reason");
     let mut text = detail.to_owned();

@@ -6,6 +6,7 @@ use super::client::Client;
 use super::failure::Failure;
 use super::{Options, output};
 
+/// Runs `fleet`.
 pub async fn show(options: &Options) -> Result<(), Failure> {
     let fleet = Client::new(&options.admin)?.get("/v1/fleet").await?;
     if options.json {

@@ -7,6 +7,7 @@ use super::failure::Failure;
 use super::servers::Servers;
 use super::{AcquireArgs, Options, output};
 
+/// Runs `acquire`.
 pub async fn acquire(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
     let servers = Servers::new(&options.server)?;
     let (lease, _) = servers.acquire("/v1/acquire", &args.to_json(), args.wait).await?;
@@ -18,6 +19,7 @@ pub async fn acquire(args: &AcquireArgs, options: &Options) -> Result<(), Failur
     Ok(())
 }
 
+/// Runs `renew`.
 pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Result<(), Failure> {
     let mut body = json!({ "lease_id": lease_id });
     if let Some(ttl_ms) = ttl_ms {
@@ -32,6 +34,7 @@ pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Re
     Ok(())
 }
 
+/// Runs `release`.
 pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
     let body = json!({ "lease_id": lease_id });
     let released = Servers::new(&options.server)?.post_once("/v1/release", &body).await?;
@@ -43,7 +46,7 @@ pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lists up to `limit` locks, over as many pages as that takes.
+/// Runs `ls`: lists up to `limit` locks, in as many pages as necessary.
 pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Result<(), Failure> {
     let servers = Servers::new(&options.server)?;
     let prefix = encode_query(prefix.unwrap_or_default());
@@ -88,6 +91,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
     Ok(())
 }
 
+/// Runs `show`.
 pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
     let path = format!("/v1/locks/{}", encode_path(name));
     let lock = Servers::new(&options.server)?.get(&path).await?;
@@ -152,7 +156,7 @@ fn holders(lock: &Value) -> Vec<Vec<String>> {
     lock["holders"].as_array().into_iter().flatten().map(row).collect()
 }
 
-/// A row for a value that is kept with a key that may have no holder.
+/// A row for a stored value, whose key may have no holder.
 fn kept(lock: &Value) -> Vec<Vec<String>> {
     let none = || "-".to_owned();
     let row = |_: &Value| {

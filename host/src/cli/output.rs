@@ -1,4 +1,4 @@
-//! What people and programs read on standard output.
+//! Output on the terminal, for people and programs.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,18 +7,18 @@ use std::thread;
 
 use serde_json::Value;
 
-/// Prints a line. That nobody reads on is no reason to fail.
+/// Prints a line. A closed standard output is not an error.
 pub fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Says on standard error what a person should know. That nobody reads on is no reason to fail.
+/// Prints a message for people on standard error. A closed standard error is not an error.
 pub fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "lockkeeper: {text}");
 }
 
-/// As [`complain`], without waiting until it has been taken: for what is said while a lock is held. Left out
-/// where the sentence before it waits.
+/// As [`complain`], but without waiting for a slow reader: for messages while a lock is held. The message is dropped
+/// if the one before it is still being written.
 pub fn aside(text: String) {
     static SPEAKS: AtomicBool = AtomicBool::new(false);
     if !SPEAKS.swap(true, Ordering::AcqRel) {
@@ -29,27 +29,29 @@ pub fn aside(text: String) {
     }
 }
 
-/// Prints lines from a thread of its own, so that nobody waits for who reads them.
+/// Prints lines from a separate thread, so that a slow reader does not block the caller.
 pub struct Printer {
     lines: mpsc::SyncSender<String>,
     thread: thread::JoinHandle<()>,
 }
 
-/// Lines that wait for their reader; what comes then is left out.
+/// The most lines that wait to be printed; further lines are dropped.
 const MAX_UNREAD_LINES: usize = 1_000;
 
 impl Printer {
+    /// Starts the thread.
     pub fn start() -> Printer {
         let (lines, unread) = mpsc::sync_channel::<String>(MAX_UNREAD_LINES);
         let thread = thread::spawn(move || unread.iter().for_each(|text| line(&text)));
         Printer { lines, thread }
     }
 
+    /// Queues a line.
     pub fn line(&self, text: String) {
         let _ = self.lines.try_send(text);
     }
 
-    /// Waits until all has been read. To be called when there is nothing else to do.
+    /// Waits until all lines are printed. Call this last, because the reader may be slow.
     pub fn finish(self) {
         drop(self.lines);
         let _ = self.thread.join();
@@ -76,7 +78,7 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) {
     }
 }
 
-/// A JSON value as a person reads it.
+/// A JSON value as text for people.
 pub fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -85,7 +87,7 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// A mode as it is given on the command line.
+/// A mode in the syntax of the command line.
 pub fn mode(value: &Value) -> String {
     match value["permits"].as_u64() {
         Some(count) => format!("permits={count}"),
@@ -93,7 +95,7 @@ pub fn mode(value: &Value) -> String {
     }
 }
 
-/// Milliseconds, in the largest unit that keeps them readable.
+/// A time in milliseconds, in the largest readable unit.
 pub fn time(value: &Value) -> String {
     match value.as_u64() {
         None => "-".to_owned(),

@@ -16,43 +16,44 @@ mod routed;
 mod tools;
 mod trial;
 
+/// A command about policies.
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
-    /// Write a crate with a policy that builds and passes its test
+    /// Create a crate with a policy that builds and passes its test
     ///
     /// Example: lockkeeper policy new tenants
     New {
-        /// Its name: the crate's, and the folder's
+        /// Name of the crate and of its folder
         name: String,
     },
     /// Build a policy's crate into a component
     ///
     /// Example: lockkeeper policy build tenants
     Build {
-        /// The crate
+        /// The folder of the crate
         #[arg(default_value = ".")]
         dir: PathBuf,
-        /// Where the component goes [default: the crate's name and .wasm, in the crate]
+        /// Output file [default: NAME.wasm in the crate's folder]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
-    /// Say everything for which a proxy would refuse a component
+    /// Check a component as a proxy would, and report every reason to refuse it
     ///
     /// Example: lockkeeper policy check tenants/tenants.wasm
     Check {
         /// The component: a file, or builtin:NAME
         #[arg(value_name = "FILE")]
         source: String,
-        /// The settings it would have, as JSON; @FILE reads them from a file
+        /// The policy's settings as JSON, or @FILE
         #[arg(long, value_name = "JSON", default_value = "{}")]
         settings: String,
     },
-    /// Show what a component makes of a request
+    /// Show the plan that a component makes for a request
     ///
-    /// The component is checked as a proxy with default limits would, and asked for its plan; no lock is
-    /// taken. With --request the request is one of a guarded route; with --config it takes its route through
-    /// that file, and what the route and its policy are is shown, too. Exits with 6 where the policy refuses it
-    /// or no route takes it, and with 1 where the policy fails at it.
+    /// Loads the component under the default limits of a proxy and asks it for a plan; no lock is taken. With
+    /// --request, the request is one of a guarded route. With --config, the request goes through the routes of that
+    /// file, and the route and its policy are shown as well. Exits with 6 if the policy refuses the request or no
+    /// route matches, and with 1 if the policy fails.
     ///
     /// Example: lockkeeper policy try orders.wasm --request 'POST /orders/42/pay' --path '/orders/{id}/pay'
     ///
@@ -69,18 +70,19 @@ pub enum PolicyCommand {
     },
     /// List the policies of a proxy
     List,
-    /// Bring a policy's previous generation back, or call a change off that is under way
+    /// Restore a policy's previous generation, or cancel a change in progress
     ///
-    /// One generation is kept: a second rollback brings back what the first one took away. While a change is
-    /// under way, which `policy list` shows, a rollback calls it off, and so does a push of what is live.
+    /// One previous generation is kept, so a second rollback undoes the first. While a change is in progress (see
+    /// `policy list`), a rollback cancels it; so does pushing the live component again.
     ///
     /// Example: lockkeeper policy rollback default
     Rollback { name: String },
 }
 
-/// Compiling a component takes its time, and so do the proxies of a fleet.
+/// The time-out of a push or rollback. Compiling a component and waiting for all proxies take time.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Runs a command about policies.
 pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failure> {
     match command {
         PolicyCommand::New { name } => {
@@ -166,7 +168,7 @@ fn list(answer: &Value) {
     );
 }
 
-/// What is to go live, and what it waits for.
+/// The component that will go live, and the proxies that it waits for.
 fn pending(record: &Value) -> String {
     let waits_for = listed(&record["waits_for"], ", ");
     let mut text = match record["candidate"].is_null() {
@@ -201,7 +203,7 @@ fn outcome(name: &str, answer: &Value) -> String {
     }
 }
 
-/// `sha256:` and 12 digits: as in leases and logs.
+/// `sha256:` and 12 digits, as in leases and logs.
 fn short_digest(digest: &Value) -> String {
     output::shown(digest).chars().take("sha256:".len() + 12).collect()
 }

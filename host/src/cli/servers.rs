@@ -1,8 +1,8 @@
-//! Several proxies of one store: what one cannot do now, the next one does.
+//! Several proxies of one store: if one proxy cannot serve a call, the next one does.
 //!
-//! A lease belongs to the store, so any proxy renews and releases it, and a repeated `request_id` gives the
-//! same lease on each. A call that may be repeated goes from server to server; one that may not is passed on
-//! only where it has not arrived.
+//! A lease belongs to the store, so any proxy can renew and release it, and a repeated `request_id` gives the same
+//! lease on each proxy. A call that is safe to repeat goes from server to server. A call that is not safe to repeat
+//! goes to the next server only if it has not arrived.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -19,22 +19,24 @@ use crate::clock;
 use crate::lock::Instant;
 use crate::random;
 
-/// Between two rounds in which no server could be used.
+/// The pause between two rounds in which no server could be used.
 const PAUSE: Duration = Duration::from_millis(500);
-/// As long as a call may take that waits for as long as a policy says.
+/// The time-out of a call whose longest wait only the policy knows.
 const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// The servers of `--server`, and the one in use.
 pub struct Servers {
     clients: Vec<Client>,
-    /// The one that is asked first.
+    /// The server to ask first.
     current: Cell<usize>,
-    /// The one that said something last.
+    /// The server that answered last.
     used: Cell<Option<usize>>,
-    /// Nothing that others could do counts.
+    /// Whether only the current server counts; see [`Servers::stay`].
     is_fixed: Cell<bool>,
 }
 
 impl Servers {
+    /// Servers from the URLs of `--server`.
     pub fn new(urls: &[String]) -> Result<Servers, Failure> {
         let urls = urls.iter().map(|url| url.trim()).filter(|url| !url.is_empty());
         let clients = urls.map(Client::new).collect::<Result<Vec<_>, _>>()?;
@@ -44,32 +46,35 @@ impl Servers {
         Ok(Servers { clients, current: Cell::new(0), used: Cell::new(None), is_fixed: Cell::new(false) })
     }
 
+    /// How many servers may be asked.
     pub fn count(&self) -> usize {
         if self.is_fixed.get() { 1 } else { self.clients.len() }
     }
 
-    /// From now on the server that is used is used alone: it alone knows a lock that rests on a session of its own.
+    /// Uses only the current server from now on, because the lock depends on that server's database session.
     pub fn stay(&self) {
         self.is_fixed.set(true);
     }
 
+    /// Whether only one server may be asked.
     pub fn is_fixed(&self) -> bool {
         self.is_fixed.get()
     }
 
+    /// The server to ask first.
     pub fn current(&self) -> &Client {
         &self.clients[self.current.get()]
     }
 
-    /// Notes that the current server is of no use now.
+    /// Goes on to the next server, because the current one cannot be used now.
     pub fn pass_over(&self) {
         if !self.is_fixed.get() {
             self.current.set((self.current.get() + 1) % self.clients.len());
         }
     }
 
-    /// Notes that the current server has answered, and says so where it is another one than before. To be
-    /// called when what the answer demands is done.
+    /// Records that the current server has answered, and reports a change of servers. Call this after acting on the
+    /// answer.
     pub fn settle(&self) {
         let before = self.used.replace(Some(self.current.get()));
         if let Some(before) = before.filter(|before| *before != self.current.get()) {
@@ -81,21 +86,22 @@ impl Servers {
         }
     }
 
+    /// A GET, which is safe to repeat.
     pub async fn get(&self, path: &str) -> Result<Value, Failure> {
         self.call(Method::GET, path, &Bytes::new(), CALL_TIMEOUT, Failure::is_of_the_server).await
     }
 
-    /// A call that may be repeated: each server is asked once, for as long as `timeout`.
+    /// A POST that is safe to repeat. Each server is asked once, for at most `timeout`.
     pub async fn post(&self, path: &str, body: &Value, timeout: Duration) -> Result<Value, Failure> {
         self.call(Method::POST, path, &body.to_string().into(), timeout, Failure::is_of_the_server).await
     }
 
-    /// A call that must not be repeated once it may have arrived.
+    /// A POST that must not be repeated once it may have arrived.
     pub async fn post_once(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         self.call(Method::POST, path, &body.to_string().into(), CALL_TIMEOUT, Failure::was_not_heard).await
     }
 
-    /// A call whose answer is a stream.
+    /// A GET whose answer is a stream.
     pub async fn stream(&self, path: &str) -> Result<Incoming, Failure> {
         let mut left = self.count();
         loop {
@@ -133,10 +139,10 @@ impl Servers {
         }
     }
 
-    /// Waits for a lock: its grant, and when the server was asked that gave it. All servers are asked with one
-    /// request id, so that what one has granted and could not say is what the next one says. The wait counts over
-    /// all of them; one that cannot be used is passed over until it has ended. Where the policy says how long to
-    /// wait, each server is asked once.
+    /// Waits for a lock. Returns the grant, and the time at which its server was asked. All servers are asked with
+    /// the same request id, so if one server's answer with a grant is lost, the next server returns that grant.
+    /// `wait_ms` covers all attempts: servers that cannot be used are skipped until the time is over. Without
+    /// `wait_ms`, each server is asked once.
     pub async fn acquire(
         &self,
         path: &str,
@@ -195,7 +201,7 @@ impl Servers {
                         left = self.count();
                     }
                 }
-                // A server that could not say what it had granted has taken it back.
+                // The server could not deliver its grant and has undone it.
                 Err(Failure::Problem { body: problem, .. }) if has_id_of_its_own && has_ended(&problem) => {
                     body["request_id"] = new_request_id().into();
                 }
@@ -208,7 +214,7 @@ impl Servers {
     }
 }
 
-/// Makes a call safe to repeat.
+/// A request id, which makes a call safe to repeat.
 pub fn new_request_id() -> String {
     format!("cli-{:032x}", random::number::<u128>())
 }

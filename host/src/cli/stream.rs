@@ -1,4 +1,4 @@
-//! `watch` and `hold`: answers that go on.
+//! `watch` and `hold`: commands whose answers are streams.
 
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use super::{AcquireArgs, Options};
 use crate::clock;
 use crate::lock::Instant;
 
+/// Runs `watch`.
 pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failure> {
     let servers = Servers::new(&options.server)?;
     let path = format!("/v1/watch?prefix={}", encode_query(prefix.unwrap_or_default()));
@@ -31,7 +32,7 @@ pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failur
         } else {
             let [at, name, key, owner] =
                 ["at", "event", "key", "owner"].map(|name| output::shown(&event[name]));
-            // What an operator takes away has no owner here, and no token.
+            // The event of a forced release has no owner and no token.
             let whose = match event["token"].as_u64() {
                 Some(token @ 1..) => format!("  token {token}  {owner}"),
                 _ => String::new(),
@@ -42,9 +43,10 @@ pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failur
     Err(Failure::Other("the proxy ended the stream".to_owned()))
 }
 
-/// Between two attempts to go on with a lease.
+/// The pause between two attempts to resume a lease.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Runs `hold`.
 pub async fn hold(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
     let servers = Servers::new(&options.server)?;
     let printer = Printer::start();
@@ -53,7 +55,7 @@ pub async fn hold(args: &AcquireArgs, options: &Options) -> Result<(), Failure> 
     Err(failure)
 }
 
-/// Holds a lock until that fails.
+/// Holds a lock and returns the failure that ends the hold.
 async fn hold_on(args: &AcquireArgs, servers: &Servers, printer: &Printer, as_json: bool) -> Failure {
     let (body, asked) = match servers.open("/v1/hold", &args.to_json(), args.wait).await {
         Ok(opened) => opened,
@@ -61,7 +63,8 @@ async fn hold_on(args: &AcquireArgs, servers: &Servers, printer: &Printer, as_js
     };
     let mut held = Held { lease_id: None, asked, heard: clock::now(), certain_until: asked };
     let mut lines = Lines::new(body);
-    // A connection that is closed gives its lease up, which another one goes on with: these stay open.
+    // Closing a connection would release the lease that another connection has resumed, so silent connections stay
+    // open.
     let mut silent = Vec::new();
     loop {
         let why = match held.follow(&mut lines, servers, |event| print(event, printer, as_json)).await {
@@ -83,23 +86,23 @@ async fn hold_on(args: &AcquireArgs, servers: &Servers, printer: &Printer, as_js
 /// A lease that a proxy keeps alive.
 struct Held {
     lease_id: Option<String>,
-    /// When the request was sent that the proxy counts from.
+    /// When the request was sent; the proxy's times count from it.
     asked: Instant,
     /// When the last line was read.
     heard: Instant,
     certain_until: Instant,
 }
 
-/// How a stream ends.
+/// The end of a stream.
 enum End {
     Lost(String),
     Silent,
-    /// The proxy stops, or the connection broke: the lease may live on.
+    /// The proxy stops or the connection broke, but the lease may still be valid.
     Broken(String),
 }
 
 impl Held {
-    /// Prints what happens to the lease until its stream ends.
+    /// Prints the events of the lease until its stream ends.
     async fn follow(&mut self, lines: &mut Lines, servers: &Servers, print: impl Fn(&Value)) -> End {
         loop {
             let line = tokio::select! {
@@ -126,14 +129,15 @@ impl Held {
         }
     }
 
-    /// A line counts from the request, so one that comes late promises nothing that has passed.
+    /// Takes the times of a line. They count from the request, so a line that comes late promises no time that has
+    /// passed.
     fn hear(&mut self, event: &Value) {
         let number = |name: &str| event[name].as_u64().and_then(|number| u32::try_from(number).ok());
         if let Some(id) = event["lease_id"].as_str() {
             self.lease_id = Some(id.to_owned());
         }
         self.heard = clock::now();
-        // An earlier proxy says `waited_ms` of its grant alone, and nothing of a renewal.
+        // Proxies of earlier versions send only `waited_ms` with a grant, and neither with a renewal.
         let since_ms = number("since_ms").or_else(|| number("waited_ms"));
         let from = since_ms.map_or(self.heard, |since_ms| self.asked.plus_ms(since_ms));
         if let Some(left_ms) = number("expires_in_ms") {
@@ -141,8 +145,8 @@ impl Held {
         }
     }
 
-    /// Another server is asked when half of the time has passed without a word; the only one is waited for until
-    /// the end.
+    /// When to give up waiting for the next line. With several servers, another one is asked after half of the
+    /// remaining time. A single server is waited for until the lease ends.
     fn patient_until(&self, servers: &Servers) -> Instant {
         if self.lease_id.is_none() {
             return self.heard.plus_us(CALL_TIMEOUT.as_micros() as u64);
@@ -154,11 +158,11 @@ impl Held {
         }
     }
 
-    /// Finds a server that keeps the lease alive, as long as it lasts.
+    /// Finds a server that resumes the lease, until the lease ends.
     async fn go_on(&mut self, servers: &Servers, why: &str) -> Result<Lines, Failure> {
         let Some(id) = &self.lease_id else { return Err(Failure::Lost(why.to_owned())) };
         let body: Bytes = json!({ "lease_id": id }).to_string().into();
-        // A server that ends each stream at once is not asked without a pause.
+        // Pause first, in case a server ends each stream at once.
         let left = Duration::from_micros(self.certain_until.us_since(clock::now()));
         tokio::time::sleep(PAUSE.min(left / 10)).await;
         loop {
@@ -175,7 +179,7 @@ impl Held {
                     (self.asked, self.heard) = (asked, clock::now());
                     return Ok(Lines::new(body));
                 }
-                // A lock that ends with its proxy is free by now.
+                // If the lock ends with its proxy, the lock is free by now.
                 Ok(Err(failure @ Failure::NoProxy { .. })) if servers.is_fixed() => {
                     return Err(Failure::Lost(format!("{why}; it ends with its proxy: {failure}")));
                 }
@@ -205,18 +209,19 @@ fn print(event: &Value, printer: &Printer, as_json: bool) {
     }
 }
 
-/// The lines of a body.
+/// Splits a body into lines.
 pub struct Lines {
     body: Incoming,
     held: Vec<u8>,
 }
 
 impl Lines {
+    /// The lines of `body`.
     pub fn new(body: Incoming) -> Lines {
         Lines { body, held: Vec::new() }
     }
 
-    /// The next line; why the connection broke. Safe to drop and call again.
+    /// The next line, or why the connection broke. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<String>, String> {
         loop {
             if let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {

@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::servers::{self, Servers};
 use super::{Options, VersionCommand, output};
 
+/// Runs `version read` or `version commit`.
 pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failure> {
     let servers = Servers::new(&options.server)?;
     let (path, body) = match command {

@@ -1,15 +1,16 @@
-//! What is wrong with a configuration, and where.
+//! Faults of a configuration, with their places.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// One thing that is wrong. Reads `config.toml:12: store.lanes: is 0; must be from 1 to 64`.
+/// One fault. Its text is like `config.toml:12: store.lanes: is 0; must be from 1 to 64`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub place: Location,
     pub what: String,
 }
 
+/// The place of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Location {
     File(PathBuf),
@@ -29,7 +30,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// `; did you mean …?` where a known name is near, else nothing.
+/// `; did you mean …?` if a known name is similar, otherwise empty.
 pub fn suggestion(given: &str, known: &[&str]) -> String {
     let near = known.iter().map(|name| (distance(given, name), name)).min();
     match near {
@@ -38,7 +39,7 @@ pub fn suggestion(given: &str, known: &[&str]) -> String {
     }
 }
 
-/// How many characters must be changed, added, removed or swapped with their neighbour.
+/// The edit distance: how many characters must be changed, added, removed, or swapped with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];

@@ -1,4 +1,4 @@
-//! `[[guard]]`: listeners whose requests are passed on to an application, under locks.
+//! `[[guard]]`: listeners that pass requests on to an application, under locks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,52 +17,53 @@ use crate::lock::Mode;
 #[derive(Clone, Debug)]
 pub struct GuardConfig {
     pub listen: SocketAddr,
-    /// Which application is behind it. Proxies of one store name requests to one application alike.
+    /// The name of the application behind the listener. All proxies of one store must derive the same lock names for
+    /// requests to the same application.
     pub application: String,
     pub tls: Option<TlsFiles>,
-    /// Whether clients are believed what they say in `X-Forwarded-…` and `Forwarded`: then the proxy adds
-    /// to it, else it replaces it.
+    /// Whether to trust the `X-Forwarded-…` and `Forwarded` headers of clients. If so, the proxy appends to these
+    /// headers; otherwise it replaces them.
     pub trust_forwarded: bool,
-    /// Headers of clients that are passed on although some applications take them for another part of the request;
-    /// in lower case.
+    /// Client headers, in lower case, that are passed on although some applications confuse them with another header
+    /// or part of the request.
     pub keep_headers: Vec<String>,
-    /// The first match wins. Never empty.
+    /// Never empty. The first route that matches a request wins.
     pub routes: Vec<GuardRoute>,
 }
 
-/// PEM files.
+/// The paths of PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
-/// Requests of one kind, and what becomes of them.
+/// A kind of request, and how the proxy handles it.
 #[derive(Clone, Debug)]
 pub struct GuardRoute {
-    /// In upper case; none stands for all, and GET for HEAD as well.
+    /// In upper case. An empty list stands for all methods; GET includes HEAD.
     pub methods: Vec<String>,
     pub path: PathPattern,
-    /// Whether capital letters in the path count. Where they do not, a request cannot get past its lock in capital
-    /// letters.
+    /// Whether the case of letters in the path matters. If it does not, a request cannot avoid its lock by spelling
+    /// the path in capital letters.
     pub exact_case: bool,
-    /// Whether paths are passed on that applications read in different ways.
+    /// Whether to pass on paths that different applications interpret differently.
     pub ambiguous_paths: bool,
-    /// Names in lower case; `None` stands for any value.
+    /// Names in lower case; `None` matches any value.
     pub headers: Vec<(String, Option<String>)>,
-    /// `host:port`, at least one.
+    /// Upstreams as `host:port`, at least one.
     pub upstreams: Vec<String>,
-    /// `None`: passed on without a lock.
+    /// `None`: requests are passed on without a lock.
     pub lock: Option<GuardLock>,
-    /// From the end of the request to the head of the answer.
+    /// The time from the end of the request to the head of the answer.
     pub response_timeout: Duration,
-    /// Between two pieces of a body, each way.
+    /// The time between two pieces of a body, in either direction.
     pub idle_timeout: Duration,
-    /// A path that is asked for now and then; an upstream that does not answer with success is not used.
+    /// A path that is requested periodically. An upstream whose answer is not a success is not used.
     pub health: Option<String>,
 }
 
-/// The most of a body that a route can let its policy see.
+/// The upper bound of `see_body_bytes`: how much of a body a policy may see.
 pub const MAX_SEEN_BYTES: usize = 8_192;
 
 /// The lock of a route's requests.
@@ -76,23 +77,24 @@ pub struct GuardLock {
     pub labels: Vec<(String, Template)>,
     /// Headers that the policy may see, in lower case.
     pub see_headers: Vec<String>,
-    /// How much of the body the policy may see.
+    /// How many bytes of the body the policy may see.
     pub see_body_bytes: usize,
     /// Whether requests are passed on without their lock while the store is unavailable.
     pub fail_open: bool,
-    /// Headers that say who sends a request, in lower case: a kept answer is given to the same sender only.
+    /// Headers, in lower case, that identify the sender of a request. A kept answer is only given to the same sender.
     pub caller: Vec<String>,
-    /// Of an answer that is kept for a `once`, with its headers.
+    /// The size limit of an answer that is kept for a `once`, with its headers.
     pub max_replay_bytes: usize,
 }
 
-/// What decides how the requests to each application are named, as text that is the same for the same naming.
+/// For each application, a text of all settings that decide the lock names of its requests. Two configurations with
+/// the same text name the same requests alike.
 pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
     let mut by_application: BTreeMap<String, String> = BTreeMap::new();
     for guard in guards {
         let text = by_application.entry(guard.application.clone()).or_default();
         if !text.is_empty() {
-            // A route that moves to another listener names the requests of that one.
+            // Separates the listeners: a route that moves to another listener names the requests of that listener.
             text.push('|');
         }
         for route in &guard.routes {
@@ -110,7 +112,7 @@ pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
 }
 
 impl GuardConfig {
-    /// What decides about headers before the routes read them; empty where they read none of those.
+    /// The settings that change headers before the routes read them. Empty if the routes read none of those headers.
     fn header_rules(&self) -> String {
         let read: BTreeSet<&str> = self.routes.iter().flat_map(GuardRoute::reads_headers).collect();
         let is_forwarded = |name: &&str| {
@@ -125,7 +127,7 @@ impl GuardConfig {
 }
 
 impl GuardRoute {
-    /// The headers that a request is matched by, and named by.
+    /// The headers that decide whether a request matches and how its lock is named.
     fn reads_headers(&self) -> impl Iterator<Item = &str> {
         let matched = self.headers.iter().map(|(name, _)| name.as_str());
         matched.chain(self.lock.iter().flat_map(GuardLock::reads_headers))
@@ -142,27 +144,27 @@ impl GuardLock {
         named.chain(self.see_headers.iter().map(String::as_str))
     }
 
-    /// Whether the lock is named by something in the body.
+    /// Whether the lock's name or a label contains something from the body.
     pub fn names_body(&self) -> bool {
         let labels = self.labels.iter().map(|(_, template)| template);
         labels.chain([&self.resource]).any(Template::reads_body)
     }
 }
 
-/// What all upstreams have in common.
+/// Settings that all upstreams share.
 #[derive(Clone, Debug)]
 pub struct UpstreamLimits {
     pub connect_timeout: Duration,
-    /// How long a connection is kept for the next request. Shorter than the upstream keeps it, or
-    /// the upstream may close it while a request is on its way.
+    /// How long an idle connection is kept for the next request. It must be shorter than the upstream's own limit, or
+    /// the upstream may close the connection while a request is on its way.
     pub keepalive: Duration,
-    /// Requests at once to one upstream; more are answered 503.
+    /// Concurrent requests to one upstream; further requests are answered with 503.
     pub max_requests: usize,
-    /// The status line and headers of an answer.
+    /// The size limit of an answer's status line and headers.
     pub max_header_bytes: usize,
-    /// How long an upstream that refused a connection is not asked, while there is another.
+    /// How long an upstream that refused a connection is skipped while another upstream is available.
     pub down: Duration,
-    /// How often the `health` path of a route is asked for.
+    /// The interval of the requests for a route's `health` path.
     pub health_every: Duration,
 }
 

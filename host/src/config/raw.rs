@@ -14,18 +14,20 @@ use super::{
 };
 use crate::lock::Key;
 
-/// Variables that belong to the command line.
+/// Environment variables of the command line, which are no keys of the configuration.
 const OTHER_ENV: [&str; 5] =
     ["LOCKKEEPER_SERVER", "LOCKKEEPER_ADMIN", "LOCKKEEPER_TOKEN", "LOCKKEEPER_KEY", "LOCKKEEPER_LEASE_ID"];
 const BUILTINS: [&str; 3] = ["default", "fair-groups", "backoff"];
 const MAX_NAME: usize = 64;
+/// The rule for names of policies, stores and applications, for error messages.
 pub(super) const NAME_RULE: &str = "a name must have 1 to 64 characters, each one of a-z, 0-9, - and _";
 /// How many stores a quorum may have.
 const QUORUM: std::ops::RangeInclusive<usize> = 3..=9;
 const MAX_SERVERS: usize = 16;
+/// The longest duration that any key accepts, in milliseconds.
 pub(super) const MAX_DURATION_MS: u64 = 3_600_000;
 
-/// Checks the text of a configuration. `file` is what faults name and what paths are relative to.
+/// Parses and checks the text of a configuration. Faults name `file`, and relative paths start from it.
 pub fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     let document = Document::new(file, text, env);
@@ -45,6 +47,7 @@ pub fn parse(file: &Path, text: &str, env: &Env) -> Result<Config, Vec<Fault>> {
     }
 }
 
+/// Reads all sections.
 pub(super) fn read(top: &Section<'_>) -> Config {
     let defaults = Config::default();
     let store = store(&top.section("store"));
@@ -123,7 +126,7 @@ fn store(section: &Section<'_>) -> StoreConfig {
     config
 }
 
-/// The stores of a quorum. Each is a server of its own, or they do not fail by themselves.
+/// The stores of a quorum. Each must be a different server: otherwise one failure takes several stores down.
 fn stores(top: &Section<'_>, main: &ServerChoice) -> Vec<MemberConfig> {
     let mut stores: Vec<MemberConfig> = Vec::new();
     let named = top.named("stores");
@@ -278,7 +281,7 @@ fn engine(section: &Section<'_>) -> EngineLimits {
     limits
 }
 
-/// The policies by name; the built-in `default` where the file has none of that name.
+/// The policies by name. If the file has no policy named `default`, the built-in one is added.
 fn policies(top: &Section<'_>, builtin: Vec<PolicyConfig>) -> Vec<PolicyConfig> {
     let mut policies = Vec::new();
     for (name, section) in top.named("policies") {
@@ -291,7 +294,7 @@ fn policies(top: &Section<'_>, builtin: Vec<PolicyConfig>) -> Vec<PolicyConfig> 
         let source = section.required("path", policy_source);
         let settings = section.free("settings");
         section.finish();
-        // Where the path is at fault, the name still counts: routes may use it.
+        // If the source is invalid, the name still counts, because routes may use it.
         let source = source.unwrap_or_else(|| PolicySource::Builtin("default".into()));
         policies.push(PolicyConfig { name: name.to_owned(), source, settings });
     }
@@ -347,6 +350,7 @@ fn log(section: &Section<'_>, defaults: LogConfig) -> LogConfig {
     log
 }
 
+/// Reads a duration in milliseconds.
 pub(super) fn milliseconds(
     section: &Section<'_>,
     key: &'static str,
@@ -357,11 +361,13 @@ pub(super) fn milliseconds(
     Duration::from_millis(section.integer(key, range, default))
 }
 
+/// Parses an address with a port.
 pub(super) fn address(text: &str, _place: &Location) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("`{text}` is not an address; must be like 127.0.0.1:7070 or [::1]:7070"))
 }
 
-/// `None` for the private server. One text may name several servers, as an environment variable must.
+/// `None` for the private server. One text may name several servers, because an environment variable holds only one
+/// text.
 fn server_urls(texts: &[&str]) -> Result<Option<Vec<String>>, String> {
     if texts == ["managed"] {
         return Ok(None);
@@ -380,7 +386,7 @@ fn server_urls(texts: &[&str]) -> Result<Option<Vec<String>>, String> {
     Ok(Some(urls))
 }
 
-/// At the commas that another URL follows: a password may have others.
+/// Splits at the commas that are followed by another URL, because a password may contain commas.
 fn split_urls(text: &str) -> Vec<String> {
     let mut urls: Vec<String> = Vec::new();
     for part in text.split(',') {
@@ -392,7 +398,7 @@ fn split_urls(text: &str) -> Vec<String> {
     urls.into_iter().map(|url| url.trim_end().to_owned()).collect()
 }
 
-/// The text may hold a password, so no message repeats it.
+/// Checks one URL. The text may contain a password, so no message repeats it.
 fn check_url(text: &str) -> Result<(), String> {
     if text == "managed" {
         return Err("\"managed\" cannot be one of several servers".to_owned());
@@ -433,6 +439,7 @@ fn policy_source(text: &str, place: &Location) -> Result<PolicySource, String> {
     if path.is_file() { Ok(PolicySource::File(path)) } else { Err(missing(&path)) }
 }
 
+/// Whether a name keeps [`NAME_RULE`].
 pub(super) fn is_plain_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_plain)

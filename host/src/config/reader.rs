@@ -1,7 +1,8 @@
 //! Reads a TOML document key by key and collects every fault, with its line.
 //!
-//! What is read is what is known: [`Section::finish`] reports the rest. A scalar's environment
-//! variable, `LOCKKEEPER_` and its path in upper case with `_` for the dots, replaces what the file says.
+//! The known keys are those that were read: [`Section::finish`] reports all others. An environment variable can
+//! replace a scalar of the file. The name of the variable is `LOCKKEEPER_` and the scalar's path, in upper case and
+//! with `_` for the dots.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,44 +15,47 @@ use toml::de::{DeTable, DeValue};
 
 use super::fault::{Fault, Location, suggestion};
 
-/// The environment variables that a configuration may be changed by.
+/// The environment variables that may change a configuration.
 pub type Env = BTreeMap<String, String>;
 
+/// The prefix of these variables.
 pub const ENV_PREFIX: &str = "LOCKKEEPER_";
 
-/// What the sections of one configuration share.
+/// State that all sections of one configuration share.
 pub struct Document<'a> {
     file: &'a Path,
     text: &'a str,
     env: &'a Env,
-    /// The paths of the scalars that were asked for, by their variables.
+    /// The paths of the scalars that were read, by the names of their variables.
     scalars: RefCell<BTreeMap<String, String>>,
     faults: RefCell<Vec<Fault>>,
 }
 
-/// One table of the file, which may be absent: then every key has its default.
+/// A table of the file. If the table is absent, every key has its default.
 pub struct Section<'a> {
     document: &'a Document<'a>,
-    /// Empty for the top level.
+    /// Empty at the top level.
     path: String,
     place: Location,
     table: Option<&'a DeTable<'a>>,
     known: RefCell<Vec<&'static str>>,
-    /// Elements of lists have no environment variables.
+    /// False for elements of lists: they have no environment variables.
     takes_env: bool,
 }
 
-/// A scalar that was given, and where.
+/// A scalar and the place where it was given.
 enum Given<'a> {
     File(&'a DeValue<'a>),
     Env(&'a str),
 }
 
 impl<'a> Document<'a> {
+    /// A document whose faults name `file` and find their lines in `text`.
     pub fn new(file: &'a Path, text: &'a str, env: &'a Env) -> Document<'a> {
         Document { file, text, env, scalars: RefCell::default(), faults: RefCell::default() }
     }
 
+    /// The top-level section.
     pub fn top(&'a self, table: &'a DeTable<'a>) -> Section<'a> {
         Section {
             document: self,
@@ -63,17 +67,18 @@ impl<'a> Document<'a> {
         }
     }
 
+    /// Records a fault.
     pub fn fault(&self, place: Location, what: impl Into<String>) {
         self.faults.borrow_mut().push(Fault { place, what: what.into() });
     }
 
-    /// A fault of the file's grammar.
+    /// Records a syntax error of the file.
     pub fn syntax(&self, error: &toml::de::Error) {
         let at = error.span().map_or(0, |span| span.start);
         self.fault(self.line_of(at), error.message());
     }
 
-    /// The faults in the order of the file, those of the environment last.
+    /// The faults in the order of the file, followed by the faults of environment variables.
     pub fn into_faults(self) -> Vec<Fault> {
         let mut faults = self.faults.into_inner();
         faults.sort_by(|a, b| a.place.cmp(&b.place));
@@ -81,7 +86,7 @@ impl<'a> Document<'a> {
         faults
     }
 
-    /// Variables that look like ours and name nothing.
+    /// One warning for each variable that has our prefix and names no key.
     pub fn unknown_env(&self, others: &[&str]) -> Vec<String> {
         let known = self.scalars.borrow();
         let is_unknown = |name: &&String| {
@@ -94,6 +99,7 @@ impl<'a> Document<'a> {
         self.env.keys().filter(is_unknown).map(warn).collect()
     }
 
+    /// The paths of all scalars that were read.
     #[cfg(test)]
     pub fn known_keys(&self) -> Vec<String> {
         self.scalars.borrow().values().cloned().collect()
@@ -106,7 +112,7 @@ impl<'a> Document<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// A whole number in `range`.
+    /// Reads a whole number in `range`.
     pub fn integer<T: TryFrom<u64>>(&self, key: &'static str, range: RangeInclusive<u64>, default: T) -> T {
         let Some((given, place)) = self.scalar(key) else { return default };
         let bound = format!("a whole number from {} to {}", range.start(), range.end());
@@ -131,6 +137,7 @@ impl<'a> Section<'a> {
         Some(self.integer(key, range, lowest))
     }
 
+    /// Reads `true` or `false`.
     pub fn boolean(&self, key: &'static str, default: bool) -> bool {
         let Some((given, place)) = self.scalar(key) else { return default };
         match given {
@@ -148,7 +155,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Text that `parse` makes something of, or says what it must be.
+    /// Reads text and converts it with `parse`, whose error says what the text must be.
     pub fn parsed<T>(
         &self,
         key: &'static str,
@@ -170,7 +177,7 @@ impl<'a> Section<'a> {
         self.text(key, parse)
     }
 
-    /// Text or a list of texts, that `parse` makes something of, or says what they must be.
+    /// Reads a text or a list of texts and converts it with `parse`, whose error says what the texts must be.
     pub fn texts<T>(&self, key: &'static str, parse: impl FnOnce(&[&str]) -> Result<T, String>) -> Option<T> {
         let (given, place) = self.scalar(key)?;
         let wrong = |other: &DeValue<'_>| format!("is {}; must be text, or a list of texts", kind_of(other));
@@ -189,7 +196,7 @@ impl<'a> Section<'a> {
         texts.and_then(|texts| parse(&texts)).map_err(|what| self.fault(place, key, what)).ok()
     }
 
-    /// Notes a key that is read under a condition, so that a misspelt one is recognised.
+    /// Declares a key that is only read under a condition, so that suggestions for misspelt keys include it.
     pub fn know(&self, key: &'static str) {
         self.known.borrow_mut().push(key);
     }
@@ -199,13 +206,13 @@ impl<'a> Section<'a> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// Whether the file has the key, as a table.
+    /// Whether the file has the key and its value is a table.
     pub fn is_table(&self, key: &str) -> bool {
         let value = self.table.and_then(|table| table.get(key));
         value.is_some_and(|value| matches!(value.get_ref(), DeValue::Table(_)))
     }
 
-    /// A table of texts by names that are free to choose.
+    /// A table of texts whose keys are free to choose.
     pub fn pairs(&self, key: &'static str) -> Vec<(String, String)> {
         let holder = self.section(key);
         let mut pairs = Vec::new();
@@ -232,7 +239,7 @@ impl<'a> Section<'a> {
         self.inner(self.path_of(key), place, value, self.takes_env)
     }
 
-    /// The tables of a list of tables.
+    /// The tables in a list of tables.
     pub fn list(&self, key: &'static str) -> Vec<Section<'a>> {
         self.known.borrow_mut().push(key);
         let Some((name, value)) = self.table.and_then(|table| table.get_key_value(key)) else {
@@ -266,13 +273,13 @@ impl<'a> Section<'a> {
         sections.collect()
     }
 
-    /// A table whose content is somebody else's to check.
+    /// A table that another component validates.
     pub fn free(&self, key: &'static str) -> Map<String, Value> {
         let section = self.section(key);
         section.table.map(to_json).unwrap_or_default()
     }
 
-    /// Reports what nobody asked for.
+    /// Reports keys that were not read.
     pub fn finish(&self) {
         let known = self.known.borrow();
         for key in self.table.into_iter().flat_map(|table| table.keys()) {
@@ -285,12 +292,12 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Reports a fault of this section as a whole.
+    /// Reports a fault of the whole section.
     pub fn complain_of_it(&self, what: impl Into<String>) {
         self.document.fault(self.place.clone(), format!("{}: {}", self.path, what.into()));
     }
 
-    /// Reports a fault of a key beyond what its reading reported.
+    /// Reports an additional fault of a key that was read.
     pub fn complain(&self, key: &'static str, what: impl Into<String>) {
         let place = self.scalar(key).map_or_else(|| self.place.clone(), |(_, place)| place);
         self.fault(place, key, what.into());
@@ -355,8 +362,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// A path as the file means it: relative to the file, and to the working directory where it came
-/// from the environment.
+/// Resolves a path relative to the file, or relative to the working directory if an environment variable gave it.
 pub fn resolve(path: &str, place: &Location) -> PathBuf {
     match place {
         Location::Line(file, _) | Location::File(file) => file.parent().unwrap_or(Path::new("")).join(path),
@@ -385,7 +391,7 @@ fn to_json(table: &DeTable<'_>) -> Map<String, Value> {
     table.iter().map(|(name, value)| (name.get_ref().to_string(), value_to_json(value))).collect()
 }
 
-/// Dates become text, as do integers that JSON's readers would not take.
+/// Dates become text, and so do integers that JSON readers cannot hold.
 fn value_to_json(value: &Spanned<DeValue<'_>>) -> Value {
     match value.get_ref() {
         DeValue::String(text) => text.as_ref().into(),

@@ -28,7 +28,7 @@ fn the_file_has_every_default() {
     assert_eq!(format!("{:#?}", parse("").unwrap()), format!("{config:#?}"));
 }
 
-/// Every key that is read stands in the file: its name follows from that of its variable.
+/// Every key that is read is in config.toml: the test derives its name from its variable.
 #[test]
 fn the_file_has_every_key() {
     let env = Env::new();
@@ -292,7 +292,7 @@ fn guarded_routes_are_read() {
     assert!(second.lock.is_none() && second.methods.is_empty());
 }
 
-/// What decides about the name of a request is in the text, and nothing else is.
+/// The text has everything that decides the name of a request, and nothing else.
 #[test]
 fn the_naming_of_requests_says_what_names_them() {
     let listener = |port: u16, more: &str, routes: &[(&str, &str)]| {

@@ -1,7 +1,7 @@
-//! The application behind the guarded routes, and the way to it through a proxy.
+//! The application behind the guarded routes, and the connections to it through a proxy.
 //!
-//! It works on each request for a while, on a connection that is a pair of buffers. Some connections take seconds to open,
-//! and some are closed after an answer. A connection that its proxy closes ends the work that is under way on it.
+//! The application works on each request for a while, on a connection that is a pair of buffers. Some connections
+//! take seconds to open, and some are closed after an answer. If the proxy closes a connection, the work on it ends.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -29,21 +29,21 @@ use crate::http::{self, Body, Handler, Peer};
 use crate::latest;
 use crate::lock::{Mode, Token};
 
-/// The policy of the guarded routes, and the first part of their paths.
+/// The policy of the guarded routes, which is also the first part of their paths.
 pub const GUARDED: &str = "guarded";
 /// How long a request waits for its lock.
 pub const WAIT_MS: u32 = 3_000;
-/// How long the application works on a request, at most.
+/// The longest work of the application on a request.
 pub const LONG_WORK_MS: u32 = 6_000;
-/// How long a connection to the application takes to open, at most: longer than a lease lasts.
+/// The longest time to open a connection to the application: longer than a lease.
 pub const SLOW_CONNECTION_MS: u32 = 4_000;
-/// How long it takes until routes that cannot go live yet are tried again.
+/// The pause before routes that cannot go live yet are tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Of a connection, in bytes.
+/// The size of a connection's buffer, in bytes.
 const BUFFER: usize = 4_096;
 /// The header with the name of the client.
 const OWNER: &str = "from";
-/// The header with the number of the proxy that the client asks, and which of the proxy's lives that is.
+/// The header with the index of the proxy that the client asks, and the proxy's `life`.
 const ASKS: &str = "asks";
 
 struct Application {
@@ -52,7 +52,7 @@ struct Application {
     work_ms: u32,
 }
 
-/// The application of the simulation of this thread, until [`end`].
+/// Starts the application for the simulation of this thread; see [`end`].
 pub fn begin(shared: &Arc<Shared>, options: &Options) {
     let random = Mutex::new(StdRng::seed_from_u64(options.seed ^ 7_000));
     let (shared, work_ms) = (shared.clone(), options.work_ms);
@@ -60,11 +60,12 @@ pub fn begin(shared: &Arc<Shared>, options: &Options) {
     APPLICATION.set(Some(Arc::new(move || Box::pin(connect(application.clone())))));
 }
 
+/// Ends the application.
 pub fn end() {
     APPLICATION.set(None);
 }
 
-/// Opens a connection of a proxy to the application.
+/// Opens a connection from a proxy to the application.
 async fn connect(application: Arc<Application>) -> DuplexStream {
     let (opens_ms, is_kept) = {
         let mut random = lock(&application.random);
@@ -84,8 +85,8 @@ async fn connect(application: Arc<Application>) -> DuplexStream {
     near
 }
 
-/// Routes with a lock for each of the paths `/guarded/…`. A lease lasts for `ttl_ms` unless it is renewed. Another `naming`
-/// gives the locks other names.
+/// Routes with a lock for each of the paths `/guarded/…`. A lease lasts for `ttl_ms` unless it is renewed. `naming`
+/// is a version of the names: another value gives the locks other names.
 pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
     let template = |text: String| Template::parse(&text).unwrap_or_else(|why| panic!("{text}: {why}"));
     let resource = match naming {
@@ -128,7 +129,7 @@ pub fn routes(naming: u32, ttl_ms: u32) -> Vec<GuardConfig> {
     }]
 }
 
-/// Has the guarded routes of a proxy follow what `named` says, as the watch over the file does.
+/// Makes the guarded routes of a proxy follow `named`, as the watch over the file does.
 pub async fn follow(
     guard: Arc<Guard>,
     fleet: Fleet,
@@ -163,7 +164,7 @@ impl Application {
         let proxy = self.shared.proxy(asks.first().map_or(0, |index| *index as usize));
         let work = Work {
             owner: header(OWNER),
-            // Where it has several keys, their tokens are the same.
+            // If the request has several keys, their tokens are equal.
             token: Token(
                 header("lock-token")
                     .split(',')
@@ -182,7 +183,7 @@ impl Application {
             Working { shared: &self.shared, resource: &resource, owner: &owner, is_done: false };
         let ms = {
             let mut random = lock(&self.random);
-            // Some outlive what cuts their proxy off for longer than a lease lasts.
+            // Some work lasts longer than an interruption of the proxy that is longer than a lease.
             let longest_ms = if random.random_bool(0.02) { LONG_WORK_MS } else { self.work_ms };
             random.random_range(0..longest_ms)
         };
@@ -192,7 +193,7 @@ impl Application {
     }
 }
 
-/// Work ends with its answer, or with its connection.
+/// Work in progress. It ends with its answer or with its connection.
 struct Working<'a> {
     shared: &'a Shared,
     resource: &'a str,
@@ -211,7 +212,7 @@ impl Drop for Working<'_> {
 pub struct Asked {
     pub resource: String,
     pub owner: String,
-    /// The number of the proxy, and which of its lives.
+    /// The index of the proxy, and its `life`.
     pub proxy: (usize, u64),
 }
 
@@ -220,7 +221,7 @@ pub fn connection() -> (DuplexStream, DuplexStream) {
     duplex(BUFFER)
 }
 
-/// What a proxy does with a connection of a client.
+/// The proxy's side of a client connection.
 pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
     let peer = Arc::new(Peer::new(([10, 0, 0, 1], 1).into(), false));
     let answer = service_fn(move |request| {
@@ -230,7 +231,7 @@ pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
     let _ = server::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
-/// Sends a request, and waits for the whole answer: its status, or `None` where there is none.
+/// Sends a request and waits for the whole answer. Returns its status, or `None` if there is no answer.
 pub async fn send(asked: &Asked, stream: DuplexStream) -> Option<StatusCode> {
     let (mut sender, connection) = client::handshake::<_, Body>(TokioIo::new(stream)).await.ok()?;
     let (index, life) = asked.proxy;

@@ -1,4 +1,4 @@
-//! What clients were told, and whether all of it can be true.
+//! Checks whether everything that clients were told can be true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,29 +19,29 @@ use crate::lock::table::ABANDON_MS;
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::mysql::simulated_name;
 
-/// A promise that was broken, in a sentence.
+/// A broken promise, in a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// One lease, as its client knows it.
+/// A lease, as its client knows it.
 #[derive(Clone, Debug)]
 struct Held {
     owner: String,
     mode: Mode,
     token: Token,
-    /// The client has had the answer since then.
+    /// When the client received the answer.
     from: Instant,
-    /// The client may be certain until then.
+    /// Until when the client may be certain.
     until: Instant,
     session: Option<Session>,
 }
 
-/// What a lease rests on that also ends with its session.
+/// The database session that a lease also ends with.
 #[derive(Clone, Debug)]
 struct Session {
-    /// The proxy that granted it.
+    /// The proxy that granted the lease.
     proxy: usize,
-    /// What the session has locked on the server for it.
+    /// The session's locks on the server for this lease.
     locked: Vec<Vec<u8>>,
 }
 
@@ -63,89 +63,90 @@ impl Session {
     }
 }
 
-/// What became of a `once`.
+/// The state of a `once`.
 #[derive(Default)]
 struct Once {
     /// The outcomes that clients have sent.
     sent: BTreeSet<String>,
-    /// The last outcome that was confirmed: when, and until when it is kept at least.
+    /// The last confirmed outcome: when it was confirmed, and until when it is kept at least.
     kept: Option<(Instant, Instant)>,
 }
 
 /// The versions of a resource.
 #[derive(Default)]
 struct Versions {
-    /// By the version that was read, the one that was made of it.
+    /// The version that was made from each version that was read.
     made_of: BTreeMap<Token, Token>,
     content: BTreeMap<Token, Option<String>>,
-    /// The highest version of all answers that had arrived by then.
+    /// The highest version in all answers so far, at each time.
     highest: Vec<(Instant, Token)>,
 }
 
 /// A request, and what its client knows of its lease.
 #[derive(Default)]
 struct Asked {
-    /// The proxies that were asked, and which of their lives.
+    /// The proxies that were asked, each with its `life`.
     proxies: Vec<(usize, u64)>,
     /// When the last of them was asked.
     last: Instant,
-    /// The client was granted a lease, and nobody has told it that the lease is over.
+    /// The client was granted a lease, and was not told that the lease is over.
     has_lease: bool,
 }
 
-/// All that clients were told.
+/// Everything that clients were told.
 #[derive(Default)]
 pub struct Checks {
-    /// By resource and nonce: those that may still be certain. A lease of several resources is in each of them.
+    /// Leases that may still be certain, by resource and nonce. A lease of several resources is listed under each of
+    /// them.
     held: BTreeMap<String, BTreeMap<u64, Held>>,
-    /// Of all leases that were granted.
+    /// The nonces of all leases that were granted.
     nonces: BTreeSet<u64>,
-    /// By resource.
+    /// Waiters, by resource.
     waiting: BTreeMap<String, Vec<Waiting>>,
-    /// The last waiter's.
+    /// The id of the last waiter.
     last_id: u64,
-    /// Policies whose keys got other names, or may have.
+    /// Policies whose keys were renamed, or may have been.
     renamed: BTreeSet<&'static str>,
-    /// Policies that had an order over all proxies, or may have.
+    /// Policies that had a global queue, or may have had one.
     in_global_queue: BTreeSet<&'static str>,
-    /// By resource: the highest token of all answers that had arrived by then, in the order of time.
+    /// The highest token in all answers so far, by resource, in order of time.
     tokens: BTreeMap<String, Vec<(Instant, Token)>>,
-    /// By request id: the lease that it was given.
+    /// The lease of each request id.
     requests: BTreeMap<String, (String, u64)>,
     once: BTreeMap<String, Once>,
     versions: BTreeMap<String, Versions>,
-    /// By owner, which is another one for each request.
+    /// By owner; each request has its own owner.
     asked: BTreeMap<String, Asked>,
-    /// Sessions that have ended in the last minute.
+    /// Sessions that ended in the last minute.
     ended: Vec<Ended>,
-    /// A server's clock was set, so that what is kept for a time may end before it.
+    /// A server's clock was set, so values that are kept for a time may end earlier.
     pub is_clock_set: bool,
-    /// A fail-over has lost writes: leases, outcomes and versions may be gone. No lock has two holders for that, and tokens
-    /// rise.
+    /// A fail-over has lost writes, so leases, outcomes and versions may be gone. Even so, no lock has two holders,
+    /// and tokens increase.
     pub has_lost_writes: bool,
     order_of_all: OrderOfAll,
-    /// Waiters come into line over all proxies in the order in which they ask: none of their packets is late or lost.
+    /// Waiters join the global queue in the order of their requests, because none of their packets is late or lost.
     joins_in_order: bool,
-    /// Nothing goes wrong in the run, no policy is replaced, and nobody asks for several resources: who waits for one of two
-    /// keeps those behind it from the other.
+    /// Nothing goes wrong in the run, no policy is replaced, and nobody asks for several resources. (A waiter for one
+    /// of two resources blocks the other one for the waiters behind it.)
     is_plain: bool,
-    /// Whether guarded requests may go on when their leases are lost.
+    /// Whether guarded requests may continue after their leases are lost.
     lets_finish: bool,
-    /// By resource: when a lease of it last began or ended.
+    /// When a lease of each resource last began or ended.
     moved: BTreeMap<String, Instant>,
-    /// By resource: the guarded requests that the application works on.
+    /// The guarded requests that the application works on, by resource.
     work: BTreeMap<String, working::UnderWay>,
-    /// How many guarded requests were checked.
+    /// The number of guarded requests that were checked.
     works: u64,
-    /// What happened, for people.
+    /// The history, for people.
     history: Vec<(Instant, String)>,
-    /// How much has happened at the last moment.
+    /// The number of events at the last moment.
     at_once: usize,
-    /// A promise is broken. Later events are not noted.
+    /// A promise is broken, so later events are not recorded.
     has_ended: bool,
 }
 
-/// One answer to an acquire.
+/// An answer to an acquire.
 pub struct Granted<'a> {
     pub resource: &'a str,
     pub owner: &'a str,
@@ -153,35 +154,36 @@ pub struct Granted<'a> {
     pub mode: Mode,
     pub token: Token,
     pub request_id: Option<&'a str>,
-    /// When the client had asked.
+    /// When the client asked.
     pub asked_at: Instant,
     pub now: Instant,
     pub valid_until: Instant,
-    /// The proxy that granted it.
+    /// The proxy that granted the lease.
     pub proxy: usize,
-    /// Which of its lives.
+    /// The proxy's `life`.
     pub life: u64,
 }
 
-/// So much happens at one moment only where something never ends.
+/// So many events at one moment mean that something never ends.
 const AT_ONCE: usize = 5_000;
-/// How long the end of a session is remembered: longer than an answer is under way.
+/// How long the end of a session is remembered: longer than an answer is in flight.
 const REMEMBERED_US: u64 = 60_000_000;
 
 impl Checks {
+    /// The state at the start of a run.
     pub fn new(options: &Options) -> Checks {
         Checks {
             order_of_all: OrderOfAll::of(options),
             joins_in_order: options.joins_in_order(),
             is_plain: options.is_calm() && !options.asks_for_several,
             lets_finish: options.lets_finish(),
-            // Proxies may use either node of a cluster at any time, and a replica after a fail-over.
+            // Proxies may use either node of a cluster at any time, and the replica after a fail-over.
             is_clock_set: options.second_ahead_ms != 0 && !matches!(options.second, Some(Second::Replica(_))),
             ..Checks::default()
         }
     }
 
-    /// Notes what happened, to be read where a check fails.
+    /// Records an event, to be read if a check fails.
     pub fn note(&mut self, now: Instant, what: String) {
         if self.has_ended {
             return;
@@ -191,18 +193,19 @@ impl Checks {
         self.history.push((now, what));
     }
 
-    /// Notes that a promise is broken, and nothing that comes after it.
+    /// Records that a promise is broken; later events are not recorded.
     pub fn ends(&mut self, now: Instant, violation: &Violation) {
         self.note(now, format!("BROKEN: {}", violation.0));
         self.has_ended = true;
     }
 
-    /// How many grants were checked: leases that were granted to clients, and guarded requests that reached the application.
+    /// The number of grants that were checked: leases that were granted to clients, and guarded requests that reached
+    /// the application.
     pub fn grants(&self) -> u64 {
         self.nonces.len() as u64 + self.works
     }
 
-    /// Whether time passes: something that is done again and again at once keeps everything else from being done.
+    /// Checks that time passes: a loop without a pause keeps everything else from running.
     pub fn time_passes(&self) -> Result<(), Violation> {
         match (self.at_once > AT_ONCE, self.history.last()) {
             (true, Some((_, what))) => {
@@ -212,6 +215,7 @@ impl Checks {
         }
     }
 
+    /// Checks a grant, and records it.
     pub fn granted(&mut self, granted: &Granted<'_>) -> Result<(), Violation> {
         let Granted {
             resource,
@@ -238,12 +242,12 @@ impl Checks {
         self.moves(resource, now);
         let asked = self.asked.entry(owner.to_owned()).or_default();
         asked.has_lease = true;
-        // What another proxy was asked for first may have been granted there.
+        // Another proxy may have granted the lease, if the client asked that proxy first.
         let is_of_this_proxy = asked.proxies.iter().all(|asked| *asked == (proxy, life));
         if let Some(id) = request_id {
             let (first_resource, nonce) =
                 self.requests.entry(id.to_owned()).or_insert((resource.to_owned(), lease.nonce)).clone();
-            // A lease on a session is known to the proxy that granted it, alone.
+            // Only the proxy that granted a lease on a session knows that lease.
             let is_other =
                 |first: &&Held| first.session.is_none() && nonce != lease.nonce && first.until > now;
             if let Some(first) = self.known(&first_resource, nonce).filter(is_other) {
@@ -257,7 +261,7 @@ impl Checks {
             }
         }
         if let Some(known) = self.known(resource, lease.nonce) {
-            // The same request, asked again.
+            // The request was repeated.
             let until = known.until.max(valid_until);
             self.of_lease(resource, lease.nonce).for_each(|held| held.until = until);
             return Ok(());
@@ -297,7 +301,7 @@ impl Checks {
         Ok(())
     }
 
-    /// What is known of a lease of the resource: it is the same in all of its parts.
+    /// The lease of a resource, if it is known. All its parts have the same data.
     fn known(&self, resource: &str, nonce: u64) -> Option<&Held> {
         parts(resource).find_map(|part| self.held.get(part)?.get(&nonce))
     }
@@ -308,14 +312,14 @@ impl Checks {
         held.filter_map(move |(_, held)| held.get_mut(&nonce))
     }
 
-    /// The client may be certain for longer.
+    /// Records a renewal, which lets the client be certain for longer.
     pub fn renewed(
         &mut self,
         resource: &str,
         lease: &LeaseRef,
         (now, valid_until): (Instant, Instant),
     ) -> Result<(), Violation> {
-        // A lease whose session has ended is not known here any more; its proxy may renew it until it hears of that.
+        // A lease whose session has ended is no longer known here. Its proxy may renew it until it notices.
         for part in parts(resource) {
             let Some(held) = self.held.get_mut(part) else { continue };
             let Some(mut renewed) = held.remove(&lease.nonce) else { continue };
@@ -337,7 +341,7 @@ impl Checks {
         Ok(())
     }
 
-    /// The client does not count on the lease any more: it lets go, or was told that it is lost.
+    /// The client no longer counts on the lease: it has released it, or was told that the lease is lost.
     pub fn let_go(&mut self, resource: &str, lease: &LeaseRef) {
         self.moves(resource, clock::now());
         for part in parts(resource) {
@@ -359,9 +363,9 @@ impl Checks {
         self.asked.entry(owner.to_owned()).or_default().has_lease = false;
     }
 
-    /// A lease is there though its client was granted none, or has released it, and though all proxies that were asked for
-    /// it live: one of them should have taken it back. They try for as long as it would last by their own clocks, and a lease
-    /// lasts longer where the server's clock is set back.
+    /// Checks a lease whose client was not granted it, or has released it. If all proxies that were asked for it are
+    /// still running, one of them should have taken the lease back. They try for as long as the lease would last by
+    /// their own clocks, and a lease lasts longer if the server's clock is set back.
     pub fn is_left(&self, key: &str, holder: &Holder, lives: &[(usize, u64)]) -> Result<(), Violation> {
         let owner = &holder.owner;
         let Some(asked) = self.asked.get(&**owner) else { return Ok(()) };
@@ -376,7 +380,7 @@ impl Checks {
         )))
     }
 
-    /// Whether a `once` that is granted was done before.
+    /// Checks that a granted `once` was not done before.
     pub fn begun(&self, resource: &str, asked_at: Instant, now: Instant) -> Result<(), Violation> {
         let kept = self.once.get(resource).and_then(|once| once.kept);
         match kept {
@@ -397,12 +401,12 @@ impl Checks {
         self.once.entry(resource.to_owned()).or_default().sent.insert(outcome.to_owned());
     }
 
-    /// The outcome is kept since `now`, until `until` at least.
+    /// The outcome is kept from `now` until at least `until`.
     pub fn finished(&mut self, resource: &str, now: Instant, until: Instant) {
         self.once.entry(resource.to_owned()).or_default().kept = Some((now, until));
     }
 
-    /// A client is told that the resource was done.
+    /// Checks an outcome that a client was told.
     pub fn done(&self, resource: &str, outcome: &str) -> Result<(), Violation> {
         match self.once.get(resource) {
             Some(once) if once.sent.contains(outcome) => Ok(()),
@@ -410,7 +414,7 @@ impl Checks {
         }
     }
 
-    /// A client is told a version, and what was left with it.
+    /// Checks a version that a client was told, with its value.
     pub fn read(
         &mut self,
         resource: &str,
@@ -438,7 +442,7 @@ impl Checks {
         Ok(())
     }
 
-    /// A client is told that it has made a version of the one that it had read.
+    /// Checks a commit of a client, which made a version from the one that it had read.
     pub fn committed(
         &mut self,
         resource: &str,
@@ -468,13 +472,13 @@ impl Checks {
         Ok(())
     }
 
-    /// A proxy is gone, and all its sessions with it: nobody is certain of a lease that rests on one.
+    /// A proxy is gone with all its sessions, so nobody is certain of a lease on one of them.
     pub fn proxy_ends(&mut self, proxy: usize) {
         let rests = |held: &Held| held.session.as_ref().is_some_and(|session| session.proxy == proxy);
         self.held.values_mut().for_each(|held| held.retain(|_, held| !rests(held)));
     }
 
-    /// Sessions have ended without their proxies' wish: nobody is certain of a lease that rests on one.
+    /// Sessions ended against the wish of their proxies, so nobody is certain of a lease on one of them.
     pub fn sessions_end(&mut self, ended: Vec<Ended>, now: Instant) {
         self.ended.retain(|ended| now.us_since(ended.at) < REMEMBERED_US);
         for ended in ended {
@@ -484,12 +488,12 @@ impl Checks {
         }
     }
 
-    /// Until when the client may be certain of the lease; `None` where it has let go.
+    /// Until when the client may be certain of the lease; `None` if it has released the lease.
     pub fn certain_until(&self, resource: &str, lease: &LeaseRef) -> Option<Instant> {
         Some(self.known(resource, lease.nonce)?.until)
     }
 
-    /// A number that two runs have in common in which the same happened.
+    /// A hash of the history: runs with the same events have the same fingerprint.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (at, what) in &self.history {
@@ -498,7 +502,7 @@ impl Checks {
         hasher.finish()
     }
 
-    /// What happened, as lines of text.
+    /// The history, as lines of text.
     pub fn time_line(&self, last: usize) -> String {
         let from = self.history.len().saturating_sub(last);
         let began = clock::simulated::BEGINNING;
@@ -508,7 +512,7 @@ impl Checks {
     }
 }
 
-/// The resources of a name.
+/// The resources in a name.
 fn parts(resource: &str) -> impl Iterator<Item = &str> {
     resource.split(SEPARATOR)
 }
@@ -517,8 +521,8 @@ fn is_of(resource: &str, policy: &str) -> bool {
     resource.split_once('/').is_some_and(|(of, _)| of == policy)
 }
 
-/// Notes the token of an answer at `now` to what was asked at `asked_at`. An error where one that is as high had been
-/// told by then.
+/// Records the token of an answer that was received at `now` and asked for at `asked_at`. Returns an error if a token
+/// that is as high was already known at `asked_at`.
 fn rises(
     tokens: &mut Vec<(Instant, Token)>,
     token: Token,
@@ -538,7 +542,8 @@ fn note_highest(tokens: &mut Vec<(Instant, Token)>, token: Token, now: Instant) 
     tokens.push((now, highest));
 }
 
-/// The policy may have given its resources more permits since the lease was granted.
+/// The mode with the highest limit of all: the policy may have raised the number of permits since the lease was
+/// granted.
 fn with_limit_of_all<'a>(mode: Mode, all: impl Iterator<Item = &'a Held>) -> Mode {
     let Mode::Permits { count, limit } = mode else { return mode };
     let limits = all.filter_map(|held| match held.mode {
@@ -548,7 +553,7 @@ fn with_limit_of_all<'a>(mode: Mode, all: impl Iterator<Item = &'a Held>) -> Mod
     Mode::Permits { count, limit: limits.fold(limit, u32::max) }
 }
 
-/// Whether both may be held at a time, where `all` are held.
+/// Whether both leases may be held at the same time, together with `all`.
 fn are_compatible<'a>(new: &Held, all: impl Iterator<Item = &'a Held>, other: &Held) -> bool {
     if new.from >= other.until {
         return true;

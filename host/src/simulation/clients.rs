@@ -1,4 +1,4 @@
-//! What clients do: each asks for a lock, works for a while, and lets go, again and again.
+//! The clients of a run: each one asks for a lock, works for a while, and releases the lock, again and again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,13 +22,15 @@ use crate::lock::{Instant, LeaseRef, Mode, Space};
 use crate::service::{AcquireError, Begun, Lease, LeaseError, Request};
 use crate::store::StoreError;
 
-/// What a call may take beyond its wait and the store's time-out, which counts twice: a claim may stand behind another one,
-/// whose client has gone and which the store takes its time to answer.
+/// The longest duration of a call beyond its wait and twice the store's time-out. The time-out counts twice because a
+/// claim may be queued behind one whose client is gone and to which the store answers late.
 const SLACK_MS: u32 = 2_000;
 const LONG_WORK_MS: u32 = 800;
-/// Longer than a membership, than the wait after a fail-over, and than proxies remember that a clock was set back.
+/// Longer than a membership, than the wait after a fail-over, and than the time for which proxies remember that a
+/// clock was set back.
 const VERY_LONG_WORK_MS: u32 = 40_000;
 
+/// A request for an exclusive lock.
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
         resource: resource.to_owned(),
@@ -46,12 +48,12 @@ fn gone<T>() -> Result<T, LeaseError> {
     Err(LeaseError::Store(StoreError::stopped()))
 }
 
-/// Whether the lease ends with a session of its proxy, too: nobody else can renew or release it.
+/// Whether the lease also ends with a session of its proxy. Then no other proxy can renew or release it.
 fn rests_on_session(lease: &LeaseRef) -> bool {
     lease.keys.iter().any(|key| key.space().rests_on_session())
 }
 
-/// What a lease is a lease of: of several keys, the one that was chosen.
+/// The resource of the lease: if the request named several keys to choose from, the chosen one.
 fn resource_of<'a>(request: &'a Request, lease: &'a Lease) -> &'a str {
     match lease.lease.keys.first() {
         Some(chosen) if request.resource.starts_with(POOL) => chosen.as_str(),
@@ -69,23 +71,25 @@ pub struct Client {
     asks_for_several: bool,
     work_ms: u32,
     longest_ttl_ms: u32,
-    /// How many of 1,000 leases the client does not release.
+    /// The share of leases, in thousandths, that the client does not release.
     forgets_per_mille: u32,
     shared_percent: u32,
     long_holds_percent: u32,
-    /// Whether the client may hold a lock on a session for long without renewing it. Where nothing goes wrong it does not: when
-    /// it is not certain of the lock any more, others would still wait for it, and nobody is to wait in vain.
+    /// Whether the client may hold a lock on a session for long without renewing it. This is off if nothing goes
+    /// wrong: when the client is no longer certain of the lock, others would still wait for it, and the run checks
+    /// that nobody waits in vain.
     stands_still: bool,
-    /// How long a guarded request may wait for other routes, in milliseconds.
+    /// How long a guarded request may wait for a change of the routes, in milliseconds.
     waits_for_routes_ms: u32,
     /// Whether leases are so short that the client can wait for their ends.
     renews_late: bool,
-    /// How often it has begun to ask.
+    /// The number of requests so far.
     rounds: u32,
     shared: Arc<Shared>,
 }
 
 impl Client {
+    /// The client number `n`.
     pub fn new(n: usize, options: &Options, shared: Arc<Shared>) -> Client {
         Client {
             name: format!("client-{n}"),
@@ -107,6 +111,7 @@ impl Client {
         }
     }
 
+    /// Makes requests until the run is over.
     pub async fn run(mut self) {
         while !self.shared.over.load(Relaxed) {
             self.round().await;
@@ -114,12 +119,12 @@ impl Client {
         }
     }
 
-    /// Any proxy.
+    /// A random proxy.
     fn proxy(&mut self) -> Proxy {
         self.shared.proxy(self.random.random_range(0..self.proxies))
     }
 
-    /// The proxy that granted the lease; now and then another one, where any proxy can renew and release the lease.
+    /// The proxy that granted the lease, or sometimes another one if any proxy can renew and release the lease.
     fn proxy_for(&mut self, granted_by: &Proxy, lease: &LeaseRef) -> Proxy {
         match !rests_on_session(lease) && self.random.random_bool(0.3) {
             true => self.proxy(),
@@ -140,11 +145,11 @@ impl Client {
         let policy = self.policies[self.random.random_range(0..self.policies.len())];
         let resource = self.resource(policy);
         let wait_ms = *[0, 20, 500, 3_000].choose(&mut self.random).unwrap_or(&0);
-        // A mode that the primitive lacks is asked for now and then: policies are replaced.
+        // Sometimes ask for a mode that the primitive lacks, because policies are replaced.
         let takes_shared = matches!(policy, "lease" | "quorum" | "row" | POOL | BACKOFF);
         let mode = match (policy, self.random.random_range(0..40_u32)) {
             ("once", _) => Mode::Exclusive,
-            // Mostly permits, so that several clients hold this resource at a time.
+            // Mostly permits, so that several clients hold this resource at the same time.
             ("quorum", 9..36) if resource.ends_with("/1") => Mode::Permits { count: 1, limit: 0 },
             ("lease" | "quorum" | POOL | BACKOFF, 0..8) | (_, 0) => {
                 Mode::Permits { count: self.random.random_range(1..=2), limit: 0 }
@@ -161,7 +166,7 @@ impl Client {
             ttl_ms: Some(self.random.random_range(200..self.longest_ttl_ms)),
             wait_ms: (wait_ms > 0).then_some(wait_ms),
             request_id,
-            // A name for each request: a lease that an earlier request left behind has another owner.
+            // Each request has its own owner, so a lease that an earlier request left behind has another owner.
             ..request(&resource, &format!("{}.{}", self.name, self.rounds))
         };
         match policy {
@@ -173,13 +178,13 @@ impl Client {
         }
     }
 
-    /// For how long it works between two renewals, at most. Leases of a policy's first resource outlive much of what goes
-    /// wrong, and many wait for it.
+    /// The longest work between two renewals. Leases of a policy's first resource outlast many faults, and many
+    /// clients wait for them.
     fn work_ms(&self, request: &Request) -> u32 {
         if request.resource.ends_with("/0") { LONG_WORK_MS.max(self.work_ms) } else { self.work_ms }
     }
 
-    /// A resource of the policy, or the name of several.
+    /// A random resource of the policy, or a name of several resources.
     fn resource(&mut self, policy: &str) -> String {
         let takes_several = !["once", "version", POOL, BACKOFF, GUARDED].contains(&policy);
         let wanted = match self.asks_for_several && takes_several && self.random.random_bool(0.3) {
@@ -191,7 +196,7 @@ impl Client {
         names.join(SEPARATOR)
     }
 
-    /// Sends a request to the application, through a proxy that locks its resource meanwhile.
+    /// Sends a guarded request to the application, through a proxy that locks its resource.
     async fn send(&mut self, request: &Request) {
         let proxy = self.proxy();
         let (resource, process) = (request.resource.clone(), &proxy.process);
@@ -255,15 +260,15 @@ impl Client {
         if may_repeat && self.random.random_bool(0.2) {
             let other = self.proxy_for(&proxy, &lease.lease);
             self.acquire(other, request, asked_at).await;
-            // The second answer may have a higher token; the lease goes by the first one's as well.
+            // The second answer may have a higher token; the token of the first answer also belongs to the lease.
             self.renew(&proxy, request, &lease).await;
         }
         self.work(&proxy, request, &lease).await;
         self.release(&proxy, request, &lease).await;
     }
 
-    /// Asks a proxy; `asked_at` is when the request was sent first. `None` where there was no answer: the client or the
-    /// proxy is gone.
+    /// Asks a proxy for a lock; `asked_at` is when the request was first sent. `None` if there was no answer, because
+    /// the client or the proxy is gone.
     async fn acquire(
         &mut self,
         proxy: Proxy,
@@ -278,7 +283,7 @@ impl Client {
         Some((proxy, asked))
     }
 
-    /// Waits for the answer of a proxy, or goes away. `None` where there was none.
+    /// Waits for the answer of a proxy, or leaves. `None` if there was no answer.
     async fn call<T: Send + 'static>(
         &mut self,
         proxy: &Proxy,
@@ -303,7 +308,7 @@ impl Client {
             self.shared.check(|checks| checks.waits_no_more(resource, id));
         }
         let Ok(asked) = asked else {
-            // One that stood still for a while may be late.
+            // A proxy that was paused may be late.
             if !leaves && pauses == Some(proxy.process.pauses()) {
                 let why = format!("{} was not answered within {longest} ms on {resource}", self.name);
                 self.shared.broken(Violation(why));
@@ -365,7 +370,8 @@ impl Client {
                 return;
             }
         }
-        // No renewal for a long time. Meanwhile the proxy may be counted as gone, and the other proxies may change the policy.
+        // The client does not renew for a long time. Meanwhile the proxy may count as gone, and other proxies may
+        // change the policy.
         let stands_still = self.random.random_ratio(self.long_holds_percent, 100) && self.stands_still;
         if rests_on_session(&lease.lease) && stands_still {
             self.pause(VERY_LONG_WORK_MS.into()).await;
@@ -374,7 +380,7 @@ impl Client {
                 return;
             }
         }
-        // A renewal that comes too late: others may have had the lock meanwhile.
+        // A renewal that comes too late: others may have had the lock since.
         if self.random.random_bool(0.02) && self.renews_late {
             clock::sleep_until(self.certain_until(request, lease)).await;
             self.pause(1_500).await;
@@ -386,7 +392,7 @@ impl Client {
         self.pause(30).await;
     }
 
-    /// Whether the lease may live on.
+    /// Renews the lease. Returns whether it may still be valid.
     async fn renew(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) -> bool {
         let other = self.proxy_for(granted_by, &lease.lease);
         let (service, wanted) = (other.service.clone(), lease.lease.clone());
@@ -412,7 +418,7 @@ impl Client {
         self.shared.check(|checks| checks.renewed(resource, &lease.lease, (now, valid_until)));
     }
 
-    /// No client is told to hold for longer than the longest lease, whatever the server's clock does.
+    /// Checks that no client is told to hold for longer than the longest lease, whatever the server's clock does.
     fn check_length(&self, request: &Request, valid_until: Instant) {
         let (left_ms, longest_ms) = (valid_until.ms_since(clock::now()), self.longest_ttl_ms + LONGER_MS);
         if left_ms > longest_ms {
@@ -425,7 +431,7 @@ impl Client {
     }
 
     async fn release(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
-        // One that forgets to let go.
+        // The client forgets to release the lock.
         if self.random.random_ratio(self.forgets_per_mille, 1_000) {
             return;
         }
@@ -449,7 +455,7 @@ impl Client {
         lock(&self.shared.checks).certain_until(resource_of(request, lease), &lease.lease).unwrap_or_default()
     }
 
-    /// The client is told that the lease is over at `end`. One that only time ends is not lost before its time.
+    /// The client is told that the lease ends at `end`. A lease that only time ends must not be lost early.
     fn lost(&self, request: &Request, lease: &Lease, end: Instant) {
         let resource = resource_of(request, lease);
         let left_ms = self.certain_until(request, lease).ms_since(end.max(clock::now()));
@@ -468,7 +474,7 @@ impl Client {
         }
     }
 
-    /// Does what is to be done once, if nobody has.
+    /// Does work once, unless it was already done.
     async fn do_once(&mut self, request: &Request) {
         let proxy = self.proxy();
         let (service, wanted, asked_at) = (proxy.service.clone(), request.clone(), clock::now());
@@ -479,7 +485,7 @@ impl Client {
                 self.shared.tally.count("a once that was done");
                 self.note(&format!("is told that {} was done: {}", request.resource, kept.value));
                 self.shared.check(|checks| checks.done(&request.resource, &kept.value));
-                // The others have the proxies for themselves meanwhile.
+                // Leave the proxies to the others for a while.
                 return self.pause(400).await;
             }
             _ => return self.pause(40).await,
@@ -507,7 +513,7 @@ impl Client {
         }
     }
 
-    /// Reads a version, and makes the next one of it.
+    /// Reads a version and commits the next one.
     async fn make_version(&mut self, request: Request) {
         let request = Request { mode: Mode::Exclusive, wait_ms: None, ..request };
         let resource = request.resource.clone();
@@ -537,7 +543,7 @@ impl Client {
                 Some(Err(AcquireError::Conflict(_))) => {
                     return self.shared.tally.count("a version was made meanwhile");
                 }
-                // The same commit may be asked again.
+                // The same commit may be repeated.
                 Some(Err(AcquireError::Store(_))) if request.request_id.is_some() => {}
                 _ => return,
             }

@@ -1,4 +1,4 @@
-//! The simulated server under the conditions that MySQL and MariaDB have to meet, too. See [`crate::mysql::conditions`].
+//! Runs the conditions for MySQL and MariaDB on the simulated server. See [`crate::mysql::conditions`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::store::{Member, Quorum, Store};
 use crate::telemetry::Metrics;
 use crate::vital::process::Process;
 
-/// A network that loses nothing.
+/// A network without losses.
 struct Calm;
 
 impl Network for Calm {
@@ -31,6 +31,7 @@ fn route(server: Arc<Server>) -> Route {
     Route { from: 0, servers: vec![server], network: Arc::new(Calm) }
 }
 
+/// Opens a store on a simulated server.
 pub fn open(config: &StoreConfig, server: Arc<Server>) -> MysqlStore {
     MysqlStore::simulated(config, vec![route(server).named()], 3_600_000, Metrics::default())
 }
@@ -57,15 +58,15 @@ impl Database for Arc<Server> {
     }
 }
 
-/// The COMMIT of a transaction succeeds although another node of the cluster has undone the transaction. Its client is not told
-/// that it was applied.
+/// COMMIT succeeds although another node of the cluster has undone the transaction. The client must not be told that
+/// the transaction was applied.
 async fn what_another_node_has_undone_is_not_confirmed(server: &Arc<Server>) {
     let pair = Pair::cluster(server.clone());
     let store = crate::mysql::conditions::open(server).await;
     Database::slow_down(server, Duration::from_millis(800)).await;
     let claim = contract::claim(&["k", "l"], "me");
     let told = ask(&store, Op::Acquire(claim), 5_000);
-    // By then the first row has been inserted, and the second one has not.
+    // By then the first row has been inserted, and the second row has not.
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     let other_node = "UPDATE lockkeeper_meta SET epoch=epoch+1,identity='second' WHERE id=1;\
          INSERT INTO lockkeeper_lease (k,token,until_us,revision,state) VALUES ('k',1,1,4096,'{}')";
@@ -75,8 +76,9 @@ async fn what_another_node_has_undone_is_not_confirmed(server: &Arc<Server>) {
     assert!(!is_granted, "{told:?}");
 }
 
-/// The clock is set forward, back and forward again. One proxy misses the first two steps and another one the last two, so
-/// neither notices that the clock was set back. A lease that one of them grants in between is not over for the other.
+/// The clock is set forward, back, and forward again. One proxy misses the first two steps and another one the last
+/// two, so neither notices that the clock was set back. A lease that one of them grants in between must not count as
+/// ended on the other.
 async fn a_clock_that_is_set_to_and_fro_ends_no_lease(server: &Arc<Server>) {
     set_to_and_fro(server, 60_000_000).await;
     set_to_and_fro(&Server::new("server-2"), 3_000_000).await;
@@ -133,7 +135,7 @@ async fn outcome(store: &impl Store, claim: Claim) -> Option<Outcome> {
     asked.ok().map(|mut reply| reply.outcomes.remove(0))
 }
 
-/// Does something while one of the servers stands still. What that server was sent meanwhile is too late when it goes on.
+/// Does something while one of the servers is paused. Requests to that server are late when it goes on.
 async fn without<T>(server: &Arc<Server>, happens: impl Future<Output = T>) -> T {
     server.pause();
     let happened = happens.await;
@@ -143,7 +145,8 @@ async fn without<T>(server: &Arc<Server>, happens: impl Future<Output = T>) -> T
     happened
 }
 
-/// Each of three leases of one permit lacks another one of three members, so no member has granted more than two.
+/// Each of three leases of one permit is missing on another one of three members, so no member has granted more than
+/// two.
 async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) {
     let (servers, quorum) = quorum(server).await;
     let mode = Mode::Permits { count: 1, limit: 2 };
@@ -157,7 +160,7 @@ async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) 
     assert!(!is_granted_without(1).await, "there are two permits");
 }
 
-/// Two members of three know the lease of a request, and the third has granted the key to somebody else.
+/// Two of three members know the lease of a request, and the third has granted the key to another client.
 async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease(server: &Arc<Server>) {
     let (servers, quorum) = quorum(server).await;
     for lacking in 0..servers.len() {
@@ -179,8 +182,8 @@ async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_
     }
 }
 
-/// Another client holds the key at two members of three. The third has granted it to a claim that was not told so. One of the
-/// two is silent when the same claim asks again.
+/// Another client holds the key at two of three members. The third member has granted the key to a claim that was not
+/// told so. One of the two members is silent when the same claim is repeated.
 async fn a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it(server: &Arc<Server>) {
     let (servers, quorum) = quorum(server).await;
     let claim = |owner| Claim { ttl_ms: 60_000, ..contract::claim(&["k"], owner) };
@@ -195,7 +198,7 @@ async fn a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it(server
 
 macro_rules! named {
     ($($name:ident)*) => {
-        /// Each condition with its name. It panics where it is not met.
+        /// All conditions, by name. A condition that is not met panics.
         pub const ALL: &[(&str, fn())] = &[
             $((stringify!($name), || {
                 simulate(0, async { $name(&Server::new("server-1")).await });

@@ -1,4 +1,4 @@
-//! What must hold at the end of a run, when nothing goes wrong any more and no client asks.
+//! Conditions that must hold at the end of a run, when nothing goes wrong any more and no client makes requests.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::clock;
 use crate::service::{AcquireError, Request};
 use crate::store::{Store, Stored};
 
-/// How long proxies take at most to take back what was granted to clients that had gone.
+/// The longest time until proxies take back grants to clients that are gone.
 const TAKEN_BACK: Duration = Duration::from_secs(30);
-/// When all leases have ended, also on servers whose clocks were set back several times.
+/// The time by which all leases have ended, even on servers whose clocks were set back several times.
 const ALL_ENDED_MS: u32 = 600_000;
 
-/// Leases whose clients have no answer, or have let go, are taken back, however long they would last. The others are
-/// put out, so that the end comes sooner.
+/// Checks that leases whose clients got no answer or have released them are taken back, however long they would last.
+/// Ends all other leases by force, so that the run ends sooner.
 pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
     if !options.has_long_leases() {
         return;
@@ -38,7 +38,7 @@ pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
             if let Err(violation) = checked {
                 return shared.broken(violation);
             }
-            // The application is done with all that it was asked for.
+            // The application has finished all requests.
             if options.is_calm() && key.as_str().starts_with(GUARDED) {
                 let why = format!(
                     "left behind: {} has {}, and no guarded request is under way",
@@ -52,7 +52,7 @@ pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
     }
 }
 
-/// In the end nobody holds anything, everybody is granted everything, and all proxies go by the same policies.
+/// Checks that in the end nobody holds anything, every request is granted, and all proxies use the same policies.
 pub async fn nothing_is_left(shared: &Shared, options: &Options) {
     let latest = clock::now().plus_ms(ALL_ENDED_MS);
     while let Err(why) = all_has_ended(shared, options).await {
@@ -78,11 +78,11 @@ async fn all_has_ended(shared: &Shared, options: &Options) -> Result<(), String>
     for policy in locks {
         for (resource, proxy) in (0..options.resources).flat_map(|n| proxies.iter().map(move |p| (n, p))) {
             let name = format!("{policy}/{resource}");
-            // Clean-up locks the rows that it looks at, for a moment.
+            // The clean-up locks the rows that it checks for a moment.
             let patient = Request { wait_ms: Some(2_000), ..request(&name, "the end") };
             match proxy.service.acquire(patient).await {
                 Ok(lease) => drop(proxy.service.release(lease.lease).await),
-                // So it is for everybody.
+                // The policy refuses the resource for everybody.
                 Err(AcquireError::Refused { .. }) => {}
                 Err(error) => {
                     let n = proxy.index;

@@ -1,4 +1,4 @@
-//! What goes wrong in a run: what the network does to packets, and what becomes of servers, proxies and policies.
+//! The faults of a run: what the network does to packets, and what happens to servers, proxies and policies.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,15 +20,15 @@ use super::network::{Fate, Network, Trip};
 use super::world::lock;
 use crate::clock;
 
-/// Something that goes wrong, or that operators do, at its moment.
+/// A fault, or an action of an operator, with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Milliseconds after the clients have begun.
+    /// Milliseconds after the start of the clients.
     pub at_ms: u32,
     pub fault: Fault,
 }
 
-/// Proxies and servers are counted from 0, and from the beginning again where there are fewer.
+/// A fault, or an action of an operator. Indexes of proxies and servers wrap around if there are fewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     Kill {
@@ -39,22 +39,22 @@ pub enum Fault {
         proxy: usize,
         ms: u32,
     },
-    /// The proxy is stopped in order, and started again.
+    /// The proxy is shut down in order, and started again.
     Restart {
         proxy: usize,
         down_ms: u32,
     },
-    /// Nothing of what the proxy sends to a server arrives, or much later.
+    /// All packets between the proxy and the servers are lost or very late.
     CutOff {
         proxy: usize,
         ms: u32,
     },
-    /// The proxy does not say that it lives, and does all else.
+    /// The proxy's heartbeats are lost. Everything else arrives.
     Silence {
         proxy: usize,
         ms: u32,
     },
-    /// Nothing that the proxy asks for on sessions with locks arrives in this time; it arrives at the end.
+    /// Packets on the proxy's sessions that have or request locks do not arrive in this time; they arrive at its end.
     SlowSessions {
         proxy: usize,
         ms: u32,
@@ -62,7 +62,7 @@ pub enum Fault {
     Crash {
         server: usize,
     },
-    /// One of the sessions that have locks is ended.
+    /// A session that has locks is ended.
     KillSession {
         server: usize,
         nth: usize,
@@ -79,24 +79,24 @@ pub enum Fault {
         server: usize,
         by_ms: i64,
     },
-    /// The store's second server takes the place of its first.
+    /// The store's second server takes over from its first.
     FailOver {
         how: Succession,
         gap_ms: u32,
-        /// Then the old primary becomes a replica of the new one; of a cluster, a node again.
+        /// After this time, the old primary becomes a replica of the new one, or in a cluster a node again.
         back_ms: u32,
     },
     /// The files of all proxies give guarded requests other names.
     NameRoutes {
         naming: u32,
     },
-    /// The policy gets other settings, by way of this proxy.
+    /// An operator changes the policy's settings, through this proxy.
     Replace {
         proxy: usize,
         policy: &'static str,
         settings: Settings,
     },
-    /// Proxies that are started from now on have other settings of the policy in their files.
+    /// Proxies that start from now on have other settings of the policy in their files.
     Edit {
         policy: &'static str,
         settings: Settings,
@@ -107,19 +107,19 @@ pub enum Fault {
     },
 }
 
-/// How a replica takes its primary's place. A node of a cluster has all writes: where the other node is not stopped, some
-/// proxies do not see it for the time of the gap.
+/// How the second server takes over. A cluster node already has all writes: if the other node is not stopped, some
+/// proxies cannot reach it for the time of the gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Succession {
-    /// The primary takes no writes any more, and the gap later the replica has all of them.
+    /// The primary becomes read-only. After the gap, the replica has all writes and takes over.
     Planned,
-    /// The primary stops, and the gap later the replica goes on without the writes that it had not heard of.
+    /// The primary stops. After the gap, the replica takes over without the writes that it had not received.
     Sudden,
-    /// As [`Succession::Sudden`], but at once; and the gap later the old primary is there again and takes writes, too.
+    /// As [`Succession::Sudden`], but at once. After the gap, the old primary is up again and takes writes as well.
     Split,
 }
 
-/// The policies that are replaced in a run, and below the primitives that they get.
+/// The policies that are replaced in a run. Below are the primitives that they may get.
 pub const CHANGEABLE: [&str; 6] = ["lease", "advisory", "row", "pool", "version", GUARDED];
 const PRIMITIVES: [&str; 3] = ["lease", "advisory", "row"];
 
@@ -129,18 +129,18 @@ pub struct Settings {
     pub primitive: &'static str,
     pub second_primitive: Option<&'static str>,
     pub stripes: u32,
-    /// How many keys a resource is any one of; 0 where it has one key.
+    /// The number of keys of which a resource is any one; 0 if the resource has a single key.
     pub pool: u32,
     pub global_order: bool,
     pub permits: u32,
-    /// Whether requests for some resources are refused: a separator ends their names.
+    /// Whether requests for some resources are refused, because a separator ends their names.
     pub refuses: bool,
-    /// Whether a guarded request goes on when its lease is lost.
+    /// Whether a guarded request continues when its lease is lost.
     pub lets_finish: bool,
 }
 
 impl Settings {
-    /// Those that the policy starts out with.
+    /// The settings that the policy starts with.
     pub fn of(policy: &'static str) -> Settings {
         let (primitive, pool) = match policy {
             POOL => ("lease", 2),
@@ -159,18 +159,18 @@ impl Settings {
         }
     }
 
-    /// Those that the policy may get.
+    /// Random settings that the policy may get.
     fn any(random: &mut StdRng, policy: &'static str, what: &Failing<'_>) -> Settings {
         if what.keep_names {
             return Settings { global_order: random.random_bool(0.5), ..Settings::of(policy) };
         }
         if policy == "version" {
-            // Other names, which no two resources share: they have contents.
+            // Other names that no two resources share, because these keys have stored values.
             let stripes = *[0, 999_983, 1_000_000].choose(random).unwrap_or(&0);
             return Settings { stripes, ..Settings::of(policy) };
         }
         if policy == GUARDED {
-            // The application does not hear at once of a session that ends.
+            // The application does not notice at once that a session ends.
             let stripes = *[0, 2, 1_000].choose(random).unwrap_or(&0);
             let refuses = random.random_bool(0.1);
             return Settings { stripes, refuses, ..Settings::of(policy) };
@@ -180,8 +180,8 @@ impl Settings {
         let (primitive, second) = (one(), one());
         let pool = Settings::of(policy).pool;
         let global_order = random.random_bool(0.3);
-        // The same separator divides the resources of those who ask for several. A trial that is refused says nothing of an
-        // order that the primitive lacks.
+        // The separator stays the same, because some clients ask for several resources. Settings that refuse requests
+        // have no global queue: a refused trial request would hide that the primitive lacks a global queue.
         Settings {
             primitive,
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
@@ -193,6 +193,7 @@ impl Settings {
         }
     }
 
+    /// The settings as the policy's table in config.toml.
     pub fn table(&self) -> Map<String, Value> {
         let mut table = Map::new();
         table.insert("primitive".to_owned(), self.primitive.into());
@@ -214,11 +215,11 @@ impl Settings {
 
 /// The policy whose resources are any one of several keys.
 pub const POOL: &str = "pool";
-/// The policy that has one order of waiters for all proxies in some runs.
+/// The policy that has a global queue in some runs.
 pub const ORDERED: &str = "lease";
-/// The policy whose waiters ask again and again.
+/// The policy whose waiters poll.
 pub const BACKOFF: &str = "backoff";
-/// What divides the resources of one name.
+/// Separates the resources in a name.
 pub const SEPARATOR: &str = "+";
 /// Settings of the policy `backoff`.
 pub fn polling() -> Map<String, Value> {
@@ -234,7 +235,7 @@ pub fn polling() -> Map<String, Value> {
 pub const KEEP_MS: u32 = 5_000;
 
 impl Fault {
-    /// What is counted.
+    /// The name under which the fault is counted.
     pub fn kind(&self) -> &'static str {
         match self {
             Fault::Kill { .. } => "a proxy is killed",
@@ -273,7 +274,7 @@ impl Fault {
             Kind::Pause => Fault::Pause { proxy, ms },
             Kind::Restart => Fault::Restart { proxy, down_ms },
             Kind::CutOff => Fault::CutOff { proxy, ms },
-            // Most are for longer than a membership.
+            // Most silences are longer than a membership.
             Kind::Silence => Fault::Silence { proxy, ms: one_of(&[4_000, 25_000, 40_000]) },
             Kind::SlowSessions => Fault::SlowSessions { proxy, ms: one_of(&[200, 1_000, 3_000]) },
             Kind::Crash => Fault::Crash { server },
@@ -283,7 +284,7 @@ impl Fault {
                 Fault::PauseServer { server, ms: one_of(&[200, 2_000, 4_000, 9_000, 20_000]) }
             }
             Kind::SetClock => {
-                // What was granted before a step back lasts for so much longer, and little is granted meanwhile.
+                // After a step back, earlier grants last for that much longer, and little is granted meanwhile.
                 let by_ms = i64::from(one_of(&[80, 80, 300, 300, 2_000, 2_000, 5_000, 60_000]));
                 Fault::SetClock { server, by_ms: if random.random_bool(0.5) { by_ms } else { -by_ms } }
             }
@@ -333,7 +334,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What a run has faults of.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Kill,
@@ -354,7 +355,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// As often as each is there, so much more often it is chosen.
+    /// Kinds that are listed several times are chosen more often.
     const ALL: [Kind; 18] = [
         Kind::Kill,
         Kind::Pause,
@@ -376,13 +377,13 @@ impl Kind {
         Kind::RollBack,
     ];
 
-    /// Those of a run whose clocks are set again and again, while some proxies do not look.
+    /// For runs whose clocks are set again and again while some proxies do not notice.
     const OF_CLOCKS: [Kind; 5] = [Kind::SetClock, Kind::SetClock, Kind::Pause, Kind::Kill, Kind::Restart];
 
-    /// Those of a run whose sessions end again and again, while other requests join the locks of those sessions.
+    /// For runs whose sessions end again and again while other requests use the locks of those sessions.
     const OF_SESSIONS: [Kind; 4] = [Kind::KillSession, Kind::KillSession, Kind::KillSession, Kind::Silence];
 
-    /// Those of a run in which policies change while proxies are counted as gone whose clients hold locks on sessions.
+    /// For runs in which policies change while proxies whose clients hold locks on sessions count as gone.
     const OF_MEMBERSHIPS: [Kind; 7] = [
         Kind::Silence,
         Kind::Silence,
@@ -393,8 +394,8 @@ impl Kind {
         Kind::Replace,
     ];
 
-    /// Those of a run in which members of the quorum are away again and again: the others must not grant again what those have
-    /// granted.
+    /// For runs in which members of the quorum are away again and again. The other members must not grant again what
+    /// those have granted.
     const OF_QUORUM: [Kind; 4] = [Kind::PauseServer, Kind::PauseServer, Kind::Crash, Kind::CutOff];
 
     fn is_possible(self, what: &Failing<'_>) -> bool {
@@ -406,8 +407,8 @@ impl Kind {
         }
     }
 
-    /// Those of one run: all of them, or a few, or changes of policies and at most one other kind. Where everything fails,
-    /// little is granted, and one kind hides what another one would break.
+    /// The kinds of one run: all of them, or a few, or changes of policies with at most one other kind. If everything
+    /// fails, little is granted, and one kind hides what another would break.
     fn of_a_run(random: &mut StdRng, what: &Failing<'_>) -> Vec<Kind> {
         let possible: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_possible(what)).collect();
         let shape = random.random_range(0..10_u32);
@@ -423,7 +424,7 @@ impl Kind {
             _ => 0,
         };
         let mut kinds: Vec<Kind> = (0..some).filter_map(|_| possible.choose(random).copied()).collect();
-        // A second server is there to be used.
+        // A second server should be used.
         if what.has_second && random.random_bool(0.5) {
             kinds.push(Kind::FailOver);
         }
@@ -434,7 +435,7 @@ impl Kind {
     }
 }
 
-/// What may fail in a run.
+/// The parts of a run that may fail.
 #[derive(Clone, Copy)]
 pub struct Failing<'a> {
     pub proxies: usize,
@@ -442,22 +443,24 @@ pub struct Failing<'a> {
     pub has_second: bool,
     /// Whether the second server is a node of a Galera cluster. Galera has no named locks.
     pub is_cluster: bool,
-    /// They may be replaced.
+    /// The policies that may be replaced.
     pub policies: &'a [&'static str],
     /// Whether a policy that is replaced keeps its primitive and the names of its keys.
     pub keep_names: bool,
     pub asks_for_several: bool,
 }
 
-/// How often what happened, by kind.
+/// The number of events of each kind.
 #[derive(Default)]
 pub struct Tally(Mutex<BTreeMap<&'static str, u64>>);
 
 impl Tally {
+    /// Counts an event.
     pub fn count(&self, kind: &'static str) {
         *lock(&self.0).entry(kind).or_default() += 1;
     }
 
+    /// All counts.
     pub fn all(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0).clone()
     }
@@ -467,21 +470,22 @@ impl Tally {
 pub struct FaultyNetwork {
     random: Mutex<StdRng>,
     packet_faults_per_mille: AtomicU32,
-    /// The proxy is cut off.
+    /// The time in which the proxy is cut off.
     cut: Spell,
-    /// Its beats are lost.
+    /// The time in which the proxy's heartbeats are lost.
     silence: Spell,
-    /// What it asks for on sessions with locks is late.
+    /// The time in which packets on sessions with locks are late.
     slow_sessions: Spell,
-    /// What may become of a packet that has a fault, as in [`PACKET_FAULTS`].
+    /// The fates that a packet with a fault may have, as numbers below [`PACKET_FAULTS`].
     kinds: Vec<u32>,
     tally: Arc<Tally>,
 }
 
-/// How many things can become of a packet that has a fault.
+/// The number of fates that a packet with a fault may have.
 const PACKET_FAULTS: u32 = 7;
 
 impl FaultyNetwork {
+    /// A network without faults, until [`FaultyNetwork::fail`].
     pub fn new(seed: u64, tally: Arc<Tally>) -> FaultyNetwork {
         let mut random = StdRng::seed_from_u64(seed);
         let kinds = match random.random_bool(0.5) {
@@ -499,39 +503,39 @@ impl FaultyNetwork {
         }
     }
 
-    /// From now on, of 1,000 packets so many have a fault.
+    /// Sets the share of packets, in thousandths, that have a fault from now on.
     pub fn fail(&self, per_mille: u32) {
         self.packet_faults_per_mille.store(per_mille, Relaxed);
     }
 
-    /// From now on everything arrives.
+    /// Ends all faults.
     pub fn heal(&self) {
         self.fail(0);
         [&self.cut, &self.silence, &self.slow_sessions].into_iter().for_each(Spell::end);
     }
 
-    /// Nothing arrives in the next `ms`.
+    /// Loses everything in the next `ms`.
     pub fn cut(&self, ms: u32) {
         self.cut.last(ms);
     }
 
-    /// In the next `ms`, the store does not hear that the proxy lives.
+    /// Loses the proxy's heartbeats in the next `ms`.
     pub fn silence(&self, ms: u32) {
         self.silence.last(ms);
     }
 
-    /// What the proxy asks for on sessions with locks in the next `ms` arrives at their end.
+    /// Delays packets on sessions with locks until the end of the next `ms`.
     pub fn slow_sessions(&self, ms: u32) {
         self.slow_sessions.last(ms);
     }
 }
 
-/// A time in which something goes wrong.
+/// A period in which something goes wrong.
 #[derive(Default)]
 struct Spell(AtomicU64);
 
 impl Spell {
-    /// It lasts for `ms` from now on, at least.
+    /// Extends the period to at least `ms` from now.
     fn last(&self, ms: u32) {
         self.0.fetch_max(clock::now().plus_ms(ms).0, Relaxed);
     }
@@ -540,7 +544,7 @@ impl Spell {
         self.0.store(0, Relaxed);
     }
 
-    /// What is left of it; `None` once it is over.
+    /// The time that is left; `None` if the period is over.
     fn left(&self) -> Option<Duration> {
         let left_us = self.0.load(Relaxed).saturating_sub(clock::now().0);
         (left_us > 0).then(|| Duration::from_micros(left_us))
@@ -554,7 +558,7 @@ fn contains(sql: &[u8], text: &[u8]) -> bool {
 /// Text that every heartbeat of a proxy contains.
 const BEAT: &[u8] = b"UPDATE lockkeeper_proxy SET beat_us";
 
-/// Texts of the statements that ask for named locks and for row locks.
+/// Text of the statements that request named locks and row locks.
 const ON_SESSIONS: [&[u8]; 2] = [b"GET_LOCK('", b"FROM lockkeeper_row "];
 
 impl Network for FaultyNetwork {
@@ -575,7 +579,7 @@ impl Network for FaultyNetwork {
         if let Some(left) = self.cut.left() {
             self.tally.count("a packet is sent while its proxy is cut off");
             let again = left + Duration::from_millis(random.random_range(0..3_000));
-            // Some packets are sent again by then.
+            // By then, some packets have been sent again.
             return match random.random_bool(0.5) {
                 true => Trip { there: again, ..trip(Fate::Delivered) },
                 false => trip(Fate::Lost),

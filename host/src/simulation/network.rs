@@ -1,4 +1,4 @@
-//! Connections to simulated servers: what is sent arrives later, or never, and so do answers.
+//! Connections to simulated servers. Packets and answers may arrive late or never.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,47 +14,47 @@ use super::server::value::Value;
 use super::server::{Failure, Server, Set};
 use crate::mysql::wire::{Connect, Exchange};
 
-/// What becomes of a packet and of its answer.
+/// The fate of a packet and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Delivered,
-    /// The connection breaks before the server has the packet.
+    /// The connection breaks before the packet reaches the server.
     Refused,
-    /// The packet is lost, and nobody says so.
+    /// The packet is lost without a notice.
     Lost,
-    /// The server runs it, and the connection breaks before the answer is there.
+    /// The server runs the packet, and the connection breaks before the answer arrives.
     Unanswered,
-    /// The server runs it, and the answer never comes.
+    /// The server runs the packet, and the answer is lost without a notice.
     AnswerLost,
 }
 
-/// One packet on its way.
+/// The way of one packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Trip {
-    /// How long the proxy takes to send what it has decided to send. It may be paused meanwhile.
+    /// The delay between the proxy's decision to send and the sending. The proxy may be paused during this time.
     pub hesitation: Duration,
     pub there: Duration,
     pub back: Duration,
     pub fate: Fate,
 }
 
-/// What the network does with each packet.
+/// Decides the fate of each packet.
 pub trait Network: Send + Sync {
-    /// `sql` is empty where a connection is opened.
+    /// The way of the next packet. `sql` is empty when a connection is opened.
     fn trip(&self, sql: &[u8]) -> Trip;
 }
 
-/// The way from one proxy to one address.
+/// The route from a proxy to an address.
 #[derive(Clone)]
 pub struct Route {
-    /// The proxy.
+    /// The index of the proxy.
     pub from: usize,
-    /// A connection goes to the first of them that is there.
+    /// The servers behind the address. A connection goes to the first one that is up.
     pub servers: Vec<Arc<Server>>,
     pub network: Arc<dyn Network>,
 }
 
-/// A connection.
+/// The client side of a connection.
 pub struct Client {
     from: usize,
     server: Arc<Server>,
@@ -62,7 +62,7 @@ pub struct Client {
     packets: mpsc::UnboundedSender<Packet>,
     /// Nothing more can be sent.
     is_broken: bool,
-    /// The network has cut it: the session ends without the client's wish.
+    /// The network has cut the connection: the session ends although the client did not close it.
     is_cut: Arc<AtomicBool>,
 }
 
@@ -73,7 +73,7 @@ struct Packet {
 }
 
 impl Route {
-    /// For [`MysqlStore::simulated`](crate::mysql::MysqlStore::simulated).
+    /// The route's name and connector, for [`MysqlStore::simulated`](crate::mysql::MysqlStore::simulated).
     pub fn named(self) -> (String, Arc<dyn Connect>) {
         (self.servers[0].name.clone(), Arc::new(self))
     }
@@ -96,7 +96,7 @@ impl Exchange for Client {
 }
 
 impl Route {
-    /// An error where the network cuts the connection at once.
+    /// Opens a connection. Returns an error if the network cuts the connection at once.
     async fn open(&self) -> Result<Client, Error> {
         let trip = self.network.trip(b"");
         tokio::time::sleep(trip.there + trip.back).await;
@@ -125,7 +125,7 @@ impl Client {
         if self.is_broken {
             return Err(closed());
         }
-        // A client that gives up half-way cannot use the connection any more.
+        // A client that drops a call half-way cannot use the connection any more.
         self.is_broken = true;
         if trip.hesitation > Duration::ZERO {
             tokio::time::sleep(trip.hesitation).await;
@@ -148,7 +148,7 @@ impl Client {
         let parameters = parameters.iter().map(read).collect();
         let packet = Packet { sql, parameters, answer };
         let packets = self.packets.clone();
-        // What is on its way arrives, also where its client gives up, or dies.
+        // A packet in flight arrives even if its client gives up or is killed.
         tokio::spawn(async move {
             tokio::time::sleep(trip.there).await;
             let _ = packets.send(packet);
@@ -176,7 +176,7 @@ impl Client {
     }
 }
 
-/// A session of the server, from its first packet to its end.
+/// Serves a session from its first packet to its end.
 async fn serve(
     server: Arc<Server>,
     from: usize,
@@ -195,7 +195,7 @@ async fn serve(
             Err(_elapsed) => break,
         };
         let done = server.packet(session, &packet.sql, &packet.parameters).await;
-        // Its client may have given up.
+        // The client may have given up.
         let _ = packet.answer.send(done);
     }
     server.end(session, is_closed);
@@ -215,7 +215,7 @@ fn read(value: &mysql_async::Value) -> Value {
     }
 }
 
-/// Rows as a real server sends them: all values are text.
+/// Converts rows to the form of a real server, in which all values are text.
 fn rows(set: Set) -> Vec<Row> {
     let width = set.first().map_or(0, Vec::len);
     let columns: Arc<[Column]> = vec![Column::new(ColumnType::MYSQL_TYPE_VAR_STRING); width].into();

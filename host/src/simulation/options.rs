@@ -1,4 +1,4 @@
-//! What a run is made of, which follows from its seed, and smaller runs of its kind.
+//! The options of a run, which follow from its seed, and the options of smaller runs.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,78 +12,80 @@ mod focus;
 use super::application::GUARDED;
 use super::faults::{CHANGEABLE, Failing, Fault, ORDERED, Planned, plan};
 
-/// The policies of a run. Each starts out with the primitive of the same name; a resource of `pool` is any one of
-/// several leases, `backoff` asks for leases again and again, and `guarded` is for the requests of guarded routes.
+/// The policies of a run. Each starts with the primitive of the same name, with three exceptions: a resource of
+/// `pool` is any one of several leases, `backoff` polls for leases, and `guarded` serves the requests of guarded
+/// routes.
 pub const POLICIES: [&str; 9] =
     ["lease", "advisory", "row", "once", "version", "quorum", "pool", "backoff", GUARDED];
 
-/// What a run is made of.
+/// The options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub seed: u64,
     pub proxies: usize,
     pub clients: usize,
-    /// Resources of each policy.
+    /// The number of resources of each policy.
     pub resources: usize,
     /// Whether clients ask for several resources at once.
     pub asks_for_several: bool,
-    /// For how long clients work between two renewals, at most, but for the first resource of each policy.
+    /// The longest work of a client between two renewals. The first resource of each policy has another limit.
     pub work_ms: u32,
-    /// How many of 1,000 leases their clients do not release.
+    /// The share of leases, in thousandths, that clients do not release.
     pub forgets_per_mille: u32,
-    /// How many of 100 requests for `lease`, `quorum`, `row`, `pool` and `backoff` are for a shared lock.
+    /// The percentage of requests for `lease`, `quorum`, `row`, `pool` and `backoff` that ask for a shared lock.
     pub shared_percent: u32,
-    /// Of 100 locks that are held for as long as a connection lives, how many are held for very long.
+    /// The percentage of held connections that last very long.
     pub long_holds_percent: u32,
-    /// Whether the policy [`ORDERED`] has one order of waiters for all proxies, and nothing goes wrong.
+    /// Whether the policy [`ORDERED`] has a global queue from the start, and nothing goes wrong.
     pub in_order: bool,
     /// The longest lease that clients ask for, in milliseconds.
     pub longest_ttl_ms: u32,
     /// The policies that clients use, of [`POLICIES`].
     pub policies: Vec<&'static str>,
-    /// For how long clients ask, in virtual time.
+    /// How long clients make requests, in virtual time.
     pub lasts: Duration,
-    /// Of 1,000 packets, how many have a fault.
+    /// The share of packets, in thousandths, that have a fault.
     pub packet_faults_per_mille: u32,
     pub faults: Vec<Planned>,
-    /// Servers of the quorum.
+    /// The number of servers in the quorum.
     pub members: usize,
     /// Whether policies that are replaced keep their primitives and the names of their keys.
     pub keep_names: bool,
-    /// What there is beside the store's server.
+    /// The second server of the store, if any.
     pub second: Option<Second>,
-    /// How far the clock of that server is ahead of the first one's, in milliseconds.
+    /// How far the second server's clock is ahead of the first server's, in milliseconds.
     pub second_ahead_ms: i64,
-    /// How late the tasks of proxies start, at most.
+    /// The longest delay before a task of a proxy starts.
     pub late_ms: u32,
-    /// Whether the report has all that happened.
+    /// Whether the report includes the whole history.
     pub tells_all: bool,
 }
 
-/// A server beside the store's.
+/// The second server of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Second {
-    /// It is so far behind.
+    /// A replica with this replication delay.
     Replica(Duration),
-    /// A node of the same cluster, which takes writes, too. Proxies know both.
+    /// A second node of a cluster, which also takes writes. Proxies know both nodes.
     Node,
-    /// The same behind a load balancer: proxies know one address, and a connection goes to the first node that is there.
+    /// As [`Second::Node`], but behind a load balancer: proxies know one address, and a connection goes to the first
+    /// node that is up.
     Balanced,
 }
 
-/// Most leases are this short, so that many end by their time in a run.
+/// The usual limit of leases. It is short, so that many leases expire in a run.
 const SHORT_MS: u32 = 3_000;
-/// How late tasks start where a proxy has little to do.
+/// The longest delay of tasks on a proxy with little to do.
 const PROMPT_MS: u32 = 4;
-/// Leases that nobody knows of are noticed where they would last for long.
+/// The limit of leases in some runs. Leases that nobody knows of are noticed if they would last long.
 const LONG_MS: u32 = 120_000;
 
 impl Options {
-    /// What a seed decides of itself.
+    /// The options that follow from a seed.
     pub fn of(seed: u64) -> Options {
         let mut random = StdRng::seed_from_u64(seed);
         let mut policies = POLICIES.to_vec();
-        // Where clients use few policies, more of them meet.
+        // With few policies, more clients compete for the same resources.
         let most = if random.random_bool(0.4) { 2 } else { POLICIES.len() };
         let kinds = random.random_range(1..=most);
         while policies.len() > kinds {
@@ -92,7 +94,7 @@ impl Options {
         let lasts = Duration::from_secs(random.random_range(10..=60));
         let proxies = random.random_range(1..=3);
         let longest_ttl_ms = if random.random_bool(0.15) { LONG_MS } else { SHORT_MS };
-        // After a fail-over nothing is granted for as long as the longest lease.
+        // After a fail-over, nothing is granted for as long as the longest lease.
         let replica = |behind_ms| Some(Second::Replica(Duration::from_millis(behind_ms)));
         let seconds = [
             None,
@@ -119,7 +121,7 @@ impl Options {
         let members = *[3, 3, 4, 5].choose(&mut random).unwrap_or(&3);
         let keep_names = random.random_bool(0.3);
         let asks_for_several = random.random_bool(0.4);
-        // Where each client works for long, few locks are granted.
+        // If each client works for long, few locks are granted.
         let work_ms = *[20, 80, 800].choose(&mut random).unwrap_or(&80);
         let failing = Failing {
             proxies,
@@ -130,7 +132,7 @@ impl Options {
             keep_names,
             asks_for_several,
         };
-        // Where leases are let go, their ends are seldom what counts.
+        // If clients release their leases, few leases expire.
         let forgets_per_mille = match () {
             () if longest_ttl_ms > SHORT_MS => 0,
             () if random.random_bool(0.15) => 300,
@@ -138,14 +140,14 @@ impl Options {
         };
         let packet_faults_per_mille = *[0, 1, 5, 20].choose(&mut random).unwrap_or(&0);
         let faults = plan(&mut random, lasts, &failing);
-        // When a task starts late, its client may have gone.
+        // If a task starts late, its client may already be gone.
         let late_ms = *[PROMPT_MS, PROMPT_MS, PROMPT_MS, 200].choose(&mut random).unwrap_or(&PROMPT_MS);
-        // Only then do waiters come into line at once.
+        // Only in a calm run do waiters join the global queue without delay.
         let is_calm = is_calm(packet_faults_per_mille, &faults);
         let options = Options {
             seed,
             proxies,
-            // Where there are few, a resource is often free, and changes of its policy soon go live.
+            // With few clients, a resource is often free, and changes of its policy go live soon.
             clients: {
                 let most = if random.random_bool(0.15) { 6 } else { 64 };
                 random.random_range(2..=most)
@@ -155,7 +157,7 @@ impl Options {
             work_ms,
             forgets_per_mille,
             shared_percent: 20,
-            // Such locks outlive the membership of their proxy, or the use of a server.
+            // Such a lock may outlive its proxy's membership, or the use of a server.
             long_holds_percent: *[1, 1, 1, 30].choose(&mut random).unwrap_or(&1),
             in_order: is_calm && late_ms == PROMPT_MS && random.random_bool(0.7),
             longest_ttl_ms,
@@ -164,7 +166,7 @@ impl Options {
             members,
             keep_names,
             second,
-            // Servers' clocks seldom agree.
+            // The clocks of two servers seldom agree.
             second_ahead_ms: match second {
                 Some(_) => *[0, 0, 300, -300, 2_000, 60_000].choose(&mut random).unwrap_or(&0),
                 None => 0,
@@ -177,12 +179,12 @@ impl Options {
         if random.random_bool(0.12) { options.focus(&mut random) } else { options }
     }
 
-    /// Whether nothing goes wrong, and no policy is replaced.
+    /// Whether nothing goes wrong and no policy is replaced.
     pub fn is_calm(&self) -> bool {
         is_calm(self.packet_faults_per_mille, &self.faults)
     }
 
-    /// Whether no packet of a waiter that comes into line is late or lost.
+    /// Whether no packet of a waiter that joins the global queue is late or lost.
     pub fn joins_in_order(&self) -> bool {
         let is_change = |planned: &Planned| {
             matches!(planned.fault, Fault::Replace { .. } | Fault::Edit { .. } | Fault::RollBack { .. })
@@ -190,40 +192,40 @@ impl Options {
         self.packet_faults_per_mille == 0 && self.faults.iter().all(is_change)
     }
 
-    /// Whether all waiters join an order over all proxies at once when a change of their policy introduces it.
+    /// Whether all waiters join the global queue at once when a change of their policy introduces it.
     pub fn may_come_into_order(&self) -> bool {
         self.joins_in_order() && self.keep_names && self.late_ms == PROMPT_MS
     }
 
-    /// Whether guarded requests may go on when their leases are lost.
+    /// Whether guarded requests may continue after their leases are lost.
     pub fn lets_finish(&self) -> bool {
         let lets_finish = |planned: &Planned| matches!(&planned.fault, Fault::Replace { settings, .. } if settings.lets_finish);
         self.faults.iter().any(lets_finish)
     }
 
-    /// Whether the guarded routes give requests other names.
+    /// Whether the names that guarded routes give to requests change.
     pub fn renames_routes(&self) -> bool {
         self.faults.iter().any(|planned| matches!(planned.fault, Fault::NameRoutes { .. }))
     }
 
-    /// Whether leases outlast the run where nobody lets go of them.
+    /// Whether leases that nobody releases outlast the run.
     pub fn has_long_leases(&self) -> bool {
         self.longest_ttl_ms > SHORT_MS
     }
 
-    /// How long the lease of a guarded request lasts unless it is renewed, in milliseconds.
+    /// The ttl of a guarded request's lease, in milliseconds.
     pub fn guarded_ttl_ms(&self) -> u32 {
         if self.has_long_leases() { LONG_MS } else { 2_000 }
     }
 
-    /// How many servers there are: the store's, and those of the quorum where clients use it; what is beside the
-    /// store's is none of them.
+    /// The number of servers: the store's server, and the servers of the quorum if clients use it. The second server
+    /// of the store does not count.
     pub fn servers(&self) -> usize {
         servers(&self.policies, self.members)
     }
 
-    /// Runs that are smaller by one thing: less happens in them. `failed_at` is when this one failed, after its clients
-    /// had begun.
+    /// Options that are smaller in one respect, so that less happens in the run. `failed_at`: when this run failed,
+    /// counted from the start of the clients.
     pub fn smaller(&self, failed_at: Duration) -> Vec<Options> {
         let mut smaller = Vec::new();
         let mut add = |change: &dyn Fn(&mut Options)| {
@@ -237,7 +239,7 @@ impl Options {
                 smaller.push(options);
             }
         };
-        // What had not happened by then is not missed.
+        // Events after the failure are not needed.
         add(&|options| {
             options.lasts = options.lasts.min(failed_at + Duration::from_secs(1));
             options.faults.retain(|planned| u128::from(planned.at_ms) <= failed_at.as_millis());

@@ -1,4 +1,4 @@
-//! The two servers of one store: a primary, and a replica that applies what the primary has committed, with a delay; or two
+//! The two servers of one store: a primary, and a replica that applies the primary's commits with a delay; or two
 //! nodes of a cluster.
 
 use std::sync::Arc;
@@ -12,19 +12,20 @@ use super::server::Server;
 use crate::clock;
 use crate::lock::Instant;
 
+/// The two servers.
 pub struct Pair {
     servers: [Arc<Server>; 2],
-    /// How far behind the replica is; `None` for nodes of a cluster.
+    /// The replication delay; `None` for nodes of a cluster.
     behind: Option<Duration>,
-    /// Which of the two is the primary. Locked during a fail-over.
+    /// The index of the primary. Locked during a fail-over.
     primary: Mutex<usize>,
 }
 
-/// How often the replica applies what its primary has committed.
+/// How often the replica applies the primary's commits.
 const REPLICATION: Duration = Duration::from_millis(20);
 
 impl Pair {
-    /// The clock of the second server is `ahead_ms` ahead of the first one's.
+    /// The pair for `second`. The second server's clock is `ahead_ms` ahead of the first server's.
     pub fn of(second: Second, first: Arc<Server>, ahead_ms: i64) -> Pair {
         let pair = match second {
             Second::Replica(behind) => Pair::new(first, behind),
@@ -34,14 +35,14 @@ impl Pair {
         pair
     }
 
-    /// The replica has all that the primary has, and is `behind` from now on.
+    /// A primary and a replica, which has the primary's data now and is `behind` from now on.
     pub fn new(primary: Arc<Server>, behind: Duration) -> Pair {
         let replica = Server::new("replica");
         replica.replicate(&primary);
         Pair { servers: [primary, replica], behind: Some(behind), primary: Mutex::new(0) }
     }
 
-    /// Each of the two has what the other one has committed.
+    /// Two nodes, each of which has the other's commits.
     pub fn cluster(first: Arc<Server>) -> Pair {
         let second = Server::new("second");
         first.join(&second);
@@ -49,18 +50,18 @@ impl Pair {
         Pair { servers: [first, second], behind: None, primary: Mutex::new(0) }
     }
 
-    /// Whether a sudden fail-over may lose what was committed.
+    /// Whether a sudden fail-over may lose commits.
     pub fn loses_writes(&self) -> bool {
         self.behind.is_some()
     }
 
-    /// The one that is the replica at first.
+    /// The server that is the replica at first.
     pub fn second(&self) -> Arc<Server> {
         self.servers[1].clone()
     }
 
-    /// The replica becomes the primary, and the old primary a replica, `back_ms` after the gap. It is made anew of a copy
-    /// where it may have writes that the new one lacks.
+    /// Makes the replica the primary. The old primary becomes a replica `back_ms` after the gap. If the old primary
+    /// may have writes that the new one lacks, it is rebuilt from a copy.
     pub async fn fail_over(&self, how: Succession, (gap_ms, back_ms): (u32, u32)) {
         let mut primary = self.primary.lock().await;
         let (old, new) = (&self.servers[*primary], &self.servers[1 - *primary]);
@@ -106,7 +107,7 @@ impl Pair {
         }
     }
 
-    /// The replica has all that the primary has: it was there before anybody used the store.
+    /// Waits until the replica has all data of the primary. It was there before anybody used the store.
     pub async fn catch_up(&self) {
         if self.behind.is_none() {
             return;
@@ -115,12 +116,12 @@ impl Pair {
         self.servers[1 - *primary].follow(&self.servers[*primary], clock::now());
     }
 
-    /// Has the replica follow its primary, without end.
+    /// Makes the replica follow its primary, without end.
     pub async fn replicate(&self) {
         let Some(behind) = self.behind else { return };
         loop {
             tokio::time::sleep(REPLICATION).await;
-            // What was not told before a fail-over is not told during it.
+            // Commits that were not replicated before a fail-over are not replicated during it.
             let Ok(primary) = self.primary.try_lock() else { continue };
             let until = Instant(clock::now().0.saturating_sub(behind.as_micros() as u64));
             self.servers[1 - *primary].follow(&self.servers[*primary], until);

@@ -1,4 +1,4 @@
-//! How proxies wake each other's waiters in a run.
+//! Notifications between the proxies of a run.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use crate::lock::Key;
 use crate::service::{Peers, Service};
 use crate::vital::process::Process;
 
-/// All proxies that were ever started, by their addresses.
+/// All proxies that were ever started, by address.
 #[derive(Default)]
 pub struct PeerNetwork {
     proxies: Mutex<BTreeMap<String, (Arc<Process>, Service)>>,
@@ -21,31 +21,34 @@ pub struct PeerNetwork {
 }
 
 impl PeerNetwork {
+    /// Adds a proxy.
     pub fn join(&self, address: &str, process: &Arc<Process>, service: &Service) {
         lock(&self.proxies).insert(address.to_owned(), (process.clone(), service.clone()));
     }
 }
 
-/// The bell of one proxy.
+/// Sends the notifications of one proxy.
 pub struct PeerClient {
-    /// Weak, because the line owns the service that owns this bell.
+    /// Weak, because the network owns the service, and the service owns this client.
     line: Weak<PeerNetwork>,
     address: String,
     random: Mutex<StdRng>,
-    /// Of 1,000 rings, how many are lost.
+    /// The share of notifications, in thousandths, that are lost.
     lost_per_mille: u32,
 }
 
 impl PeerClient {
+    /// The client of a proxy that starts.
     pub fn new(line: &Arc<PeerNetwork>, proxy: usize, seed: u64) -> PeerClient {
         let life = line.lives.fetch_add(1, Relaxed);
         let random = Mutex::new(StdRng::seed_from_u64(seed ^ (1_000 + life)));
-        // Where many are lost, waiters depend on asking again by themselves.
+        // If many notifications are lost, waiters depend on their own polling.
         let lost_per_mille = if seed.is_multiple_of(4) { 300 } else { 10 };
         let address = format!("proxy-{proxy}-{life}");
         PeerClient { line: Arc::downgrade(line), address, random, lost_per_mille }
     }
 
+    /// The address of this proxy.
     pub fn address(&self) -> &str {
         &self.address
     }

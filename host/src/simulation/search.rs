@@ -1,4 +1,5 @@
-//! The search: one run after the other, and where one breaks a promise, smaller runs that break it as well.
+//! The search: makes one run after another. If a run breaks a promise, it looks for a smaller run that breaks it as
+//! well.
 
 use std::collections::BTreeMap;
 use std::panic;
@@ -12,30 +13,30 @@ use crate::clock;
 use crate::coverage;
 use crate::lock::table::simulation as table;
 
-/// Which runs are made, and what is printed of them.
+/// The options of a search.
 pub struct Search {
-    /// The first seed; the next ones are each one higher.
+    /// The first seed. Each further run uses the next higher seed.
     pub first: u64,
-    /// How many runs there are at the most.
+    /// The largest number of runs.
     pub seeds: u64,
-    /// No run begins after the search has used this much processor time.
+    /// No run starts after the search has used this much processor time.
     pub limit: Duration,
-    /// Print all that happens, not only what came before a failure.
+    /// Print the whole history of a run, not only the part before a failure.
     pub tells_all: bool,
     /// Print the fingerprint of each run.
     pub tells_each: bool,
-    /// Print what the proxies log in the smallest run that fails.
+    /// Print the log of the proxies in the smallest run that fails.
     pub logs: bool,
-    /// Look for a smaller run that fails, too.
+    /// Look for a smaller run that also fails.
     pub shrinks: bool,
 }
 
-/// How many runs of the lock table alone come before each run of whole proxies. They take a fifteenth of the time. Their grants
-/// are not counted.
+/// The number of runs of the lock table alone before each run of whole proxies. They take a fifteenth of the time.
+/// Their grants are not counted.
 const TABLES: u64 = 40;
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// Whether no promise was broken. Prints what it finds.
+/// Runs the search and prints its results. Returns whether no promise was broken.
 pub fn search(search: &Search) -> bool {
     println!("the first seed is {}", search.first);
     tell_panics();
@@ -94,7 +95,7 @@ pub fn search(search: &Search) -> bool {
     true
 }
 
-/// Whether the program on a simulated server does what it has to do on a real one.
+/// Runs all conditions on the simulated server. Returns whether they are met.
 fn meets_conditions() -> bool {
     let unmet = conditions::ALL.iter().find(|(_, meet)| panic::catch_unwind(meet).is_err());
     if let Some((name, _)) = unmet {
@@ -103,8 +104,8 @@ fn meets_conditions() -> bool {
     unmet.is_none()
 }
 
-/// Runs the lock table alone, for this seed. Returns whether all promises are kept, and prints the events of the first run
-/// that breaks one.
+/// Runs the lock table alone for this seed. Returns whether all promises are kept, and prints the events of the first
+/// run that breaks one.
 fn tables_hold(seed: u64) -> bool {
     let mut seeds = (0..TABLES).map(|n| seed.wrapping_mul(TABLES).wrapping_add(n));
     IS_OF_TABLE.store(true, Ordering::Relaxed);
@@ -117,16 +118,16 @@ fn tables_hold(seed: u64) -> bool {
     failed.is_none()
 }
 
-/// The seed of the run that is under way; 0 before the first one.
+/// The seed of the current run; 0 before the first run.
 static SEED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the run that is under way is one of the lock table alone.
+/// Whether the current run is one of the lock table alone.
 static IS_OF_TABLE: AtomicBool = AtomicBool::new(false);
 
-/// Whether something has panicked in it.
+/// Whether the current run has panicked.
 static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// A panic is a failure, also where it ends one task of the run alone.
+/// Makes a panic count as a failure, even if it ends only one task of the run.
 fn tell_panics() {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -142,13 +143,13 @@ fn tell_panics() {
     }));
 }
 
-/// How much processor time the search has used. In the same processor time, a search on a busy machine does as much as one
-/// on a quiet machine.
+/// The processor time that the search has used. It is used instead of elapsed time, so that a search on a busy
+/// machine does as much as one on a quiet machine.
 fn worked() -> Duration {
     Duration::from_micros(clock::thread_us())
 }
 
-/// The time of a run.
+/// A timer for log lines that shows the virtual time of the run.
 struct Virtual;
 
 impl tracing_subscriber::fmt::time::FormatTime for Virtual {
@@ -184,14 +185,14 @@ impl Total {
     }
 }
 
-/// How long a smaller run is looked for.
+/// The longest search for a smaller run.
 const SHRINKING: Duration = Duration::from_secs(120);
 
-/// How many seeds each smaller run is tried with.
+/// The number of seeds that are tried for each smaller run.
 const SEEDS_EACH: u64 = 4;
 const SEEDS_APART: u64 = 1 << 40;
 
-/// The smallest run that was found to break a promise as well: fewer clients, proxies, resources and faults.
+/// The smallest run found that also breaks a promise: it has fewer clients, proxies, resources and faults.
 fn shrunk(mut failed: Failed) -> Failed {
     println!("looking for a smaller run, for {} s of one core at most", SHRINKING.as_secs());
     let began = worked();
@@ -206,7 +207,8 @@ fn shrunk(mut failed: Failed) -> Failed {
     }
 }
 
-/// The run, and others of its kind: whatever is left out, all that follows happens at other moments.
+/// The run with its own seed and with others. Leaving anything out shifts all later events, so one seed is not
+/// enough.
 fn with_other_seeds(options: Options) -> impl Iterator<Item = Options> {
     let seed = options.seed;
     (0..SEEDS_EACH).map(move |n| Options { seed: seed + n * SEEDS_APART, ..options.clone() })

@@ -1,8 +1,8 @@
-//! A database server that exists in memory alone, with as much of MySQL as this program uses.
+//! A database server in memory, with the part of MySQL that this program uses.
 //!
-//! It takes the same statements as a real server, has transactions at READ COMMITTED, row locks that are waited for,
-//! deadlocks, named locks, sessions that end when they say nothing, and a clock that can be set. What it does
-//! otherwise than MySQL and MariaDB is a fault: the tests that every store passes are run against it as against them.
+//! It takes the same statements as a real server. It has transactions at READ COMMITTED, row locks with waits,
+//! deadlocks, named locks, sessions that time out, and a clock that can be set. Any difference from MySQL and MariaDB
+//! is a fault: the tests that every store passes run against this server as well.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -23,7 +23,7 @@ mod state;
 mod text;
 pub mod value;
 
-/// An error, with MySQL's number.
+/// An error, with MySQL's error number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub code: u16,
@@ -31,54 +31,55 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// An error with this number.
     pub fn new(code: u16, message: &str) -> Failure {
         Failure { code, message: message.to_owned() }
     }
 
-    /// A statement that this server does not know: it has to learn it.
+    /// The error of a statement that this server does not know. The server must learn that statement.
     pub fn syntax(what: &str) -> Failure {
         Failure::new(1064, &format!("the simulated server does not understand {what}"))
     }
 }
 
-/// One server.
+/// A server.
 pub struct Server {
     pub name: String,
     state: Mutex<State>,
-    /// Locks or sessions have changed.
+    /// Notifies of changes of locks or sessions.
     changed: Notify,
-    /// How far its clock is from the true one, in microseconds.
+    /// The offset of the server's clock from true time, in microseconds.
     clock_off_us: AtomicI64,
-    /// Commits take until then, by the true clock.
+    /// Commits stall until this true time.
     stalled_until_us: AtomicU64,
-    /// Sessions that ended without their clients' wish, since they were last asked for.
+    /// Sessions that ended without their clients' wish, since the last call of [`Server::take_ended`].
     ended: Mutex<Vec<Ended>>,
-    /// Nobody can connect.
+    /// Whether the server is stopped: then nobody can connect.
     is_down: AtomicBool,
-    /// How many pauses are under way: they may overlap. The server stands still meanwhile.
+    /// The number of current pauses, which may overlap. The server stands still during a pause.
     pauses: AtomicU32,
     /// How long each insertion takes, as with a trigger that sleeps.
     insertion_us: AtomicU64,
-    /// Every other proxy does not see it.
+    /// Whether every other proxy cannot reach the server.
     is_hidden: AtomicBool,
-    /// The other node of its cluster.
+    /// The other node of the cluster.
     peer: OnceLock<Weak<Server>>,
 }
 
-/// A session that ended without its client's wish, while it had locks.
+/// A session that had locks and ended without its client's wish.
 #[derive(Clone, Debug)]
 pub struct Ended {
     pub at: Instant,
-    /// The proxy whose session it was.
+    /// The proxy that opened the session.
     pub proxy: usize,
-    /// The names of its named locks, and the primary keys of its rows.
+    /// The names of its named locks, and the primary keys of its locked rows.
     pub locked: Vec<Vec<u8>>,
 }
 
-/// What the clock of all servers says at the beginning of a simulation: a day in 2026, in microseconds since 1970.
+/// The time on all servers' clocks at the start of a simulation: a day in 2026, in microseconds since 1970.
 const EPOCH_US: u64 = 1_790_000_000_000_000;
 
-/// A row with the values of a result.
+/// The rows of a result, with their values.
 pub type Set = Vec<Vec<Value>>;
 
 impl Server {
@@ -123,29 +124,29 @@ impl Server {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `UUID_SHORT` counts from the second of the start.
+    /// `UUID_SHORT` counts from the second of the server's start.
     fn number_from_start(&self) {
         let started_s = self.now_us() / 1_000_000;
         self.state().next_number = (1 << 56) + (started_s << 24);
     }
 
-    /// Its clock, in microseconds since 1970.
+    /// The time on the server's clock, in microseconds since 1970.
     pub fn now_us(&self) -> u64 {
         (EPOCH_US + clock::now().0).saturating_add_signed(self.clock_off_us.load(Relaxed))
     }
 
-    /// Sets its clock forward, or back.
+    /// Sets the clock forward or back.
     pub fn set_clock(&self, by_us: i64) {
         self.clock_off_us.fetch_add(by_us, Relaxed);
         self.state().is_set_back |= by_us < 0;
     }
 
-    /// Commits of now and of what follows come to nothing before then.
+    /// Stalls the current and all later commits until then.
     pub fn stall_commits_until(&self, until_us: u64) {
         self.stalled_until_us.store(until_us, Relaxed);
     }
 
-    /// Statements from now on are done when the server goes on.
+    /// Pauses the server. Statements wait until the server goes on.
     pub fn pause(&self) {
         self.pauses.fetch_add(1, Relaxed);
     }
@@ -168,17 +169,17 @@ impl Server {
         }
     }
 
-    /// From now on each insertion takes so long.
+    /// From now on, each insertion takes this long.
     pub fn slow_down(&self, each: std::time::Duration) {
         self.insertion_us.store(each.as_micros() as u64, Relaxed);
     }
 
-    /// A session of this proxy.
+    /// Opens a session for this proxy.
     pub fn connect(&self, proxy: usize) -> SessionId {
         self.state().open_session(proxy)
     }
 
-    /// Ends a session: its client has closed it; or it was idle for too long, or the way to it was cut.
+    /// Ends a session. Either its client has closed it, or it was idle for too long, or its connection was cut.
     pub fn end(&self, session: SessionId, is_closed: bool) {
         self.end_in(&mut self.state(), session, is_closed);
         self.changed.notify_waiters();
@@ -191,18 +192,19 @@ impl Server {
         }
     }
 
-    /// The sessions that ended without their clients' wish since this was last asked.
+    /// The sessions that ended without their clients' wish since the last call.
     pub fn take_ended(&self) -> Vec<Ended> {
         std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What went wrong on this server, in a sentence. The same revision of a lease's row had two contents: proxies that remember
-    /// the one would write over the other. Or transactions waited for each other: row locks are taken in one order.
+    /// The fault that occurred on this server, if any, in a sentence. Either the same revision of a lease's row had
+    /// two contents, so that proxies which remember one of them would overwrite the other. Or transactions
+    /// deadlocked, although row locks are taken in one order.
     pub fn broken(&self) -> Option<String> {
         self.state().broken.take()
     }
 
-    /// How long a session may say nothing.
+    /// How long a session may be idle.
     pub fn idle_limit(&self, session: SessionId) -> Option<std::time::Duration> {
         self.state()
             .session(session)
@@ -210,7 +212,7 @@ impl Server {
             .map(|session| std::time::Duration::from_secs(session.wait_timeout_s))
     }
 
-    /// Ends all sessions, as a crash does: what was not committed is undone.
+    /// Crashes the server: all sessions end, and uncommitted changes are undone.
     pub fn crash(&self) {
         {
             let mut state = self.state();
@@ -223,8 +225,8 @@ impl Server {
         self.number_from_start();
     }
 
-    /// Ends one of the sessions that have locks, if there is one, as `KILL CONNECTION` does. Its client hears of it when it
-    /// sends something.
+    /// Ends one of the sessions that have locks, if there is one, as `KILL CONNECTION` does. The client notices when
+    /// it sends something.
     pub fn kill_session(&self, nth: usize) {
         {
             let mut state = self.state();
@@ -236,12 +238,12 @@ impl Server {
         self.changed.notify_waiters();
     }
 
-    /// What each session has locked, as text for people.
+    /// The locks of each session, as text for people.
     pub fn locked(&self) -> String {
         format!("{}: {}", self.name, self.state().locked().join(", "))
     }
 
-    /// Runs the statements of one packet, until one fails: the rows of each that returns rows.
+    /// Runs the statements of a packet until one fails. Returns the rows of each statement that returns rows.
     pub async fn packet(
         &self,
         session: SessionId,
@@ -257,7 +259,7 @@ impl Server {
             if n > 0 && self.peer.get().is_some() {
                 tokio::time::sleep(cluster::STATEMENT).await;
             }
-            // The session may have ended meanwhile. Nothing would free what it locked now.
+            // The session may have ended meanwhile. Then nothing would free new locks.
             self.state().session(session)?;
             sets.extend(self.execute(session, statement, &values).await?);
         }

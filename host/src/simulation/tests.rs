@@ -1,4 +1,4 @@
-//! The simulated server keeps what every store keeps.
+//! Tests of the simulation, and of the simulated server as a store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::lock::Space;
 use crate::mysql::{Advisory, Row};
 use crate::store::{Health, Router, Store, contract};
 
-/// As MySQL and MariaDB do.
+/// As on MySQL and MariaDB.
 #[test]
 fn the_server_meets_all_conditions() {
     ALL.iter().for_each(|(name, meet)| {
@@ -103,7 +103,7 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// The search goes on in `cargo xtask sim`; these are its first runs.
+/// The first runs of the search, which `cargo xtask sim` continues.
 #[test]
 fn the_promises_are_kept_in_some_runs() {
     for seed in 1..=12 {
@@ -116,7 +116,7 @@ fn the_promises_are_kept_in_some_runs() {
     }
 }
 
-/// A step of its own in `cargo xtask test`, which shows what it prints.
+/// This is a separate step of `cargo xtask test`, which shows its output.
 #[test]
 #[ignore = "takes 90 seconds: cargo xtask test simulation"]
 fn the_promises_are_kept_in_runs_of_new_seeds() {

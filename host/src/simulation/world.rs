@@ -1,4 +1,4 @@
-//! One run: servers, proxies and clients, until the time is over or a promise is broken.
+//! A single run: servers, proxies and clients, until the time is over or a promise is broken.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -38,27 +38,27 @@ use crate::telemetry::Metrics;
 use crate::vital;
 use crate::vital::process::Process;
 
-/// What a run has come to.
+/// The result of a run that broke no promise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub grants: u64,
-    /// How often what happened, by kind.
+    /// The number of events of each kind.
     pub counts: BTreeMap<&'static str, u64>,
-    /// A number that two runs have in common that were the same.
+    /// A hash of all events: runs with the same fingerprint were the same.
     pub fingerprint: u64,
-    /// What happened, as lines of text.
+    /// The events, as lines of text.
     pub time_line: String,
 }
 
-/// A run that broke a promise.
+/// The result of a run that broke a promise.
 #[derive(Clone, Debug)]
 pub struct Failed {
     pub options: Options,
     pub violation: Violation,
-    /// When it failed, after its clients had begun.
+    /// The time of the failure, counted from the start of the clients.
     pub at: Duration,
     pub time_line: String,
-    /// As [`Report::fingerprint`].
+    /// See [`Report::fingerprint`].
     pub fingerprint: u64,
 }
 
@@ -68,65 +68,66 @@ pub struct Failed {
 /// The first promise that was broken.
 ///
 /// # Panics
-/// Where another simulation runs on this thread.
+/// If another simulation runs on this thread.
 pub fn run(options: &Options) -> Result<Report, Box<Failed>> {
     simulate(options.seed, async { World::start(options).run().await })
 }
 
-/// One life of a proxy.
+/// A proxy from its start to its end. A proxy that is started again is another one.
 #[derive(Clone)]
 pub struct Proxy {
     pub index: usize,
-    /// No two lives have the same.
+    /// Unique for each start of a proxy.
     pub life: u64,
     pub process: Arc<Process>,
     pub service: Service,
-    /// It is stopped in order: held connections are told.
+    /// Cancelled when the proxy shuts down: held connections are told.
     pub draining: CancellationToken,
-    /// Of its guarded routes.
+    /// The front of its guarded routes.
     pub front: Arc<Front>,
     guard: Arc<Guard>,
     fleet: Fleet,
     pub policies: Policies,
-    /// The store, and the members of the quorum.
+    /// The store, followed by the members of the quorum.
     pub stores: Vec<Arc<MysqlStore>>,
     notices: Arc<Mutex<broadcast::Receiver<Notice>>>,
 }
 
 struct World {
     options: Options,
-    /// The first is the store; the others are the members of the quorum.
+    /// The store's server, followed by the members of the quorum.
     servers: Vec<Arc<Server>>,
-    /// Where the store has a second server.
+    /// The store's two servers, if it has a second one.
     pair: Option<Arc<Pair>>,
-    /// One for each proxy.
+    /// The network of each proxy.
     networks: Vec<Arc<FaultyNetwork>>,
     peers: Arc<PeerNetwork>,
-    /// The number of the next life of a proxy.
+    /// The `life` of the next proxy.
     next_life: AtomicU64,
-    /// What the files of proxies that are started say, where that was edited.
+    /// The settings that were edited in the files of proxies: a proxy that starts later uses them.
     edited: Mutex<Edited>,
-    /// How the files of proxies name guarded requests.
+    /// The version of the names that the proxies' files give to guarded requests.
     naming: latest::Sender<u32>,
-    /// To be locked by what stops or starts a proxy.
+    /// Held while a proxy is paused, stopped or started.
     lives: Vec<tokio::sync::Mutex<()>>,
     shared: Arc<Shared>,
 }
 
-/// What clients share.
+/// State that clients share.
 pub struct Shared {
     pub servers: Vec<Arc<Server>>,
     proxies: Mutex<Vec<Proxy>>,
     pub checks: Mutex<Checks>,
-    /// The first, and when it was found.
+    /// The first violation, and its time.
     violation: Mutex<Option<(Violation, Instant)>>,
-    /// When the clients began.
+    /// The time when the clients started.
     began: OnceLock<Instant>,
     pub tally: Arc<Tally>,
     pub over: AtomicBool,
 }
 
 impl Shared {
+    /// Runs a check, after taking account of ended sessions and lost leases. A violation ends the run.
     pub fn check(&self, check: impl FnOnce(&mut Checks) -> Result<(), Violation>) {
         let mut checks = lock(&self.checks);
         for server in &self.servers {
@@ -153,6 +154,7 @@ impl Shared {
         }
     }
 
+    /// Records a violation and ends the run.
     pub fn broken(&self, violation: Violation) {
         let now = clock::now();
         lock(&self.checks).ends(now, &violation);
@@ -160,34 +162,40 @@ impl Shared {
         self.over.store(true, Relaxed);
     }
 
+    /// Whether a promise was broken.
     pub fn is_broken(&self) -> bool {
         lock(&self.violation).is_some()
     }
 
+    /// The current proxy of this index.
     pub fn proxy(&self, index: usize) -> Proxy {
         lock(&self.proxies)[index].clone()
     }
 
+    /// All current proxies.
     pub fn all(&self) -> Vec<Proxy> {
         lock(&self.proxies).clone()
     }
 
+    /// Adds a line to the history.
     pub fn note(&self, what: String) {
         lock(&self.checks).note(clock::now(), what);
     }
 }
 
+/// Locks a mutex, even if it is poisoned.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The time-out of the proxies' calls to the store.
 pub const TIMEOUT_MS: u32 = 5_000;
-/// By how much policies may plan longer leases than clients ask for.
+/// How much longer than requested the leases of policies may be.
 pub const LONGER_MS: u32 = 1_000;
 
-/// How long an undecided group waits for members of the quorum.
+/// How long a quorum operation whose majority is undecided waits for the remaining members.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a proxy that is stopped waits for locks that would end with it.
+/// How long a shutdown of a proxy waits for locks that would end with the proxy.
 const DRAIN: Duration = Duration::from_secs(2);
 /// How long operators wait for a change of a policy.
 const CHANGE: Duration = Duration::from_secs(60);
@@ -195,7 +203,7 @@ const CHANGE: Duration = Duration::from_secs(60);
 type Edited = BTreeMap<&'static str, Settings>;
 
 fn policies(limits: &Limits, in_order: bool, edited: &Edited) -> Policies {
-    // One engine for all runs: what it has compiled stays.
+    // All runs share an engine, because it caches compiled components.
     static ENGINE: OnceLock<(Engine, Policies)> = OnceLock::new();
     let (engine, _) = ENGINE.get_or_init(|| {
         let of_engine =
@@ -395,7 +403,7 @@ impl World {
         if !world.shared.is_broken() {
             end::no_lease_is_left_behind(&world.shared, &world.options).await;
         }
-        // A proxy that was started with new names grants nothing while one with the old names runs.
+        // A proxy that was started with new names grants nothing while a proxy with the old names runs.
         if world.options.renames_routes() {
             for index in 0..world.options.proxies {
                 world.start_again(index, true, 0).await;
@@ -407,7 +415,7 @@ impl World {
         world.report().await
     }
 
-    /// One fault of a server or of a proxy, or a change of a policy.
+    /// Carries out a fault of a server or a proxy, or a change of a policy.
     async fn inject(&self, fault: &Fault) {
         self.shared.tally.count(fault.kind());
         self.shared.note(fault.to_string());
@@ -449,7 +457,8 @@ impl World {
             }
             Fault::FailOver { how, gap_ms, back_ms } => {
                 let Some(pair) = &self.pair else { return };
-                // A node may confirm a write that the other node has undone, and behind a load balancer proxies may use both.
+                // A node may confirm a write that the other node has undone. Behind a load balancer, proxies may use
+                // both nodes.
                 let is_balanced = self.options.second == Some(Second::Balanced);
                 if is_balanced || (*how != Succession::Planned && pair.loses_writes()) {
                     lock(&self.shared.checks).has_lost_writes = true;
@@ -494,7 +503,8 @@ impl World {
         }
     }
 
-    /// What an operator asks of a proxy. `in_order`: the policy is known to have one order over all proxies then.
+    /// Makes a change through a proxy, as an operator would. `in_order`: whether the policy has a global queue if the
+    /// change goes live.
     async fn change(
         &self,
         proxy: &Proxy,
@@ -529,7 +539,7 @@ impl World {
         if in_order {
             drain(&proxy).await;
         }
-        // Its sessions end now, and the locks that rest on them.
+        // The proxy's sessions end now, with the locks that depend on them.
         lock(&self.shared.checks).proxy_ends(index);
         if in_order {
             let _ = proxy.process.run(leave(proxy.clone())).await;
@@ -578,7 +588,7 @@ impl World {
     }
 }
 
-/// What a proxy does first after SIGTERM.
+/// The first steps of a proxy's shutdown.
 async fn drain(proxy: &Proxy) {
     proxy.draining.cancel();
     let (service, guard) = (proxy.service.clone(), proxy.guard.clone());
@@ -590,7 +600,7 @@ async fn drain(proxy: &Proxy) {
     let _ = tokio::time::timeout(DRAIN, drain).await;
 }
 
-/// The last thing that a proxy does.
+/// The last steps of a proxy's shutdown.
 async fn leave(proxy: Proxy) {
     proxy.fleet.leave().await;
     for store in proxy.stores {

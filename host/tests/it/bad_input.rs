@@ -1,4 +1,4 @@
-//! What bad input gets: rows of the table in ARCHITECTURE.md, over HTTP and in config.toml.
+//! The answers to bad input: rows of the table in ARCHITECTURE.md, over HTTP and in config.toml.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ async fn is_invalid(answer: &Response, field: &str, says: &str, sent: &str) {
     assert!(detail.contains(says), "{sent}: `{detail}` does not say `{says}`");
 }
 
-/// Members of an acquire's body that are not valid: what is at fault, and the bound that is named.
+/// Invalid members of an acquire's body: each with the field at fault, and the bound in the answer.
 fn members() -> Vec<(Value, &'static str, &'static str)> {
     let long = |bytes: usize| "x".repeat(bytes);
     vec![
@@ -51,7 +51,7 @@ fn members() -> Vec<(Value, &'static str, &'static str)> {
 }
 
 on_both! {
-    /// Row 1: whatever is wrong with a body is named, with its bound, and nothing is locked.
+    /// Row 1: the answer names the fault in a body and its bound, and nothing is locked.
     async fn bodies_that_are_not_valid_are_refused_by_name(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();
@@ -72,7 +72,7 @@ on_both! {
         assert_eq!(client.get("/v1/locks").await.json["locks"], json!([]), "something was locked");
     }
 
-    /// Row 1 for the calls that take a lease.
+    /// Row 1 for calls that take a lease id.
     async fn renewals_and_releases_are_checked(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("checked"));
@@ -94,7 +94,7 @@ on_both! {
         assert_eq!(client.release(&lease).await.status, 200, "the lease is as it was");
     }
 
-    /// Paths, methods and content types that are none.
+    /// Paths, methods and content types that do not exist.
     async fn what_is_not_there_is_said(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();

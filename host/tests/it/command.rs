@@ -1,4 +1,4 @@
-//! Commands that run while a lock is held: real processes, signals, pipes and terminals.
+//! Commands that run while a lock is held, with real processes, signals, pipes and terminals.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -20,7 +20,8 @@ mod terminal;
 
 use fake::{Answer, Fake};
 
-/// The program, as a client of the server at an address, in a process group of its own as a shell would start it.
+/// The program, as a client of the server at this address. It has its own process group, as if a shell had started
+/// it.
 fn program(server: &str, args: &[&str]) -> Command {
     let mut command = crate::harness::lockkeeper();
     command.args(args).env("LOCKKEEPER_SERVER", server).stdin(Stdio::null());
@@ -32,14 +33,14 @@ fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
     program(&format!("http://{}", proxy.api_address()), args)
 }
 
-/// `script` is for `sh`, in a folder of its own.
+/// A command under a lock. `script` is run by `sh`, in its own folder.
 fn under_lock(server: &str, call: &str, dir: &Path, options: &[&str], script: &str) -> Command {
     let mut command = program(server, &[&[call], options, &["job", "--", "sh", "-c", script]].concat());
     command.current_dir(dir).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// Runs a command to its end, off the test's own thread.
+/// Runs a command to its end, outside the test's own thread.
 async fn ended(mut command: Command) -> Output {
     let run = tokio::task::spawn_blocking(move || command.output());
     run.await.expect("no panic").expect("the command starts")
@@ -57,7 +58,7 @@ async fn until_file(path: &Path) {
     eventually(&format!("{} is there", path.display()), async || path.exists()).await;
 }
 
-/// What a script has written to a file, which it has written at once.
+/// The content of a file that a script has written in one step.
 async fn written(path: &Path) -> String {
     until_file(path).await;
     eventually("it is written", async || std::fs::metadata(path).is_ok_and(|file| file.len() > 0)).await;
@@ -69,7 +70,7 @@ async fn process(path: &Path) -> u32 {
     written(path).await.parse().expect("a process number")
 }
 
-/// Ignores TERM, notes that it came, and notes every 20 ms that it still runs.
+/// A command that ignores TERM, records that TERM came, and records every 20 ms that it still runs.
 const STUBBORN: &str = "trap 'touch term' TERM; echo $$ > pid; while true; do touch alive; sleep 0.02; done";
 
 /// When the stubborn command last ran.

@@ -1,6 +1,6 @@
-//! The store's row of the bad-input table: servers that are down, hang, are read-only, full or closed to
-//! us, or less durable than asked. Readiness says why, calls are answered in bounded time, everything
-//! recovers by itself, and nothing is granted that should not be.
+//! The store's row of the bad-input table: servers that are down, hang, are read-only, full, closed to us, or less
+//! durable than required. Readiness gives the reason, calls are answered in bounded time, everything recovers without
+//! help, and no lock is granted that should not be.
 
 use std::time::{Duration, Instant};
 
@@ -21,13 +21,13 @@ mod conditions;
 mod lost_answers;
 mod sessions;
 
-/// A proxy that gives the store half a second.
+/// A proxy with a store time-out of half a second.
 async fn impatient(url: &str, store: &str) -> Proxy {
     let store = format!("timeout_ms = 500\n{store}");
     Proxy::with(Settings { url: url.to_owned(), store, ..Settings::default() }).await
 }
 
-/// An acquire that cannot reach the store: answered within seconds, and how.
+/// Checks an acquire that cannot reach the store: it is answered within seconds, with the right problem.
 async fn unavailable(client: &Client) {
     let begun = Instant::now();
     let response = client.acquire(json!({"resource": fresh("down")})).await;
@@ -67,7 +67,7 @@ fn signal(server: &ManagedServer, signal: Signal) {
     harness::signal(server.pid().expect("the server runs"), signal);
 }
 
-/// The URL of an account that is no administrator, with a database of its own.
+/// The URL of an account without administrative rights, with its own database.
 pub(crate) async fn plain_account(server: &ManagedServer, password: &str) -> String {
     let root = server.url();
     sql(root, "CREATE DATABASE IF NOT EXISTS plain").await;
@@ -77,7 +77,7 @@ pub(crate) async fn plain_account(server: &ManagedServer, password: &str) -> Str
 }
 
 on_both! {
-    /// Down at the start.
+    /// The server is down when the proxy starts.
     async fn a_server_that_comes_later(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -90,7 +90,7 @@ on_both! {
         recovers(&proxy).await;
     }
 
-    /// Killed under load: what was granted stays granted, and tokens go on rising.
+    /// The server is killed under load: grants stay valid, and tokens increase.
     async fn a_server_that_is_killed(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -108,7 +108,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// Paused past the deadline of a call: the call is answered, and is not applied afterwards.
+    /// The server is paused for longer than a call's time-out: the call is answered, and is not applied afterwards.
     async fn a_server_that_hangs(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -130,7 +130,8 @@ on_both! {
         server.stop().await;
     }
 
-    /// Refused: a wrong password, a full server, a read-only one, and one that may lose commits.
+    /// The server refuses the proxy: a wrong password, a full server, a read-only server, and a server that may lose
+    /// commits.
     async fn servers_that_refuse(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -141,7 +142,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// Every property of the store's contract, on the real server.
+    /// All properties of the store's contract, on the real server.
     async fn the_store_keeps_its_contract(kind: Kind) {
         let (lasting, forgetful) = (harness::database(kind).await, harness::database(kind).await);
         contract::run_all(|which| {
@@ -163,7 +164,7 @@ on_both! {
         .await;
     }
 
-    /// What of it holds for locks that rest on a session.
+    /// The properties that apply to locks on sessions.
     async fn locks_of_a_session_keep_what_applies_to_them(kind: Kind) {
         let url = harness::database(kind).await;
         let (one, other) = (open(&url).await, open(&url).await);
@@ -175,7 +176,7 @@ on_both! {
         contract::run_shared(row(&one), row(&other), Space::Row).await;
     }
 
-    /// What holds for leases of which a part rests on a session.
+    /// The properties that apply to leases of which a part depends on a session.
     async fn leases_of_two_spaces_keep_what_applies_to_them(kind: Kind) {
         let url = harness::database(kind).await;
         let (one, other) = (std::sync::Arc::new(open(&url).await), open(&url).await);
@@ -189,7 +190,7 @@ on_both! {
         contract::run_both(std::sync::Arc::new(both), row, Space::Row, one).await;
     }
 
-    /// What of it holds for a majority of servers.
+    /// The properties that apply to a majority of servers.
     async fn a_quorum_keeps_what_applies_to_it(kind: Kind) {
         let mut urls = Vec::new();
         for _ in 0..3 {
@@ -209,7 +210,7 @@ on_both! {
         contract::run_fleet(one, other, Space::Quorum).await;
     }
 
-    /// Rows are made when they are wanted, and go when nobody has them.
+    /// Rows are created when they are needed, and deleted when nobody has them.
     async fn rows_that_nobody_locks_are_deleted(kind: Kind) {
         let url = harness::database(kind).await;
         let config = StoreConfig { clean_after: contract::FORGETS_AFTER, ..StoreConfig::default() };
@@ -249,7 +250,7 @@ async fn open_with(config: &StoreConfig, url: &str) -> MysqlStore {
     store
 }
 
-/// While a server comes back, a call is either answered in time or granted.
+/// While a server recovers, a call is either answered in time or granted.
 async fn unavailable_or_granted(client: &Client) {
     let begun = Instant::now();
     let response = client.acquire(json!({"resource": fresh("maybe")})).await;

@@ -1,4 +1,4 @@
-//! Several proxies on one store: one set of policies, and never two holders.
+//! Several proxies on one store: they use one set of policies, and there are never two holders.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,10 +19,10 @@ mod renaming;
 mod sessions;
 mod writes;
 
-/// A beat; a silent proxy is gone after fifteen of them.
+/// The heartbeat interval. A silent proxy counts as gone after fifteen heartbeats.
 const BEAT_MS: u64 = 250;
 
-/// Proxies on one database, each with a policy file of its own.
+/// Proxies on one database, each with its own policy file.
 struct Fleet {
     url: String,
     proxies: Vec<Proxy>,
@@ -39,12 +39,12 @@ impl Fleet {
         fleet
     }
 
-    /// One more proxy, whose file has this component; `more` goes to the end of its config.toml.
+    /// Adds a proxy whose file has this component; `more` is appended to its config.toml.
     async fn add(&mut self, component: &[u8], more: &str) -> &Proxy {
         self.add_with_beat(component, more, BEAT_MS).await
     }
 
-    /// One that beats at a time of its own, and is waited for accordingly when it falls silent.
+    /// Adds a proxy with its own heartbeat interval, so that other proxies wait accordingly when it falls silent.
     async fn add_with_beat(&mut self, component: &[u8], more: &str, beat_ms: u64) -> &Proxy {
         let dir = folder();
         let proxy = start_with_beat(&self.url, dir.path(), component, more, beat_ms).await;
@@ -60,7 +60,7 @@ impl Fleet {
         }
     }
 
-    /// Waits until each of these proxies goes by the component, and by nothing else.
+    /// Waits until each of these proxies uses this component and no other.
     async fn until_settled(&self, which: &[usize], digest: &Value) {
         for at in which {
             eventually("the proxy goes by the new policy", async || {
@@ -88,14 +88,14 @@ async fn until_members(proxy: &Proxy, count: usize) {
     eventually(&format!("there are {count} proxies"), async || members(proxy).await.len() == count).await;
 }
 
-/// Of `GET /v1/fleet`, those that may grant.
+/// The proxies in `GET /v1/fleet` that may grant.
 async fn members(proxy: &Proxy) -> Vec<Value> {
     let fleet = proxy.admin().get("/v1/fleet").await.json;
     let members = fleet["members"].as_array().cloned().unwrap_or_default();
     members.into_iter().filter(|member| member["state"] != "joining").collect()
 }
 
-/// A push that has been begun.
+/// Starts a push.
 fn pushing(proxy: &Proxy, component: &[u8]) -> JoinHandle<Option<Response>> {
     let (admin, component) = (proxy.admin(), component.to_vec());
     tokio::spawn(async move { admin.try_send("PUT", "/v1/policies/default", component).await })
@@ -111,7 +111,7 @@ async fn phase(proxy: &Proxy) -> Value {
     status(proxy, "default").await["fleet"]["phase"].clone()
 }
 
-/// The policies that are live on the proxies, by what they name the resource.
+/// The live policies of the proxies, identified by the keys that they give the resource.
 async fn named(client: &Client, resource: &str) -> Value {
     let lease = client.lease(resource, 5_000).await;
     let named = json!(keys(&lease));

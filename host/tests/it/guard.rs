@@ -1,5 +1,4 @@
-//! Guarded routes: requests of clients that know nothing of locks, on their way to an application that
-//! knows nothing of them either.
+//! Guarded routes: neither the clients nor the application know of locks.
 
 use std::time::{Duration, Instant};
 
@@ -20,13 +19,13 @@ mod reload;
 mod renaming;
 mod tls;
 
-/// A proxy before an application. In `config`, `GOOD` and `BAD` stand for the application's addresses.
+/// A proxy in front of an application. In `config`, `GOOD` and `BAD` stand for the application's addresses.
 struct Guarded {
     upstream: Upstream,
     proxy: Proxy,
 }
 
-/// What every configuration here begins with.
+/// The beginning of every configuration here.
 const LISTEN: &str = "[[guard]]\nlisten = \"127.0.0.1:0\"\n";
 
 impl Guarded {
@@ -44,7 +43,7 @@ impl Guarded {
         self.proxy.guarded()
     }
 
-    /// A request in a task of its own.
+    /// Sends a request in its own task.
     fn send(
         &self,
         method: &'static str,
@@ -55,7 +54,7 @@ impl Guarded {
         tokio::spawn(async move { client.send_with(method, path, headers, "").await })
     }
 
-    /// Waits until the application has been asked for a path so often.
+    /// Waits until the application has received `count` requests for a path.
     async fn until_served(&self, path: &str, count: u64) {
         eventually(&format!("{path} is asked for"), async || self.upstream.served(path).await >= count).await;
     }
@@ -81,7 +80,7 @@ fn named(upstream: &Upstream, config: &str) -> String {
     config.replace("GOOD", &good).replace("BAD", &bad)
 }
 
-/// A route that locks the path; more keys may follow.
+/// A route that locks the path; `more` has further keys.
 fn route(path: &str, more: &str) -> String {
     format!(
         "[[guard.routes]]\nmatch = {{ path = \"{path}\" }}\nupstream = \"GOOD\"\npolicy = \"default\"\n{more}\n"

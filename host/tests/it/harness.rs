@@ -1,4 +1,4 @@
-//! Servers, proxies and clients for the tests.
+//! Servers, proxies and clients for tests.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -29,14 +29,14 @@ pub use statements::Statements;
 pub use upstream::Upstream;
 pub use world::{Habits, World};
 
+/// The kind of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Mysql,
     Mariadb,
 }
 
-/// Makes a test of each of the functions on each server: `on_both! { fn name(kind) { … } }` with async
-/// bodies.
+/// Defines a test for each of the functions on each server: `on_both! { fn name(kind) { … } }` with async bodies.
 #[macro_export]
 macro_rules! on_both {
     ($($(#[$meta:meta])* async fn $name:ident($kind:ident: Kind) $body:block)*) => {$(
@@ -59,8 +59,8 @@ macro_rules! on_both {
     )*};
 }
 
-/// Runs a test on the runtime that all tests share, with a limit that only a hanging test reaches. Some tests compile
-/// the programs that they run, which takes minutes.
+/// Runs a test on the runtime that all tests share. The time limit only ends tests that hang: some tests compile the
+/// programs that they run, which takes minutes.
 pub fn run(test: impl Future<Output = ()>) {
     runtime().block_on(async {
         let limit = Duration::from_secs(900);
@@ -68,7 +68,7 @@ pub fn run(test: impl Future<Output = ()>) {
     });
 }
 
-/// The same for what goes on for as long as it was asked to.
+/// As [`run`], for tests that run as long as they are told to.
 pub fn run_without_limit(test: impl Future<Output = ()>) {
     runtime().block_on(test);
 }
@@ -81,16 +81,16 @@ fn runtime() -> &'static tokio::runtime::Runtime {
     })
 }
 
-/// A shell starts what runs in its background with INT and QUIT ignored, and the programs of the tests would inherit
-/// that.
+/// Resets INT and QUIT to their default actions. A shell starts background jobs with these signals ignored, and the
+/// programs of the tests would inherit that.
 fn heed_signals() {
     for signal in [libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default action is no code of this process.
+        // SAFETY: the default action runs no code of this process.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
-/// A folder that is removed when the test ends; on a real disk, beside the test's own binary.
+/// A folder that is removed when the test ends. It is on a real disk, beside the test binary.
 pub fn folder() -> tempfile::TempDir {
     let exe = std::env::current_exe().expect("this binary has a path");
     let beside = exe.parent().expect("it is in a folder");
@@ -103,8 +103,7 @@ pub fn fresh(prefix: &str) -> String {
     format!("{prefix}-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A database of its own on the server that all tests of this kind share. For tests that do the
-/// server no harm.
+/// A new database on the server that all tests of this kind share, for tests that do not disturb the server.
 pub async fn database(kind: Kind) -> String {
     let server = shared(kind).await;
     let name = fresh("lk").replace('-', "_");
@@ -118,19 +117,19 @@ async fn shared(kind: Kind) -> &'static ManagedServer {
         Kind::Mysql => &MYSQL,
         Kind::Mariadb => &MARIADB,
     };
-    // It lives as long as this process: its guardian stops it then. Its folder stays for the next run.
+    // The server lives as long as this process: then its guardian stops it. Its folder stays for the next run.
     cell.get_or_init(|| async move { start(kind, &lasting_folder(kind)).await }).await
 }
 
-/// The data folder of the shared server, under the target folder: made once, found again.
+/// The data folder of the shared server, under the target folder. It is created once and reused.
 fn lasting_folder(kind: Kind) -> PathBuf {
     let exe = std::env::current_exe().expect("this binary has a path");
     let name = format!("it-shared-{kind:?}").to_lowercase();
     exe.parent().expect("it is in a folder").join(name)
 }
 
-/// Ports that nothing listens on now, each of them given out once. They are below those that Linux takes for outgoing
-/// connections: a connection of another test could have one of those before the server is up.
+/// Ports that nothing listens on now. Each port is returned only once. They are below the ports that Linux uses for
+/// outgoing connections, because a connection of another test could take such a port before the server is up.
 pub fn free_ports(count: usize) -> Vec<u16> {
     const PORTS: u64 = 20_000;
     static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(rand::random_range(0..PORTS)));
@@ -143,7 +142,7 @@ pub fn free_ports(count: usize) -> Vec<u16> {
     ports
 }
 
-/// A server of the test's own, to be killed and stopped at will.
+/// A server for one test, which may kill and stop it.
 pub async fn own_server(kind: Kind, dir: &Path) -> ManagedServer {
     start(kind, &dir.join("data")).await
 }
@@ -161,7 +160,7 @@ async fn start_with(kind: Kind, data_dir: &Path, options: &[String]) -> ManagedS
     ManagedServer::start_with(&config, options).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"))
 }
 
-/// Runs statements on a server, past the proxy.
+/// Runs statements on a server, without the proxy.
 pub async fn sql(url: &str, statements: &str) -> Vec<mysql_async::Row> {
     let mut conn = mysql_async::Conn::from_url(url).await.expect("the server answers");
     let rows = conn.query(statements).await.expect(statements);
@@ -169,18 +168,19 @@ pub async fn sql(url: &str, statements: &str) -> Vec<mysql_async::Row> {
     rows
 }
 
-/// Counts the deadlocks that a server finds.
+/// Counts the deadlocks on a server.
 pub struct Deadlocks {
     url: String,
     before: i64,
 }
 
 impl Deadlocks {
+    /// Counts from now on.
     pub async fn from_now(url: &str) -> Deadlocks {
         Deadlocks { url: url.to_owned(), before: Deadlocks::count(url).await }
     }
 
-    /// Fails with the server's own account of the last deadlock.
+    /// Checks the number of deadlocks. A failure shows the server's report of the last deadlock.
     pub async fn expect(&self, expected: i64) {
         let found = Deadlocks::count(&self.url).await - self.before;
         if found == expected {
@@ -199,7 +199,7 @@ impl Deadlocks {
     }
 }
 
-/// Sends a signal to a process that the tests started. One that is stopped has stopped when this returns.
+/// Sends a signal to a process that the tests started. After STOP, returns when the process has stopped.
 pub fn signal(pid: u32, signal: Signal) {
     let number = Pid::from_raw(pid.cast_signed()).expect("a process number");
     kill_process(number, signal).expect("a process of our own");
@@ -208,7 +208,7 @@ pub fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// On a busy machine the others run on until one of the threads has been scheduled and taken the signal.
+/// On a busy machine, other threads run on until one of the threads is scheduled and takes the signal.
 fn all_threads_stopped(pid: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.flatten().all(|thread| {
@@ -217,20 +217,21 @@ fn all_threads_stopped(pid: u32) -> bool {
     })
 }
 
-/// Whether a process is there; one that has ended and is not yet waited for is not.
+/// Whether a process runs. A process that has ended and was not reaped does not run.
 pub fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Kills the server as a crash would; it is started again by itself.
+/// Kills the server, as a crash would. Its guardian starts it again.
 pub async fn crash(server: &ManagedServer) {
     let pid = server.pid().expect("the server runs");
     signal(pid, Signal::KILL);
     eventually("the server is started again", async || server.pid().is_some_and(|now| now != pid)).await;
 }
 
-/// Waits until something is true, up to 30 s: what happens only because a lease of a minute ends has not happened.
+/// Waits until something is true, for up to 30 s. This is too short for anything that only happens when a lease of a
+/// minute ends.
 pub async fn eventually(what: &str, check: impl AsyncFnMut() -> bool) {
     within(Duration::from_secs(30), what, check).await;
 }

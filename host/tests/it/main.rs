@@ -1,7 +1,7 @@
-//! The proxy as its users meet it: real processes, real servers, real modules.
+//! Tests of the proxy as users run it: with real processes, servers and WebAssembly modules.
 //!
-//! Every test runs on MySQL and on MariaDB ([`harness::on_both`]); one that lacks its server fails.
-//! `cargo xtask servers` gets them.
+//! Every test runs on MySQL and on MariaDB ([`harness::on_both`]). A test whose server is missing fails; `cargo xtask
+//! servers` installs the servers.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Policies through the running proxy: replaced under load, refused, failing, rolled back.
+//! Policies in the running proxy: replaced under load, refused, failing, rolled back.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -19,31 +19,32 @@ mod reload;
 mod tokens;
 mod trying;
 
-/// Names its keys `x/` and the resource; with a label `pool`, `x/` and that.
+/// Names its keys `x/` and the resource, or `x/` and the value of the label `pool`.
 pub(crate) static RENAMED: LazyLock<Vec<u8>> = LazyLock::new(|| guest("renamed"));
-/// Misbehaves in the way that the name of the resource, or of the key, says.
+/// Misbehaves as the name of the resource or key says.
 pub(crate) static BAD: LazyLock<Vec<u8>> = LazyLock::new(|| guest("bad"));
-/// Several keys: one for each of the `items` in a guarded request's query.
+/// Makes a key for each of the `items` in the query of a guarded request.
 pub(crate) static BASKET: LazyLock<Vec<u8>> = LazyLock::new(|| guest("basket"));
-/// The example for guarded routes.
+/// The example of a policy for guarded routes.
 pub(crate) static ORDERS: LazyLock<Vec<u8>> = LazyLock::new(|| built("../examples/orders-policy"));
 
 fn guest(name: &str) -> Vec<u8> {
     built(&format!("tests/guests/{name}"))
 }
 
-/// Builds a crate, named by its folder in this package.
+/// Builds the crate in this folder of the package.
 fn built(folder: &str) -> Vec<u8> {
     let host = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (dir, target) = (host.join(folder), host.join("../target/policies"));
     lockkeeper_builder::build(&dir, Some(&target)).expect("the guest builds")
 }
 
+/// The component of the default policy.
 pub(crate) fn default_policy() -> &'static [u8] {
     lockkeeper::policy::builtin("default").expect("it is built in")
 }
 
-/// The same policy with another digest: a custom section is added, which nothing reads.
+/// The same policy with another digest, because of an additional custom section that nothing reads.
 pub(crate) fn variant(component: &[u8], number: u8) -> Vec<u8> {
     [component, &[0, 3, 1, b'v', number]].concat()
 }
@@ -60,7 +61,7 @@ impl Deployment {
         Deployment::with(kind, component, "").await
     }
 
-    /// `more` goes to the end of config.toml, behind `[policies.default]`.
+    /// `more` is appended to config.toml, after `[policies.default]`.
     async fn with(kind: Kind, component: &[u8], more: &str) -> Deployment {
         let (url, dir) = (database(kind).await, folder());
         deploy(dir.path(), component);
@@ -68,12 +69,12 @@ impl Deployment {
         Deployment { proxy, url, dir }
     }
 
-    /// Replaces the policy's file, as a deploy would.
+    /// Replaces the policy's file, as a deployment would.
     fn deploy(&self, component: &[u8]) {
         deploy(self.dir.path(), component);
     }
 
-    /// Ends the proxy and starts another one on the same database and the same policy file.
+    /// Stops the proxy and starts another one on the same database with the same policy file.
     async fn restart(self) -> Deployment {
         let Deployment { proxy, url, dir } = self;
         drop(proxy);
@@ -86,7 +87,7 @@ impl Deployment {
         push(&self.proxy, "default", component).await
     }
 
-    /// Of the default policy.
+    /// The status of the default policy.
     async fn status(&self) -> Value {
         status(&self.proxy, "default").await
     }
@@ -114,19 +115,20 @@ async fn push(proxy: &Proxy, name: &str, component: &[u8]) -> Value {
     pushed.json
 }
 
+/// The status of a policy.
 pub(crate) async fn status(proxy: &Proxy, name: &str) -> Value {
     let answer = proxy.admin().get("/v1/policies").await.json;
     let policies = answer["policies"].as_array().expect("a list");
     policies.iter().find(|policy| policy["name"] == name).expect(name).clone()
 }
 
-/// What is known of a lock; `Null` where nothing is.
+/// The view of a lock; `Null` if nothing is known.
 async fn shown(client: &Client, name: &str) -> Value {
     let answer = client.get(&format!("/v1/locks/{name}")).await;
     if answer.status == 404 { Value::Null } else { answer.json }
 }
 
-/// The owners that wait, in the order of their places.
+/// The owners of the waiters, in the order of the queue.
 async fn queue(client: &Client, name: &str) -> Vec<String> {
     owners(&shown(client, name).await["queue"])
 }
@@ -142,7 +144,7 @@ fn waiting(client: &Client, body: Value) -> JoinHandle<Response> {
     tokio::spawn(async move { client.acquire(body).await })
 }
 
-/// Waiters of one resource, called `{prefix}0`, `{prefix}1`, … in the order in which they queue.
+/// Waiters for one resource, with the owners `{prefix}0`, `{prefix}1`, … in the order of the queue.
 async fn line_up(client: &Client, resource: &str, prefix: &str, count: usize) -> Vec<JoinHandle<Response>> {
     let before = queue(client, resource).await.len();
     let mut waiters = Vec::new();
@@ -162,6 +164,7 @@ async fn granted(waiter: JoinHandle<Response>) -> Value {
     answer.json
 }
 
+/// The keys of a lease.
 pub(crate) fn keys(lease: &Value) -> Vec<&str> {
     lease["keys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }

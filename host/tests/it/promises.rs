@@ -1,4 +1,4 @@
-//! The promises that ARCHITECTURE.md states, each under faults, on both servers.
+//! Tests of the promises in ARCHITECTURE.md under faults, on both servers.
 
 use serde_json::json;
 
@@ -17,7 +17,7 @@ mod shutdown;
 mod watching;
 
 on_both! {
-    /// Promise 9: any proxy renews and releases what another one granted.
+    /// Promise 9: any proxy renews and releases leases that another proxy granted.
     async fn proxies_are_stateless_to_their_clients(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -32,8 +32,8 @@ on_both! {
         assert!(next["token"].as_u64() > lease["token"].as_u64());
     }
 
-    /// Promise 9: the proxy that granted a lease learns of its release through another one, before it
-    /// tells anybody that the lock is held.
+    /// Promise 9: the proxy that granted a lease learns of its release through another proxy before it tells anybody
+    /// that the lock is held.
     async fn a_release_elsewhere_is_noticed(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -54,7 +54,7 @@ on_both! {
         assert_eq!(waiting.await.unwrap().status, 200);
     }
 
-    /// Promise 9: a proxy that was killed and started again renews and releases what it granted before.
+    /// Promise 9: a proxy that was killed and started again renews and releases its earlier leases.
     async fn a_restarted_proxy_knows_its_leases(kind: Kind) {
         let url = database(kind).await;
         let resource = fresh("restarted");
@@ -73,7 +73,7 @@ on_both! {
     }
 }
 
-/// A proxy whose default policy has these settings, with more sections of config.toml.
+/// A proxy with these settings of the default policy, and with more sections of config.toml.
 async fn proxy_with(url: &str, policy: &str, sections: &str) -> Proxy {
     let sections = format!(
         "{sections}\n[policies.default]\npath = \"builtin:default\"\n[policies.default.settings]\n{policy}\n"

@@ -1,6 +1,5 @@
-//! The lock systems that people use, each as a policy: what they do, and what they get wrong and the
-//! proxy does not. `policies/README.md` says which settings make the proxy behave as which of them; the
-//! tests of row S7 there are those with S7 in their names.
+//! Well-known lock systems, each as a policy: what they do, and the mistakes that they make and the proxy does not.
+//! `policies/README.md` lists the settings for each of them. The tests of its row S7 have S7 in their names.
 
 #![allow(non_snake_case)]
 
@@ -18,15 +17,15 @@ mod operations;
 mod sessions;
 mod values;
 
-/// A proxy whose default policy has these settings.
+/// A proxy with these settings of the default policy.
 async fn proxy(url: &str, policy: &str, settings: &str) -> Proxy {
     let sections =
         format!("[policies.default]\npath = \"builtin:{policy}\"\n[policies.default.settings]\n{settings}\n");
     Proxy::with(Settings { url: url.to_owned(), sections, ..Settings::default() }).await
 }
 
-/// Sections for a proxy that passes requests on to an application, under a policy of these settings; `more`
-/// goes into every route.
+/// Sections for a proxy that passes requests on to an application, under a policy with these settings; `more` is
+/// added to every route.
 fn guarded(policy: &str, upstreams: &[(&str, std::net::SocketAddr)], more: &str) -> String {
     let mut sections = format!("[policies.default]\n{policy}\n[[guard]]\nlisten = \"127.0.0.1:0\"\n");
     for (path, upstream) in upstreams {
@@ -38,17 +37,17 @@ fn guarded(policy: &str, upstreams: &[(&str, std::net::SocketAddr)], more: &str)
     sections
 }
 
-/// Waiters that are let in one after the other: enough of them that a herd is told from polls.
+/// The number of waiters that are served one after another. It is large enough to tell a herd from polls.
 const CROWD: usize = 24;
 
-/// What the proxy has asked of its store, polls and all.
+/// The number of operations that the proxy has sent to its store, including polls.
 async fn operations(proxy: &Proxy) -> f64 {
     proxy.metric("lockkeeper_store_batch_operations_sum", &[]).await
 }
 
-/// Fails where more than the next of [`CROWD`] waiters asked after each release: all of them would come to
-/// 300 claims. A release and a claim are one handoff, and who is next polls until then: twice in the first
-/// 70 ms or so, and more and more rarely after that.
+/// Fails if more waiters than the next one of [`CROWD`] asked after each release: a herd would make 300 claims. A
+/// release and the next claim are one handoff. Until then the next waiter polls: about twice in the first 70 ms, and
+/// then at growing intervals.
 fn assert_no_herd(operations: f64, took: Duration) {
     let handoffs = CROWD as f64;
     let most = handoffs * (2.0 + 2.0) + took.as_secs_f64() * 20.0;
@@ -56,7 +55,7 @@ fn assert_no_herd(operations: f64, took: Duration) {
     assert!(operations <= most, "{operations} operations for {handoffs} handoffs within {took:?}");
 }
 
-/// How long the policy has had those who wait for a key sleep, of the decisions that are kept.
+/// The sleeps that the policy has ordered for waiters of a key, from the decisions that are kept.
 async fn sleeps_ms(client: &Client, key: &str) -> Vec<u64> {
     let shown = client.show(key).await;
     let decisions = shown["decisions"].as_array().expect("decisions").iter();

@@ -1,14 +1,14 @@
-//! The rules of the house, kept by a test: who may import whom, who reads the clock, and how long
-//! files and functions get.
+//! Rules for the source: which modules may import which, which modules read the clock, and how long files and
+//! functions may be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// They import everything, and nothing imports them.
+/// These modules import everything, and nothing imports them.
 const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
 
-/// What the lock core has no business with.
+/// Names that the lock core must not use.
 const IMPURE: [&str; 10] = [
     "async ",
     ".await",
@@ -25,15 +25,15 @@ const IMPURE: [&str; 10] = [
 const CLOCKS: [&str; 3] = ["Instant::now()", "SystemTime::now()", "clock_gettime"];
 
 const LONGEST_FILE: usize = 600;
-/// Files over [`LONGEST_FILE`] lines, each a debt.
+/// Files with more than [`LONGEST_FILE`] lines. Each should be split.
 const LONG_FILES: [&str; 0] = [];
 
-/// Of ninety-eight in a hundred; and of all.
+/// The limit for ninety-eight in a hundred functions, and the limit for all.
 const LONGEST_FUNCTION: usize = 70;
 const LONGEST_OF_ALL: usize = 150;
 
 struct Source {
-    /// From the top of the repository.
+    /// The path from the root of the repository.
     path: String,
     text: String,
 }
@@ -45,13 +45,13 @@ impl Source {
         below.split(['/', '.']).next()
     }
 
-    /// The lines with their numbers, without comments, up to the tests, which stand last.
+    /// The numbered lines without comments, up to the tests, which are at the end.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let lines = self.text.lines().enumerate().take_while(|(_, line)| !line.starts_with("mod tests {"));
         lines.map(|(n, line)| (n + 1, line.split("//").next().unwrap_or_default()))
     }
 
-    /// Files of the modules below this one that are compiled for tests only.
+    /// Files of submodules that are only compiled for tests.
     fn test_files(&self) -> impl Iterator<Item = String> {
         let folder = self.path.trim_end_matches(".rs").trim_end_matches("/lib").to_owned();
         let after = self.text.split("#[cfg(test)]\nmod ").skip(1);
@@ -69,7 +69,7 @@ fn sources() -> Vec<Source> {
     sources
 }
 
-/// Those of the host that ship.
+/// The sources of the host that are part of the program.
 fn shipped() -> Vec<Source> {
     let mut sources = sources();
     let tests: Vec<String> = sources.iter().flat_map(Source::test_files).collect();
@@ -113,7 +113,7 @@ fn found_none(what: &str, faults: &[String]) {
     assert!(faults.is_empty(), "{what}:\n{}", faults.join("\n"));
 }
 
-/// The modules of `host/src`, and what each imports, as ARCHITECTURE.md says.
+/// The modules of `host/src` and their imports, from ARCHITECTURE.md.
 fn may_import() -> BTreeMap<String, BTreeSet<String>> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
     let text = fs::read_to_string(top.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
@@ -154,7 +154,7 @@ fn modules_import_what_they_may() {
 #[test]
 fn modules_have_no_circle() {
     let mut left = may_import();
-    // A module that imports nothing that is left is in no circle, and neither is one that nothing imports.
+    // A module is in no circle if it imports none of the remaining modules, or none of them imports it.
     loop {
         let is_free = |name: &String, imports: &BTreeSet<String>| {
             !imports.iter().any(|name| left.contains_key(name))
@@ -188,7 +188,7 @@ fn only_the_clock_reads_the_clock() {
     let mut faults = Vec::new();
     for source in shipped().iter().filter(|source| source.module() != Some("clock")) {
         for (n, line) in source.code() {
-            // The runtime's own timers count on the runtime's own clock.
+            // The runtime's own timers use the runtime's own clock.
             let line = line.replace("tokio::time::Instant::now()", "");
             for word in CLOCKS.iter().filter(|word| line.contains(**word)) {
                 faults.push(format!("{}:{n}: `{word}`", source.path));
@@ -198,7 +198,7 @@ fn only_the_clock_reads_the_clock() {
     found_none("the clock is read outside clock.rs", &faults);
 }
 
-/// A simulation repeats a run only if it gives all random numbers.
+/// A simulation can only repeat a run if all random numbers come from it.
 #[test]
 fn one_module_gives_random_numbers() {
     let mut faults = Vec::new();
@@ -212,8 +212,8 @@ fn one_module_gives_random_numbers() {
     found_none("random numbers from elsewhere than random.rs", &faults);
 }
 
-/// Tokio draws which branch of a `select!` comes first, and which reader of its `watch` goes on first. A simulation cannot
-/// repeat that.
+/// Tokio chooses at random which branch of a `select!` is tried first, and which reader of its `watch` continues
+/// first. A simulation could not repeat such a choice.
 #[test]
 fn nothing_in_a_simulation_is_drawn_by_tokio() {
     const SIMULATED: [&str; 9] =
@@ -252,7 +252,7 @@ fn files_are_short() {
     found_none(&format!("files over {LONGEST_FILE} lines"), &faults);
 }
 
-/// The lengths of the functions of a file: from `fn` to the brace that closes it at its indent.
+/// The lengths of a file's functions: from `fn` to the closing brace at the same indent.
 fn functions(source: &Source) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let lines: Vec<&str> = source.text.lines().collect();

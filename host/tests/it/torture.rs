@@ -1,5 +1,5 @@
-//! Real proxies, real servers and real clients, with faults at random for as long as asked. `cargo xtask torture` says
-//! for how long; alone the test fails.
+//! Real proxies, servers and clients with random faults, for as long as `cargo xtask torture` says. Without it the
+//! test fails.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -24,28 +24,31 @@ use crowd::Crowd;
 use database::{Database, Programs, Server, Setup};
 use way::{Direction, Way};
 
-/// There is one more now and then.
+/// From time to time one more proxy joins.
 const PROXIES: usize = 3;
-/// Processes of clients, and clients of each.
+/// The number of client processes, and of clients in each.
 const CLIENTS: (usize, usize) = (4, 60);
-/// Resources of each primitive that many clients want at a time.
+/// Resources of each primitive that many clients want at the same time.
 const HOT: usize = 20;
-/// Further resources of each primitive, which few clients want at a time. `row` has none: each of its locks takes a connection.
+/// Further resources of each primitive that few clients want at the same time. `row` has none, because each of its
+/// locks takes a connection.
 const COLD: usize = 200;
-/// How often each resource of `once` and `quorum` is in the list of which a client chooses.
+/// How many times each resource of `once` and `quorum` is in the list from which clients choose.
 const RARE: usize = 2;
-/// Faults between two looks at all that the clients were told, when everything must go on again.
+/// The number of faults between two checks of everything that clients were told. At a check, everything must work
+/// again.
 const ROUND: usize = 25;
 /// The longest pause between two faults.
 const PAUSE_MS: u64 = 8_000;
-/// How long a disk is full at most, in which a server may stop at any time.
+/// The longest time that a disk is full. A server may stop at any time while its disk is full.
 const DISK_IS_FULL: Duration = Duration::from_secs(6);
-/// How long a server may take to do what mends it.
+/// The longest time until a server has carried out a statement that mends a fault.
 const MENDED_WITHIN: Duration = Duration::from_secs(60);
-/// How long a proxy may take to stop in order.
+/// The longest time until a proxy has shut down.
 const STOPS_WITHIN: Duration = Duration::from_secs(60);
 
-/// A proxy that is silent for 4 s is gone, and after a fail-over the wait for the leases of the lost server is short.
+/// A proxy that is silent for 4 s counts as gone, and after a fail-over the wait for the leases of the lost server is
+/// short.
 const SECTIONS: &str = r#"
 [fleet]
 beat_ms = 250
@@ -53,7 +56,7 @@ beat_ms = 250
 max_ttl_ms = 3_000
 "#;
 
-/// The policy of a primitive, for resources whose names begin with that of the primitive.
+/// The policy of a primitive, for resources whose names begin with the primitive's name.
 fn section_of(primitive: &str) -> String {
     format!(
         "[policies.{primitive}]\npath = \"builtin:default\"\nsettings = {{ primitive = \"{primitive}\" }}\n\
@@ -77,14 +80,14 @@ fn no_promise_is_broken_by_what_goes_wrong() {
     harness::run_without_limit(torture(setup, programs, length, asked("SEED")));
 }
 
-/// What `cargo xtask torture` asks for.
+/// An option of `cargo xtask torture`.
 fn asked<T: FromStr>(name: &str) -> T {
     let value = env::var(format!("LOCKKEEPER_TORTURE_{name}")).ok();
     value.and_then(|value| value.parse().ok()).expect("`cargo xtask torture` says what to do")
 }
 
 async fn torture(setup: Setup, programs: Programs, length: Duration, seed: u64) {
-    // It is built now, and not in the midst.
+    // Build the policy now, and not in the middle of the test.
     LazyLock::force(&RENAMED);
     let dir = folder();
     let mut torture = Torture::start(setup, &programs, dir.path(), seed).await;
@@ -106,7 +109,7 @@ async fn torture(setup: Setup, programs: Programs, length: Duration, seed: u64) 
     torture.finish(began.elapsed()).await;
 }
 
-/// A proxy, and its ways to the servers.
+/// A proxy, with its connections to the servers.
 struct Place {
     ways: Vec<Way>,
     settings: Settings,
@@ -115,7 +118,7 @@ struct Place {
 }
 
 impl Place {
-    /// No two have the same number `n`. They do not name the servers in the same order.
+    /// `n` is unique. The proxies list the servers in different orders.
     async fn new(database: &Database, dir: &Path, n: usize, settings: &Settings) -> Place {
         let way = |(m, server): (usize, &Server)| Way::new(&server.url, &dir.join(format!("way-{n}-{m}")));
         let ways: Vec<Way> = database.servers.iter().enumerate().map(way).collect();
@@ -131,13 +134,13 @@ impl Place {
     }
 }
 
-/// How a fault ends that lasts for a time.
+/// How a fault that lasts for a time ends.
 #[derive(Clone, Copy, Debug)]
 enum Mend {
     ProxyGoesOn(usize),
-    /// The server of this number, as this process.
+    /// The process of the server with this number continues.
     ServerGoesOn(usize, u32),
-    /// A statement on the server of this number, which is repeated until it succeeds.
+    /// A statement on the server with this number succeeds. It is repeated until it does.
     Statement(usize, &'static str),
     Writable(usize),
     DiskHasRoom(usize),
@@ -151,12 +154,12 @@ struct Torture {
     crowd: Crowd,
     random: StdRng,
     began: Instant,
-    /// What is to be mended, and when.
+    /// The faults that must be mended, with their times.
     broken: Vec<(Instant, Mend)>,
-    /// How often each fault was made.
+    /// The number of faults of each kind.
     faults: BTreeMap<&'static str, u64>,
     pushes: u8,
-    /// How many proxies have joined since the start.
+    /// The number of proxies that have joined since the start.
     joined: usize,
 }
 
@@ -165,14 +168,14 @@ impl Torture {
         let database = Database::start(setup, programs, dir).await;
         let policy = dir.join("policy.wasm");
         std::fs::write(&policy, default_policy()).expect("a file");
-        // Galera has no GET_LOCK. A quorum has servers of its own.
+        // Galera has no GET_LOCK. A quorum has its own servers.
         let (primitives, rare) = match setup {
             Setup::Galera => (&["lease", "row"][..], &["once"][..]),
             Setup::Group => (&["lease", "advisory", "row"][..], &["once"][..]),
             Setup::One(_) => (&["lease", "advisory", "row"][..], &["once", "quorum"][..]),
         };
         let mut sections = format!("[policies.default]\npath = \"{}\"\n{SECTIONS}", policy.display());
-        // The default policy is for leases.
+        // The default policy serves `lease`.
         let others = primitives.iter().chain(rare).filter(|primitive| **primitive != "lease");
         sections.extend(others.map(|primitive| section_of(primitive)));
         let settings = Settings { sections, ..Settings::default() };
@@ -186,7 +189,7 @@ impl Torture {
         let of_each = |primitives: &'static [&'static str]| {
             move |n: usize| primitives.iter().map(move |primitive| format!("{primitive}/{n}"))
         };
-        // A client chooses any of the list: a hot resource is in it several times.
+        // Clients choose from the list at random. A hot resource is in the list several times.
         let hot = (0..COLD).map(|n| n % HOT).flat_map(of_each(primitives));
         let cold = (HOT..HOT + COLD).flat_map(of_each(primitives)).filter(|name| !name.starts_with("row/"));
         let rare = (0..RARE * HOT).map(|n| n % HOT).flat_map(of_each(rare));
@@ -207,7 +210,7 @@ impl Torture {
         }
     }
 
-    /// Makes a fault, and waits for a while. Faults that last overlap the next ones.
+    /// Makes a fault, and waits for a while. Lasting faults overlap with the next ones.
     async fn one_fault(&mut self) {
         let made = match self.random.random_range(0..100) {
             0..12 => self.kill_proxy().await,
@@ -241,19 +244,20 @@ impl Torture {
         Duration::from_millis(self.random.random_range(from..=to))
     }
 
-    /// A proxy.
+    /// A random proxy.
     fn any(&mut self) -> usize {
         self.random.random_range(0..self.places.len())
     }
 
-    /// Mostly a server that all proxies use, and sometimes a member of the quorum.
+    /// A random server: usually one that all proxies use, sometimes a member of the quorum.
     fn any_server(&mut self) -> usize {
         let (main, all) = (self.database.main, self.database.servers.len());
         let is_of_quorum = main < all && self.random.random_bool(0.3);
         self.random.random_range(if is_of_quorum { main..all } else { 0..main })
     }
 
-    /// A cluster goes on while most of its servers do: one is broken at a time, once all have joined.
+    /// A server of the cluster that may fail. A cluster works while the majority of its servers does, so only one
+    /// server is broken at a time, and only after all servers have joined.
     async fn spare_server(&mut self) -> Option<usize> {
         let n = self.any_server();
         let is_spare = !self.database.is_cluster()
@@ -296,7 +300,7 @@ impl Torture {
         }
     }
 
-    /// A proxy more, or the one that came last less.
+    /// Adds a proxy, or removes the proxy that was added last.
     async fn join_or_leave(&mut self) -> Option<&'static str> {
         let last = self.places.len() - 1;
         if last < PROXIES {
@@ -358,7 +362,7 @@ impl Torture {
         Some("KILL CONNECTION")
     }
 
-    /// A replication group sees to that itself.
+    /// A replication group sets this option itself.
     fn read_only(&mut self) -> Option<&'static str> {
         let (n, length) = (self.any_server(), self.ms(50, 3_000));
         if self.database.setup == Setup::Group || !self.database.servers[n].turn_read_only() {
@@ -377,7 +381,7 @@ impl Torture {
         Some("too many connections")
     }
 
-    /// Up to half a minute from the machine's, in either direction.
+    /// Sets a clock to up to half a minute before or after the machine's clock.
     fn set_clock(&mut self) -> Option<&'static str> {
         let ahead = f64::from(self.random.random_range(-30_000..=30_000)) / 1_000.0;
         let n = self.any_server();
@@ -404,7 +408,7 @@ impl Torture {
 
     fn lose_answers(&mut self) -> Option<&'static str> {
         let (n, m) = (self.any(), self.any_server());
-        // Locks of sessions are not written, so their connections last.
+        // Locks on sessions are not written, so their connections survive.
         self.places[n].ways[m].lose_answers();
         Some("answers to writes are lost")
     }
@@ -419,7 +423,8 @@ impl Torture {
         })
     }
 
-    /// Names of keys go back and forth. Nobody waits for the answer: the change may have to wait for a proxy.
+    /// Renames keys back and forth. The test does not wait for the answer, because the change may have to wait for a
+    /// proxy.
     fn push_policy(&mut self) -> Option<&'static str> {
         let n = self.any();
         self.pushes = self.pushes.wrapping_add(1);
@@ -429,8 +434,8 @@ impl Torture {
         Some("a policy is replaced")
     }
 
-    /// The sessions of any proxy on this server may have ended at some time since that moment. No lock rests on a session of a
-    /// member of the quorum.
+    /// The sessions of all proxies on this server may have ended at some time since that moment. No lock depends on a
+    /// session on a member of the quorum.
     fn sessions_are_lost(&self, server: usize, since: Instant) {
         if server >= self.database.main {
             return;
@@ -465,7 +470,7 @@ impl Torture {
                 self.places[n].proxy.signal(Signal::CONT);
                 self.places[n].is_paused = false;
             }
-            // It was killed since.
+            // The proxy was killed meanwhile.
             Mend::ProxyGoesOn(_) => {}
             Mend::ServerGoesOn(n, pid) if self.database.servers[n].managed.pid() == Some(pid) => {
                 signal(pid, Signal::CONT);
@@ -488,7 +493,7 @@ impl Torture {
         }
     }
 
-    /// Everything is free in the end.
+    /// Checks that everything is free in the end.
     async fn finish(mut self, length: Duration) {
         self.crowd.finish().await;
         let grants = self.crowd.ledger().grants();

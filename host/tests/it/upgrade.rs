@@ -1,5 +1,5 @@
-//! An earlier version of the program and this one on one store. `cargo xtask upgrade` builds the earlier one and runs
-//! these tests; alone they fail, because they lack it.
+//! An earlier version of the program and this version on one store. `cargo xtask upgrade` builds the earlier version
+//! and runs these tests. Without it the tests fail.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,8 +29,8 @@ fn earlier() -> PathBuf {
         .into()
 }
 
-/// This version does not grant beside the earlier one and says what to do; leases live through the upgrade, no lock
-/// has two holders and no token goes back.
+/// This version does not grant beside the earlier one, and says what to do. Leases survive the upgrade, no lock has
+/// two holders, and tokens increase.
 async fn a_fleet_is_upgraded_under_load(kind: Kind) {
     let url = database(kind).await;
     let settings = || Settings {
@@ -74,7 +74,7 @@ async fn a_fleet_is_upgraded_under_load(kind: Kind) {
     let renewed = new[1].client().renew(&kept).await;
     assert_eq!(renewed.status, 200, "{}", renewed.text);
 
-    // One that was forgotten, and is started beside the upgraded fleet.
+    // A proxy of the earlier version is started by mistake beside the upgraded fleet.
     let late = Proxy::of(program(&earlier()), settings()).await;
     load.another_round().await;
     let refused = late.client().acquire(json!({"resource": fresh("late")})).await;

@@ -1,5 +1,5 @@
-//! Polling: the policy says how long a request sleeps before it asks again for a key that is held
-//! elsewhere, and when it gives up.
+//! Polling: the policy decides how long a request sleeps before it tries again to get a held key, and when it gives
+//! up.
 //!
 //! README.md documents the settings.
 
@@ -7,21 +7,23 @@ use lockkeeper_sdk::backoff::{Contention, Decision};
 use lockkeeper_sdk::{Plan, Policy, Random, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
+/// The policy.
 pub struct Backoff;
 
-/// How a sleep lies inside its bounds.
+/// How the length of a sleep is chosen within its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sleep {
     /// Always `min_ms`.
     Fixed,
-    /// Anywhere between `min_ms` and `max_ms`.
+    /// A random time between `min_ms` and `max_ms`.
     Random,
-    /// Anywhere between `min_ms` and a bound that doubles from it with each attempt, up to `max_ms`.
+    /// A random time between `min_ms` and a bound, which starts at `min_ms` and doubles with each attempt, up to
+    /// `max_ms`.
     Exponential,
 }
 
-/// README.md documents each.
+/// The settings, which README.md documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -62,7 +64,7 @@ impl Policy for Backoff {
         within("permits", settings.permits, 1..=1_024)
     }
 
-    /// `wait_ms` is the longest wait: a request may wait less, not longer.
+    /// `wait_ms` is the longest wait: a request may ask for less, but not for more.
     fn plan(settings: &Settings, request: &Request) -> Result<Plan, Refusal> {
         let plan = Plan {
             ttl: request.ttl.unwrap_or(settings.ttl_ms),

@@ -1,11 +1,12 @@
-//! The default policy: the key is the resource, first come, first served.
+//! The default policy: the resource is the key, and waiters are served in order of arrival.
 //!
-//! README.md documents the settings. It leaves out every hook but `plan`, so the proxy's own
-//! answers hold for order, back-off and renewal.
+//! README.md documents the settings. This policy implements only `plan`, so the proxy's own decisions apply to order,
+//! back-off and renewal.
 
 use lockkeeper_sdk::{OnLoss, Plan, Policy, Primitive, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
+/// The policy.
 pub struct Default;
 
 /// The mechanism that guards the keys, by its name in config.toml.
@@ -20,7 +21,7 @@ pub enum Guard {
     Quorum,
 }
 
-/// What becomes of a guarded request whose lease is lost.
+/// What happens to a guarded request whose lease is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lost {
@@ -29,7 +30,7 @@ pub enum Lost {
     Cut,
 }
 
-/// README.md documents each.
+/// The settings, which README.md documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -152,7 +153,7 @@ impl From<Guard> for Primitive {
     }
 }
 
-/// The keys of a resource, which may be several resources in one name.
+/// The keys of a resource. The name of a resource may list several keys.
 fn keys(settings: &Settings, resource: &str) -> Result<Vec<String>, Refusal> {
     let parts: Vec<&str> = match settings.separator.as_str() {
         "" => vec![resource],
@@ -169,7 +170,7 @@ fn keys(settings: &Settings, resource: &str) -> Result<Vec<String>, Refusal> {
     Ok(parts.into_iter().map(key).collect())
 }
 
-/// One key for all resources whose check sums leave the same rest.
+/// One key for all resources whose checksums have the same remainder.
 fn stripe(resource: &str, stripes: u32) -> String {
     format!("stripe-{}-of-{stripes}", crc32fast::hash(resource.as_bytes()) % stripes)
 }

@@ -1,7 +1,7 @@
-//! Fair shares between groups: a crowd of one does not starve another.
+//! Fair shares between groups: a large group does not starve a small one.
 //!
-//! README.md documents the settings. A label of the request names its group; when a key becomes
-//! free, the group that has had the least of it lately, measured by its weight, is next.
+//! README.md documents the settings. A label of the request names its group. When a key becomes free, the next group
+//! is the one with the fewest recent grants, divided by its weight.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -10,9 +10,10 @@ use lockkeeper_sdk::fairness::{Queue, Waiter};
 use lockkeeper_sdk::{Plan, Policy, Refusal, Request, within};
 use serde::{Deserialize, Serialize};
 
+/// The policy.
 pub struct FairGroups;
 
-/// README.md documents each.
+/// The settings, which README.md documents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -81,13 +82,13 @@ impl Policy for FairGroups {
         plan.with_group(group, weight).with_permits(settings.permits)
     }
 
-    /// Within a group, rank and arrival hold; between groups, the share that one more grant would
-    /// make. Of equal shares, the one that has waited longest is next.
+    /// Within a group, rank and arrival decide. Between groups, the lowest share after one more grant wins. Of equal
+    /// shares, the waiter that has waited longest is next.
     fn choose(_: &Settings, queue: &Queue) -> u32 {
         let mut firsts: BTreeMap<&str, (usize, &Waiter)> = BTreeMap::new();
         for (index, waiter) in queue.waiters.iter().enumerate() {
             let first = firsts.entry(&waiter.group).or_insert((index, waiter));
-            // Of equal ranks the one in front stays.
+            // Of equal ranks, the first in the queue stays.
             if waiter.rank < first.1.rank {
                 *first = (index, waiter);
             }
@@ -95,7 +96,7 @@ impl Policy for FairGroups {
         let next = firsts.into_values().min_by_key(|(_, waiter)| {
             let recent = queue.groups.iter().find(|share| share.group == waiter.group);
             let grants = u64::from(recent.map_or(0, |share| share.recent_grants)) + 1;
-            // In millionths, so that no two weights up to 1000 are confused.
+            // In billionths, so that integer division keeps the shares of all weights up to 1000 apart.
             (grants * 1_000_000_000 / u64::from(waiter.weight.max(1)), Reverse(waiter.waited))
         });
         next.map_or(0, |(index, _)| index as u32)

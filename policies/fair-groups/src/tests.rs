@@ -23,7 +23,7 @@ fn queue(waiters: Vec<Waiter>, grants: &[(&str, u32)]) -> Queue {
     Queue { key: "a".into(), waiters, groups: grants.iter().map(share).collect(), seed: 0 }
 }
 
-/// Grants `rounds` times from crowds that never shrink, with the last 64 grants in view.
+/// Grants `rounds` times to groups whose sizes never shrink, with the last 64 grants in view.
 fn shares(crowds: &[(&str, u32, usize)], rounds: usize) -> BTreeMap<String, usize> {
     let mut recent: VecDeque<String> = VecDeque::new();
     let mut grants = BTreeMap::new();

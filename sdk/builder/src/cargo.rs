@@ -1,4 +1,4 @@
-//! Runs cargo for a policy crate, with nothing inherited that would change the outcome.
+//! Runs cargo for a policy crate, without inherited settings that would change the outcome.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::{BuildError, TARGET};
 
-/// The profile's name and settings. They are passed on the command line, so that a crate outside
-/// the proxy's workspace needs nothing in its Cargo.toml.
+/// The profile's name and settings. They are passed on the command line, so a crate outside the proxy's workspace
+/// needs nothing in its Cargo.toml.
 const PROFILE: &str = "policy";
 const PROFILE_SETTINGS: [&str; 9] = [
     "inherits='release'",
@@ -23,7 +23,7 @@ const PROFILE_SETTINGS: [&str; 9] = [
     "overflow-checks=true",
 ];
 
-/// Settings of a build script or of an outer cargo that would leak into the inner one.
+/// Variables of a build script or an outer cargo that would affect the inner cargo.
 const CLEARED: [&str; 15] = [
     "RUSTFLAGS",
     "RUSTDOCFLAGS",
@@ -42,7 +42,7 @@ const CLEARED: [&str; 15] = [
     "CLIPPY_ARGS",
 ];
 
-/// `CARGO_` variables that say where crates come from, or how to talk; all others are cleared.
+/// The `CARGO_` variables about registries and the network, which are kept. All others are cleared.
 const KEPT: [&str; 6] =
     ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_", "CARGO_TERM_"];
 
@@ -77,6 +77,7 @@ pub(crate) fn build_module(dir: &Path, target_dir: Option<&Path>) -> Result<Path
     module_of(&output.stdout, &canonical).ok_or_else(|| BuildError::NoModule { dir: dir.to_owned() })
 }
 
+/// The name of the crate in `dir`.
 pub(crate) fn crate_name(dir: &Path) -> Result<String, BuildError> {
     let manifest = dir.join("Cargo.toml");
     let manifest = manifest.canonicalize().map_err(|_| BuildError::NoCrate { dir: dir.to_owned() })?;
@@ -87,14 +88,14 @@ pub(crate) fn crate_name(dir: &Path) -> Result<String, BuildError> {
     found.map(|package| text(package, "name").to_owned()).ok_or_else(none)
 }
 
-/// The stack that [`crate::build`] gives a policy is small, because the proxy must make each call's
-/// pages ready; and panic messages must not say where the checkout was.
+/// The compiler flags. The stack of a policy is small, because the proxy must prepare its pages for each call. Paths
+/// are remapped, so that panic messages do not contain the path of the checkout.
 fn rustc_flags(workspace: &str, sysroot: &str) -> String {
     let cargo_home = std::env::var("CARGO_HOME")
         .ok()
         .or_else(|| Some(Path::new(&std::env::var("HOME").ok()?).join(".cargo").to_str()?.to_owned()));
     let mut flags = vec!["-Clink-arg=-zstack-size=65536".to_owned()];
-    // Where several match, the last one counts: the most special goes last.
+    // If several mappings match, the last one counts, so the most specific one is last.
     let homes = [
         Some((workspace, "/policy")),
         Some((sysroot, "/rust")),
@@ -115,7 +116,7 @@ fn metadata(dir: &Path) -> Result<Value, BuildError> {
     serde_json::from_slice(&output.stdout).map_err(|error| fail(error.to_string()))
 }
 
-/// Finds the module of the crate with this manifest among cargo's messages.
+/// Finds the module of the crate with this manifest in cargo's messages.
 fn module_of(messages: &[u8], manifest: &Path) -> Option<PathBuf> {
     let messages =
         messages.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use crate::TARGET;
 
-/// Why there is no component.
+/// The reason why no component was built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {

@@ -1,8 +1,7 @@
 //! Builds a policy crate into a component that the proxy loads.
 //!
-//! [`build`] runs `cargo build` for `wasm32-unknown-unknown` with settings of its own (a small
-//! stack, no paths, no names), and wraps the module into a component. The same source gives the same
-//! bytes, wherever the checkout is.
+//! [`build`] runs `cargo build` for `wasm32-unknown-unknown` with its own settings (a small stack, no paths, no
+//! names), and wraps the module into a component. The same source gives the same bytes in any checkout.
 
 mod cargo;
 mod error;
@@ -16,9 +15,9 @@ pub const TARGET: &str = "wasm32-unknown-unknown";
 
 /// Builds the policy crate in `dir` and returns the component's bytes.
 ///
-/// What cargo leaves behind goes to `target_dir`, or to `policies` inside the crate's own target
-/// directory: never to that directory itself, so that a build script may call this while its own
-/// cargo holds the lock on it.
+/// Build artifacts go to `target_dir`, or to `policies` inside the crate's own target directory. They never go to the
+/// target directory itself, so a build script may call this function while its own cargo holds the lock on that
+/// directory.
 ///
 /// # Errors
 /// [`BuildError`]: a sentence for the author of the policy. What the compiler says goes to stderr.
@@ -39,7 +38,7 @@ pub fn module(dir: &Path, target_dir: Option<&Path>) -> Result<Vec<u8>, BuildErr
 /// The name of the policy crate in `dir`.
 ///
 /// # Errors
-/// [`BuildError::NoCrate`], or [`BuildError::Metadata`] where cargo cannot read it.
+/// [`BuildError::NoCrate`], or [`BuildError::Metadata`] if cargo cannot read the crate.
 pub fn crate_name(dir: &Path) -> Result<String, BuildError> {
     cargo::crate_name(dir)
 }

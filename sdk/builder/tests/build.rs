@@ -1,4 +1,4 @@
-//! Builds the default policy for real.
+//! A test that builds the default policy with cargo.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Copies the workspace, without what builds left in it.
+/// Copies the workspace, without build artifacts.
 fn copy_tree(to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(root()).unwrap() {

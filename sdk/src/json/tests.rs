@@ -64,7 +64,7 @@ fn names_that_only_look_like_the_field_are_not_it() {
     is(r#"{"\u0069d": "escaped"}"#, "id", "escaped");
 }
 
-/// Wherever the cut is, the answer is that of the whole or none; and behind the field it is never none.
+/// For a cut at any place, the answer is that of the whole text or none. For a cut after the field, it is never none.
 #[test]
 fn a_cut_behind_the_field_does_not_matter_and_one_before_its_end_is_noticed() {
     let body = r#"{"x": [1, -2.5e-3, true, null, "ä\u00e4\\"], "id": "ä1e5", "n": 120, "ok": true, "t": {"l": [7, 8]},
@@ -97,7 +97,7 @@ fn a_name_that_is_there_twice_is_ambiguous() {
     ] {
         is_none(body, "id");
     }
-    // Some readers ignore case; the long s and the Kelvin sign are an s and a k to them.
+    // Readers that ignore case take the long s and the Kelvin sign for s and k.
     for (body, path) in [
         (r#"{"id": 1, "ID": 2}"#, "id"),
         (r#"{"Id": 1, "id": 2}"#, "id"),
@@ -112,7 +112,7 @@ fn a_name_that_is_there_twice_is_ambiguous() {
     is_none(r#"{"a": {}, "a": {"id": 1}}"#, "a.id");
     is_none(r#"{"a": [{"id": 1, "id": 1}]}"#, "a.0.id");
     is(r#"{"id": 1, "b": {"x": 1, "x": 2}, "b": 3}"#, "id", "1");
-    // The second one is behind the cut.
+    // The second name is after the cut.
     is(r#"{"id": 1, "i"#, "id", "1");
 }
 

@@ -1,4 +1,4 @@
-//! Large bodies through a guarded route, each way: what they take of the proxy's memory.
+//! Large bodies through a guarded route in both directions, and the memory that they take in the proxy.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,18 @@ use crate::world::Proxy;
 const MIB: u64 = 1 << 20;
 const MOST_MIB: f64 = 16.0;
 
-/// Small requests that let the proxy reach its level.
+/// The number of small requests that bring the proxy's memory to its level.
 const WARM_UP: u64 = 2000;
 
-/// How often the memory is looked at.
+/// The interval at which the memory is sampled.
 const SAMPLE: Duration = Duration::from_millis(5);
 
+/// Measures the memory.
 pub async fn measure(guard: &Guard, quick: bool) -> Result<Row> {
     let bytes = if quick { 128 * MIB } else { 2048 * MIB };
     let mut client = Client::connect(guard.address).await?;
     for turn in 0..WARM_UP {
-        // Keys that no guard had before: each was killed, and what it was giving back is held for a while.
+        // Use keys that no earlier proxy had: that proxy was killed, and its locks are held for a while.
         client.exchange(&locked(CLIENTS + turn % CLIENTS)).await?;
     }
     let level = guard.proxy.memory()?;
@@ -71,7 +72,7 @@ pub async fn measure(guard: &Guard, quick: bool) -> Result<Row> {
     })
 }
 
-/// The highest resident memory of the proxy, in bytes, that was seen while `work` was done.
+/// The highest resident memory of the proxy, in bytes, that was sampled during `work`.
 async fn highest_during(proxy: &Proxy, work: impl Future<Output = Result<()>>) -> Result<u64> {
     let mut work = std::pin::pin!(work);
     let mut tick = tokio::time::interval(SAMPLE);

@@ -1,4 +1,4 @@
-//! What a held connection is told, and what becomes of its lease.
+//! Tests of held connections: the lines that they carry, and the end of their leases.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ struct Held {
     begun: Instant,
 }
 
-/// A word that a held connection was told, and until when its client is certain by it.
+/// A line of a held connection, and the time until which it lets the client be certain of its lock.
 #[derive(Debug)]
 struct Word {
     line: Value,
@@ -29,7 +29,7 @@ impl Proxy {
 }
 
 impl Held {
-    /// The next line; `None` where the answer is over.
+    /// The next line; `None` at the end of the answer.
     async fn next(&mut self) -> Option<Word> {
         loop {
             let mut line = String::new();
@@ -51,7 +51,7 @@ impl Held {
         word
     }
 
-    /// What it is told after its renewals.
+    /// The last line after the renewals.
     async fn hears_last(&mut self) -> Word {
         loop {
             let word = self.next().await.expect("a last word");
@@ -62,7 +62,7 @@ impl Held {
     }
 }
 
-/// Nobody keeps a lease alive for longer than 300 ms.
+/// A proxy that keeps no lease alive for longer than 300 ms.
 fn short_holds() -> Proxy {
     start_on(&memory(), Limits { max_hold_ms: 300, ..Limits::default() })
 }
@@ -80,7 +80,7 @@ async fn holds_live_as_long_as_their_connection() {
     proxy.until(path, |answer| answer.body["holders"].as_array().is_none_or(Vec::is_empty)).await;
 }
 
-/// The line is read late, as after a relay that held it up: its times count from the beginning of the request.
+/// The line is read late, as if a relay had delayed it. Its times count from the start of the request.
 #[tokio::test]
 async fn a_line_that_comes_late_says_nothing_that_was_not_so() {
     let proxy = start();
@@ -89,7 +89,7 @@ async fn a_line_that_comes_late_says_nothing_that_was_not_so() {
     let mut held = proxy.hold(json!({"resource": "r", "ttl_ms": 1_500, "wait_ms": 10_000})).await;
     let granted = held.hears("granted").await;
     assert!(granted.line["since_ms"].as_u64() >= Some(600), "it waited: {}", granted.line);
-    // The first renewal is due after a third of the lease, the next after another one.
+    // The first renewal is due after a third of the lease, and the second after another third.
     tokio::time::sleep(Duration::from_millis(900)).await;
     let renewed = held.hears("renewed").await;
     let (since, left) = (&renewed.line["since_ms"], &renewed.line["expires_in_ms"]);

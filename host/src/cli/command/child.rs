@@ -1,4 +1,4 @@
-//! The command that runs under a lock, with all the processes it starts.
+//! The command under a lock, with all processes that it starts.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -18,45 +18,45 @@ use crate::cli::output;
 use crate::clock;
 use crate::lock::Instant;
 
-/// In a process group of its own, which is killed when this is dropped.
+/// A command in a process group of its own. Dropping it kills the group.
 pub struct Child {
     group: Group,
-    /// Rings when a process of ours has ended, was stopped or was continued.
+    /// Notifies that a child process has ended, was stopped, or was continued.
     changes: unix::Signal,
-    /// The command itself has ended with this code, and since when.
+    /// The command's exit code and the time of its end, if it has ended.
     ended: Option<(u8, Instant)>,
-    /// The group has ended, too.
+    /// Whether the whole group has ended.
     is_gone: bool,
     told_that_some_work_on: bool,
     output: Option<Passing>,
     terminal: Option<Terminal>,
     guard: Option<Guard>,
-    /// When the guard ends the command, as it was last told.
+    /// The time at which the guard ends the command, as last told to the guard.
     kill_at: Instant,
 }
 
-/// What has happened to the command.
+/// A change in the state of the command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
     Stopped(Signal),
     Continued,
-    /// The command has ended with this code, and nothing that it started works on in its group.
+    /// The command has ended with this code, and its process group is empty.
     Ended(u8),
 }
 
-/// What becomes of the command's standard output.
+/// What to do with the command's standard output.
 #[derive(Clone, Copy, Debug)]
 pub enum Output {
     Passed,
-    /// Passed on, and its first bytes kept, at most so many.
+    /// Pass the output on, and keep at most this many of its first bytes.
     StoredValue(usize),
 }
 
-/// What the command started may work on so long before it is said that the lock waits for it.
+/// How long processes of the group may outlive the command before a message says that the lock waits for them.
 const SAID_AFTER_MS: u32 = 1_000;
 
 impl Child {
-    /// Starts a command, which is made to stop at `kill_at` unless [`Child::may_live_until`] says later.
+    /// Starts a command. The guard ends it at `kill_at`, unless [`Child::may_live_until`] sets a later time.
     pub fn spawn(
         command: &[String],
         environment: &[(&str, String)],
@@ -69,7 +69,7 @@ impl Child {
         let no_guard = |error| Failure::Other(format!("cannot guard the command: {error}"));
         let changes = signal(SignalKind::child()).map_err(no_guard)?;
         let guard = Guard::start().map_err(no_guard)?;
-        // What the command leaves behind is waited for here, so that its group can be seen to end.
+        // Orphaned processes of the command become children of this process, so that it can see the end of the group.
         let _ = set_child_subreaper(Some(getpid()));
         let mut builder = std::process::Command::new(program);
         builder.args(args).envs(environment.iter().map(|(name, value)| (name, value)));
@@ -82,7 +82,7 @@ impl Child {
             Ok(process) => process,
             Err(error) => {
                 guard.dismiss();
-                // As shells do.
+                // The exit codes that shells use.
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                 return Err(Failure::Command { what: format!("cannot run `{program}`: {error}"), code });
             }
@@ -111,8 +111,8 @@ impl Child {
         Ok(child)
     }
 
-    /// Tells the guard until when the command may live, whatever becomes of this process. Returns false if the time that the
-    /// guard was told before has passed: the guard ends the command then.
+    /// Tells the guard until when the command may live, even if this process hangs or dies. Returns false if the
+    /// previous time has passed: then the guard ends the command.
     pub fn may_live_until(&mut self, kill_at: Instant) -> bool {
         if self.may_have_been_killed() {
             return false;
@@ -129,12 +129,12 @@ impl Child {
         clock::now() >= self.kill_at
     }
 
-    /// The output, where it is kept. To be asked for when the command has ended.
+    /// The copied output, if it is kept. Call this after the command has ended.
     pub fn output(&mut self) -> Option<Passing> {
         self.output.take()
     }
 
-    /// The next change. Safe to drop and call again.
+    /// Waits for the next change. Cancel-safe.
     pub async fn change(&mut self) -> Result<Change, Failure> {
         loop {
             if let Some(change) = self.look()? {
@@ -143,7 +143,7 @@ impl Child {
             if self.ended.is_none() {
                 self.changes.recv().await;
             } else {
-                // Of what is not our child nobody says that it has ended.
+                // The kernel does not report the end of processes that are not our children, so poll.
                 tokio::time::sleep(LOOK_EVERY).await;
                 self.say_that_some_work_on();
             }
@@ -170,7 +170,7 @@ impl Child {
         Ok(Some(Change::Ended(code)))
     }
 
-    /// Waits for what has ended, and notes whether that was the last.
+    /// Reaps the processes that have ended, and records whether the group is empty.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = waitpgid(self.group.0, WaitOptions::NOHANG) {
             if pid == self.group.0 {
@@ -202,7 +202,7 @@ impl Child {
         }
     }
 
-    /// Passes a signal on to the command and all of its group.
+    /// Passes a signal on to the command's process group.
     pub fn signal(&self, signal: Signal) {
         if self.is_gone {
             return;
@@ -216,9 +216,9 @@ impl Child {
         self.group.signal(signal);
     }
 
-    /// The command was stopped by `signal`: what a shell does with a job. It goes on where it only wanted the
-    /// terminal and may have it. Otherwise this process and those beside it in its job are stopped, too,
-    /// so that the shell has the terminal again; when the shell continues them, the command goes on.
+    /// Handles a stop of the command by `signal`, as a shell does for a job. If the command only wanted the terminal
+    /// and may have it, the command is continued. Otherwise this process and its own job are stopped as well, so that
+    /// the shell gets the terminal back. When the shell continues them, the command goes on.
     pub fn stopped(&self, signal: Signal) {
         let Some(terminal) = &self.terminal else { return };
         if matches!(signal, Signal::TTIN | Signal::TTOU) && terminal.give(self.group.0) {
@@ -228,17 +228,17 @@ impl Child {
         let was_in_front = terminal.has(self.group.0);
         terminal.take_back(self.group.0);
         if signal == Signal::STOP {
-            // Somebody stops the command alone.
+            // Somebody stopped only the command.
         } else if has_shell() {
             let _ = kill_current_process_group(Signal::TSTP);
         } else if was_in_front && signal == Signal::TSTP {
-            // There is no shell to continue anything: Ctrl-Z has no effect, as without this program.
+            // No shell could continue the command, so Ctrl-Z has no effect, as without this program.
             terminal.give(self.group.0);
             self.group.signal(Signal::CONT);
         }
     }
 
-    /// TERM, and at `kill_at` KILL. Whether the command and its group are gone.
+    /// Sends TERM, and KILL at `kill_at`. Returns whether the command and its group are gone.
     pub async fn stop(&mut self, kill_at: Instant) -> bool {
         let group = self.group;
         group.stop(kill_at, || self.reap()).await && self.is_gone
@@ -246,11 +246,11 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// No command outlives what watches over its lease.
+    /// A command must not outlive the process that watches its lease.
     fn drop(&mut self) {
         self.reap();
         if !self.is_gone {
-            // The guard sees that it does end.
+            // The guard makes sure that the group ends.
             self.group.signal(Signal::KILL);
             if let Some(terminal) = &self.terminal {
                 terminal.take_back(self.group.0);
@@ -259,7 +259,7 @@ impl Drop for Child {
     }
 }
 
-/// The exit code; 128 + n where signal n ended it.
+/// The exit code; 128 + n if signal n ended the process.
 fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

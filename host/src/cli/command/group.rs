@@ -1,4 +1,4 @@
-//! The process group of a command: the command and what it started.
+//! The process group of a command: the command and the processes that it started.
 
 use std::time::Duration;
 
@@ -7,30 +7,30 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use crate::clock;
 use crate::lock::Instant;
 
-/// How often a group is looked at of which it matters whether it has ended.
+/// The poll interval for the end of a group.
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// After KILL a process may still be within a call of the kernel; after this it is not waited for.
+/// A killed process may still be inside a system call. After this time, stop waiting for it.
 const KILLED_WITHIN_MS: u32 = 10_000;
 
-/// The number of a group is nobody else's while the group has members, so a signal reaches it or nobody.
+/// A process group. Its number is not reused while the group has members, so a signal reaches this group or none.
 #[derive(Clone, Copy)]
 pub struct Group(pub Pid);
 
 impl Group {
-    /// That it is gone already is fine.
+    /// Sends a signal to the group. A group that is gone is not an error.
     pub fn signal(self, signal: Signal) {
         let _ = kill_process_group(self.0, signal);
     }
 
-    /// Nobody is left, not even one that has ended and was not waited for.
+    /// Whether the group is empty: it has not even a process that has ended and was not reaped.
     pub fn is_gone(self) -> bool {
         test_kill_process_group(self.0) == Err(rustix::io::Errno::SRCH)
     }
 
-    /// TERM, and at `kill_at` KILL. Whether the group is gone. `look` is called before each look at it.
+    /// Sends TERM, and KILL at `kill_at`. Returns whether the group is gone. `look` is called before each check.
     pub async fn stop(self, kill_at: Instant, mut look: impl FnMut()) -> bool {
         self.signal(Signal::TERM);
-        // A process that is stopped handles TERM once it goes on.
+        // A stopped process handles TERM only when it is continued.
         self.signal(Signal::CONT);
         if self.gone_by(kill_at, &mut look).await {
             return true;

@@ -1,9 +1,9 @@
-//! A process that ends the command where this one cannot.
+//! A process that ends the command if this process cannot.
 //!
-//! The guard reads a pipe that only this process writes to: the command's group, and when it must be made
-//! to stop, again after each renewal. It kills the group at that time, so a command ends before its lease also
-//! where this process hangs or was stopped; and it stops the group when the pipe closes because this process was
-//! killed. It is in a process group of its own, and a signal to the command or to this process does not end it.
+//! The guard reads a pipe that only this process writes to. The pipe tells it the command's process group and the
+//! time to kill the group at, again after each renewal. So the command ends before its lease even if this process
+//! hangs or is stopped. If this process is killed, the pipe closes, and the guard stops the group. The guard has a
+//! process group of its own: signals to the command or to this process do not end it.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -19,21 +19,23 @@ use super::lease::sleep_until;
 use crate::clock;
 use crate::lock::Instant;
 
-/// The hidden command that this program is started with as a guard.
+/// The hidden command that starts this program as a guard.
 pub const COMMAND: &str = "guard-a-command";
-/// The guard's name among the processes.
+/// The guard's name in the process list.
 const NAME: &str = "lockkeeper-guard";
-/// Between TERM and KILL, where the lease lasts that long.
+/// The time between TERM and KILL, if the lease lasts long enough.
 const GRACE_MS: u32 = 5_000;
 
+/// The guard's process, as its parent sees it.
 pub struct Guard {
     process: Child,
     line: ChildStdin,
 }
 
 impl Guard {
+    /// Starts a guard.
     pub fn start() -> io::Result<Guard> {
-        // The program that runs, also where another has its path by now.
+        // The running program, even if its path now has another file.
         let mut command = Command::new("/proc/self/exe");
         command.arg0(NAME).arg(COMMAND).process_group(0).current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -42,12 +44,12 @@ impl Guard {
         Ok(Guard { process, line })
     }
 
-    /// Has a command say itself, before it runs, that its group may live until `kill_at`: there is no moment at
-    /// which it runs and the guard does not know it.
+    /// Makes the command's process tell the guard its group and `kill_at`, after fork and before exec. So the guard
+    /// knows the command from its first instruction.
     pub fn introduce(&self, command: &mut Command, kill_at: Instant) -> io::Result<()> {
         let line = self.line.as_fd().try_clone_to_owned()?;
-        // SAFETY: what runs between fork and exec neither allocates nor takes locks: it formats into an array and makes
-        // two system calls.
+        // SAFETY: the code between fork and exec neither allocates nor takes locks. It formats into an array and
+        // makes two system calls.
         unsafe {
             command.pre_exec(move || {
                 let mut text = [0; 64];
@@ -61,7 +63,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Says until when the group may live. A guard that is gone is replaced.
+    /// Tells the guard until when the group may live. A guard that is gone is replaced.
     pub fn tell(&mut self, group: Group, kill_at: Instant) {
         let line = format!("{} {}\n", group.0.as_raw_nonzero(), kill_at.0);
         if self.line.write_all(line.as_bytes()).is_ok() {
@@ -75,19 +77,19 @@ impl Guard {
         }
     }
 
-    /// The group has ended: there is nothing to guard.
+    /// Ends the guard, because the group has ended.
     pub fn dismiss(mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// What the guard does, until the group has ended.
+/// Runs the guard process until the group has ended.
 pub fn run() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return ExitCode::FAILURE };
     runtime.block_on(guard());
-    // A read may still hang in a thread of its own.
+    // A read may still block a thread of its own.
     runtime.shutdown_background();
     ExitCode::SUCCESS
 }

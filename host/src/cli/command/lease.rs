@@ -1,8 +1,8 @@
-//! The lease of a command: until when it is certain, and what keeps it alive.
+//! The lease of a command: its end, and its renewal.
 //!
-//! It is renewed at a third of its ttl. Where that fails, it is tried again until the command must be
-//! told to stop (TERM), so that it can be made to (KILL) before the lease ends. All times count from
-//! before the proxy was asked. A lock that ends with its proxy is also renewed as soon as the proxy may be gone.
+//! The lease is renewed after a third of its ttl. If that fails, renewals are repeated until the command must be told
+//! to stop (TERM), which leaves time to kill it (KILL) before the lease ends. All times count from before the proxy
+//! was asked. A lock that ends with its proxy is also renewed as soon as the proxy may be gone.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -19,26 +19,25 @@ use crate::cli::stream::Lines;
 use crate::clock;
 use crate::lock::Instant;
 
-/// The longest that a command has between TERM and KILL.
+/// The longest time between TERM and KILL.
 const MAX_GRACE_MS: u32 = 5_000;
-/// As [`MAX_GRACE_MS`], where the lease is lost already.
+/// As [`MAX_GRACE_MS`], if the lease is already lost.
 const LOST_GRACE_MS: u32 = 1_000;
-/// Between two streams of a proxy's events.
+/// The pause between two event streams of a proxy.
 const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
-/// The lease, and when something must happen to it. The future that keeps it alive shares it with what
-/// goes by its times.
+/// The lease and its deadlines. The renewing future shares this with the code that acts on the deadlines.
 pub struct Held {
     pub id: String,
     token: Value,
     key: String,
     times: Cell<Times>,
     renew_at: Cell<Instant>,
-    /// Rings when the lease was extended.
+    /// Notifies that the lease was extended.
     extended: Notify,
-    /// Rings when the lease is to be renewed sooner than it was.
+    /// Notifies that the lease must be renewed earlier than planned.
     sooner: Notify,
-    /// Why the last renewal failed, since one succeeded.
+    /// The error of the last renewal, if it failed.
     last_fault: RefCell<Option<String>>,
 }
 
@@ -48,15 +47,16 @@ struct Times {
     valid_until: Instant,
 }
 
-/// The lease cannot be relied on.
+/// The lease can no longer be relied on.
 pub struct Lost {
     pub reason: String,
-    /// The proxy said so; otherwise it could only not be asked.
+    /// Whether the proxy said so. Otherwise the proxy could not be asked.
     pub certain: bool,
     pub kill_at: Instant,
 }
 
 impl Held {
+    /// The lease of a grant that was asked for at `asked`.
     pub fn new(grant: &Value, asked: Instant) -> Result<Held, Failure> {
         let number = |name: &str| grant[name].as_u64().and_then(|number| u32::try_from(number).ok());
         let (Some(id), Some(ttl_ms), Some(left_ms)) =
@@ -64,7 +64,7 @@ impl Held {
         else {
             return Err(Failure::Other(format!("the proxy's grant makes no sense: {grant}")));
         };
-        // The proxy counted from its answer, which is at least the wait after the question.
+        // The proxy counted from its answer, which came at least `waited_ms` after the question.
         let granted = asked.plus_ms(number("waited_ms").unwrap_or_default());
         let held = Held {
             id: id.to_owned(),
@@ -80,6 +80,7 @@ impl Held {
         Ok(held)
     }
 
+    /// The environment variables that describe the lease to the command.
     pub fn environment(&self) -> [(&'static str, String); 3] {
         [
             ("LOCKKEEPER_LEASE_ID", self.id.clone()),
@@ -88,7 +89,7 @@ impl Held {
         ]
     }
 
-    /// Renews the lease until that fails. While nobody polls this, nothing is renewed.
+    /// Renews the lease until a renewal fails for good. Renewals stop while this future is not polled.
     pub async fn keep(&self, servers: &Servers) -> Lost {
         if !servers.is_fixed() {
             return self.renew(servers).await;
@@ -99,8 +100,8 @@ impl Held {
         }
     }
 
-    /// Asks for a renewal whenever a lock that ends with its proxy may have ended: when the proxy's stream of events
-    /// breaks or reports a loss. Without a stream it asks once a second.
+    /// Renews a lock that ends with its proxy whenever the proxy may have ended: if the proxy's event stream breaks
+    /// or reports a loss. Without a stream, it renews once a second.
     async fn watch(&self, servers: &Servers) -> Infallible {
         let path = format!("/v1/watch?prefix={}", encode_query(&self.key));
         loop {
@@ -143,7 +144,7 @@ impl Held {
                     let kill_at = clock::now().plus_ms(LOST_GRACE_MS).min(self.kill_at());
                     return Lost { reason: failure.to_string(), certain: true, kill_at };
                 }
-                // Where the lock ends with its proxy, it is free by now.
+                // If the lock ends with its proxy, the lock is free by now.
                 Err(failure @ Failure::NoProxy { .. }) if servers.is_fixed() => {
                     let kill_at = clock::now().plus_ms(LOST_GRACE_MS).min(self.kill_at());
                     let reason = format!("it ends with its proxy: {failure}");
@@ -171,23 +172,23 @@ impl Held {
         }
     }
 
-    /// What is lost where the proxy has not said that it is.
+    /// The loss of a lease about which the proxy could not be asked.
     pub fn gone(&self, reason: String) -> Lost {
         Lost { reason, certain: false, kill_at: self.kill_at() }
     }
 
-    /// Returns when the lease was extended, so that all times are later.
+    /// Returns when the lease is extended and all deadlines move.
     pub async fn extended(&self) {
         self.extended.notified().await;
     }
 
-    /// Asks for a renewal at once.
+    /// Requests an immediate renewal.
     pub fn renew_now(&self) {
         self.renew_at.set(clock::now());
         self.sooner.notify_one();
     }
 
-    /// Called when nothing works under the lease any more, so what it says holds nothing up.
+    /// Releases the lease. Call this when nothing works under the lease any more, because its message may block.
     pub async fn release(&self, servers: &Servers) {
         let body = json!({"lease_id": self.id});
         if let Err(failure) = servers.post_once("/v1/release", &body).await {
@@ -195,7 +196,8 @@ impl Held {
         }
     }
 
-    /// `from` is when the proxy was asked, or later only where that is certain.
+    /// Records an extension. `from` is the time at which the proxy was asked; it may be later only if that is
+    /// certain.
     fn extend(&self, from: Instant, ttl_ms: u32, left_ms: u32) {
         self.times.set(Times { ttl_ms, valid_until: from.plus_ms(left_ms) });
         self.renew_at.set(from.plus_ms(ttl_ms / 3));
@@ -203,21 +205,22 @@ impl Held {
         self.extended.notify_one();
     }
 
+    /// The end of the lease.
     pub fn valid_until(&self) -> Instant {
         self.times.get().valid_until
     }
 
-    /// When the command must be told to stop.
+    /// The time to send TERM to the command.
     pub fn stop_at(&self) -> Instant {
         before(self.valid_until(), (self.times.get().ttl_ms / 3).min(MAX_GRACE_MS))
     }
 
-    /// When the command must be made to stop.
+    /// The time to send KILL to the command.
     pub fn kill_at(&self) -> Instant {
         before(self.valid_until(), (self.times.get().ttl_ms / 20).min(500))
     }
 
-    /// How long one of so many servers may take to renew: one that hangs should leave time to ask again.
+    /// The time-out of a renewal on one of `servers` servers. It leaves time to try again if a server hangs.
     fn patience(&self, now: Instant, servers: usize) -> Duration {
         let left = self.stop_at().us_since(now).max(1_000);
         let each = u64::from(self.times.get().ttl_ms / 4) / servers as u64;
@@ -229,7 +232,7 @@ fn before(moment: Instant, ms: u32) -> Instant {
     Instant(moment.0.saturating_sub(u64::from(ms) * 1_000))
 }
 
-/// Sleeps in short pieces: timers stand still while the machine sleeps, leases do not.
+/// Sleeps in short pieces, because timers pause while the machine sleeps but leases do not.
 pub async fn sleep_until(at: Instant) {
     while clock::now() < at {
         clock::sleep_until(at.min(clock::now().plus_ms(1_000))).await;

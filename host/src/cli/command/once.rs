@@ -1,4 +1,4 @@
-//! `once`: a command that runs the first time, and whose outcome answers from then on.
+//! `once`: runs a command the first time, and replays its outcome on later calls.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -17,23 +17,24 @@ use crate::cli::servers::Servers;
 use crate::cli::{AcquireArgs, Mode, Options, output};
 use crate::clock;
 
+/// The arguments of `once`.
 #[derive(Args, Debug)]
 pub struct OnceArgs {
-    /// What is done once, e.g. orders/42/pay
+    /// The work to do once, e.g. orders/42/pay
     pub resource: String,
-    /// How long the lease lives without renewal while the command runs [default: the policy's]
+    /// Time after which an unrenewed lease ends while the command runs [default: the policy's]
     #[arg(long, value_parser = duration_ms, value_name = "TIME")]
     pub ttl: Option<u32>,
-    /// How long to wait for somebody else who is doing it [default: the policy's]
+    /// Longest wait for another call that is doing the work [default: the policy's]
     #[arg(long, value_parser = duration_ms, value_name = "TIME")]
     pub wait: Option<u32>,
-    /// Who does it; by default user@host and the number of this process
+    /// Name of the holder [default: user@host and the process id]
     #[arg(long)]
     pub owner: Option<String>,
-    /// What the policy should know; may be given several times
+    /// A label for the policy; may be given several times
     #[arg(long = "label", value_parser = label, value_name = "NAME=VALUE")]
     pub labels: Vec<(String, String)>,
-    /// Keep the outcome of a command that fails, too; otherwise the next call runs it again
+    /// Also keep the outcome of a command that fails; otherwise the next call runs the command again
     #[arg(long)]
     pub keep_failure: bool,
     /// The command and its arguments, after --
@@ -41,13 +42,13 @@ pub struct OnceArgs {
     pub command: Vec<String>,
 }
 
-/// Of the command's standard output, this much is kept.
+/// The size of the command's standard output that is kept.
 const MAX_OUTPUT_BYTES: usize = 8_192;
 const FINISH_PAUSE: Duration = Duration::from_millis(500);
-/// So long it is tried to keep the outcome after a signal.
+/// How long storing the outcome is tried after a signal.
 const FINISH_AFTER_SIGNAL_MS: u32 = 2_000;
 
-/// The exit code of the command, of this run or of the one that was kept.
+/// Returns the exit code of the command, from this run or from the stored outcome.
 pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
     let servers = Servers::new(&options.server)?;
     let mut signals = Signals::new()?;
@@ -79,7 +80,7 @@ pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
     let (finished, output) = result;
     if let Some(passing) = output {
         passing.end();
-        // The outcome is safe; who reads the output may take as long as they like.
+        // The outcome is stored, so a slow reader of the output does no harm.
         tokio::select! {
             () = passing.passed() => {}
             _ = signals.end() => {}
@@ -96,8 +97,8 @@ fn outcome(code: u8, kept: &StoredValue) -> Value {
     outcome
 }
 
-/// The outcome with as much of the output as fits into so many bytes of JSON: a byte of the output may take six.
-/// `None` where there is nothing to cut.
+/// The outcome, with its output cut so that the JSON fits into `bytes`: a byte of output may need six bytes of JSON.
+/// `None` if there is nothing to cut.
 fn fitted(mut outcome: Value, bytes: usize) -> Option<Value> {
     outcome["cut"] = true.into();
     loop {
@@ -111,7 +112,7 @@ fn fitted(mut outcome: Value, bytes: usize) -> Option<Value> {
     }
 }
 
-/// Prints what the first run printed.
+/// Prints the output of the first run and returns its exit code.
 fn replay(outcome: &Value) -> u8 {
     let stdout = outcome["stdout"].as_str().map_or_else(|| outcome.to_string() + "\n", str::to_owned);
     let _ = std::io::stdout().write_all(stdout.as_bytes());
@@ -121,8 +122,8 @@ fn replay(outcome: &Value) -> u8 {
     outcome["code"].as_u64().and_then(|code| u8::try_from(code).ok()).unwrap_or(0)
 }
 
-/// Stores the outcome. The work is done, so the lease is renewed until that has succeeded; only a lease that ends, a
-/// refusal, or a signal that is not followed by success soon, ends the attempts.
+/// Stores the outcome. The work is done, so the lease is renewed until the outcome is stored. The attempts end only
+/// when the lease ends, when the proxy refuses, or when they fail for a while after a signal.
 async fn finish(
     servers: &Servers,
     lease: &Held,
@@ -131,7 +132,8 @@ async fn finish(
 ) -> Result<(), Failure> {
     let finished = repeat_finish(servers, lease, outcome);
     let kept = async {
-        // A lease that is found lost may have been ended by the outcome that was stored: its answer says so.
+        // The lease may seem lost because an earlier attempt stored the outcome and ended the lease. The next answer
+        // tells.
         lease.keep(servers).await;
         std::future::pending::<()>().await;
     };

@@ -1,7 +1,7 @@
-//! The output of a command whose beginning is kept.
+//! Passes the command's output on and keeps its beginning.
 //!
-//! Reading it waits for nothing but the command, and writing it for nothing but who reads on: a reader
-//! that pauses holds up the command's output, as it would without this program, and nothing else.
+//! Reading waits only for the command, and writing only for the reader of our output. A slow reader blocks the
+//! command's output, as it would without this program, and nothing else.
 
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
@@ -13,11 +13,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// So much is read ahead of who reads on.
+/// How far reading may be ahead of writing.
 const MAX_PENDING_BYTES: usize = 65_536;
 
+/// The output of a command, in passing.
 pub struct Passing {
-    /// The command has ended: what is in the pipe is all there is, whoever holds it open.
+    /// Cancelled when the command has ended. What is in the pipe then is the rest, even if another process keeps the
+    /// pipe open.
     ended: CancellationToken,
     kept: oneshot::Receiver<StoredValue>,
     task: JoinHandle<()>,
@@ -27,12 +29,12 @@ pub struct Passing {
 #[derive(Debug, Default)]
 pub struct StoredValue {
     pub bytes: Vec<u8>,
-    /// There was more.
+    /// Whether there was more output.
     pub cut: bool,
 }
 
 impl Passing {
-    /// Copies the pipe to our own output, and keeps the first `max` bytes.
+    /// Starts to copy the pipe to our standard output, and keeps the first `max` bytes.
     pub fn start(pipe: ChildStdout, max: usize) -> io::Result<Passing> {
         let pipe = pipe::Receiver::from_owned_fd(OwnedFd::from(pipe))?;
         let (tell, kept) = oneshot::channel();
@@ -41,18 +43,18 @@ impl Passing {
         Ok(Passing { ended, kept, task })
     }
 
-    /// Nothing more is written to the pipe that matters.
+    /// Ends reading: only what is already in the pipe still counts.
     pub fn end(&self) {
         self.ended.cancel();
     }
 
-    /// What was kept, when all has been read.
+    /// Waits until everything is read, and returns what was kept.
     pub async fn kept(&mut self) -> StoredValue {
         self.end();
         (&mut self.kept).await.unwrap_or_default()
     }
 
-    /// Returns when all has been passed on.
+    /// Returns when everything has been written.
     pub async fn passed(self) {
         let _ = self.task.await;
     }
@@ -84,7 +86,7 @@ async fn pass_on(
                 Ok(0) | Err(_) => tell_kept(&mut tell, &mut kept),
             },
             () = ended.cancelled(), if tell.is_some() => {
-                // What the kernel has now, not what the runtime has heard of; a pipe is bounded.
+                // Read what the kernel has now, not only what the runtime was notified of. A pipe is bounded.
                 while let Ok(read @ 1..) = rustix::io::read(&pipe, &mut buffer) {
                     kept.take(&buffer[..read], max, &mut pending);
                 }
@@ -115,7 +117,7 @@ async fn written(writing: &mut Option<JoinHandle<()>>) {
     }
 }
 
-/// That nobody reads on is no reason to stop the command.
+/// Writes to standard output. A closed output does not stop the command.
 fn write(bytes: &[u8]) {
     let mut stdout = io::stdout();
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());

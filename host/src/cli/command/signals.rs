@@ -1,4 +1,4 @@
-//! The signals that are the command's to handle.
+//! The signals that are passed on to the command.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -8,15 +8,16 @@ use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::cli::failure::Failure;
 
-/// Passed on to the command.
+/// The signals that are passed on.
 const PASSED_ON: [Signal; 7] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::CONT];
 
-/// Those of [`PASSED_ON`] that were not ignored when this process started: what `nohup`, or a shell that
-/// runs a job in the background, has set to be ignored stays ignored, here and in the command.
+/// The signals of [`PASSED_ON`] that were not ignored when this process started. Signals that `nohup` or a shell's
+/// background job set to be ignored stay ignored, here and in the command.
 pub struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
+    /// Starts to catch the signals.
     pub fn new() -> Result<Signals, Failure> {
         let ignored = ignored();
         let mut heard = Vec::new();
@@ -31,7 +32,7 @@ impl Signals {
         Ok(Signals(heard))
     }
 
-    /// The next signal. Safe to drop and call again.
+    /// Waits for the next signal. Cancel-safe.
     pub async fn next(&mut self) -> Signal {
         poll_fn(|context| {
             for (number, listener) in &mut self.0 {
@@ -44,7 +45,7 @@ impl Signals {
         .await
     }
 
-    /// The exit code of a process that a signal ends, when one comes. Safe to drop and call again.
+    /// Waits for a signal that should end this process, and returns the exit code. Cancel-safe.
     pub async fn end(&mut self) -> u8 {
         loop {
             let signal = self.next().await;
@@ -55,7 +56,7 @@ impl Signals {
     }
 }
 
-/// A bit for each signal that this process ignores, the lowest for signal 1.
+/// A bit for each signal that this process ignores; the lowest bit is signal 1.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

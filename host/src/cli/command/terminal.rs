@@ -1,4 +1,4 @@
-//! The terminal of a command: who reads it and whom Ctrl-C and Ctrl-Z reach.
+//! The terminal of a command: which process group reads it and gets Ctrl-C and Ctrl-Z.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -6,18 +6,17 @@ use std::os::fd::AsRawFd;
 
 use rustix::process::{Pid, getpgid, getpgrp, getppid, getsid, test_kill_process_group};
 
-/// The controlling terminal, which has one process group in its foreground.
+/// The controlling terminal, which has one foreground process group.
 pub struct Terminal(File);
 
 impl Terminal {
-    /// `None`: there is none.
+    /// Opens the terminal. `None` if there is none.
     pub fn open() -> Option<Terminal> {
         File::options().read(true).write(true).open("/dev/tty").ok().map(Terminal)
     }
 
-    /// Whether the command has the terminal from its start. Where input or output go elsewhere, a program that
-    /// stands beside this one in a pipeline may need it, as `less` does; then the command has it from
-    /// when it asks for it.
+    /// Whether the command has the terminal from its start. If input or output is redirected, another program of the
+    /// pipeline, such as `less`, may need the terminal. Then the command gets the terminal when it asks for it.
     pub fn is_for_the_command(&self) -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal() && self.has(getpgrp())
     }
@@ -27,7 +26,7 @@ impl Terminal {
         foreground(&self.0) == Some(group)
     }
 
-    /// Puts the command's group into the foreground if this process is there; whether the group is there now.
+    /// Moves the command's group to the foreground if this process is there. Returns whether the group is there now.
     pub fn give(&self, group: Pid) -> bool {
         if self.has(getpgrp()) {
             set_foreground(&self.0, group);
@@ -35,7 +34,7 @@ impl Terminal {
         self.has(group)
     }
 
-    /// Puts this process into the foreground again, unless somebody else than the command is there.
+    /// Moves this process back to the foreground, unless another living group than the command's is there.
     pub fn take_back(&self, group: Pid) {
         let is_the_commands =
             |foreground| foreground == group || test_kill_process_group(foreground).is_err();
@@ -45,18 +44,18 @@ impl Terminal {
     }
 }
 
-/// The process group in the foreground.
+/// The foreground process group.
 fn foreground(terminal: &File) -> Option<Pid> {
-    // SAFETY: the descriptor is open, and the call takes nothing else.
+    // SAFETY: the descriptor is open, and the call takes no other arguments.
     Pid::from_raw(unsafe { libc::tcgetpgrp(terminal.as_raw_fd()) })
         .filter(|group| group.as_raw_nonzero().get() > 0)
 }
 
-/// That it fails changes nothing for the lock. A group in the background that does this would be stopped by TTOU;
-/// where the signal is blocked it may. The command inherits nothing of that.
+/// Sets the foreground group. A failure does not matter for the lock. TTOU stops a background group that does this,
+/// so the signal is blocked during the call. The command does not inherit the blocked signal.
 fn set_foreground(terminal: &File, group: Pid) {
-    // SAFETY: both sets are initialised by the calls that get them first, the descriptor is open, and the calls
-    // are defined for any thread.
+    // SAFETY: the calls that receive the sets initialise them first, the descriptor is open, and the calls are
+    // defined for any thread.
     unsafe {
         let (mut ttou, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigemptyset(&raw mut ttou);
@@ -67,8 +66,8 @@ fn set_foreground(terminal: &File, group: Pid) {
     }
 }
 
-/// Whether somebody could see this process group stopped, and continue it: a parent of ours in
-/// another group of this session, which is a shell. The kernel stops no group that has none.
+/// Whether a shell could see this process group stop and could continue it: a parent of ours in another group of this
+/// session. The kernel does not stop a group without such a parent.
 pub fn has_shell() -> bool {
     let (Ok(session), group) = (getsid(None), getpgrp()) else { return false };
     let mut ancestor = getppid();

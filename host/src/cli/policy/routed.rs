@@ -1,4 +1,4 @@
-//! A request as the guarded routes of a config.toml take it.
+//! Routes a request through the guarded routes of a config.toml.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,26 +17,27 @@ use crate::route::{self, Asked, Seen};
 
 /// The route that a request takes.
 pub struct Taken {
-    /// As faults of config.toml name it: `guard[0].routes[2]`.
+    /// The route's name in faults of config.toml: `guard[0].routes[2]`.
     name: String,
     listen: SocketAddr,
     path: String,
     upstreams: Vec<String>,
-    /// `None`: there is no lock.
+    /// `None` if the route takes no lock.
     resource: Option<String>,
     labels: Vec<(String, String)>,
-    /// Those of other listeners that would take it there.
+    /// Routes of other listeners that match the request as well.
     others: Vec<String>,
 }
 
-/// A route, by its places, and what its path stands for.
+/// A route, as indexes into the configuration, with its match.
 struct Found {
     guard: usize,
     route: usize,
     matched: Matched,
 }
 
-/// The route that takes a request, and what its policy is asked; nothing where it has none.
+/// Finds the route of a request, and the question to its policy. `None` instead of a question if the route takes no
+/// lock.
 pub fn ask(file: &Path, line: &Line, args: &TryArgs) -> Result<(Taken, Option<Question>), Failure> {
     let config = Config::load(Some(file), &process_env()).map_err(|faults| {
         Failure::Usage(faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
@@ -75,7 +76,7 @@ pub fn ask(file: &Path, line: &Line, args: &TryArgs) -> Result<(Taken, Option<Qu
     Ok((taken, Some(question)))
 }
 
-/// The first route that fits of each listener, or of the one that is chosen.
+/// The first matching route of each listener, or of the chosen listener.
 fn find(guards: &[GuardConfig], listen: Option<SocketAddr>, parts: &Parts) -> Result<Vec<Found>, Failure> {
     let is_chosen = |guard: &GuardConfig| listen.is_none_or(|listen| guard.listen == listen);
     if !guards.iter().any(is_chosen) {
@@ -98,7 +99,7 @@ fn find(guards: &[GuardConfig], listen: Option<SocketAddr>, parts: &Parts) -> Re
     Ok(found)
 }
 
-/// The head of the request as it arrives.
+/// The head of the request, as the proxy would receive it.
 fn parts(line: &Line, headers: &[(String, String)]) -> Result<Parts, Failure> {
     let mut request = hyper::Request::builder().method(line.http.method.as_str()).uri(&line.target);
     for (name, value) in headers {
@@ -108,7 +109,7 @@ fn parts(line: &Line, headers: &[(String, String)]) -> Result<Parts, Failure> {
     Ok(request.into_parts().0)
 }
 
-/// That of the file that is tried, else the one of the configuration.
+/// The component to try: the given file, otherwise the configured one.
 fn component(source: Option<&str>, policy: &PolicyConfig) -> Result<Vec<u8>, Failure> {
     let source = source.map(str::to_owned).unwrap_or_else(|| match &policy.source {
         PolicySource::Builtin(name) => format!("builtin:{name}"),
@@ -126,12 +127,12 @@ fn request(lock: &GuardLock, asked: Asked, owner: &str) -> PlanRequest {
         wait_ms: lock.wait_ms,
         labels: asked.labels,
         http: Some(Arc::new(asked.http)),
-        // One question has one answer.
+        // A fixed seed, so that the same question always gives the same answer.
         seed: 1,
     }
 }
 
-/// What the proxy answers itself.
+/// The failure for a problem that the proxy would answer itself.
 fn answered(problem: &Problem) -> Failure {
     Failure::Refused(format!("the proxy answers {}: {}", problem.status_code(), problem.detail()))
 }
@@ -143,7 +144,7 @@ impl Found {
 }
 
 impl Taken {
-    /// A failure that says whose it is.
+    /// Adds the name of the route to a failure.
     pub fn blamed(&self, failure: Failure) -> Failure {
         let name = &self.name;
         match failure {
@@ -153,6 +154,7 @@ impl Taken {
         }
     }
 
+    /// The route as JSON.
     pub fn json(&self) -> Value {
         let labels: Map<String, Value> =
             self.labels.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
@@ -167,6 +169,7 @@ impl Taken {
         })
     }
 
+    /// The route as rows of a table.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let others = match self.others.as_slice() {
             [] => String::new(),

@@ -1,4 +1,4 @@
-//! `policy try`: what a component makes of one request.
+//! `policy try`: shows the answer of a component to one request.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,66 +18,68 @@ use crate::config::{EngineLimits, Fit, Limits, MAX_SEEN_BYTES, Matched, PathPatt
 use crate::lock;
 use crate::policy::{HttpView, Plan, PlanRequest, RefusalResponse};
 
-/// What a route and its policy have settled.
+/// Options that the route and its policy determine under `--config`.
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];
 
+/// The arguments of `policy try`.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("asked").args(["request", "resource"]).required(true).multiple(true))]
 pub struct TryArgs {
-    /// The component: a file, or builtin:NAME. With --config, one to try in place of the route's
+    /// The component: a file, or builtin:NAME. With --config, it replaces the component of the route's policy
     #[arg(value_name = "FILE", required_unless_present = "config")]
     pub(super) source: Option<String>,
-    /// Take the route, its policy and all settings from this file, as a proxy would
+    /// Take the route, its policy and all settings from this configuration file, as a proxy would
     #[arg(long, value_name = "FILE", requires = "request", conflicts_with_all = FROM_CONFIG)]
     config: Option<PathBuf>,
-    /// Which guarded listener in --config is asked [default: the first that has a route for the request]
+    /// The guarded listener of --config that receives the request [default: the first with a route for the request]
     #[arg(long, value_name = "ADDRESS", requires = "config")]
     pub(super) listen: Option<SocketAddr>,
-    /// A guarded request: its method and path, e.g. 'POST /orders/42/pay?x=1'
+    /// A guarded request: method and path, e.g. 'POST /orders/42/pay?x=1'
     #[arg(long, value_parser = line, value_name = "LINE")]
     request: Option<Line>,
-    /// The route's path, for what its {name}s stand for, e.g. '/orders/{id}/pay'
+    /// The path pattern of the route, which gives its {name}s their values, e.g. '/orders/{id}/pay'
     #[arg(long, value_parser = PathPattern::parse, value_name = "PATTERN", requires = "request")]
     path: Option<PathPattern>,
-    /// A header that the route lets the policy see; with --config, any. May be given several times
+    /// A header that the policy sees; with --config, any header of the request. May be given several times
     #[arg(long = "header", value_parser = header, value_name = "NAME: VALUE", requires = "request")]
     pub(super) headers: Vec<(String, String)>,
-    /// The body, of which the policy sees the first 8 KiB, or what its route says; @FILE reads it from a file
+    /// The body, or @FILE. The policy sees its first 8 KiB; with --config, as much as the route shows
     #[arg(long, value_name = "TEXT", requires = "request")]
     pub(super) body: Option<String>,
-    /// What is to be locked [default: the path of the request]
+    /// The resource to lock [default: the path of the request]
     #[arg(long, value_name = "NAME")]
     resource: Option<String>,
     #[arg(long, default_value = "somebody")]
     pub(super) owner: String,
-    /// exclusive, shared, or permits=N
+    /// Mode of the lock: exclusive, shared, or permits=N
     #[arg(long, value_parser = args::mode, default_value = "exclusive")]
     mode: Mode,
-    /// How long the lease is to live, e.g. 500ms, 10s, 2m [default: the policy's]
+    /// Time until an unrenewed lease ends, e.g. 500ms, 10s, 2m [default: the policy's]
     #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
     ttl: Option<u32>,
-    /// How long to wait for the lock [default: the policy's]
+    /// Longest wait for the lock [default: the policy's]
     #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
     wait: Option<u32>,
     /// A label of the request; may be given several times
     #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
     labels: Vec<(String, String)>,
-    /// The policy's settings, as JSON; @FILE reads them from a file
+    /// The policy's settings as JSON, or @FILE
     #[arg(long, value_name = "JSON", default_value = "{}")]
     settings: String,
-    /// Also print what the guarded request is answered that does not get its lock
+    /// Also print the HTTP answer to a guarded request that does not get its lock
     #[arg(long, requires = "request")]
     contended: bool,
 }
 
-/// A request's first line.
+/// The first line of a request.
 #[derive(Clone, Debug)]
 pub struct Line {
     pub http: HttpRequest,
-    /// Path and query as they are sent.
+    /// Path and query, as sent.
     pub target: String,
 }
 
+/// Runs `policy try`.
 pub fn run(args: TryArgs, as_json: bool) -> Result<(), Failure> {
     let contended = args.contended;
     let (taken, question) = match (&args.config, &args.request) {
@@ -106,7 +108,7 @@ pub fn run(args: TryArgs, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// As JSON.
+/// The result as JSON.
 fn told(taken: Option<&Taken>, tried: Option<&Tried>) -> Value {
     let mut told = taken.map_or_else(|| json!({}), Taken::json);
     told["policy"] = tried.map_or(Value::Null, |tried| json!(tried.by));
@@ -117,7 +119,7 @@ fn told(taken: Option<&Taken>, tried: Option<&Tried>) -> Value {
     told
 }
 
-/// What a component is asked under default limits.
+/// The question to a component under default limits.
 fn question(args: TryArgs) -> Result<Question, Failure> {
     let source = args.source.as_deref().unwrap_or_default();
     let (name, component) = tools::component(source)?;
@@ -126,7 +128,7 @@ fn question(args: TryArgs) -> Result<Question, Failure> {
     Ok(Question { name, component, settings, engine, limits, request: request(args)? })
 }
 
-/// What `--settings` says.
+/// Parses `--settings`.
 pub fn settings(text: &str) -> Result<Map<String, Value>, Failure> {
     serde_json::from_slice(&text_or_file(text)?)
         .map_err(|error| Failure::Usage(format!("--settings is not a JSON object: {error}")))
@@ -150,7 +152,7 @@ fn request(args: TryArgs) -> Result<PlanRequest, Failure> {
         wait_ms: args.wait,
         labels: args.labels,
         http: http.map(Arc::new),
-        // One question has one answer.
+        // A fixed seed, so that the same question always gives the same answer.
         seed: 1,
     })
 }
@@ -192,10 +194,11 @@ fn header(text: &str) -> Result<(String, String), String> {
         .map_err(|_| format!("`{name}` is not the name of a header"))?;
     let value = value.trim();
     HeaderValue::from_str(value).map_err(|_| format!("`{value}` cannot be the value of a header"))?;
-    // A `HeaderName` is in lower case.
+    // `HeaderName` is in lower case.
     Ok((name.as_str().to_owned(), value.to_owned()))
 }
 
+/// The bytes of an argument, or of the file that `@FILE` names.
 pub(super) fn text_or_file(text: &str) -> Result<Vec<u8>, Failure> {
     match text.strip_prefix('@') {
         Some(file) => super::read(Path::new(file)),

@@ -1,15 +1,15 @@
-//! Paths with captures, and names made of parts of a request.
+//! Path patterns with captures, and templates that build names from parts of a request.
 
 use std::fmt;
 
 /// The path of a guarded route: `/orders/{id}/pay`, `/orders/{id:int}`, `/files/{*rest}`.
 ///
-/// Segments are compared after percent-decoding; a trailing slash, empty segments and what follows a `;` do
-/// not count, as many applications do not tell them apart either: a request must not get past its lock by
-/// being spelt differently.
+/// Segments are compared after percent-decoding. A trailing slash, empty segments, and anything after a `;` in a
+/// segment are ignored, because many applications ignore them: a different spelling must not let a request avoid its
+/// lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
-    /// As it is written.
+    /// The pattern as written.
     text: String,
     segments: Vec<Segment>,
 }
@@ -18,32 +18,34 @@ pub struct PathPattern {
 enum Segment {
     Literal(String),
     Capture(String),
-    /// A whole number, which has one spelling.
+    /// A whole number in its only accepted spelling.
     Int(String),
-    /// Takes all that is left, which may be nothing. Always the last.
+    /// The rest of the path, which may be empty. Always the last segment.
     Rest(String),
 }
 
-/// A path that fits a pattern.
+/// The result of a path that matches a pattern.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matched {
-    /// What the names of the pattern stand for.
+    /// The names of the pattern's captures, with their values.
     pub captures: Vec<(String, String)>,
-    /// The path in the one spelling that all its spellings share: decoded, with the pattern's own letters, without
-    /// parameters and empty segments.
+    /// The canonical spelling of the path: decoded, with the case of the pattern's letters, and without parameters
+    /// and empty segments.
     pub path: String,
 }
 
-/// What a pattern says to a path.
+/// How a path compares with a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
     No,
-    /// It would fit, but the text in the place of this `{name:int}` may be read as another number.
+    /// The path would match, but an application may read the text in place of this `{name:int}` as another number.
     Unclear(String),
     Yes(Matched),
 }
 
 impl PathPattern {
+    /// Parses a pattern.
+    ///
     /// # Errors
     /// A sentence that says what is wrong.
     pub fn parse(text: &str) -> Result<PathPattern, String> {
@@ -69,12 +71,12 @@ impl PathPattern {
         }
     }
 
-    /// The pattern of every path.
+    /// A pattern that matches every path.
     pub fn any() -> PathPattern {
         PathPattern { text: "/{*rest}".to_owned(), segments: vec![Segment::Rest("rest".to_owned())] }
     }
 
-    /// The names of its captures, in order.
+    /// The names of the captures, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.segments.iter().filter_map(|segment| match segment {
             Segment::Capture(name) | Segment::Int(name) | Segment::Rest(name) => Some(name.as_str()),
@@ -82,15 +84,16 @@ impl PathPattern {
         })
     }
 
-    /// Whether any path is such a path.
+    /// Whether the pattern matches every path.
     pub fn takes_all(&self) -> bool {
         matches!(self.segments[..], [Segment::Rest(_)])
     }
 
-    /// Whether a path as it was sent is such a path; `exact_case`: whether its letters must have the pattern's case.
+    /// Matches a path as it was sent. `exact_case`: whether letters must have the pattern's case.
     ///
-    /// An encoded slash is data to some applications and a slash to others, so a path that matches either
-    /// way matches. One that parts nothing, as in `42%2F`, does not count: to the others it is the same path.
+    /// To some applications an encoded slash is data, and to others it separates segments. So a path matches if
+    /// either reading matches. An encoded slash that separates nothing, as in `42%2F`, is ignored, because it does
+    /// not change the path for the second kind of application.
     pub fn fit(&self, path: &str, exact_case: bool) -> Fit {
         let Some(mut decoded) = parts(path).map(decode).collect::<Option<Vec<String>>>() else {
             return Fit::No;
@@ -150,13 +153,13 @@ impl PathPattern {
     }
 }
 
-/// Whether two texts differ in the case of their letters at most.
+/// Whether two texts are equal apart from the case of their letters.
 fn are_alike(one: &str, other: &str) -> bool {
     let folded = |text: &str| text.to_uppercase().to_lowercase();
     folded(one) == folded(other)
 }
 
-/// Whether the text is how a program writes a whole number that is not negative.
+/// Whether the text is a non-negative whole number in the spelling that programs write.
 fn is_int(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'))
 }
@@ -167,7 +170,7 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// What stands between the slashes.
+/// The non-empty pieces between slashes.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     text.split('/').filter(|piece| !piece.is_empty())
 }
@@ -218,7 +221,7 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }
 
-/// A name made of parts of a request: `orders/{id}`, `{header.idempotency-key}`.
+/// A template of a name, built from parts of a request: `orders/{id}`, `{header.idempotency-key}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     parts: Vec<Part>,
@@ -229,10 +232,10 @@ pub struct Template {
 pub enum Part {
     Text(String),
     Method,
-    /// In the spelling of [`Matched::path`].
+    /// The path in the spelling of [`Matched::path`].
     Path,
     Capture(String),
-    /// In lower case.
+    /// A header, in lower case.
     Header(String),
     Query(String),
     /// A dotted path into the JSON body.
@@ -240,6 +243,8 @@ pub enum Part {
 }
 
 impl Template {
+    /// Parses a template.
+    ///
     /// # Errors
     /// A sentence that says what is wrong.
     pub fn parse(text: &str) -> Result<Template, String> {
@@ -264,11 +269,12 @@ impl Template {
         Ok(Template { parts })
     }
 
+    /// The parts, in order.
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// Whether the body must be read for it.
+    /// Whether the template needs the body.
     pub fn reads_body(&self) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::Json(_)))
     }

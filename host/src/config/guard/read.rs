@@ -13,13 +13,14 @@ use crate::config::{Limits, PolicyConfig};
 use crate::lock::Mode;
 
 const MAX_UPSTREAMS: usize = 64;
-/// Of the name of an application, which is a part of a name in the store.
+/// The longest name of an application, which becomes part of a name in the store.
 const MAX_APPLICATION: usize = 48;
-/// In the place of a policy: no lock is meant.
+/// The value of `policy` that means that the route takes no lock.
 pub const NO_LOCK: &str = "none";
 const DEFAULT_RESPONSE: Duration = Duration::from_secs(60);
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
+/// Reads `[upstreams]`.
 pub fn upstreams(section: &Section<'_>) -> UpstreamLimits {
     let defaults = UpstreamLimits::default();
     let limits = UpstreamLimits {
@@ -34,7 +35,7 @@ pub fn upstreams(section: &Section<'_>) -> UpstreamLimits {
     limits
 }
 
-/// The listeners, and what operators should look at. `taken`: the addresses of the other listeners.
+/// Reads the listeners, and collects warnings for operators. `taken`: the addresses of the other listeners.
 pub fn guards(
     top: &Section<'_>,
     policies: &[PolicyConfig],
@@ -83,8 +84,7 @@ pub fn guards(
     (guards, warnings)
 }
 
-/// What operators should look at: routes that do not say whether they take a lock, to an application that other
-/// routes lock.
+/// Warnings about routes that do not say whether they take a lock, if other routes lock the same application.
 fn unlocked(guards: &[GuardConfig], silent: &[(usize, usize)]) -> Vec<String> {
     let routes = || guards.iter().flat_map(|guard| &guard.routes);
     let is_locked =
@@ -197,7 +197,7 @@ fn upstream(text: &str) -> Result<String, String> {
     }
 }
 
-/// The lock of a route; keys that only make sense with one are faults without.
+/// Reads the lock of a route. Without a lock, keys that need one are faults.
 fn lock(
     section: &Section<'_>,
     path: Option<&PathPattern>,
@@ -297,7 +297,7 @@ fn header_names(texts: &[&str]) -> Result<Vec<String>, String> {
     texts.iter().map(name).collect()
 }
 
-/// Whether a template can be filled from the requests of its route.
+/// Checks that a template can be filled from the requests of its route.
 fn check(template: &Template, path: Option<&PathPattern>, body_bytes: usize) -> Result<(), String> {
     for part in template.parts() {
         match part {

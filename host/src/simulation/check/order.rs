@@ -1,4 +1,4 @@
-//! Whether waiters are granted a resource in the order in which they asked.
+//! Checks whether waiters are granted a resource in the order of their requests.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::simulation::options::Options;
 pub(super) struct Waiting {
     id: u64,
     owner: String,
-    /// The proxy, and which of its lives.
+    /// The index of the proxy, and its `life`.
     proxy: (usize, u64),
     asked_at: Instant,
     until: Instant,
@@ -21,33 +21,35 @@ pub(super) struct Waiting {
     passed_by: Option<(String, Instant)>,
 }
 
-/// When the waiters of all proxies came into one order, for [`ORDERED`].
+/// When the waiters of all proxies came into one global queue, for [`ORDERED`].
 #[derive(Debug, Default)]
 pub(super) struct OrderOfAll {
-    /// Whether an order that begins in the run is checked: nothing else happens then.
+    /// Whether a global queue that begins during the run is checked. If so, nothing else happens then.
     may_begin: bool,
     since: Option<Instant>,
-    /// Changes of the policy that have begun, and how many of them have not ended.
+    /// The number of changes of the policy that have begun, followed by the number that have not ended.
     begun: u64,
     under_way: u64,
 }
 
 impl OrderOfAll {
+    /// The state at the start of a run.
     pub fn of(options: &Options) -> OrderOfAll {
         let since = options.in_order.then_some(Instant(0));
         OrderOfAll { may_begin: options.may_come_into_order(), since, ..OrderOfAll::default() }
     }
 
+    /// Since when the global queue is in use.
     pub fn since(&self) -> Option<Instant> {
         self.since
     }
 }
 
-/// How long a waiter takes at most to come into line in the store, where nothing goes wrong.
+/// The longest time for a waiter to join the global queue in the store, if nothing goes wrong.
 const JOINS_MS: u32 = 100;
 
 impl Checks {
-    /// A client waits for an exclusive lock, until `until` at the latest. Returns the number of the wait.
+    /// A client waits for an exclusive lock, until `until` at the latest. Returns the id of the wait.
     pub fn waits(&mut self, resource: &str, owner: &str, proxy: (usize, u64), until: Instant) -> u64 {
         self.last_id += 1;
         let (owner, asked_at) = (owner.to_owned(), clock::now());
@@ -56,16 +58,16 @@ impl Checks {
         self.last_id
     }
 
-    /// The keys of the policy get other names: from now on the order of its waiters is not checked, as some wait for more
-    /// keys than others.
+    /// The policy's keys are renamed. From now on the order of its waiters is not checked, because some waiters wait
+    /// for more keys than others.
     pub fn is_renamed(&mut self, policy: &'static str) {
         self.renamed.insert(policy);
         self.waiting.retain(|resource, _| !is_of(resource, policy));
     }
 
-    /// A change of the policy begins. Returns its number, for [`Checks::change_ends`]. `in_order`: the policy may get an order
-    /// over all proxies. Its waiters are granted in the order in which they come into line then. If packets are lost, that is
-    /// not the order in which they ask.
+    /// A change of the policy begins. Returns its number, for [`Checks::change_ends`]. `in_order`: the policy may get
+    /// a global queue. Its waiters are then granted in the order in which they join that queue. If packets are lost,
+    /// this is not the order of the requests.
     pub fn change_begins(&mut self, policy: &'static str, in_order: bool) -> u64 {
         if in_order {
             self.in_global_queue.insert(policy);
@@ -79,7 +81,8 @@ impl Checks {
         order.begun
     }
 
-    /// The change has ended. `in_order`: it is live on all proxies, and has one order for them. Whether that order is checked.
+    /// The change has ended. `in_order`: it is live on all proxies, and the policy has a global queue. Returns
+    /// whether that queue's order is checked.
     pub fn change_ends(&mut self, policy: &str, begun: u64, in_order: bool) -> bool {
         let order = &mut self.order_of_all;
         if policy != ORDERED {
@@ -91,24 +94,24 @@ impl Checks {
         order.since.is_some()
     }
 
-    /// Whether waiters for the resource at one proxy are granted it in the order in which they ask.
+    /// Whether waiters for the resource at one proxy are granted it in the order of their requests.
     pub(super) fn keeps_order(&self, resource: &str) -> bool {
         let is_in_line = self.in_global_queue.iter().any(|policy| is_of(resource, policy));
         self.keeps_names(resource) && (self.joins_in_order || !is_in_line)
     }
 
-    /// Whether the keys of the resource have had the same names so far.
+    /// Whether the keys of the resource have kept their names so far.
     pub fn keeps_names(&self, resource: &str) -> bool {
         !self.renamed.iter().any(|policy| is_of(resource, policy))
     }
 
-    /// The wait has ended, with an answer or without.
+    /// The wait has ended, with or without an answer.
     pub fn waits_no_more(&mut self, resource: &str, id: u64) -> Result<(), Violation> {
         let Some(waiting) = self.waiting.get_mut(resource) else { return Ok(()) };
         let Some(at) = waiting.iter().position(|waiting| waiting.id == id) else { return Ok(()) };
         let ended = waiting.swap_remove(at);
         match ended.passed_by {
-            // What happens at one moment has no order.
+            // Events at the same moment have no order.
             Some((other, at)) if at < clock::now() => Err(Violation(format!(
                 "out of order: {other} was granted {resource}, which {} had asked for before, and waited for",
                 ended.owner
@@ -118,9 +121,9 @@ impl Checks {
     }
 }
 
-/// Notes those who asked the same proxy before this one, and wait still.
-/// `ordered_since`: since when the policy has one order for all proxies. From then on those who asked another proxy are noted,
-/// too, also where they waited when the order began.
+/// Marks the waiters that asked the same proxy before this request and still wait. `ordered_since`: since when the
+/// policy has a global queue. From then on, waiters of other proxies are marked as well, including those that already
+/// waited then.
 pub(super) fn pass(
     waiting: &mut BTreeMap<String, Vec<Waiting>>,
     granted: &Granted<'_>,

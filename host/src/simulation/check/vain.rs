@@ -1,15 +1,15 @@
-//! Whether a client waits for what nobody has, or for what it has itself.
+//! Checks whether a client waits for a lock that nobody has, or that it has itself.
 
 use super::{Checks, Held, Violation, is_of, parts};
 use crate::lock::Instant;
 use crate::service::Request;
 use crate::simulation::faults::POOL;
 
-/// How long a waiter may take at most until it is granted what is free, where nothing goes wrong: waiters that poll sleep for
-/// 2 s at most.
+/// The longest time until a waiter is granted a free lock, if nothing goes wrong: waiters that poll sleep for at most
+/// 2 s.
 const TAKEN_WITHIN_MS: u32 = 2_500;
 
-/// How long a run takes at most until each primitive is granted.
+/// The longest time from the start of a run until each primitive is granted.
 const BEGINS_MS: u32 = 3_000;
 
 impl Checks {
@@ -20,8 +20,8 @@ impl Checks {
         }
     }
 
-    /// A client asked at `asked_at`, has waited since then, and is told now that the resource is held. `by_itself`: the answer
-    /// names a lease of the client's own.
+    /// A client asked at `asked_at`, has waited since then, and is now told that the resource is held. `by_itself`:
+    /// the answer names a lease of the client itself.
     pub fn told_held(
         &self,
         request: &Request,
@@ -30,14 +30,14 @@ impl Checks {
         now: Instant,
     ) -> Result<(), Violation> {
         let resource = &request.resource;
-        // Under other names its lease is another one.
+        // If the keys were renamed, the client's lease is another one.
         let has_it = by_itself || self.has_lease_of(request, asked_at, now);
         if has_it && self.keeps_names(resource) && !self.has_lost_writes {
             return Err(Violation(format!("{} is refused {resource} for a lease of its own", request.owner)));
         }
         let waited_since = Instant(now.0.saturating_sub(u64::from(TAKEN_WITHIN_MS) * 1_000));
-        // In the first seconds after its start a server counts no tokens of `advisory` and `row`. Which of the keys of a pool
-        // are free is not known here.
+        // In the first seconds after its start, a server issues no tokens for `advisory` and `row`. This check does
+        // not know which keys of a pool are free.
         let has_begun = self.history.first().is_some_and(|(began, _)| began.plus_ms(BEGINS_MS) < asked_at);
         if !self.is_plain || !has_begun || asked_at > waited_since || is_of(resource, POOL) {
             return Ok(());
@@ -55,8 +55,8 @@ impl Checks {
         }
     }
 
-    /// Whether an earlier call of the request had been granted a lease by then, which its client is certain of now. Any proxy
-    /// finds the lease, as it does not rest on a session.
+    /// Whether an earlier call of the request was granted a lease by then, of which the client is certain now. Any
+    /// proxy finds this lease, because it does not depend on a session.
     fn has_lease_of(&self, request: &Request, asked_at: Instant, now: Instant) -> bool {
         let asked = request.request_id.as_ref().and_then(|id| self.requests.get(id));
         let held = asked.and_then(|(resource, nonce)| self.known(resource, *nonce));

@@ -1,4 +1,4 @@
-//! Whether the application works on two guarded requests for one resource at once.
+//! Checks whether the application works on two guarded requests for one resource at the same time.
 
 use std::sync::Arc;
 
@@ -7,25 +7,26 @@ use crate::clock;
 use crate::lock::{Instant, Token};
 use crate::vital::process::Process;
 
-/// How long after a pause a proxy may take to break off work whose lease is over.
+/// The longest time after a pause until a proxy aborts work whose lease is over.
 const SETTLES_WITHIN_MS: u32 = 500;
 
-/// How long after the last look at its lease a request may arrive, where nothing breaks it off.
+/// The longest time from the last check of its lease to the arrival of a request, if nothing aborts the request.
 const PASSED_ON_WITHIN_MS: u32 = 20;
 
 /// A guarded request that the application works on.
 pub struct Work {
-    /// The client; another name for each request.
+    /// The client's name, which is different for each request.
     pub owner: String,
     pub token: Token,
     pub process: Arc<Process>,
-    /// Of the proxy: when it was asked, and when the request arrived.
+    /// The proxy's `life` when the client asked it, and when the request arrived.
     pub life: (u64, u64),
 }
 
 impl Work {
-    /// Whether the proxy has been killed since the client asked it, or was paused until a moment ago. Such a proxy cannot break
-    /// the work off in time, and may pass on a request whose lease is over. The fencing token keeps such a request out.
+    /// Whether the proxy was killed since the client asked it, or was paused until a moment ago. Such a proxy cannot
+    /// abort the work in time, and may pass on a request whose lease is over. The fencing token protects against such
+    /// a request.
     fn may_be_late(&self) -> bool {
         self.life.0 != self.life.1
             || self.process.is_dead()
@@ -65,7 +66,7 @@ impl Checks {
         checked
     }
 
-    /// The work is done, or was broken off: by a proxy that lost the lease, or itself.
+    /// The work is done or was aborted, by a proxy that lost the lease or by the application itself.
     pub fn ends_work(&mut self, resource: &str, owner: &str, is_done: bool) -> Result<(), Violation> {
         if let Some(under_way) = self.work.get_mut(resource) {
             under_way.works.retain(|work| work.owner != owner);
@@ -83,8 +84,8 @@ impl Checks {
 #[derive(Default)]
 pub struct UnderWay {
     works: Vec<Work>,
-    /// The highest token of all that have come.
+    /// The highest token of all requests so far.
     highest: Token,
-    /// When it came.
+    /// When it arrived.
     highest_at: Instant,
 }

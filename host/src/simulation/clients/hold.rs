@@ -1,4 +1,4 @@
-//! Locks that are held for as long as a connection lives.
+//! Locks that are held for as long as a connection is open.
 
 use rand::Rng;
 use tokio::sync::{mpsc, oneshot};
@@ -8,7 +8,7 @@ use crate::clock;
 use crate::service::{AcquireError, HoldEvent, Lease, Request};
 use crate::simulation::world::{Proxy, lock};
 
-/// What a held connection says.
+/// A message of a held connection.
 enum Told {
     Granted(Lease),
     Refused(AcquireError),
@@ -16,7 +16,7 @@ enum Told {
 }
 
 impl Client {
-    /// Holds the lock for as long as a connection lives.
+    /// Holds the lock for as long as a connection is open.
     pub(super) async fn hold(&mut self, request: &Request) {
         let proxy = self.proxy();
         self.note(&format!("holds a connection to proxy {} for {}", proxy.index, request.resource));
@@ -53,7 +53,7 @@ impl Client {
                 }
                 Some(Told::Event(HoldEvent::Lost { valid_until, .. })) => {
                     self.lost(request, &lease, valid_until);
-                    // It stops its work before the end.
+                    // The client stops its work before the end.
                     let left_ms = u64::from(valid_until.ms_since(clock::now()));
                     self.pause(left_ms + 1).await;
                     break false;
@@ -73,7 +73,7 @@ impl Client {
     }
 }
 
-/// What a proxy does for a connection that lasts as long as its lock.
+/// The proxy's side of a held connection.
 async fn connection(
     proxy: Proxy,
     request: Request,
@@ -95,7 +95,7 @@ async fn connection(
         let is_last = !matches!(event, HoldEvent::Renewed(_));
         let _ = tell.send(Told::Event(event));
         if is_last {
-            // The client may count on the lease until it closes, or until the end that it was told.
+            // The client may count on the lease until it closes the connection, or until the end that it was told.
             let _ = closed.await;
             return;
         }

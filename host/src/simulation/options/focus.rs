@@ -1,4 +1,4 @@
-//! Runs that are each made for one kind of mistake. They have the events that seldom coincide by chance.
+//! Runs for one kind of mistake each, with events that seldom coincide by chance.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::{Options, PROMPT_MS, SHORT_MS};
 use crate::simulation::application::GUARDED;
 use crate::simulation::faults::{Fault, ORDERED, Planned, Settings};
 
-/// The policies whose locks rest on sessions.
+/// The policies whose locks depend on database sessions.
 const ON_SESSIONS: [&str; 2] = ["advisory", "row"];
 
 impl Options {
-    /// A run of a few resources of one policy.
+    /// A run with a few resources of one policy.
     pub(super) fn focus(self, random: &mut StdRng) -> Options {
         let few = Options {
             clients: random.random_range(6..=24),
@@ -30,7 +30,7 @@ impl Options {
             late_ms: PROMPT_MS,
             ..self
         };
-        // A mistake that few of its runs show has more of them.
+        // Mistakes that show in few of their runs get more runs.
         match random.random_range(0..12) {
             0 => few.with_a_proxy_that_is_alone(random),
             1 => few.with_claims_under_way(random),
@@ -43,15 +43,15 @@ impl Options {
         }
     }
 
-    /// While a member is counted as gone, the policy gives keys other names, and the old ones again. There are leases of the
-    /// other names when the member returns.
+    /// While a member counts as gone, the policy renames its keys and renames them back. Leases under the other names
+    /// exist when the member returns.
     fn with_a_member_that_returns(self, random: &mut StdRng) -> Options {
         let (policy, away, by) = ("lease", 0, 1);
         let began_ms = random.random_range(500..3_000);
         let back_ms = began_ms + 30_000;
         let settings = Settings { stripes: random.random_range(1..=2), ..Settings::of(policy) };
         let planned = |at_ms, fault| Planned { at_ms, fault };
-        // By the time of the second change, the leases of the old names have ended.
+        // By the second change, the leases under the old names have ended.
         let changed_ms = back_ms - random.random_range(9_000..12_000);
         Options {
             policies: vec![policy],
@@ -69,7 +69,7 @@ impl Options {
         }
     }
 
-    /// The beats of a member are lost for a part of its membership. Meanwhile the policy gives keys other names, and the
+    /// A member's heartbeats are lost for a part of its membership. Meanwhile the policy renames its keys, and the
     /// store's clock is set forward past the end of the membership, and back.
     fn with_a_member_that_is_silent_for_a_while(self, random: &mut StdRng) -> Options {
         let (policy, away, by) = ("lease", 0, 1);
@@ -88,7 +88,8 @@ impl Options {
         Options { policies: vec![policy], proxies: 2, lasts: Duration::from_secs(55), faults, ..self }
     }
 
-    /// While many clients wait, the policy changes between a primitive that has all modes and primitives that lack some.
+    /// While many clients wait, the policy changes between a primitive with all modes and primitives that lack some
+    /// modes.
     fn with_other_modes(self, random: &mut StdRng) -> Options {
         let (policy, mut at_ms, mut faults) = ("lease", 0, Vec::new());
         let lasts = Duration::from_secs(20);
@@ -106,7 +107,7 @@ impl Options {
             let settings = Settings { primitive, ..Settings::of(policy) };
             let proxy = random.random_range(0..self.proxies);
             faults.push(Planned { at_ms, fault: Fault::Replace { proxy, policy, settings } });
-            // One proxy goes by both policies while the others go by the next one alone.
+            // One proxy uses both policies while the others already use only the next policy.
             if random.random_bool(0.3) {
                 let proxy = random.random_range(0..self.proxies);
                 let silent_ms = at_ms + random.random_range(50..800);
@@ -117,7 +118,7 @@ impl Options {
         Options { policies: vec![policy], shared_percent: 50, lasts, faults, ..self }
     }
 
-    /// The policy [`ORDERED`] gets an order over all proxies, and loses it again, while clients wait.
+    /// The policy [`ORDERED`] gets a global queue and loses it again, while clients wait.
     fn with_changes_of_order(self, random: &mut StdRng) -> Options {
         let (mut at_ms, proxies) = (0, self.proxies);
         let change = |global_order| {
@@ -132,7 +133,7 @@ impl Options {
         Options { policies: vec![ORDERED], keep_names: true, faults, ..self }
     }
 
-    /// A policy changes while there is one proxy alone, whose clients hold locks on sessions for long.
+    /// A policy changes while only one proxy runs, whose clients hold locks on sessions for long.
     fn with_a_proxy_that_is_alone(self, random: &mut StdRng) -> Options {
         let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
         let began_ms = random.random_range(4_000..10_000);
@@ -153,13 +154,13 @@ impl Options {
         }
     }
 
-    /// All locks on sessions have ended, and others are being asked for, when their keys get other names.
+    /// Keys are renamed when all locks on sessions have ended and others are being requested.
     fn with_claims_under_way(self, random: &mut StdRng) -> Options {
         let policy = ON_SESSIONS.choose(random).copied().unwrap_or("row");
         let proxies = self.proxies.max(2);
         let (mut at_ms, mut faults) = (3_000, Vec::new());
         for stripes in [1, 0, 2] {
-            // Longer than a lease, and a little shorter than calls wait for the store.
+            // Longer than a lease, and a little shorter than the time-out of store calls.
             let ms = random.random_range(4_000..4_900);
             let slow = |proxy| Planned { at_ms, fault: Fault::SlowSessions { proxy, ms } };
             faults.extend((0..proxies).map(slow));
@@ -180,8 +181,8 @@ impl Options {
         }
     }
 
-    /// Guarded requests go on when their leases are lost, and proxies are cut off for longer than a lease lasts: also while a
-    /// connection to the application opens.
+    /// Guarded requests continue after their leases are lost, and proxies are cut off for longer than a lease,
+    /// sometimes while a connection to the application opens.
     fn with_requests_that_may_finish(self, random: &mut StdRng) -> Options {
         let settings = Settings { lets_finish: true, ..Settings::of(GUARDED) };
         let replaced = Fault::Replace { proxy: 0, policy: GUARDED, settings };

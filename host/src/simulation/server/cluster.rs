@@ -1,8 +1,8 @@
-//! A node of a cluster that is replicated as Galera does: both nodes take writes.
+//! A cluster node that replicates as Galera does: both nodes take writes.
 //!
-//! What is committed on one node is there on the other one at once, and undoes the transactions that are in its way there.
-//! Such a transaction is told with its next packet. One that is undone while a packet of its own is run is not told, and
-//! its COMMIT succeeds: MariaDB 10.11 does the same. A single statement outside of a
+//! A commit on one node is visible on the other node at once, and undoes the transactions that conflict with it
+//! there. Such a transaction learns of that with its next packet. A transaction that is undone while a packet of its
+//! own runs is not told, and its COMMIT succeeds: MariaDB 10.11 does the same. A single statement outside a
 //! transaction reports that it was undone.
 
 use std::collections::VecDeque;
@@ -13,29 +13,30 @@ use std::time::Duration;
 use super::state::SessionId;
 use super::{Failure, Server};
 
-/// From one statement of a packet to the next: what the other node commits may come between them.
+/// The time between two statements of a packet. The other node may commit in between.
 pub(super) const STATEMENT: Duration = Duration::from_micros(200);
 
 impl Server {
-    /// From now on `peer` is given what is committed here.
+    /// From now on, `peer` receives the commits of this server.
     pub fn join(&self, peer: &Arc<Server>) {
-        // A server has one peer.
+        // A server has only one peer.
         let _ = self.peer.set(Arc::downgrade(peer));
         let mut state = self.state();
         state.log = Some(VecDeque::new());
         state.settings.insert("wsrep_on".to_owned(), "ON".to_owned());
     }
 
-    /// Every other proxy does not see the server, or sees it again.
+    /// Hides the server from every other proxy, or shows it again.
     pub fn hide(&self, is_hidden: bool) {
         self.is_hidden.store(is_hidden, Relaxed);
     }
 
+    /// Whether the proxy cannot reach the server.
     pub fn is_hidden_from(&self, proxy: usize) -> bool {
         self.is_hidden.load(Relaxed) && proxy.is_multiple_of(2)
     }
 
-    /// Gives the other node what was committed here.
+    /// Sends the commits of this server to the other node.
     pub(super) fn share(&self) {
         let Some(peer) = self.peer.get().and_then(Weak::upgrade) else { return };
         let committed = self.state().log.as_mut().map(std::mem::take).unwrap_or_default();
@@ -50,8 +51,10 @@ impl Server {
         peer.changed.notify_waiters();
     }
 
+    /// Checks whether the other node has undone the session's transaction.
+    ///
     /// # Errors
-    /// The session's transaction was undone by the other node since the last packet.
+    /// The transaction was undone since the last packet.
     pub(super) fn is_undone(&self, session: SessionId) -> Result<(), Failure> {
         match std::mem::take(&mut self.state().session(session)?.is_undone) {
             true => {

@@ -1,4 +1,4 @@
-//! What an expression is worth.
+//! Evaluates expressions.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -8,32 +8,32 @@ use super::parse::{Expression, Join, Select, TableName};
 use super::state::{Definition, Row, SessionId, State};
 use super::value::{PrimaryKey, Value};
 
-/// One row, as the columns of an expression name it.
+/// A row, with the names by which an expression refers to it.
 #[derive(Clone)]
 pub struct Named {
     pub alias: Arc<str>,
     pub definition: Arc<Definition>,
-    /// `None` where a LEFT JOIN has found none.
+    /// `None` if a LEFT JOIN has found no row.
     pub row: Option<Row>,
 }
 
-/// What an expression may refer to.
+/// Everything that an expression may refer to.
 #[derive(Clone)]
 pub struct Scope {
     pub session: SessionId,
-    /// The server's clock when the statement began, in microseconds since 1970.
+    /// The server's time at the start of the statement, in microseconds since 1970.
     pub time: u64,
-    /// And now.
+    /// The server's current time.
     pub now: u64,
     pub rows: Vec<Named>,
-    /// What the parameters of the statement stand for.
+    /// The values of the statement's parameters.
     pub values: Arc<[Value]>,
-    /// The row that an INSERT has for a place that is taken.
+    /// The new row of an INSERT whose place is taken.
     pub inserted: Option<Named>,
 }
 
 impl Named {
-    /// A row by the name of its table.
+    /// A row under the name of its table.
     pub fn of(definition: &Arc<Definition>, row: Row) -> Named {
         Named { alias: definition.name.clone(), definition: definition.clone(), row: Some(row) }
     }
@@ -45,6 +45,7 @@ impl Named {
 }
 
 impl Scope {
+    /// The scope with other rows.
     pub fn with(&self, rows: Vec<Named>) -> Scope {
         Scope { rows, ..self.clone() }
     }
@@ -56,6 +57,7 @@ impl Scope {
     }
 }
 
+/// The value of an expression.
 pub fn evaluate(state: &mut State, scope: &Scope, expression: &Expression) -> Result<Value, Failure> {
     let mut worth = |expression: &Expression| evaluate(state, scope, expression);
     Ok(match expression {
@@ -187,14 +189,14 @@ fn call(state: &mut State, scope: &Scope, name: &str, arguments: &[Expression]) 
             }
             Ok(Value::Text(joined))
         }
-        // Only one and infinity are asked for.
+        // Statements only use one and infinity.
         "EXP" => match argument(0)?.number() {
             Some(0) => Ok(Value::signed(1)),
             _ => Err(Failure::new(1690, "DOUBLE value is out of range in 'exp(1000)'")),
         },
         "UTC_TIMESTAMP" => Ok(Value::signed(scope.time.into())),
         "SYSDATE" => Ok(Value::signed(scope.now.into())),
-        // Only microseconds since 1970 are asked for, which is what a time is here.
+        // Statements only ask for microseconds since 1970, and a time is stored as such.
         "TIMESTAMPDIFF" => argument(2),
         "SLEEP" => Ok(Value::signed(0)),
         "DATABASE" => Ok(Value::Text(b"lockkeeper".to_vec())),
@@ -237,7 +239,7 @@ fn lock_name(value: &Value) -> String {
     String::from_utf8_lossy(&value.text().unwrap_or_default()).to_lowercase()
 }
 
-/// The rows of a SELECT without locks.
+/// The result of a SELECT without locks.
 pub fn run(state: &mut State, scope: &Scope, select: &Select) -> Result<Vec<Vec<Value>>, Failure> {
     let mut rows = match &select.from {
         None => vec![Vec::new()],
@@ -259,7 +261,7 @@ pub fn run(state: &mut State, scope: &Scope, select: &Select) -> Result<Vec<Vec<
     Ok(results)
 }
 
-/// The items of a SELECT, for each of the rows that were found, or for all of them together.
+/// The items of a SELECT, for each of the matching rows, or for all of them together.
 pub fn project(
     state: &mut State,
     scope: &Scope,
@@ -283,7 +285,7 @@ pub fn project(
     Ok(results)
 }
 
-/// How many rows a SELECT asks for at most.
+/// The largest number of rows that a SELECT asks for.
 pub fn limit(state: &mut State, scope: &Scope, select: &Select) -> Result<usize, Failure> {
     let Some(limit) = &select.limit else { return Ok(usize::MAX) };
     let limit = evaluate(state, scope, limit)?.number().and_then(|limit| usize::try_from(limit).ok());
@@ -300,7 +302,7 @@ fn is_aggregate(expression: &Expression) -> bool {
     }
 }
 
-/// The expression with its sums and counts in their places.
+/// The expression with its sums and counts replaced by values.
 fn aggregated(
     state: &mut State,
     scope: &Scope,
@@ -326,6 +328,7 @@ fn aggregated(
     Ok(Expression::Literal(worth))
 }
 
+/// Whether a condition holds; no condition always holds.
 pub fn holds(state: &mut State, scope: &Scope, condition: Option<&Expression>) -> Result<bool, Failure> {
     condition.map_or(Ok(true), |condition| Ok(evaluate(state, scope, condition)?.is_true()))
 }
@@ -348,7 +351,7 @@ fn named(
     Ok(rows.map(named).collect())
 }
 
-/// What is asked of `information_schema`: which tables there are.
+/// The tables in `information_schema`.
 fn tables(state: &State) -> Vec<Vec<Named>> {
     let column =
         |name: &str| super::parse::ColumnType { name: name.to_owned(), is_number: false, nullable: false };
@@ -395,8 +398,7 @@ fn primary_key(named: &Named) -> Option<PrimaryKey> {
     named.row.as_ref().map(|row| row[0].primary_key())
 }
 
-/// The primary keys that the condition leaves, as far as that is seen without looking at rows: all that come into
-/// question, in order.
+/// The primary keys that can match the condition, as far as the condition alone tells, in order.
 pub fn candidates(
     state: &mut State,
     scope: &Scope,

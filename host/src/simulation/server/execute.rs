@@ -1,4 +1,4 @@
-//! Runs statements. What has to wait for a lock waits here.
+//! Runs statements, including their waits for locks.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -11,11 +11,11 @@ use super::state::{Change, Definition, Row, RowId, SessionId, State, Table};
 use super::value::Value;
 use super::{Failure, Server, read_only};
 
-/// The rows that a statement returns; `None` for one that returns none.
+/// The rows of a statement; `None` if it returns no rows.
 pub type Results = Option<Vec<Vec<Value>>>;
 
 impl Server {
-    /// Runs one statement of a session.
+    /// Runs a statement of a session.
     pub async fn execute(
         &self,
         session: SessionId,
@@ -32,7 +32,7 @@ impl Server {
         let done = self.run(self.scope(session, values), statement).await;
         let in_transaction = self.state().session(session)?.in_transaction;
         match &done {
-            // InnoDB undoes the transaction of one that would wait for ever, and else the statement alone.
+            // In a deadlock, InnoDB undoes the transaction; after other errors, only the statement.
             Err(failure) if failure.code == 1213 => self.state().rollback(session),
             Err(_) => self.state().undo_to(session, savepoint),
             Ok(_) => {}
@@ -43,7 +43,7 @@ impl Server {
         if done.is_ok() && !in_transaction {
             self.commit(session).await?;
             if is_alone {
-                // Galera reports a single statement that was undone.
+                // Galera reports that a single statement was undone.
                 self.is_undone(session)?;
             }
         }
@@ -134,8 +134,8 @@ impl Server {
         Scope { session, time: now, now, rows: Vec::new(), values: values.clone(), inserted: None }
     }
 
-    /// Locks a place, and waits for it as long as the session waits. Whether it was not locked by it before; `None`
-    /// where it is locked by another session, and the statement does not wait.
+    /// Locks a row, and waits for it as long as the session waits. Returns whether the session had not locked it
+    /// before, or `None` if another session has locked the row and the statement does not wait.
     async fn lock(
         &self,
         session: SessionId,
@@ -200,8 +200,8 @@ impl Server {
         project(&mut self.state(), scope, select, rows)
     }
 
-    /// Locks the rows that a condition holds for, in the order of their keys; rows for which it does not hold do not
-    /// stay locked, as at READ COMMITTED.
+    /// Locks the rows that match a condition, in the order of their keys. As at READ COMMITTED, rows that do not
+    /// match do not stay locked.
     async fn lock_rows(
         &self,
         scope: &Scope,
@@ -222,7 +222,7 @@ impl Server {
                 break;
             }
             let place = (index, key);
-            // A place where nothing is, or was a moment ago, is nothing that could be locked.
+            // A row that does not exist, and did not exist a moment ago, cannot be locked.
             let is_there = {
                 let state = self.state();
                 state.latest(&place).is_some() || state.visible(&place, scope.session).is_some()
@@ -250,7 +250,7 @@ impl Server {
         Ok((definition, found))
     }
 
-    /// The expression with each SELECT that locks rows in it replaced by what it found.
+    /// The expression with each locking SELECT replaced by its result.
     async fn resolved<'a>(
         &self,
         scope: &Scope,
@@ -311,7 +311,7 @@ impl Server {
                     for expression in row {
                         resolved.push(self.resolved(scope, expression).await?);
                     }
-                    // One row after the other: the clock may be asked for again before the last one.
+                    // One row after another, because the clock may be read again before the last one.
                     let values = {
                         let mut state = self.state();
                         let scope = Scope { now: self.now_us(), ..scope.clone() };
@@ -328,7 +328,7 @@ impl Server {
         Ok(())
     }
 
-    /// How many rows count as changed.
+    /// Inserts a row. Returns the number of affected rows.
     async fn insert_row(
         &self,
         scope: &Scope,
@@ -408,7 +408,7 @@ impl Server {
     }
 }
 
-/// Whether a SELECT in it locks rows.
+/// Whether the expression contains a SELECT that locks rows.
 fn locks_rows(expression: &Expression) -> bool {
     match expression {
         Expression::Select(select) => select.lock.is_some(),
@@ -419,7 +419,7 @@ fn locks_rows(expression: &Expression) -> bool {
     }
 }
 
-/// Assigns from left to right: each sees what those before it have assigned. Whether the row is another one then.
+/// Assigns from left to right, so later assignments see earlier ones. Returns whether the row has changed.
 fn assign(
     state: &mut State,
     scope: &Scope,
@@ -448,7 +448,7 @@ fn position(definition: &Definition, name: &str) -> Result<usize, Failure> {
     at.ok_or_else(|| Failure::new(1054, &format!("Unknown column '{name}'")))
 }
 
-/// The values as their columns take them, in strict mode.
+/// The values in the types of their columns, in strict mode.
 fn stored(definition: &Definition, row: Vec<Value>) -> Result<Vec<Value>, Failure> {
     let taken = row.into_iter().zip(&definition.columns).map(|(value, column)| match value {
         Value::Null if column.nullable => Ok(Value::Null),

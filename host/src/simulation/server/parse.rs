@@ -1,4 +1,4 @@
-//! From words to statements: as much of MySQL's language as this program uses, and an error for the rest.
+//! Parses words into statements: the part of MySQL's language that this program uses. Everything else is an error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,10 +8,11 @@ use super::Failure;
 use super::text::{self, Shape, Word};
 use super::value::Value;
 
+/// An expression.
 #[derive(Clone, Debug)]
 pub enum Expression {
     Literal(Value),
-    /// A value of the statement, by its position.
+    /// The parameter with this index.
     Parameter(usize),
     Column {
         table: Option<String>,
@@ -19,26 +20,28 @@ pub enum Expression {
     },
     Variable(String),
     System(String),
-    /// The name in capitals.
+    /// A function call; the name is in capitals.
     Call(String, Vec<Expression>),
-    /// `COUNT(*)` has this as its argument.
+    /// The argument of `COUNT(*)`.
     Star,
     Binary(&'static str, Box<Expression>, Box<Expression>),
     Not(Box<Expression>),
     IsNull(Box<Expression>),
     In(Box<Expression>, Vec<Expression>),
     Between(Box<Expression>, Box<Expression>, Box<Expression>),
-    /// What a row that is inserted has in this column.
+    /// The value of this column in the row that an INSERT wants to add.
     Inserted(String),
     Select(Box<Select>),
 }
 
+/// The strength of a row lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
     Shared,
     Exclusive,
 }
 
+/// What a SELECT does if a row is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     UntilFree,
@@ -48,20 +51,23 @@ pub enum Wait {
     SkipLocked,
 }
 
+/// A table, with its alias.
 #[derive(Clone, Debug)]
 pub struct TableName {
     pub name: String,
     pub alias: Arc<str>,
 }
 
+/// A joined table.
 #[derive(Clone, Debug)]
 pub struct Join {
     pub left: bool,
     pub table: TableName,
-    /// `ON`, or `None` where the tables have the primary key in common.
+    /// The condition after `ON`; `None` if the tables share their primary key.
     pub on: Option<Expression>,
 }
 
+/// A SELECT.
 #[derive(Clone, Debug)]
 pub struct Select {
     pub items: Vec<Expression>,
@@ -70,20 +76,22 @@ pub struct Select {
     pub condition: Option<Expression>,
     pub limit: Option<Expression>,
     pub lock: Option<(Strength, Wait)>,
-    /// `UNION ALL`.
+    /// The next SELECT of a `UNION ALL`.
     pub more: Option<Box<Select>>,
 }
 
+/// The rows of an INSERT.
 #[derive(Clone, Debug)]
 pub enum Rows {
     Values(Vec<Vec<Expression>>),
     Select(Box<Select>),
 }
 
+/// An INSERT.
 #[derive(Clone, Debug)]
 pub struct Insert {
     pub table: String,
-    /// Empty where all columns are meant.
+    /// Empty for all columns.
     pub columns: Vec<String>,
     pub rows: Rows,
     pub ignore: bool,
@@ -91,6 +99,7 @@ pub struct Insert {
     pub on_duplicate: Vec<(String, Expression)>,
 }
 
+/// A column of a new table.
 #[derive(Clone, Debug)]
 pub struct ColumnType {
     pub name: String,
@@ -98,6 +107,7 @@ pub struct ColumnType {
     pub nullable: bool,
 }
 
+/// A statement.
 #[derive(Clone, Debug)]
 pub enum Statement {
     Begin,
@@ -119,35 +129,35 @@ pub enum Statement {
         columns: Vec<ColumnType>,
     },
     CreateDatabase,
-    /// `SET SESSION`, by name; other settings have no effect here.
+    /// `SET SESSION` with these variables. Settings that the server does not know have no effect.
     SetSession(Vec<(String, Expression)>),
     SetVariable(String, Expression),
     Do(Vec<Expression>),
-    /// `SHOW GLOBAL VARIABLES`, or `STATUS`, of these names.
+    /// `SHOW GLOBAL VARIABLES` or `STATUS` for these names.
     Show {
         names: Vec<Expression>,
     },
 }
 
-/// So many different texts are remembered.
+/// The number of different texts that are remembered.
 const REMEMBERED: usize = 10_000;
 
 thread_local! {
-    /// By their texts without values: most packets differ from earlier ones in nothing but values.
+    /// Parsed statements by their texts without values. Most packets differ from earlier ones only in values.
     static KNOWN: RefCell<HashMap<Vec<u8>, Arc<[Statement]>>> = RefCell::default();
 }
 
-/// The statements of one packet.
+/// The statements of a packet.
 pub struct Packet {
     pub statements: Arc<[Statement]>,
-    /// What their parameters stand for.
+    /// The values of the statements' parameters.
     pub values: Arc<[Value]>,
 }
 
-/// Reads a packet; `parameters` stand for its question marks.
+/// Parses a packet; `parameters` are the values of its question marks.
 ///
 /// # Errors
-/// Where the text is none that this program sends.
+/// If the text is none that this program sends.
 pub fn packet(sql: &[u8], parameters: &[Value]) -> Result<Packet, Failure> {
     let Shape { text, values } = text::shape(sql, parameters)?;
     let values = values.into();
@@ -212,7 +222,7 @@ impl Parser {
         }
     }
 
-    /// Takes the words that are given, separated by spaces, if they are next.
+    /// Takes these words, separated by spaces, if they are next.
     fn takes(&mut self, wanted: &str) -> bool {
         let found = wanted.split(' ').enumerate().all(|(n, wanted)| self.is_at(n, wanted));
         if found {
@@ -323,7 +333,7 @@ impl Parser {
         if self.takes(".") {
             name = format!("{name}.{}", self.name()?);
         }
-        // An alias is a single letter here, which no keyword is.
+        // An alias is a single letter, and no keyword is.
         let alias = match self.words.get(self.at) {
             Some(Word::Name(alias)) if alias.len() == 1 => {
                 self.at += 1;
@@ -363,7 +373,7 @@ impl Parser {
         };
         let condition = self.condition()?;
         if self.takes("ORDER BY") {
-            // Rows come in the order of the primary key, and no other one is asked for.
+            // Rows come in the order of the primary key, and statements ask for no other order.
             self.name()?;
             if self.takes(".") {
                 self.name()?;
@@ -407,7 +417,7 @@ impl Parser {
         Ok(Statement::Insert(Insert { table, columns, rows, ignore, replace, on_duplicate }))
     }
 
-    /// The first column is the primary key.
+    /// Parses CREATE TABLE. The first column is the primary key.
     fn create(&mut self) -> Parsed<Statement> {
         let name = self.name()?;
         let columns = self.in_brackets(|parser| {
@@ -516,7 +526,7 @@ impl Parser {
         if self.takes("TRUE") {
             return Ok(Expression::Literal(Value::truth(true)));
         }
-        // All text is compared byte by byte here.
+        // The server compares all text byte by byte.
         if self.takes("BINARY") {
             return self.term();
         }

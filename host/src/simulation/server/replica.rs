@@ -1,4 +1,4 @@
-//! A replica: it applies what its primary has committed, with a delay, and can take its place.
+//! A replica, which applies the primary's commits with a delay and can replace the primary.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,7 +8,7 @@ use crate::clock;
 use crate::lock::Instant;
 
 impl Server {
-    /// Takes no writes from now on, or takes them again.
+    /// Makes the server read-only, or writable again.
     pub fn set_read_only(&self, is_read_only: bool) {
         let value = if is_read_only { "ON" } else { "OFF" };
         let mut state = self.state();
@@ -17,22 +17,23 @@ impl Server {
         }
     }
 
-    /// Ends all sessions, and nobody can connect until it is started again.
+    /// Ends all sessions and refuses connections until [`Server::start`].
     pub fn stop(&self) {
         self.is_down.store(true, Relaxed);
         self.crash();
     }
 
-    /// Starts the server again after [`Server::stop`], with the same data.
+    /// Starts the server after [`Server::stop`], with the same data.
     pub fn start(&self) {
         self.is_down.store(false, Relaxed);
     }
 
+    /// Whether the server is stopped.
     pub fn is_down(&self) -> bool {
         self.is_down.load(Relaxed)
     }
 
-    /// Becomes a replica of `primary`, as a copy of what is committed there now.
+    /// Becomes a replica of `primary`, with a copy of the data that is committed there now.
     pub fn replicate(&self, primary: &Server) {
         let tables = {
             let mut primary = primary.state();
@@ -48,14 +49,14 @@ impl Server {
         self.start();
     }
 
-    /// Becomes a replica that was made anew of a copy of `primary`: to proxies it is another server than before.
+    /// Becomes a replica that was rebuilt from a copy of `primary`. Proxies see it as a different server.
     pub fn rebuild(&self, primary: &Server) {
         self.replicate(primary);
         let uuid = format!("{}-{}", self.name, clock::now().0);
         self.state().settings.insert("server_uuid".to_owned(), uuid);
     }
 
-    /// Applies what the primary had committed by `until`.
+    /// Applies the commits of the primary until `until`.
     pub fn follow(&self, primary: &Server, until: Instant) {
         let mut source = primary.state();
         let Some(log) = &mut source.log else { return };

@@ -1,4 +1,4 @@
-//! What the server keeps: tables, locks, sessions, names.
+//! The state of the server: tables, locks, sessions, names.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -10,49 +10,53 @@ use super::value::{PrimaryKey, Value};
 use crate::clock;
 use crate::lock::Instant;
 
+/// The number of a session.
 pub type SessionId = u64;
+/// The values of a row, in the order of the columns.
 pub type Row = Arc<Vec<Value>>;
 /// A row of a table, by its primary key.
 pub type RowId = (usize, PrimaryKey);
 
+/// The columns of a table.
 pub struct Definition {
     pub name: Arc<str>,
     pub columns: Vec<ColumnType>,
 }
 
-/// What a replica is told of: a table that was made, or a row that was committed.
+/// A change that is replicated: a new table, or a committed row.
 #[derive(Clone)]
 pub enum Change {
     Table(Arc<Definition>),
     Row { place: RowId, row: Option<Row> },
 }
 
+/// A table.
 #[derive(Clone)]
 pub struct Table {
     pub definition: Arc<Definition>,
-    /// As the last statement left them, whether or not its transaction was committed.
+    /// The rows as the last statement left them, committed or not.
     pub rows: BTreeMap<PrimaryKey, Row>,
 }
 
-/// A row that a transaction has changed.
+/// A row that a transaction has changed and not committed.
 struct Uncommitted {
     owner: SessionId,
-    /// The committed row; `None` where there is none.
+    /// The committed row, if there is one.
     before: Option<Row>,
 }
 
 #[derive(Default)]
 struct Lock {
     holders: Vec<(SessionId, Strength)>,
-    /// In the order in which they came.
+    /// In order of arrival.
     waiters: VecDeque<(SessionId, Strength)>,
 }
 
-/// One connection, as the server knows it.
+/// A connection, as the server knows it.
 pub struct Session {
-    /// The proxy whose connection it is.
+    /// The proxy that opened the connection.
     proxy: usize,
-    /// Between BEGIN and COMMIT or ROLLBACK.
+    /// Whether a transaction is open.
     pub in_transaction: bool,
     undo: Vec<(RowId, Option<Row>)>,
     locks: Vec<RowId>,
@@ -60,52 +64,57 @@ pub struct Session {
     pub last_insert_id: u64,
     pub row_count: i64,
     pub lock_wait_s: u64,
-    /// The session is ended when it says nothing for this long.
+    /// The session ends after this long without a packet.
     pub wait_timeout_s: u64,
-    /// It was ended by somebody else.
+    /// Whether the session was killed.
     pub killed: bool,
-    /// The other node of the cluster has undone its transaction.
+    /// Whether the other node of the cluster has undone its transaction.
     pub is_undone: bool,
 }
 
+/// Everything that the server stores.
 #[derive(Default)]
 pub struct State {
     pub tables: Vec<Table>,
     uncommitted: BTreeMap<RowId, Uncommitted>,
     locks: BTreeMap<RowId, Lock>,
     pub sessions: BTreeMap<SessionId, Session>,
-    /// Named locks, with how often their session has asked for each.
+    /// Named locks: the session that has each, and how many times it has taken it.
     pub names: BTreeMap<String, (SessionId, u32)>,
     /// Global variables, by name.
     pub settings: BTreeMap<String, String>,
     pub last_session: SessionId,
-    /// The next `UUID_SHORT`.
+    /// The next value of `UUID_SHORT`.
     pub next_number: u64,
-    /// By key and revision, the content that a lease's row had.
+    /// The content of each lease row, by key and revision.
     contents: BTreeMap<(PrimaryKey, i128), Row>,
     /// Whether the clock was set back. A new row may then begin with a revision that an earlier row of its key had.
     pub is_set_back: bool,
-    /// The first thing that may not happen on any server.
+    /// The first event that may not happen on any server.
     pub broken: Option<String>,
-    /// What was committed and no replica has yet; `None` where there is no replica.
+    /// Commits that no replica has yet; `None` if there is no replica.
     pub log: Option<VecDeque<(Instant, Change)>>,
 }
 
 impl State {
+    /// The index of a table.
     pub fn table(&self, name: &str) -> Result<usize, Failure> {
         let found = self.tables.iter().position(|table| &*table.definition.name == name);
         found.ok_or_else(|| Failure::new(1146, &format!("Table '{name}' doesn't exist")))
     }
 
+    /// Whether the server refuses writes.
     pub fn is_read_only(&self) -> bool {
         self.settings.get("read_only").is_some_and(|value| value == "ON")
     }
 
+    /// A session, unless it was killed or has ended.
     pub fn session(&mut self, id: SessionId) -> Result<&mut Session, Failure> {
         let gone = || Failure::new(1927, "Connection was killed");
         self.sessions.get_mut(&id).filter(|session| !session.killed).ok_or_else(gone)
     }
 
+    /// Opens a session for this proxy.
     pub fn open_session(&mut self, proxy: usize) -> SessionId {
         self.last_session += 1;
         let session = Session {
@@ -125,7 +134,7 @@ impl State {
         self.last_session
     }
 
-    /// Named locks and rows, each with the session that has it, and the proxy whose session it is.
+    /// Named locks and row locks, each with its session and that session's proxy.
     pub fn locked(&self) -> Vec<String> {
         let of = |id: &SessionId| {
             let proxy =
@@ -147,7 +156,7 @@ impl State {
         names.chain(rows).collect()
     }
 
-    /// The sessions that have locked a name or a row, the oldest first.
+    /// The sessions that have a named lock or a row lock, the oldest first.
     pub fn sessions_with_locks(&self) -> Vec<SessionId> {
         let has_locks = |(id, session): (&SessionId, &Session)| {
             let has_name = self.names.values().any(|(owner, _)| owner == id);
@@ -156,8 +165,8 @@ impl State {
         self.sessions.iter().filter_map(has_locks).collect()
     }
 
-    /// Undoes what it has not committed, and frees its locks and names: whose session it was, and what it had locked.
-    /// `None` where it has ended before.
+    /// Ends a session: undoes uncommitted changes and frees its locks. Returns the session's proxy and what it had
+    /// locked, or `None` if the session has already ended.
     pub fn end_session(&mut self, id: SessionId) -> Option<(usize, Vec<Vec<u8>>)> {
         let session = self.sessions.get(&id)?;
         let proxy = session.proxy;
@@ -173,7 +182,7 @@ impl State {
         Some((proxy, locked))
     }
 
-    /// The row as a statement of this session without locks sees it: committed, or its own.
+    /// The row as this session sees it without locks: the committed row, or the session's own version.
     pub fn visible(&self, place: &RowId, session: SessionId) -> Option<Row> {
         match self.uncommitted.get(place) {
             Some(change) if change.owner != session => change.before.clone(),
@@ -181,12 +190,12 @@ impl State {
         }
     }
 
-    /// The row as the last statement left it: for a session that has locked it.
+    /// The row as the last statement left it, for a session that has locked it.
     pub fn latest(&self, place: &RowId) -> Option<Row> {
         self.tables[place.0].rows.get(&place.1).cloned()
     }
 
-    /// All primary keys of a table between two bounds, in order, also of rows that others are deleting.
+    /// All primary keys of a table between two bounds, in order, including rows that others are deleting.
     pub fn keys(&self, table: usize, bounds: (Bound<PrimaryKey>, Bound<PrimaryKey>)) -> Vec<PrimaryKey> {
         let is_empty = match &bounds {
             (Bound::Included(from) | Bound::Excluded(from), Bound::Included(to) | Bound::Excluded(to)) => {
@@ -236,15 +245,15 @@ impl State {
         }
     }
 
-    /// How much a statement that begins now would have to undo.
+    /// The position to which a statement that begins now would undo its changes.
     pub fn savepoint(&self, session: SessionId) -> usize {
         self.sessions.get(&session).map_or(0, |session| session.undo.len())
     }
 
-    /// Undoes what was changed since; locks stay.
+    /// Undoes the changes since the savepoint; locks stay.
     pub fn undo_to(&mut self, id: SessionId, savepoint: usize) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        // A COMMIT that failed has undone all of it.
+        // A failed COMMIT has undone everything.
         let from = savepoint.min(session.undo.len());
         let undone: Vec<(RowId, Option<Row>)> = session.undo.drain(from..).rev().collect();
         for (place, row) in undone {
@@ -256,7 +265,7 @@ impl State {
         }
     }
 
-    /// Makes the transaction's changes visible, and frees its locks.
+    /// Commits: makes the transaction's changes visible, and frees its locks.
     pub fn commit(&mut self, id: SessionId) {
         self.note_contents(id);
         if self.log.is_some() {
@@ -277,7 +286,7 @@ impl State {
         let Some(revision) = columns.iter().position(|column| column.name == "revision") else { return };
         for ((_, key), _) in session.undo.iter().filter(|((table, _), _)| *table == leases) {
             let Some(row) = self.tables[leases].rows.get(key) else {
-                // Proxies that remember the row do not use it: the floor rises before a row is deleted.
+                // Proxies that remember the row do not use it, because the token floor rises before a row is deleted.
                 if self.is_set_back {
                     self.contents.retain(|(of, _), _| of != key);
                 }
@@ -294,19 +303,19 @@ impl State {
         }
     }
 
-    /// Forgets what rows had been: they are another server's now.
+    /// Forgets the contents of earlier revisions: the rows now come from another server.
     pub fn forget_contents(&mut self) {
         self.contents.clear();
     }
 
-    /// Writes down what the replica is to be told.
+    /// Records a change for the replica.
     pub fn note(&mut self, change: Change) {
         if let Some(log) = &mut self.log {
             log.push_back((clock::now(), change));
         }
     }
 
-    /// Applies a change of the primary. A replica has no other writer.
+    /// Applies a change from the primary. A replica has no other writer.
     pub fn apply(&mut self, change: Change) {
         match change {
             Change::Table(definition) => {
@@ -321,7 +330,7 @@ impl State {
         }
     }
 
-    /// Applies a change of the other node. Transactions that have locked the row are undone.
+    /// Applies a change from the other node. Transactions that have locked the row are undone.
     pub fn apply_over(&mut self, change: Change) {
         if let Change::Row { place, .. } = &change {
             let lock = self.locks.get(place);
@@ -342,7 +351,7 @@ impl State {
         }
     }
 
-    /// The tables as they were last committed.
+    /// The committed tables.
     pub fn committed(&self) -> Vec<Table> {
         let mut tables = self.tables.clone();
         for ((table, key), change) in &self.uncommitted {
@@ -354,6 +363,7 @@ impl State {
         tables
     }
 
+    /// Undoes the session's transaction.
     pub fn rollback(&mut self, id: SessionId) {
         self.undo_to(id, 0);
         self.end_transaction(id);
@@ -376,7 +386,7 @@ impl State {
         }
     }
 
-    /// Locks the place if nobody is in the way. Whether it was not locked by this session before.
+    /// Locks the row if no other session is in the way. Returns whether this session had not locked it before.
     pub fn try_lock(&mut self, id: SessionId, place: &RowId, strength: Strength) -> Option<bool> {
         let lock = self.locks.entry(place.clone()).or_default();
         let held = lock.holders.iter().position(|(holder, _)| *holder == id);
@@ -403,7 +413,7 @@ impl State {
         Some(held.is_none())
     }
 
-    /// Waits in line for the place; an error where everybody would wait for each other.
+    /// Enqueues the session for the row's lock. Returns an error in case of a deadlock.
     pub fn stand_in_line(&mut self, id: SessionId, place: &RowId, strength: Strength) -> Result<(), Failure> {
         let lock = self.locks.entry(place.clone()).or_default();
         if !lock.waiters.iter().any(|(waiter, _)| *waiter == id) {
@@ -439,7 +449,7 @@ impl State {
         }
     }
 
-    /// Frees a row that was locked to be looked at, and is not one of those that were asked for.
+    /// Unlocks a row that was locked to be checked and does not match.
     pub fn unlock(&mut self, id: SessionId, place: &RowId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.locks.retain(|locked| locked != place);
@@ -450,7 +460,7 @@ impl State {
         self.leave_line(id, place);
     }
 
-    /// Whether `from` waits for `wanted`, or for one that does.
+    /// Whether `from` waits for `wanted`, directly or through other sessions.
     fn waits_for(&self, from: SessionId, wanted: SessionId, seen: &mut Vec<SessionId>) -> bool {
         let waits = self.locks.values().filter_map(|lock| {
             let at = lock.waiters.iter().position(|(waiter, _)| *waiter == from)?;
@@ -473,7 +483,7 @@ impl State {
     }
 }
 
-/// A row for people.
+/// A row, for people.
 fn shown(row: &[Value]) -> String {
     let text = |value: &Value| String::from_utf8_lossy(&value.text().unwrap_or_default()).into_owned();
     row.iter().map(text).collect::<Vec<_>>().join(", ")

@@ -1,36 +1,38 @@
-//! The text of statements: the values in it, and its words.
+//! Parses the text of statements into values and words.
 
 use super::Failure;
 use super::value::Value;
 
+/// A word of a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// A name or keyword, as it was written.
+    /// A name or keyword, as written.
     Name(String),
     /// `@name`.
     Variable(String),
     /// `@@GLOBAL.name`.
     System(String),
-    /// A question mark, with its position among them.
+    /// The question mark with this index.
     Parameter(usize),
     Sign(&'static str),
 }
 
-/// Longer ones first.
+/// Longer signs come first.
 const SIGNS: [&str; 15] = ["<>", "<=", ">=", "(", ")", ",", ";", "=", "<", ">", "+", "-", "*", ".", "/"];
 
 /// A text without its values.
 pub struct Shape {
-    /// The text with a question mark in place of each value.
+    /// The text with a question mark for each value.
     pub text: Vec<u8>,
-    /// The values of all question marks, also of those that were there before.
+    /// The values of all question marks, including those of the original text.
     pub values: Vec<Value>,
 }
 
-/// Takes the values out of the text of one or more statements. The same statements with other values have the same text then.
+/// Takes the values out of the text of one or more statements, so that statements that differ only in values have the
+/// same text.
 ///
 /// # Errors
-/// Where a value is not written as MySQL has it, or the text has another number of question marks than of `parameters`.
+/// If a value is not in MySQL's syntax, or the number of question marks differs from that of `parameters`.
 pub fn shape(sql: &[u8], parameters: &[Value]) -> Result<Shape, Failure> {
     let mut shape = Shape { text: Vec::with_capacity(sql.len()), values: Vec::new() };
     let mut parameters = parameters.iter();
@@ -72,7 +74,7 @@ pub fn shape(sql: &[u8], parameters: &[Value]) -> Result<Shape, Failure> {
 /// Splits the text of a [`Shape`] into words.
 ///
 /// # Errors
-/// Where it has a sign that no statement has.
+/// If the text has a sign that no statement has.
 pub fn words(text: &[u8]) -> Result<Vec<Word>, Failure> {
     let mut words = Vec::new();
     let mut parameters = 0;
@@ -115,7 +117,7 @@ fn is_of_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$'
 }
 
-/// The number that the text begins with, and its length. A number with a fraction is given in millionths.
+/// The number at the beginning of the text, and its length. A number with a fraction is given in millionths.
 fn number(text: &[u8]) -> (Value, usize) {
     let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let read = |digits: &[u8]| {
@@ -135,7 +137,7 @@ fn number(text: &[u8]) -> (Value, usize) {
     (Value::signed(value), whole + 1 + fraction)
 }
 
-/// The text between quotes, and the length with them.
+/// The text between quotes, and its length with the quotes.
 fn quoted(text: &[u8]) -> Result<(Value, usize), Failure> {
     let mut found = Vec::new();
     let mut at = 1;
@@ -158,7 +160,7 @@ fn quoted(text: &[u8]) -> Result<(Value, usize), Failure> {
     }
 }
 
-/// `x'00ff'`, and the length with its quotes.
+/// Parses `x'00ff'`. Returns the value, and its length with the quotes.
 fn hexadecimal(text: &[u8]) -> Result<(Value, usize), Failure> {
     let len = text[2..].iter().take_while(|byte| **byte != b'\'').count();
     let value = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);

@@ -1,4 +1,4 @@
-//! Values, as columns and expressions have them.
+//! Values of columns and expressions.
 
 use super::Failure;
 
@@ -6,7 +6,8 @@ use super::Failure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     Null,
-    /// `unsigned` as MySQL has it: what is made of an unsigned value is unsigned, and cannot be negative.
+    /// `unsigned` as in MySQL: the result of an operation with an unsigned operand is unsigned, and cannot be
+    /// negative.
     Number {
         value: i128,
         unsigned: bool,
@@ -22,28 +23,32 @@ pub enum PrimaryKey {
 }
 
 impl Value {
+    /// A signed number.
     pub fn signed(value: i128) -> Value {
         Value::Number { value, unsigned: false }
     }
 
+    /// An unsigned number.
     pub fn unsigned(value: u64) -> Value {
         Value::Number { value: value.into(), unsigned: true }
     }
 
+    /// A truth value: 1 or 0.
     pub fn truth(value: bool) -> Value {
         Value::signed(value.into())
     }
 
+    /// Whether the value is NULL.
     pub fn is_null(&self) -> bool {
         matches!(self, Value::Null)
     }
 
-    /// As a condition: NULL is not true.
+    /// The value as a condition: NULL is not true.
     pub fn is_true(&self) -> bool {
         self.number().is_some_and(|value| value != 0)
     }
 
-    /// `None` where it is NULL. Text counts as the number that it begins with.
+    /// The value as a number; `None` for NULL. Text counts as the number that it begins with.
     pub fn number(&self) -> Option<i128> {
         match self {
             Value::Null => None,
@@ -57,7 +62,7 @@ impl Value {
         }
     }
 
-    /// As it is sent to a client, or joined to other text; `None` where it is NULL.
+    /// The value as it is sent to a client or joined to other text; `None` for NULL.
     pub fn text(&self) -> Option<Vec<u8>> {
         match self {
             Value::Null => None,
@@ -66,11 +71,12 @@ impl Value {
         }
     }
 
+    /// Whether the value is an unsigned number.
     pub fn is_unsigned(&self) -> bool {
         matches!(self, Value::Number { unsigned: true, .. })
     }
 
-    /// How it compares with another one; `None` where one of them is NULL.
+    /// Compares two values; `None` if one of them is NULL.
     pub fn compare(&self, other: &Value) -> Option<std::cmp::Ordering> {
         match (self, other) {
             (Value::Text(one), Value::Text(other)) => Some(one.cmp(other)),
@@ -78,6 +84,7 @@ impl Value {
         }
     }
 
+    /// The value as a primary key.
     pub fn primary_key(&self) -> PrimaryKey {
         match self {
             Value::Text(text) => PrimaryKey::Text(text.clone()),
@@ -85,8 +92,8 @@ impl Value {
         }
     }
 
-    /// The result of an addition, subtraction or multiplication: out of range where it is unsigned and negative, or
-    /// longer than 64 bits.
+    /// The result of an addition, subtraction or multiplication. An error if it is unsigned and negative, or longer
+    /// than 64 bits.
     pub fn checked(value: Option<i128>, unsigned: bool) -> Result<Value, Failure> {
         let fits = |value: &i128| match unsigned {
             true => u64::try_from(*value).is_ok(),

@@ -6,13 +6,13 @@ use crate::harness::{Client, Proxy, Settings, database, fresh};
 
 type Headers = &'static [(&'static str, &'static str)];
 
-/// Headers of requests that no page may cause, and the problem that they get.
+/// The headers of requests that no web page may cause, and the problems in the answers.
 const FOREIGN: [(Headers, u16, &str); 6] = [
     (&[("origin", "https://evil.example")], 403, "cross_site"),
     (&[("origin", "null")], 403, "cross_site"),
     (&[("sec-fetch-site", "cross-site")], 403, "cross_site"),
     (&[("sec-fetch-site", "same-site")], 403, "cross_site"),
-    // The page's own name resolves to the proxy's address.
+    // A page whose own name resolves to the proxy's address.
     (&[("host", "evil.example"), ("origin", "http://evil.example")], 421, "misdirected"),
     (&[("host", "evil.example:7070"), ("sec-fetch-site", "same-origin")], 421, "misdirected"),
 ];
@@ -39,7 +39,7 @@ on_both! {
             }
         }
         assert_eq!(api.show(&resource).await["holders"].as_array().map_or(0, Vec::len), 0, "nothing was locked");
-        // What curl sends, what a page of the proxy's own would send, and names that the operator listed.
+        // What curl sends, what a page from the proxy itself would send, and names that the operator listed.
         let form = ("content-type", "application/x-www-form-urlencoded");
         let own = format!("http://{}", proxy.api_address());
         for headers in [&[form][..], &[("origin", &own), ("sec-fetch-site", "same-origin")], &[("host", "locks.internal")]] {

@@ -1,4 +1,4 @@
-//! Row 5: faults of config.toml; and that there need not be one.
+//! Row 5: faults of config.toml, and running without one.
 
 use std::path::Path;
 use std::process::Output;
@@ -15,7 +15,7 @@ fn serve(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
     command.output().expect("the binary runs")
 }
 
-/// The faults of a config.toml, one a line and counted at the end, with exit code 2.
+/// The faults of a config.toml: one per line, with their number at the end, and exit code 2.
 fn faults(text: &str, env: &[(&str, &str)]) -> Vec<String> {
     let dir = folder();
     std::fs::write(dir.path().join("config.toml"), text).expect("a configuration");
@@ -28,8 +28,8 @@ fn faults(text: &str, env: &[(&str, &str)]) -> Vec<String> {
     lines
 }
 
-/// `--check` goes as far as a start, without its ports and servers: every policy is asked about its settings, and
-/// certificates are read.
+/// `--check` does all checks of a start without ports and servers: every policy checks its settings, and certificates
+/// are read.
 #[test]
 fn check_finds_what_a_start_would() {
     let dir = folder();
@@ -63,7 +63,7 @@ fn check_finds_what_a_start_would() {
     }
 }
 
-/// Row 5: each fault is told with its line.
+/// Row 5: each fault is reported with its line.
 #[test]
 fn faults_are_told_with_their_lines() {
     let cases = [
@@ -82,14 +82,14 @@ fn faults_are_told_with_their_lines() {
     }
 }
 
-/// Row 5: what is not TOML at all.
+/// Row 5: text that is not TOML.
 #[test]
 fn broken_syntax_is_told_with_its_line() {
     let faults = faults("[api]\n[store\n", &[]);
     assert!(faults[0].starts_with("config.toml:2: "), "{faults:?}");
 }
 
-/// Row 5: two faults at once, and one of the environment, are all told.
+/// Row 5: two faults, and one of the environment, are reported together.
 #[test]
 fn all_faults_are_told_at_once() {
     let text = "[store]\nlanes = 100\n[http]\nmax_body = 1\n[api]\nlisten = \"nowhere\"\n";
@@ -101,7 +101,7 @@ fn all_faults_are_told_at_once() {
     }
 }
 
-/// Row 5: a file that is named and not there; settings that the policy rejects; an address in use.
+/// Row 5: a named file that does not exist; settings that the policy rejects; an address in use.
 #[test]
 fn what_cannot_be_used_is_said() {
     let dir = folder();
@@ -126,8 +126,8 @@ fn what_cannot_be_used_is_said() {
 }
 
 on_both! {
-    /// Without any file `lockkeeper serve` runs a server of its own, which ends with it, also when it
-    /// is killed; started again in the same folder it finds its leases.
+    /// Without a file, `lockkeeper serve` runs its own server. The server ends with the proxy, even if the proxy is
+    /// killed. Started again in the same folder, the proxy finds its leases.
     async fn serve_needs_no_configuration(kind: Kind) {
         let dir = folder();
         let name = format!("{kind:?}").to_lowercase();

@@ -1,4 +1,4 @@
-//! Row 2: what is too large, too slow or only half there is answered, closed, and forgotten.
+//! Row 2: input that is too large, too slow or incomplete is answered, closed and forgotten.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +8,17 @@ use crate::harness::{Proxy, Raw, Settings, database, fresh, parsed};
 
 const LIMITS: &str = "[http]\nmax_header_bytes = 4096\nmax_body_bytes = 4096\nheader_timeout_ms = 600\n\
                       body_timeout_ms = 600\nidle_timeout_ms = 600\n";
-/// Connections that are opened at the same time, and how often.
+/// The number of concurrent connections, and of repetitions.
 const CROWD: usize = 300;
 const CROWDS: usize = 6;
-/// What the allocator may keep for itself.
+/// Memory that the allocator may keep.
 const SLACK: u64 = 12 << 20;
 
 async fn strict(url: &str) -> Proxy {
     Proxy::with(Settings { url: url.to_owned(), sections: LIMITS.to_owned(), ..Settings::default() }).await
 }
 
-/// What comes of bytes after which the client waits for the proxy to close.
+/// The answer to bytes after which the client waits for the proxy to close.
 async fn answer(proxy: &Proxy, bytes: impl AsRef<[u8]>) -> (u16, String) {
     let mut socket = Raw::connect(proxy.api_address()).await;
     socket.send(bytes).await;
@@ -31,7 +31,7 @@ fn post(length: usize, body: &str) -> String {
 }
 
 on_both! {
-    /// Row 2: over a limit.
+    /// Row 2: input over a limit.
     async fn what_is_too_large_is_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         let body = "x".repeat(5_000);
@@ -50,7 +50,7 @@ on_both! {
         assert_eq!(proxy.client().get("/v1/locks").await.status, 200);
     }
 
-    /// Row 2: half a request, with nothing after it, and one that comes a byte at a time.
+    /// Row 2: half a request with nothing after it, and a request that comes byte by byte.
     async fn what_is_too_slow_is_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         for half in ["GET /v1/locks HT", "GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n"] {
@@ -85,7 +85,7 @@ on_both! {
     }
 }
 
-/// A third send half a head, a third half a body, a third too much; all are answered and closed.
+/// A third send half a head, a third half a body, and a third too much. All are answered and closed.
 async fn crowd(proxy: &Proxy) {
     let requests = [
         format!("GET /v1/locks HTTP/1.1\r\nx: {}", "y".repeat(3_000)),

@@ -1,4 +1,4 @@
-//! A server that grants, and then answers as the test wants.
+//! A server that grants leases, and otherwise answers as the test says.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,32 +13,33 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+/// How the server answers calls of a path.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Answer {
     Works,
-    /// 503: it cannot reach its store.
+    /// 503: the store is unreachable.
     Unavailable,
-    /// 503: it is being stopped.
+    /// 503: the server is shutting down.
     ShuttingDown,
     Hangs,
-    /// Works, and says so this much later.
+    /// Works, and answers this much later.
     WorksAfter(Duration),
     Lost,
-    /// A held connection says that the server stops, and ends.
+    /// A held connection receives the message that the server stops, and ends.
     Drains,
-    /// A held connection ends without a word.
+    /// A held connection ends without a message.
     Ends,
 }
 
 #[derive(Default)]
 struct State {
-    /// For paths; those that are missing work.
+    /// The answers by path. Calls of paths without an entry work.
     answers: HashMap<&'static str, Answer>,
-    /// What came, and when.
+    /// The calls so far, with their times.
     calls: Vec<(String, Value, SystemTime)>,
 }
 
-/// Stops when it is dropped.
+/// The server. Dropping this stops it.
 pub struct Fake {
     pub url: String,
     state: Arc<Mutex<State>>,
@@ -53,11 +54,12 @@ struct Front {
 }
 
 impl Fake {
-    /// Leases have this time to live.
+    /// Starts a server whose leases have this ttl.
     pub fn start(ttl_ms: u32) -> Fake {
         Fake::of("lease", ttl_ms)
     }
 
+    /// Starts a server whose locks have this primitive.
     pub fn of(primitive: &'static str, ttl_ms: u32) -> Fake {
         let state = Arc::<Mutex<State>>::default();
         let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -73,7 +75,7 @@ impl Fake {
         self.state.lock().unwrap()
     }
 
-    /// From now on calls of this path are answered so.
+    /// From now on calls of this path are answered like this.
     pub fn answers(&self, path: &'static str, answer: Answer) {
         self.state().answers.insert(path, answer);
     }
@@ -84,16 +86,18 @@ impl Fake {
         state.calls.iter().filter(|(of, ..)| of == path).map(|(_, body, _)| body.clone()).collect()
     }
 
+    /// The number of calls of a path.
     pub fn count(&self, path: &str) -> usize {
         self.calls(path).len()
     }
 
-    /// When the last call came that a lease is granted or renewed by.
+    /// The time of the last call that granted or renewed a lease.
     pub fn last_grant(&self, path: &str) -> SystemTime {
         let state = self.state();
         state.calls.iter().rfind(|(of, ..)| of == path).expect("a call").2
     }
 
+    /// Waits until a path was called this many times.
     pub async fn until_called(&self, path: &str, times: usize) {
         eventually(&format!("{path} is called {times} times"), async || self.count(path) >= times).await;
     }
@@ -137,7 +141,7 @@ impl Handler for Front {
 }
 
 impl Front {
-    /// A held connection: its lines, and whether it ends then.
+    /// A held connection: its lines, and whether it ends after them.
     fn held(&self, more: &[&str], ends: bool) -> Response {
         let line = |event: &&str| {
             let event = json!({
@@ -154,7 +158,7 @@ impl Front {
         Response::new(Body::stream(lines.chain(futures_util::stream::pending())))
     }
 
-    /// Events that nothing is heard of, until the server stops.
+    /// A stream of events without events, until the server stops.
     fn silent(&self) -> Response {
         let stop = self.stop.clone();
         let end = async move {

@@ -1,8 +1,10 @@
-//! A process that is killed leaves no command behind, and one that ends leaves none that works on unlocked.
+//! A process that is killed leaves no command behind, and a process that ends leaves no command that works without
+//! its lock.
 
 use super::*;
 
-/// KILL, or the kernel for want of memory: the command and what it started end, the one that listens to TERM by that.
+/// After KILL (by the kernel for lack of memory, for example), the command and its processes end. A command that
+/// handles TERM ends by TERM.
 #[test]
 fn a_command_ends_with_the_process_that_holds_its_lock() {
     crate::harness::run(async {
@@ -24,7 +26,7 @@ fn a_command_ends_with_the_process_that_holds_its_lock() {
     });
 }
 
-/// The lock is held while anything works on that the command started in its group.
+/// The lock is held while any process of the command's group runs.
 #[test]
 fn a_run_is_over_when_all_that_it_started_is() {
     crate::harness::run(async {

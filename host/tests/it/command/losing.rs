@@ -1,4 +1,4 @@
-//! A lease that is lost: the command has ended before the lease has, whatever stands in the way.
+//! A lease is lost: the command ends before the lease ends, whatever happens.
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,8 @@ use super::*;
 
 const TTL: Duration = Duration::from_millis(1_500);
 
-/// The command was seen alive before the end of a lease that was last granted by a call of `path`, and never after.
+/// Checks that the command was seen running before the end of the lease that a call of `path` last granted, and never
+/// after that.
 async fn ended_in_time(fake: &Fake, path: &str, dir: &Path) {
     let pid = process(&dir.join("pid")).await;
     eventually("the command has ended", async || !is_running(pid)).await;
@@ -51,7 +52,7 @@ fn a_command_is_stopped_when_its_lease_is_found_lost() {
         let (fake, dir) = (Fake::start(600_000), folder());
         fake.answers("/v1/renew", Answer::Lost);
         let child = under_lock(&fake.url, "run", dir.path(), &[], STUBBORN).spawn().unwrap();
-        // The lease is renewed when a command goes on that was stopped: that is when the loss is found.
+        // When the stopped command is continued, the lease is renewed, and the loss is noticed.
         let pid = process(&dir.path().join("pid")).await;
         signal(pid, Signal::STOP);
         signal(pid, Signal::CONT);
@@ -61,7 +62,7 @@ fn a_command_is_stopped_when_its_lease_is_found_lost() {
     });
 }
 
-/// Standard error is gone, or is a pipe that is full and that nobody reads: neither keeps the command alive.
+/// Standard error is closed, or is a full pipe that nobody reads. Neither keeps the command running.
 #[test]
 fn nothing_is_said_before_the_command_is_stopped() {
     crate::harness::run(async {
@@ -85,8 +86,8 @@ fn nothing_is_said_before_the_command_is_stopped() {
     });
 }
 
-/// A process that was stopped renews nothing and stops nothing; its guard does. The guard also ends a command whose lease
-/// was renewed while the process could not tell it.
+/// A process that was stopped renews nothing and stops nothing, but its guard does. The guard also ends a command
+/// whose lease was renewed while the process could not tell the guard.
 #[test]
 fn a_command_ends_with_the_lease_of_a_process_that_hangs() {
     crate::harness::run(async {

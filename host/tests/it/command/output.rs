@@ -1,4 +1,4 @@
-//! What `once` does with the output of its command, and what it waits for.
+//! How `once` handles the output of its command, and what it waits for.
 
 use std::io::Read;
 
@@ -10,13 +10,13 @@ fn once(fake: &Fake, dir: &Path, script: &str) -> Child {
     under_lock(&fake.url, "once", dir, &[], script).spawn().unwrap()
 }
 
-/// The one outcome that was stored.
+/// The only outcome that was stored.
 fn outcome(fake: &Fake) -> Value {
     let calls = fake.calls("/v1/once/finish");
     calls.last().expect("it was stored")["outcome"].clone()
 }
 
-/// A reader that pauses holds up neither the renewals nor, once the command has ended, its outcome.
+/// A slow reader delays neither the renewals nor, once the command has ended, the outcome.
 #[test]
 fn a_reader_that_pauses_holds_up_only_what_it_reads() {
     crate::harness::run(async {
@@ -43,7 +43,7 @@ fn a_reader_that_pauses_holds_up_only_what_it_reads() {
 fn an_outcome_does_not_wait_for_who_reads_it() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(TTL_MS), folder());
-        // More than the pipe to the reader holds, and less than is read ahead.
+        // More than the pipe to the reader holds, and less than the read-ahead.
         let mut child = once(&fake, dir.path(), "head -c 100000 /dev/zero");
         let stdout = child.stdout.take().unwrap();
         fake.until_called("/v1/once/finish", 1).await;
@@ -52,7 +52,8 @@ fn an_outcome_does_not_wait_for_who_reads_it() {
     });
 }
 
-/// What the command started is part of it: the lease is renewed until that has ended, and its output is kept.
+/// Processes that the command started belong to it: the lease is renewed until they have ended, and their output is
+/// kept.
 #[test]
 fn a_once_is_over_when_all_that_it_started_is() {
     crate::harness::run(async {
@@ -69,7 +70,7 @@ fn a_once_is_over_when_all_that_it_started_is() {
     });
 }
 
-/// A daemon that left the command's group and keeps its output open is not waited for.
+/// A daemon that has left the command's group and keeps its output open is not waited for.
 #[test]
 fn who_leaves_the_group_is_not_waited_for() {
     crate::harness::run(async {
@@ -86,14 +87,14 @@ fn who_leaves_the_group_is_not_waited_for() {
     });
 }
 
-/// While the outcome cannot be stored the lease is renewed, for as long as that takes.
+/// While the outcome cannot be stored, the lease is renewed, however long that takes.
 #[test]
 fn an_outcome_is_stored_as_soon_as_it_can_be() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(TTL_MS), folder());
         fake.answers("/v1/once/finish", Answer::Unavailable);
         let child = once(&fake, dir.path(), "echo done");
-        // It used to be given up after five attempts.
+        // More than five attempts, after which an earlier version gave up.
         fake.until_called("/v1/once/finish", 7).await;
         fake.until_called("/v1/renew", 4).await;
         fake.answers("/v1/once/finish", Answer::Works);
@@ -110,7 +111,7 @@ fn a_signal_ends_what_the_command_left_working() {
         process(&dir.path().join("pid")).await;
         signal(child.id(), Signal::TERM);
         let ended = output(child).await;
-        // The command may have been there yet.
+        // The command may still have been running.
         assert!(matches!(ended.status.code(), Some(0 | 143)), "{:?}", ended.status);
     });
 }

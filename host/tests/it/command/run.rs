@@ -1,11 +1,11 @@
-//! `lockkeeper run`: a lock for as long as a command runs, and no longer.
+//! `lockkeeper run`: a lock for exactly as long as a command runs.
 
 use std::time::Instant;
 
 use super::*;
 use crate::harness::own_server;
 
-/// A command under a lock; `script` is for `sh`, in a folder of its own.
+/// Runs a command under a lock; `script` is run by `sh`, in its own folder.
 fn start(proxy: &Proxy, dir: &Path, options: &[&str], script: &str) -> Child {
     let server = format!("http://{}", proxy.api_address());
     under_lock(&server, "run", dir, options, script).spawn().expect("the command starts")
@@ -15,7 +15,7 @@ async fn released(client: &Client, lease: &Value) {
     assert_eq!(client.release(lease).await.status, 200);
 }
 
-/// The command's exit code is passed on, it knows its lease, and a second run finds the lock held.
+/// The command's exit code is passed on, the command knows its lease, and a second run finds the lock held.
 #[test]
 fn the_command_decides_how_it_ends() {
     crate::harness::run(async {
@@ -30,7 +30,7 @@ fn the_command_decides_how_it_ends() {
         until_file(&dir.path().join("begun")).await;
         let second = ended(lockkeeper(&proxy, &["run", "--wait", "0", "job", "--", "true"])).await;
         assert_eq!(second.status.code(), Some(113), "{}", text(&second.stderr));
-        // Longer than its ttl: it is renewed.
+        // Longer than the ttl, so the lease is renewed.
         tokio::time::sleep(Duration::from_millis(2_500)).await;
         assert_eq!(client.acquire(json!({"resource": "job"})).await.status, 409);
         std::fs::write(dir.path().join("fifo"), "on\n").unwrap();
@@ -45,7 +45,7 @@ fn the_command_decides_how_it_ends() {
     });
 }
 
-/// TERM goes to the command, which ends as it likes; then the lock is free.
+/// TERM goes to the command, which ends as it likes. Then the lock is free.
 #[test]
 fn signals_are_the_commands_to_handle() {
     crate::harness::run(async {
@@ -62,7 +62,7 @@ fn signals_are_the_commands_to_handle() {
     });
 }
 
-/// A lock that an operator takes away: the command is told to stop, then made to.
+/// An operator takes a lock away: the command receives TERM, then KILL.
 #[test]
 fn a_lock_that_is_taken_away_stops_the_command() {
     crate::harness::run(async {
@@ -81,8 +81,7 @@ fn a_lock_that_is_taken_away_stops_the_command() {
 }
 
 on_both! {
-    /// Where the lease cannot be renewed because the server is gone, the command is over before the
-    /// lease is: TERM first, then KILL.
+    /// The server is gone, so the lease cannot be renewed: the command ends before the lease, by TERM and then KILL.
     async fn a_lease_that_cannot_be_renewed_outlives_its_command(kind: Kind) {
         let (data, dir) = (folder(), folder());
         let server = own_server(kind, data.path()).await;
@@ -96,7 +95,7 @@ on_both! {
         let ended = output(child).await;
         assert_eq!(ended.status.code(), Some(114), "{}", text(&ended.stderr));
         assert!(killed.elapsed() < TTL + Duration::from_secs(8), "{:?}", killed.elapsed());
-        // The last renewal was answered before the server had stopped.
+        // The last renewal was answered before the server stopped.
         let longest = TTL + (Instant::now() - killed).min(Duration::from_millis(500));
         assert!(last_alive(dir.path()) < killed_wall + longest, "it ran on after its lease");
         assert!(dir.path().join("term").exists(), "it was killed before it was told");

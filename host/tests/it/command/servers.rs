@@ -1,15 +1,15 @@
-//! Several servers: what one cannot do the next one does, for the call and for the lease.
+//! Several servers: if one cannot serve a call or a lease, the next one does.
 
 use super::*;
 
-/// A script that ends when the test says so.
+/// A script that ends when the test tells it to.
 const UNTIL_GO: &str = "touch begun; while [ ! -e go ]; do sleep 0.02; done; exit 7";
 
 fn of_both(first: &Fake, second: &Fake) -> String {
     format!("{},{}", first.url, second.url)
 }
 
-/// Nobody listens there.
+/// The address of a server that does not exist.
 fn nobody() -> String {
     format!("http://127.0.0.1:{}", crate::harness::free_ports(1)[0])
 }
@@ -34,7 +34,7 @@ fn a_server_that_cannot_grant_is_passed_over() {
     });
 }
 
-/// The wait goes on while no server can be used, with the same request id.
+/// While no server can be used, the wait continues with the same request id.
 #[test]
 fn a_wait_outlasts_servers_that_are_started_anew() {
     crate::harness::run(async {
@@ -47,14 +47,14 @@ fn a_wait_outlasts_servers_that_are_started_anew() {
         let ended = output(child).await;
         assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
         assert!(fake.calls("/v1/acquire").iter().all(|call| call["request_id"] == "mine"));
-        // Without a wait each server is asked once.
+        // Without a wait, each server is asked once.
         fake.answers("/v1/acquire", Answer::Unavailable);
         let refused = under_lock(&fake.url, "run", dir.path(), &["--wait", "0"], "true");
         assert_eq!(self::ended(refused).await.status.code(), Some(115));
     });
 }
 
-/// A server that stops, hangs or is gone while the command runs: another one renews and releases.
+/// A server stops, hangs or disappears while the command runs: another server renews and releases the lease.
 #[test]
 fn a_lease_lives_on_with_another_server() {
     crate::harness::run(async {
@@ -79,7 +79,7 @@ fn a_lease_lives_on_with_another_server() {
     });
 }
 
-/// A lock that rests on a session is known to one proxy alone: another one would say that it is lost.
+/// Only one proxy knows a lock on its session: another proxy would say that the lock is lost.
 #[test]
 fn a_lock_of_a_session_stays_with_its_server() {
     crate::harness::run(async {
@@ -97,7 +97,7 @@ fn a_lock_of_a_session_stays_with_its_server() {
     });
 }
 
-/// Such a lock is free as soon as its proxy is gone: the command is stopped then, long before its lease is to be renewed.
+/// Such a lock is free as soon as its proxy is gone, so the command is stopped at once, long before a renewal is due.
 #[test]
 fn a_lock_of_a_session_is_lost_with_its_server() {
     crate::harness::run(async {
@@ -113,7 +113,7 @@ fn a_lock_of_a_session_is_lost_with_its_server() {
     });
 }
 
-/// The outcome of a `once` is stored by whichever server can.
+/// The outcome of a `once` is stored by any server that can.
 #[test]
 fn an_outcome_is_stored_by_another_server() {
     crate::harness::run(async {
@@ -138,7 +138,7 @@ fn a_release_is_repeated_only_where_it_has_not_arrived() {
     });
 }
 
-/// `hold` goes on with its lease where its server stops, where the connection ends, and where the server is silent.
+/// `hold` resumes its lease on another server if its server stops, the connection ends, or the server is silent.
 #[test]
 fn a_held_lock_goes_on_with_another_server() {
     crate::harness::run(async {
@@ -168,7 +168,7 @@ fn a_held_lock_goes_on_with_another_server() {
     });
 }
 
-/// A held lock that ends with its server is lost as soon as that is gone.
+/// A held lock that ends with its server is lost as soon as the server is gone.
 #[test]
 fn a_held_lock_of_a_session_is_lost_with_its_server() {
     crate::harness::run(async {
@@ -184,7 +184,7 @@ fn a_held_lock_of_a_session_is_lost_with_its_server() {
     });
 }
 
-/// A held lock that no server goes on with is lost when its time is over, and not before.
+/// A held lock that no server resumes is lost at the end of its lease, and not before.
 #[test]
 fn a_held_lock_without_a_server_is_lost() {
     crate::harness::run(async {
@@ -201,7 +201,7 @@ fn a_held_lock_without_a_server_is_lost() {
 }
 
 on_both! {
-    /// Real proxies of one store: the one that granted is killed; the lock is kept, and then released.
+    /// Real proxies of one store: the proxy that granted the lock is killed; the lock is kept, and then released.
     async fn a_command_outlives_its_proxy(kind: Kind) {
         let url = database(kind).await;
         let (mut first, second) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -213,7 +213,7 @@ on_both! {
         until_file(&dir.path().join("begun")).await;
         first.kill();
         let killed = std::time::Instant::now();
-        // Longer than its ttl.
+        // Longer than the ttl.
         eventually("the ttl has passed", async || killed.elapsed() > Duration::from_millis(3_500)).await;
         assert_eq!(second.client().acquire(json!({"resource": "job"})).await.status, 409);
         std::fs::write(dir.path().join("go"), "").unwrap();

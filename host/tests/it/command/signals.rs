@@ -1,8 +1,8 @@
-//! Signals that are not of a terminal.
+//! Signals that do not come from a terminal.
 
 use super::*;
 
-/// QUIT and USR1 are the command's to handle.
+/// QUIT and USR1 are passed on to the command.
 #[test]
 fn signals_are_passed_on() {
     crate::harness::run(async {
@@ -20,7 +20,7 @@ fn signals_are_passed_on() {
     });
 }
 
-/// As under `nohup`: a signal that is ignored stays so, here and in the command.
+/// As under `nohup`: a signal that was ignored stays ignored, here and in the command.
 #[test]
 fn what_was_ignored_stays_ignored() {
     crate::harness::run(async {
@@ -39,7 +39,7 @@ fn what_was_ignored_stays_ignored() {
     });
 }
 
-/// A command that is stopped does not hold its lock for ever.
+/// A stopped command does not hold its lock for ever.
 #[test]
 fn a_command_that_is_stopped_for_long_loses_its_lock() {
     crate::harness::run(async {
@@ -53,7 +53,7 @@ fn a_command_that_is_stopped_for_long_loses_its_lock() {
     });
 }
 
-/// One that goes on in time keeps it.
+/// A command that is continued in time keeps its lock.
 #[test]
 fn a_command_that_is_continued_keeps_its_lock() {
     crate::harness::run(async {
@@ -63,7 +63,7 @@ fn a_command_that_is_continued_keeps_its_lock() {
         let pid = process(&dir.path().join("pid")).await;
         signal(pid, Signal::STOP);
         signal(pid, Signal::CONT);
-        // Long before it would be due.
+        // Long before a renewal would be due.
         fake.until_called("/v1/renew", 1).await;
         std::fs::write(dir.path().join("go"), "").unwrap();
         assert_eq!(output(child).await.status.code(), Some(0));

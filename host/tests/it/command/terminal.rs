@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::*;
 
-/// A terminal with a shell that has job control. What is typed is written to it.
+/// A terminal with a shell that has job control. Typed text is written to it.
 struct Terminal {
     typed: File,
     shell: Child,
@@ -41,7 +41,7 @@ impl Terminal {
         self.typed.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Runs a script under a lock, in the foreground.
+    /// Runs a script under a lock in the foreground.
     fn runs(&mut self, script: &str) {
         self.types(&format!("\"$LOCKKEEPER\" run job -- sh -c '{script}'; echo $? > code\n"));
     }
@@ -59,7 +59,7 @@ impl Drop for Terminal {
 
 /// Both ends of a pseudo-terminal.
 fn pair() -> (File, File) {
-    // SAFETY: the calls take a descriptor that is open and is owned here, and a buffer with its length.
+    // SAFETY: the calls take an open descriptor that is owned here, and a buffer with its length.
     let (typed, name) = unsafe {
         let raw = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
         assert!(raw >= 0, "a pseudo-terminal");
@@ -106,7 +106,7 @@ fn ctrl_c_reaches_the_command_once() {
     });
 }
 
-/// The shell has the terminal while the job is stopped; in the foreground again the command goes on.
+/// The shell has the terminal while the job is stopped. In the foreground again, the command continues.
 #[test]
 fn ctrl_z_stops_the_job_until_it_is_continued() {
     crate::harness::run(async {
@@ -128,13 +128,13 @@ fn ctrl_z_stops_the_job_until_it_is_continued() {
     });
 }
 
-/// A job that stays stopped ends with its lease, though nothing of it runs but its guard.
+/// A job that stays stopped ends with its lease, although only its guard runs.
 #[test]
 fn a_job_that_stays_stopped_ends_with_its_lease() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(1_500), folder());
         let mut terminal = Terminal::open(dir.path(), &fake);
-        // It starts nobody: a shell that is stopped as it does so is not stopped before that is done.
+        // The command starts no process: a shell that is stopped during a start only stops after it.
         terminal.types("\"$LOCKKEEPER\" run job -- sh -c 'echo $$ > pid; exec sleep 300'\n");
         let pid = process(&dir.path().join("pid")).await;
         terminal.types(CTRL_Z);
@@ -144,7 +144,7 @@ fn a_job_that_stays_stopped_ends_with_its_lease() {
     });
 }
 
-/// T is stopped.
+/// The state of a process; T means stopped.
 fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()

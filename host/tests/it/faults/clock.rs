@@ -1,5 +1,5 @@
-//! A server's clock that was set forward while no proxy looked. To a store that starts, that is as if all that the tables
-//! say were older.
+//! A server's clock that was set forward while no proxy looked. To a store that starts, everything in the tables then
+//! looks older.
 
 use lockkeeper::lock::Key;
 use lockkeeper::lock::record::{Claim, Commit, Op, Outcome, Version};
@@ -13,7 +13,7 @@ use crate::harness::{database, eventually, sql};
 
 const HOUR_US: u64 = 3_600_000_000;
 
-/// Makes the one lease of the table an hour older.
+/// Makes the only lease in the table an hour older.
 async fn age_lease(url: &str) {
     let earlier = |field: &str| {
         let path = format!("'$.holders[0].{field}'");
@@ -24,13 +24,13 @@ async fn age_lease(url: &str) {
         .await;
 }
 
-/// Makes what is recorded of the clock an hour older.
+/// Makes the record of the clock an hour older.
 async fn age_clock(url: &str) {
     let aged = format!("seen_us=seen_us-{HOUR_US},stepped_us=GREATEST(stepped_us,{HOUR_US})-{HOUR_US}");
     sql(url, &format!("UPDATE lockkeeper_clock SET {aged}")).await;
 }
 
-/// Makes a version with a value, which has no end.
+/// Stores a version with a value, which has no end.
 async fn keep_for_ever(store: &MysqlStore, key: &str) {
     let key = Key::new(key).expect("it is a key");
     let read = ask(store, Op::Read { key: key.clone() }, 10_000).await.unwrap().expect("it is answered");
@@ -54,8 +54,9 @@ async fn asked(store: &MysqlStore, ttl_ms: u32) -> Outcome {
 }
 
 on_both! {
-    /// Whoever starts after a step does not take leases over that look ended by the step alone, and neither does
-    /// whoever starts after that one. Nor are their rows cleaned up, and a swap still knows them.
+    /// A store that starts after a step does not take over leases that only seem ended because of the step, and
+    /// neither does the store that starts next. The rows of these leases are not cleaned up either, and a swap still
+    /// knows them.
     async fn a_lease_goes_on_when_the_clock_was_set_forward_unseen(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
@@ -77,7 +78,7 @@ on_both! {
         assert_eq!(rows.len(), 2, "{lease:?}");
     }
 
-    /// Once the time has passed that the lease was set for, it is over, whatever the clock says.
+    /// A lease is over when the time it was granted for has passed, whatever the clock says.
     async fn a_lease_in_doubt_ends(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
@@ -91,7 +92,7 @@ on_both! {
         store.close().await;
     }
 
-    /// A restart alone puts nothing in doubt: what has ended while the clock was watched is over.
+    /// A restart alone puts no lease in doubt: a lease that ended while the clock was watched is over.
     async fn a_lease_that_ended_before_a_restart_is_over(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
@@ -104,7 +105,7 @@ on_both! {
         store.close().await;
     }
 
-    /// The wait after a change of the server is as long, too.
+    /// The wait after a change of the server is not cut short either.
     async fn a_wait_for_another_servers_leases_is_not_cut_short(kind: Kind) {
         let url = database(kind).await;
         open(&url).await.close().await;
@@ -126,7 +127,7 @@ on_both! {
         }
     }
 
-    /// The clock is watched for as long as a store is open.
+    /// The clock is watched while a store is open.
     async fn the_clock_is_watched(kind: Kind) {
         let url = database(kind).await;
         let store = open(&url).await;
@@ -138,7 +139,7 @@ on_both! {
         store.close().await;
     }
 
-    /// Tables of an earlier version get what they lack, and nothing is in doubt then.
+    /// Tables of an earlier version get the missing columns, and then no lease is in doubt.
     async fn tables_without_a_watch_are_brought_up_to_date(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;

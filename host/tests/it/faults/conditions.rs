@@ -1,4 +1,4 @@
-//! What is applied when, on real servers. See [`lockkeeper::mysql::conditions`].
+//! The conditions under which something is or is not applied, on real servers. See [`lockkeeper::mysql::conditions`].
 
 use std::time::Duration;
 
@@ -12,13 +12,14 @@ use rustix::process::Signal;
 use super::signal;
 use crate::harness::{database, folder, own_server, sql};
 
+/// Opens a store on a server that the tests share.
 pub(super) async fn open(url: &str) -> MysqlStore {
     conditions::open(&Real::shared(url)).await
 }
 
 struct Real<'a> {
     url: String,
-    /// Its own.
+    /// A server that belongs to this test, if any.
     server: Option<&'a ManagedServer>,
 }
 
@@ -68,7 +69,7 @@ macro_rules! on_real_servers {
 
 lockkeeper::conditions! { on_real_servers }
 
-/// Those in which a server is paused.
+/// Conditions in which a server is paused.
 macro_rules! on_own_servers {
     ($($name:ident)*) => {
         on_both! {$(

@@ -1,4 +1,4 @@
-//! A COMMIT whose answer is lost, with something in between before the store asks again.
+//! A COMMIT whose answer is lost, with an event before the store asks again.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use tokio::sync::oneshot;
 
 use crate::harness::{database, eventually, folder};
 
-/// Passes on what comes.
+/// The wire passes everything on.
 const OPEN: usize = 0;
-/// The next answer to a COMMIT is lost, and its connection with it.
+/// The next answer to a COMMIT is lost, with its connection.
 const ARMED: usize = 1;
-/// It was lost: nobody gets through.
+/// The answer was lost, and nothing passes.
 const SHUT: usize = 2;
 
-/// What lies between a store and its server.
+/// The wire between a store and its server.
 struct Wire {
     state: Arc<AtomicUsize>,
     url: String,
 }
 
 impl Wire {
-    /// To the server behind `url`, by way of a socket in `dir`.
+    /// A wire to the server behind `url`, with a socket in `dir`.
     fn new(url: &str, dir: &Path) -> Wire {
         let (front, server) = url.split_once("socket=").expect("the servers of the tests have sockets");
         let path: PathBuf = dir.join("wire");
@@ -75,7 +75,7 @@ async fn pass_on(client: UnixStream, server: UnixStream, state: Arc<AtomicUsize>
             }
             read = from_client.read(&mut asked) => {
                 let Ok(n @ 1..) = read else { return };
-                // COM_STMT_EXECUTE writes, too, in a transaction of its own.
+                // COM_STMT_EXECUTE writes as well, in its own transaction.
                 commits = asked[..n].windows(6).any(|text| text == b"COMMIT") || asked.get(4) == Some(&0x17);
                 if to_server.write_all(&asked[..n]).await.is_err() {
                     return;

@@ -1,5 +1,5 @@
-//! Sessions that locks rest on, when the server stalls or cannot be used any more: nobody else has a lock that
-//! its holder is certain of.
+//! Database sessions with locks, when the server stalls or becomes unusable: nobody else gets a lock of which its
+//! holder is certain.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn held(client: &Client, primitive: &str, ttl_ms: u32) -> Held {
     Held { certain: asked + Duration::from_millis(waited + left), lease }
 }
 
-/// Asks for the lock again and again until it is granted: when that was.
+/// Asks for the lock until it is granted. Returns the time of the grant.
 fn taken_by(client: Client, primitive: &'static str) -> JoinHandle<Instant> {
     tokio::spawn(async move {
         let body = json!({"resource": format!("{primitive}/held"), "ttl_ms": 1_000});
@@ -56,7 +56,7 @@ fn taken_by(client: Client, primitive: &'static str) -> JoinHandle<Instant> {
     })
 }
 
-/// Sends a group to the store; what it answers.
+/// Sends a group to the store, and returns the answer.
 fn submitted(
     store: &impl Store,
     group: Vec<Op>,
@@ -86,7 +86,7 @@ fn renewal(lease: &LeaseRef) -> Op {
 }
 
 on_both! {
-    /// A stall that is longer than other connections are waited for loses nothing.
+    /// A stall that is longer than the time-out of other connections loses no lock.
     async fn a_server_that_stalls_frees_no_lock_of_a_session(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -117,12 +117,12 @@ on_both! {
         server.stop().await;
     }
 
-    /// With several servers, one that is not seen for some seconds is not used: its sessions are given up. The
-    /// holders are told at once, and the keys are free for others once no holder is certain any more.
+    /// With several servers, a server that is unreachable for some seconds is abandoned with its sessions. The
+    /// holders are told at once, and the keys are free for others when no holder is certain any more.
     async fn a_session_that_is_given_up_is_kept_while_a_holder_is_certain(kind: Kind) {
         let url = harness::database(kind).await;
         let several = format!("{url},{}", harness::database(kind).await);
-        // The other one has no servers to choose from, so it sees what the server does.
+        // The other proxy has only one server, so it sees the state of the server.
         let (one, other) = tokio::join!(proxy_of_both(&several), proxy_of_both(&url));
         let client = one.client();
         let mut conn = mysql_async::Conn::from_url(&url).await.expect("a connection");
@@ -130,7 +130,7 @@ on_both! {
         for primitive in PRIMITIVES {
             leases.push(held(&client, primitive, 9_000).await);
         }
-        // Nobody can look at the mark that says that the server is in use.
+        // Nobody can read the in-use heartbeat of the server.
         conn.query_drop("LOCK TABLES lockkeeper_mark WRITE").await.expect("a lock of the table");
         eventually("both sessions are given up", async || {
             let log = one.log();
@@ -140,7 +140,7 @@ on_both! {
         let certain = leases.iter().filter(|held| Instant::now() < held.certain).count();
         assert_eq!(certain, 2, "they are given up long before the leases end");
         let takers = PRIMITIVES.map(|primitive| taken_by(other.client(), primitive));
-        // Its own clients are kept out, too, when it sees the server again.
+        // The proxy's own clients are also kept out when the proxy reaches the server again.
         conn.query_drop("UNLOCK TABLES").await.expect("it is unlocked");
         let again = PRIMITIVES.map(|primitive| taken_by(client.clone(), primitive));
         for (primitive, held) in PRIMITIVES.into_iter().zip(&leases) {
@@ -153,7 +153,7 @@ on_both! {
         conn.disconnect().await.expect("a goodbye");
     }
 
-    /// What comes too late is answered, and costs nobody else a lock.
+    /// A request that arrives too late is answered, and costs nobody else a lock.
     async fn what_comes_too_late_costs_no_session(kind: Kind) {
         let url = harness::database(kind).await;
         let store = open(&url).await;
@@ -171,7 +171,7 @@ on_both! {
         assert!(losses.try_recv().is_err());
     }
 
-    /// What is given up while the server is asked is answered in its time, and costs nobody else a lock.
+    /// A request that is abandoned while the server is asked is answered in time, and costs nobody else a lock.
     async fn what_is_given_up_meanwhile_costs_no_session(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -199,7 +199,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// What is decided before the server is asked, and told after it has answered, counts from before.
+    /// Times that are decided before the server is asked and told after its answer count from before.
     async fn times_count_from_before_the_server_was_asked(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -222,8 +222,8 @@ on_both! {
         server.stop().await;
     }
 
-    /// The session is asked for a sign of life when the row is released, and the next holder comes before the
-    /// answer: the release is answered all the same.
+    /// The session is probed when the row is released, and the next holder comes before the answer. The release is
+    /// still answered.
     async fn a_row_that_is_handed_on_is_released(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -231,7 +231,7 @@ on_both! {
         let row = Row::new(&store, 8, 10_000);
         let lease = granted(&row, &claim_of("k", Space::Row)).await;
         signal(&server, Signal::STOP);
-        // Longer than a session says nothing.
+        // Longer than a session may be silent.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         let release = Release { lease, attempt: contract::fresh(), outcome: None };
         let released = submitted(&row, vec![Op::Release(release)], 20_000);

@@ -1,13 +1,13 @@
-//! A policy that is replaced on all proxies, when something goes wrong.
+//! Policies that are replaced on all proxies while something goes wrong.
 
 use mysql_async::prelude::Queryable;
 
 use super::*;
 
-/// Longer than any component that the tests push otherwise.
+/// Larger than every other component that the tests push.
 const LARGE: usize = 300_000;
 
-/// The same policy, made longer than a proxy with [`SMALL`] takes.
+/// The same policy, larger than a proxy with [`SMALL`] accepts.
 fn large(component: &[u8]) -> Vec<u8> {
     let mut name_and_content = vec![1, b'l'];
     name_and_content.resize(LARGE, 0);
@@ -22,7 +22,7 @@ fn large(component: &[u8]) -> Vec<u8> {
 }
 
 on_both! {
-    /// A push to one proxy is live on all of them when it is answered.
+    /// A push to one proxy is live on all proxies when it is answered.
     async fn a_push_goes_live_on_all(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         let old = fleet.proxies[2].client().lease("held", 30_000).await;
@@ -35,7 +35,7 @@ on_both! {
         }
         fleet.until_settled(&[0, 1, 2], &new["digest"]).await;
         assert_eq!(fleet.proxies[1].client().release(&old).await.status, 200);
-        // Any of them brings the one before back, for all.
+        // Any proxy can restore the previous policy, for all.
         let back = fleet.proxies[1].admin().send("POST", "/v1/policies/default/rollback", "").await;
         assert_eq!((back.status, back.json["outcome"].as_str()), (200, Some("rolled_back")), "{}", back.text);
         for proxy in &fleet.proxies {
@@ -44,7 +44,7 @@ on_both! {
         assert_eq!(fleet.proxies[2].metric("lockkeeper_fleet_changes_total", &["live"]).await, 2.0);
     }
 
-    /// A file that is replaced on one proxy goes live on all.
+    /// A file that is replaced on one proxy goes live on all proxies.
     async fn a_file_goes_live_on_all(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         std::fs::write(fleet.dirs[1].path().join("policy.wasm"), &*RENAMED).unwrap();
@@ -54,8 +54,8 @@ on_both! {
         .await;
     }
 
-    /// Other proxies cannot see a lease that rests on a session: as long as one lasts that has none of the new
-    /// keys, nobody goes by those alone.
+    /// Other proxies cannot see a lease on a session. While such a lease without the new keys lasts, no proxy uses
+    /// the new keys alone.
     async fn a_change_waits_for_the_leases_of_sessions(kind: Kind) {
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         for _ in 0..2 {
@@ -78,14 +78,14 @@ on_both! {
         drop(lines);
         let answer = push.await.unwrap().expect("an answer");
         assert_eq!(answer.status, 200, "{}", answer.text);
-        // The lease that is over is waited for a moment longer by those who cannot see that it is.
+        // Proxies that cannot see that the lease is over wait a moment longer.
         for client in [&one, &other] {
             eventually("the new key stands alone", async || named(client, "r").await == json!(["x/r"])).await;
         }
     }
 
-    /// While a member cannot be heard of, claims take the keys of both; a second change is refused, the
-    /// same one joins in; and when the member is gone, the fleet goes on without it.
+    /// While a member is out of contact, claims take the keys of both policies. A second change is refused, and the
+    /// same change joins the first one. When the member counts as gone, the fleet continues without it.
     async fn a_silent_member_holds_a_change_up_until_it_is_gone(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         stop(&fleet.proxies[2]);
@@ -104,7 +104,7 @@ on_both! {
             assert_eq!(answer.status, 200, "{}", answer.text);
         }
         for at in [0, 1] {
-            // A lease of before is waited for a little longer than it lasts.
+            // Others wait for an earlier lease a little longer than it lasts.
             eventually("claims take the new key alone", async || {
                 named(&fleet.proxies[at].client(), "r").await == json!(["x/r"])
             })
@@ -122,7 +122,7 @@ on_both! {
         .await;
     }
 
-    /// Whoever pushed may die: the others carry the change on.
+    /// If the proxy that received the push dies, the others complete the change.
     async fn a_change_outlives_who_pushed_it(kind: Kind) {
         let mut fleet = Fleet::start(kind, 3, default_policy()).await;
         stop(&fleet.proxies[2]);
@@ -142,7 +142,7 @@ on_both! {
         until_members(&fleet.proxies[1], 2).await;
     }
 
-    /// A member that refuses the component calls the change off, for all.
+    /// A member that refuses the component cancels the change for all.
     async fn a_member_that_refuses_calls_the_change_off(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
         let bound = format!("[engine]\nmax_component_bytes = {LARGE}");
@@ -164,12 +164,12 @@ on_both! {
             })
             .await;
         }
-        // What all of them take goes live as ever.
+        // A component that all members accept still goes live.
         pushed(&fleet.proxies[0], &RENAMED).await;
         assert_eq!(named(&fleet.proxies[2].client(), "r").await, json!(["x/r"]));
     }
 
-    /// A proxy that joins while claims take both keys takes both as well.
+    /// A proxy that joins while claims take the keys of both policies takes both as well.
     async fn who_joins_in_the_middle_takes_both(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
         stop(&fleet.proxies[1]);
@@ -189,13 +189,13 @@ on_both! {
         }
     }
 
-    /// A claim that the store has and has not answered was planned by the old policy alone: the change
-    /// waits for it.
+    /// A claim that is at the store without an answer was planned by the old policy alone. The change waits for that
+    /// claim.
     async fn a_claim_under_way_is_waited_for(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         let (one, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
         assert_eq!(named(&other, "r").await, json!(["r"]));
-        // The server holds the claim up.
+        // The server delays the claim.
         let mut blocking = mysql_async::Conn::from_url(&fleet.url).await.unwrap();
         let lock = "BEGIN;SELECT k FROM lockkeeper_lease WHERE k='r' FOR UPDATE";
         blocking.query_drop(lock).await.unwrap();
@@ -215,8 +215,8 @@ on_both! {
         blocking.disconnect().await.unwrap();
     }
 
-    /// A claim that has locked its row, and whose proxy is then paused until the fleet has gone on, is not
-    /// written; and the proxy joins again at once, however long the claim could wait.
+    /// A claim has locked its row, and its proxy is paused until the fleet has completed the change. The claim is not
+    /// written. The proxy joins again at once, however long the claim could wait.
     async fn a_claim_half_way_is_not_written_after_a_pause(kind: Kind) {
         let fleet = Fleet::start(kind, 1, default_policy()).await;
         let one = fleet.proxies[0].client();
@@ -233,7 +233,7 @@ on_both! {
         blocking.query_drop(lock).await.unwrap();
         let claim = waiting(&proxy.client(), json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
         proxy.client().until_queued("r", 1).await;
-        // Less than it waits for a row.
+        // Less than the claim waits for a row.
         pause_ms(100).await;
         stop(&proxy);
         blocking.query_drop("ROLLBACK").await.unwrap();
@@ -251,13 +251,13 @@ on_both! {
         blocking.disconnect().await.unwrap();
     }
 
-    /// Who waits at a proxy that is paused, while the key is freed and the fleet goes on to other keys, is
-    /// not granted the old one.
+    /// A request waits at a proxy that is paused. Meanwhile the key is freed and the fleet changes to other keys. The
+    /// request is not granted the old key.
     async fn a_waiter_of_a_paused_proxy_takes_the_new_keys(kind: Kind) {
         waits_at_a_paused_proxy(kind, "lease", "").await;
     }
 
-    /// The servers of a quorum know nothing of the fleet, and are not paused with it.
+    /// The servers of a quorum do not know the fleet, and are not paused with it.
     async fn a_waiter_of_a_paused_proxy_takes_the_new_keys_of_a_quorum(kind: Kind) {
         let mut more = "[policies.default.settings]\nprimitive = \"quorum\"\n".to_owned();
         for name in ["a", "b", "c"] {
@@ -278,7 +278,7 @@ async fn waits_at_a_paused_proxy(kind: Kind, primitive: &str, more: &str) {
     assert_eq!(old["primitive"], primitive);
     let waiter = waiting(&paused, json!({"resource": "r", "ttl_ms": 30_000, "wait_ms": 60_000}));
     paused.until_queued("r", 1).await;
-    // Its first claim has been answered then: stopped before, it would have the row locked.
+    // By then its first claim was answered. If the proxy stopped earlier, the claim would have the row locked.
     pause_ms(300).await;
     stop(&fleet.proxies[1]);
     let released = one.release(&old).await;

@@ -1,5 +1,5 @@
-//! Promises 1 and 2 over a whole fleet while its policy changes and its proxies die: over every grant, no
-//! resource has two holders, whatever its keys are called, and the tokens of each key rise.
+//! Promises 1 and 2 for a whole fleet while its policy changes and its proxies die: over all grants, no resource has
+//! two holders, whatever its keys are called, and the tokens of each key increase.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -8,11 +8,11 @@ use super::*;
 use crate::harness::{Habits, Noted, World};
 
 const RESOURCES: usize = 3;
-/// The longest there is: who says nothing is a member for fifteen of them.
+/// The longest heartbeat interval. A silent proxy is a member for fifteen of them.
 const SLOW_BEAT_MS: u64 = 4_000;
 
 on_both! {
-    /// Changes one after another, pushed to each of the proxies in turn.
+    /// Several changes, pushed to the proxies in turn.
     async fn changes_make_no_second_holder(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         let load = Load::start(&fleet);
@@ -34,7 +34,7 @@ on_both! {
         fleet.proxies[1].kill();
         assert_eq!(push.await.unwrap().expect("an answer").status, 200);
         load.0.another_round().await;
-        // One that starts with the older file, beside the next change.
+        // Start a proxy with the older file during the next change.
         let push = pushing(&fleet.proxies[2], &version(1));
         let late = fleet.add(default_policy(), "").await.api_address();
         load.0.set_address(1, late);
@@ -43,10 +43,10 @@ on_both! {
         load.check().await;
     }
 
-    /// A proxy joins in the middle of a change, grants in it, and goes on with the others.
+    /// A proxy joins in the middle of a change, grants during it, and continues with the others.
     async fn a_proxy_that_joins_in_the_middle_makes_no_second_holder(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
-        // Its silence holds the change up for long enough.
+        // Its silence delays the change for long enough.
         fleet.add_with_beat(default_policy(), "", SLOW_BEAT_MS).await;
         fleet.until_members(3).await;
         let load = Load::start(&fleet);
@@ -73,23 +73,23 @@ on_both! {
         load.check().await;
     }
 
-    /// A proxy is paused before a change, with waiters and claims of its own, and goes on after the fleet
-    /// has: nothing is granted on what it knew.
+    /// A proxy is paused before a change, with waiters and claims, and continues after the fleet has changed. It
+    /// grants nothing based on old knowledge.
     async fn a_paused_proxy_grants_nothing_on_old_knowledge(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         let load = Load::start(&fleet);
         load.0.another_round().await;
         stop(&fleet.proxies[1]);
-        // Held up until the paused one is counted as gone.
+        // The push is delayed until the paused proxy counts as gone.
         pushed(&fleet.proxies[0], &RENAMED).await;
-        // Held elsewhere by the new keys alone when it goes on.
+        // When the proxy continues, others hold the resources under the new keys alone.
         let holders = load.hold_all(&fleet.proxies[2].client()).await;
         go_on(&fleet.proxies[1]);
         pause_ms(6 * BEAT_MS).await;
         load.release_all(&fleet.proxies[2].client(), holders).await;
         fleet.until_members(3).await;
         load.0.another_round().await;
-        // There and back again while it is away.
+        // The policy changes and changes back while the proxy is away.
         stop(&fleet.proxies[1]);
         pushed(&fleet.proxies[0], &version(1)).await;
         let holders = load.hold_all(&fleet.proxies[2].client()).await;
@@ -103,7 +103,7 @@ on_both! {
     }
 }
 
-/// Policies that name keys by turns one way and the other.
+/// Two policies that name keys differently, in turn.
 fn version(n: u8) -> Vec<u8> {
     if n.is_multiple_of(2) { variant(&RENAMED, n) } else { variant(default_policy(), n) }
 }
@@ -117,17 +117,17 @@ impl Load {
             clients: 12,
             resources: (0..RESOURCES).map(resource).collect(),
             ttl_ms: 300..=1_500,
-            // Some wait longer than a proxy is paused.
+            // Some waits are longer than the pause of a proxy.
             wait_ms: 0..=8_000,
             work_ms: 0..=60,
-            // A paused proxy answers when it goes on: longer than anything else takes here.
+            // A paused proxy answers when it continues, later than anything else here.
             patience: [Duration::from_secs(2), Duration::from_secs(14)],
             ..Habits::default()
         };
         Load(World::with(&proxies, habits))
     }
 
-    /// Takes all resources at once and keeps them for long; nobody else is granted one until then.
+    /// Acquires all resources at once and keeps them for long. Until then nobody else is granted one.
     async fn hold_all(&self, client: &Client) -> Vec<(Noted, Value)> {
         let mut leases = Vec::new();
         for n in 0..RESOURCES {
@@ -149,7 +149,7 @@ impl Load {
         }
     }
 
-    /// Over every grant since the start.
+    /// Checks all grants since the start.
     async fn check(self) {
         let keys = self.0.finish().await;
         assert!(keys.len() > RESOURCES, "the policy has renamed nothing: {keys:?}");

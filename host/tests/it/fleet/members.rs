@@ -1,4 +1,4 @@
-//! Who belongs to a fleet, and what becomes of those that do not any more.
+//! The membership of a fleet, and proxies that are no longer members.
 
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
@@ -6,13 +6,13 @@ use mysql_async::prelude::Queryable;
 use super::*;
 use crate::harness::{Deadlocks, lockkeeper, own_server};
 
-/// Records beside that of the default policy, in an order that is not that of their names.
+/// Records besides that of the default policy, not in the order of their names.
 const TWO_POLICIES: &str =
     "[policies.second]\npath = \"builtin:default\"\n[policies.another]\npath = \"builtin:default\"";
 
 on_both! {
-    /// Promise 9, with its holders and waiters: what a killed proxy granted is renewed and released
-    /// elsewhere, and who waited there queues elsewhere.
+    /// Promise 9, with holders and waiters: leases of a killed proxy are renewed and released through other proxies,
+    /// and its waiters queue at other proxies.
     async fn a_killed_proxy_is_replaced_by_the_others(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
         let (killed, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
@@ -40,8 +40,8 @@ on_both! {
         until_members(&fleet.proxies[1], 1).await;
     }
 
-    /// One that is paused between the two requests of a transaction has the rows locked: the server ends its
-    /// session before a call through another proxy gives up.
+    /// A proxy that is paused between the two requests of a transaction has rows locked. The server ends its session
+    /// before a call through another proxy times out.
     async fn a_proxy_that_is_paused_half_way_holds_nobody_up(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         let (resource, claim) = pause_half_way(&fleet, 1).await;
@@ -56,7 +56,7 @@ on_both! {
         assert!(next.number("token") > lease.number("token"), "{} after {}", next.text, lease.text);
     }
 
-    /// One of them records its policies and the others follow it.
+    /// One of the proxies records its policies, and the others follow it.
     async fn proxies_that_start_at_the_same_moment_do_not_deadlock(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -74,7 +74,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// A proxy that stops in good order is not waited for.
+    /// A proxy that shuts down in order is not waited for.
     async fn a_proxy_that_stops_leaves(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         fleet.proxies[0].signal(Signal::TERM);
@@ -83,7 +83,7 @@ on_both! {
         assert!(began.elapsed() < Duration::from_millis(15 * BEAT_MS), "{:?}", began.elapsed());
     }
 
-    /// Operators see the proxies, on the admin address and on the command line.
+    /// Operators see the proxies through the admin API and on the command line.
     async fn operators_see_the_fleet(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         let proxy = &fleet.proxies[0];
@@ -102,13 +102,13 @@ on_both! {
         assert_eq!(listed["members"].as_array().unwrap().len(), 2, "{listed}");
     }
 
-    /// A proxy takes the fleet's policy where its own file has another one, says so, and does not push
-    /// its own; a restart of the whole fleet goes by the files.
+    /// A proxy whose file has another policy than the fleet takes the fleet's policy, reports that, and does not push
+    /// its own. After a restart of the whole fleet, the files apply.
     async fn who_joins_takes_the_policy_of_the_fleet(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, &RENAMED).await;
         let late = fleet.add(default_policy(), "").await;
         assert_eq!(named(&late.client(), "r").await, json!(["x/r"]));
-        // Longer than the file's poll.
+        // Longer than the poll interval of the file.
         pause_ms(2_500).await;
         let shown = status(late, "default").await;
         assert!(shown["last_error"].as_str().unwrap().contains("lockkeeper policy push default"), "{shown}");
@@ -121,7 +121,7 @@ on_both! {
         assert_eq!(named(&alone.client(), "r").await, json!(["r"]));
     }
 
-    /// Proxies that send a resource to different policies would name it by different keys.
+    /// Proxies that send a resource to different policies would give it different keys.
     async fn proxies_with_other_routes_do_not_grant_together(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, default_policy()).await;
         let dir = folder();
@@ -142,7 +142,7 @@ on_both! {
     }
 }
 
-/// Stops a proxy while its claim has locked the row and has not written it: the resource, and the claim.
+/// Pauses a proxy while its claim has locked the row and has not written it. Returns the resource and the claim.
 async fn pause_half_way(fleet: &Fleet, paused: usize) -> (String, JoinHandle<Response>) {
     let proxy = &fleet.proxies[paused];
     let mut conn = Conn::from_url(&fleet.url).await.unwrap();
@@ -154,7 +154,7 @@ async fn pause_half_way(fleet: &Fleet, paused: usize) -> (String, JoinHandle<Res
         conn.query_drop(&lock).await.unwrap();
         let claim = waiting(&proxy.client(), json!({"resource": resource, "wait_ms": 60_000}));
         proxy.client().until_queued(&resource, 1).await;
-        // Less than it waits for a row.
+        // Less than the claim waits for a row.
         pause_ms(100).await;
         stop(proxy);
         conn.query_drop("ROLLBACK").await.unwrap();
@@ -162,7 +162,7 @@ async fn pause_half_way(fleet: &Fleet, paused: usize) -> (String, JoinHandle<Res
             conn.disconnect().await.unwrap();
             return (resource, claim);
         }
-        // It was not waiting just then.
+        // The claim was not waiting at that moment.
         conn.query_drop("ROLLBACK").await.unwrap();
         go_on(proxy);
     }

@@ -1,11 +1,11 @@
-//! Changes that have to wait: shown, called off, in nobody's way, and taken back.
+//! Changes that must wait: they are shown, can be cancelled and taken back, and do not block others.
 
 use super::*;
 use crate::harness::lockkeeper;
 
 const ADVISORY: &str = "[policies.default.settings]\nprimitive = \"advisory\"";
 
-/// Two proxies, and a change that waits for a lease of the first: the lease, and the push.
+/// Two proxies, and a change that waits for a lease of the first one. Returns the fleet, the lease, and the push.
 async fn waiting_change(kind: Kind) -> (Fleet, Value, JoinHandle<Option<Response>>) {
     let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
     for _ in 0..2 {
@@ -25,7 +25,7 @@ async fn begin_change(fleet: &Fleet) -> JoinHandle<Option<Response>> {
     push
 }
 
-/// The command's exit code and what it wrote.
+/// Runs a command. Returns its exit code and its output.
 async fn run(proxy: &Proxy, args: &[&str]) -> (Option<i32>, String) {
     let admin = format!("http://{}", proxy.admin_address());
     let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -48,7 +48,7 @@ async fn is_called_off(fleet: &Fleet, push: JoinHandle<Option<Response>>) {
 }
 
 on_both! {
-    /// An operator sees what a change waits for, and calls it off: by a rollback, or by a push of what is live.
+    /// An operator sees what a change waits for, and cancels it by a rollback or by a push of the live component.
     async fn a_change_that_waits_is_called_off(kind: Kind) {
         let (fleet, lease, push) = waiting_change(kind).await;
         let id = fleet.proxies[0].admin().get("/v1/fleet").await.json["id"].as_str().unwrap().to_owned();
@@ -75,8 +75,8 @@ on_both! {
         assert_eq!(fleet.proxies[0].client().renew(&lease).await.status, 200, "it was there all the time");
     }
 
-    /// A file whose change has to wait for another change holds up no other file, and gives way to what it
-    /// holds next.
+    /// A file whose change must wait for another change delays no other file, and is replaced by the next content of
+    /// the file.
     async fn a_file_that_waits_holds_up_no_other(kind: Kind) {
         let (url, dir) = (database(kind).await, folder());
         let shop = dir.path().join("shop.wasm");
@@ -100,7 +100,7 @@ on_both! {
         })
         .await;
         assert_eq!(phase(&proxy).await, "both");
-        // What is live already calls the change off that the file waits for, and takes the file's place.
+        // The live component cancels the change that the file waits for, and replaces the file's content.
         std::fs::write(&file, default_policy()).unwrap();
         eventually("the change is called off", async || phase(&proxy).await == "settled").await;
         assert_eq!(push.await.unwrap().expect("an answer").status, 422);
@@ -108,7 +108,7 @@ on_both! {
         assert_eq!(client.release(&lease).await.status, 200);
     }
 
-    /// A rollback goes to what the fleet had before, also at a proxy that has seen something else.
+    /// A rollback restores the fleet's previous policy, also through a proxy that has seen another one.
     async fn a_rollback_goes_to_what_the_fleet_had(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, default_policy()).await;
         let before = pushed(&fleet.proxies[0], &variant(default_policy(), 1)).await;
@@ -119,7 +119,7 @@ on_both! {
         let back = late.admin().send("POST", "/v1/policies/default/rollback", "").await;
         assert_eq!((back.status, &back.json["digest"]), (200, &before["digest"]), "{}", back.text);
         fleet.until_settled(&[0, 1], &before["digest"]).await;
-        // And forth, after a restart of all that may have remembered something.
+        // And forward again, after a restart of all proxies that may remember something.
         let url = fleet.url.clone();
         drop(fleet);
         let dir = folder();
@@ -129,8 +129,8 @@ on_both! {
         assert_eq!((forth.status, &forth.json["digest"]), (200, &live["digest"]), "{}", forth.text);
     }
 
-    /// A member that cannot look at all leases, as its quorum lacks the majority, grants nothing and holds up
-    /// nobody's change.
+    /// A member whose quorum lacks a majority cannot read all leases. It grants nothing, and does not delay the
+    /// changes of others.
     async fn a_member_without_its_majority_holds_up_nobody(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, default_policy()).await;
         let mut more = String::new();

@@ -1,4 +1,4 @@
-//! A policy is replaced while locks rest on the sessions of one proxy: the others cannot see them.
+//! A policy is replaced while locks depend on the sessions of one proxy, which other proxies cannot see.
 
 use mysql_async::prelude::Queryable;
 
@@ -18,7 +18,7 @@ async fn add<'a>(fleet: &'a mut Fleet, primitive: &str) -> &'a Proxy {
     fleet.add(default_policy(), &format!("[policies.default.settings]\nprimitive = \"{primitive}\"")).await
 }
 
-/// Nobody else is granted the resource as long as its holder has it, and the change goes on waiting.
+/// Checks that nobody else is granted the resource while its holder has it, and that the change still waits.
 async fn stays_with_its_holder(fleet: &Fleet, holder: &Client, lease: &Value) {
     for _ in 0..10 {
         for proxy in &fleet.proxies {
@@ -31,7 +31,7 @@ async fn stays_with_its_holder(fleet: &Fleet, holder: &Client, lease: &Value) {
     assert_eq!(phase(&fleet.proxies[0]).await, "both");
 }
 
-/// The change is over once the lease is.
+/// Checks that the change is complete when the lease is over.
 async fn ends_with_its_lease(
     fleet: &Fleet,
     holder: &Client,
@@ -47,11 +47,11 @@ async fn ends_with_its_lease(
     }
 }
 
-/// The claim is at the store when the change begins, and is granted before it settles.
+/// The claim is at the store when the change begins, and is granted before the change settles.
 async fn a_claim_under_way_is_counted(kind: Kind, primitive: &str) {
     let fleet = fleet_of(kind, primitive, 2).await;
     let holder = fleet.proxies[0].client();
-    // The first token of a server is laid by in this row.
+    // The server's first tokens are reserved in this row.
     let mut blocking = mysql_async::Conn::from_url(&fleet.url).await.unwrap();
     blocking.query_drop("BEGIN;SELECT token FROM lockkeeper_token WHERE id=1 FOR UPDATE").await.unwrap();
     let claim = waiting(&holder, json!({"resource": "r", "ttl_ms": 60_000, "wait_ms": 20_000}));
@@ -68,7 +68,7 @@ async fn a_claim_under_way_is_counted(kind: Kind, primitive: &str) {
     blocking.disconnect().await.unwrap();
 }
 
-/// The proxy is alone when the change begins, and is joined by another one before its lease has ended.
+/// The proxy is alone when the change begins. Another proxy joins before its lease has ended.
 async fn who_joins_keeps_out(kind: Kind, primitive: &str) {
     let mut fleet = fleet_of(kind, primitive, 1).await;
     let holder = fleet.proxies[0].client();
@@ -86,7 +86,7 @@ async fn who_joins_keeps_out(kind: Kind, primitive: &str) {
 }
 
 on_both! {
-    /// What was granted while the change settles has the old key, and is waited for.
+    /// A lease that is granted while the change settles has the old key, and is waited for.
     async fn a_change_waits_for_what_was_granted_meanwhile(kind: Kind) {
         a_claim_under_way_is_counted(kind, "advisory").await;
     }
@@ -96,7 +96,7 @@ on_both! {
         a_claim_under_way_is_counted(kind, "row").await;
     }
 
-    /// A proxy that is alone waits as others do: a second one may come while the lease lasts.
+    /// A change on a single proxy also waits, because a second proxy may join while the lease lasts.
     async fn a_change_of_one_proxy_waits_for_its_sessions(kind: Kind) {
         who_joins_keeps_out(kind, "advisory").await;
     }

@@ -1,14 +1,14 @@
-//! Locks that rest on a session of their proxy, in a fleet.
+//! Locks on sessions of their proxy, in a fleet.
 
 use super::*;
 
-/// Keys of `row/*` are row locks, all others named locks.
+/// Resources `row/*` are locked by row locks, and all others by named locks.
 const BOTH: &str = "[policies.default.settings]\nprimitive = \"advisory\"\n[policies.row]\npath = \"builtin:default\"\n\
     settings = { primitive = \"row\" }\n[[routes]]\nresource = \"row/*\"\npolicy = \"row\"";
 
 on_both! {
-    /// The others may have gone by other keys since: what a proxy held before it was counted as gone is not
-    /// renewed, whatever its session still holds.
+    /// Other proxies may have used other keys since this proxy counted as gone. So its earlier leases are not
+    /// renewed, even if its session still has the locks.
     async fn a_proxy_that_was_gone_has_lost_its_locks_of_sessions(kind: Kind) {
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         for _ in 0..2 {

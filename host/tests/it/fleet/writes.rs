@@ -1,5 +1,5 @@
-//! Until when a member may write, looked at in the store itself: a proxy has bounds of its own in front of
-//! the server's.
+//! The time until which a member may write, checked in the store itself. A proxy has its own limits in front of the
+//! server's limit.
 
 use lockkeeper::clock;
 use lockkeeper::config::StoreConfig;
@@ -29,8 +29,8 @@ async fn cycle(store: &MysqlStore, keys: &[&str]) {
 }
 
 on_both! {
-    /// The server refuses what comes after the end of a membership, in each of the ways in which leases
-    /// are written, whatever the proxy believes.
+    /// The server refuses writes after the end of a membership, in each of the ways in which leases are written,
+    /// whatever the proxy assumes.
     async fn nothing_is_written_after_the_end_of_a_membership(kind: Kind) {
         let config = StoreConfig { lanes: 1, ..StoreConfig::default() };
         let url = database(kind).await;
@@ -41,7 +41,7 @@ on_both! {
         assert!(refused.is_err(), "no member yet: {refused:?}");
 
         let (soon, far) = (clock::now().plus_ms(600_000), ServerTime(u64::MAX));
-        // One remembered row, several of them, and one that is read first.
+        // One remembered row, several remembered rows, and a row that is read first.
         for keys in [&["a"][..], &["b", "c"], &["d"]] {
             registry.allow(Some((far, soon)));
             if keys != ["d"] {

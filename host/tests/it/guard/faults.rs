@@ -1,4 +1,4 @@
-//! Applications, clients, stores and policies that fail in the midst of a guarded request.
+//! Applications, clients, stores and policies that fail during a guarded request.
 
 use rustix::process::Signal;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::harness::{folder, own_server, signal};
 use crate::policies::{RENAMED, default_policy};
 
-/// The lock is free: a request that does not wait gets it.
+/// Checks that the lock is free: a request that does not wait gets it.
 async fn is_free(guarded: &Guarded) {
     eventually("the lock is free", async || {
         guarded.client().send("GET", "/task/probe?ms=0", "").await.status == 200
@@ -14,14 +14,14 @@ async fn is_free(guarded: &Guarded) {
     .await;
 }
 
-/// One lock for all paths, without waiting.
+/// The same lock for all paths, without waiting.
 fn one_lock(more: &str) -> String {
     let bad = route("/bad/{name}", &format!("resource = \"one\"\n{more}")).replace("GOOD", "BAD");
     LISTEN.to_owned() + &bad + &route("/{*all}", &format!("resource = \"one\"\n{more}"))
 }
 
 on_both! {
-    /// What a server must not send, and what the client is told of it.
+    /// Answers that a server must not send, and what the client receives.
     async fn a_bad_answer_is_told_and_its_lock_released(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 700\nidle_timeout_ms = 700")).await;
         let client = guarded.client();
@@ -59,7 +59,7 @@ on_both! {
         let refused = guarded.client().get("/task/1").await;
         assert_eq!((refused.status, refused.slug()), (502, "upstream_failed"), "{}", refused.text);
         assert!(!refused.text.contains(&address), "strangers need not know: {}", refused.text);
-        // At most ten a second are logged.
+        // At most ten such errors per second are logged.
         eventually("the operator is told", async || {
             guarded.client().get("/task/1").await;
             guarded.proxy.log().contains(&address)
@@ -69,7 +69,7 @@ on_both! {
         is_free(&guarded).await;
     }
 
-    /// Its system takes no more connections, and refuses none.
+    /// The application's machine neither accepts nor refuses further connections.
     async fn an_application_that_cannot_be_connected_to_in_time_is_told(kind: Kind) {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
@@ -108,7 +108,7 @@ on_both! {
         assert_eq!(guarded.upstream.served("/task/gone").await, 0);
     }
 
-    /// The application goes on working for a client that is gone, so its lock stays.
+    /// The application continues to work for a client that is gone, so its lock stays.
     async fn the_lock_stays_until_the_application_is_done(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("ttl_ms = 1_000")).await;
         let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
@@ -122,7 +122,7 @@ on_both! {
         }
         is_free(&guarded).await;
 
-        // While the answer streams: the rest is read, and then the lock is free.
+        // While the answer streams, its rest is read, and then the lock is free.
         let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
         gone.send("GET /bytes?n=30000000 HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(gone.hears_within(Duration::from_secs(10)).await);
@@ -131,7 +131,7 @@ on_both! {
         is_free(&guarded).await;
     }
 
-    /// A client that reads nothing more, and one that leaves an answer without end.
+    /// A client that stops reading, and a client that leaves an endless answer.
     async fn an_answer_that_is_not_taken_frees_its_lock(kind: Kind) {
         let config = one_lock("idle_timeout_ms = 700\nttl_ms = 500\nresponse_timeout_ms = 60_000")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { max_hold_ms = 2_000 }\n";
@@ -154,7 +154,7 @@ on_both! {
         is_free(&guarded).await;
     }
 
-    /// An application that answers before it has been sent the whole request gets no more of it.
+    /// If an application answers before it has received the whole request, the rest is not sent.
     async fn an_early_answer_ends_the_exchange(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("")).await;
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
@@ -168,7 +168,7 @@ on_both! {
         assert_eq!(guarded.upstream.served("/early/whole").await, 0);
     }
 
-    /// A client that leaves, and an application that never ends: the longest hold is the end.
+    /// A client leaves an application that never ends: the longest hold is the limit.
     async fn no_lock_outlasts_the_longest_hold(kind: Kind) {
         let config = one_lock("ttl_ms = 500\nresponse_timeout_ms = 60_000")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { max_hold_ms = 1_500 }\n";
@@ -208,7 +208,7 @@ on_both! {
         }
     }
 
-    /// A lease that is taken away while the application works: by the policy's choice.
+    /// A lease is taken away while the application works: the policy decides what happens.
     async fn a_lost_lease_is_marked_or_cut_off_or_let_be(kind: Kind) {
         let policy = |name: &str, on_loss: &str| {
             format!("[policies.{name}]\npath = \"builtin:default\"\nsettings = {{ on_loss = \"{on_loss}\" }}\n")
@@ -243,7 +243,7 @@ on_both! {
         assert_eq!(guarded.proxy.metric("lockkeeper_guard_lost_total", &[]).await, 3.0);
     }
 
-    /// The store goes away between the grant and the answer, which is delivered and says so.
+    /// The store fails between the grant and the answer. The answer is delivered and says so.
     async fn an_answer_is_delivered_without_the_store(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -262,7 +262,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// Without the store a route is closed, unless it says that it is open; then requests are marked.
+    /// Without the store, a route is closed, unless it is configured to be open. Then requests are marked.
     async fn routes_are_closed_or_open_while_the_store_is_down(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -289,12 +289,12 @@ on_both! {
         server.stop().await;
     }
 
-    /// The policy of a route is replaced while a request is under way: whoever comes later waits for it.
+    /// A route's policy is replaced during a request: later requests wait for it.
     async fn a_policy_is_replaced_under_a_guarded_request(kind: Kind) {
         let dir = folder();
         let path = dir.path().join("p.wasm");
         std::fs::write(&path, default_policy()).unwrap();
-        // Built before the request, which lasts for less than a build may take.
+        // Built in advance, because a build may take longer than the request.
         let renamed = RENAMED.clone();
         let config = LISTEN.to_owned()
             + &route("/task/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000").replace("\"default\"", "\"p\"")

@@ -1,4 +1,4 @@
-//! Answers that are kept for duplicates: who may have them, and what is not kept.
+//! Answers that are kept for duplicates: who may receive them, and what is not kept.
 
 use super::*;
 use crate::harness::sql;
@@ -17,7 +17,7 @@ impl Guarded {
 }
 
 on_both! {
-    /// Through the API a client can leave an outcome that looks like an answer of the application.
+    /// A client of the API can store an outcome that looks like an answer of the application.
     async fn an_outcome_of_the_api_is_never_an_answer_of_the_application(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &(LISTEN.to_owned() + &once("/{*all}", "") + SETTINGS)).await;
@@ -41,7 +41,7 @@ on_both! {
         assert_eq!(done.json["outcome"]["text"], "forged", "the API's own is for its clients: {}", done.text);
     }
 
-    /// What a route keeps is for its own clients, and lists show no values at all.
+    /// The answers that a route keeps are for its own clients, and lists show no values.
     async fn an_answer_of_the_application_is_not_told_by_the_api(kind: Kind) {
         let guarded = Guarded::start(kind, &(LISTEN.to_owned() + &once("/{*all}", "") + SETTINGS)).await;
         assert_eq!(guarded.post("/cache/max-age=1", &[("idempotency-key", "a")]).await.text, "secret");
@@ -86,7 +86,8 @@ on_both! {
         assert_eq!((again.status, again.headers.contains_key("lock-replayed")), (200, true));
     }
 
-    /// An answer that must not be kept: that it was given is known, and the work is not done again.
+    /// The application forbids that its answer is kept. The proxy records that an answer was given, and the work is
+    /// not repeated.
     async fn what_the_application_does_not_let_be_kept_is_not(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &(LISTEN.to_owned() + &once("/{*all}", "") + SETTINGS)).await;

@@ -1,4 +1,4 @@
-//! Time-outs of guarded requests, and what does not count as a store that is gone.
+//! Time-outs of guarded requests, and failures that do not count as an unavailable store.
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -8,13 +8,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use super::*;
 
-/// One lock for all paths, without waiting.
+/// The same lock for all paths, without waiting.
 fn one_lock(more: &str) -> String {
     LISTEN.to_owned() + &route("/{*all}", &format!("resource = \"one\"\n{more}"))
 }
 
 on_both! {
-    /// Over HTTP/2 the end of a body may come in a frame of its own, when its announced length has been passed on.
+    /// Over HTTP/2, the end of a body may come in a separate frame, after its announced length has been passed on.
     async fn the_time_to_answer_begins_when_the_body_has_been_passed_on(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 700\nidle_timeout_ms = 60_000")).await;
         let stream = tokio::net::TcpStream::connect(guarded.proxy.guard_address()).await.unwrap();
@@ -32,7 +32,7 @@ on_both! {
         assert_eq!(guarded.client().get("/task/1").await.status, 200, "its lock is free");
     }
 
-    /// An HTTP/2 client that takes not even the first piece of its answer.
+    /// An HTTP/2 client that does not accept even the first piece of its answer.
     async fn a_client_without_a_window_frees_the_lock(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("idle_timeout_ms = 700")).await;
         let stream = tokio::net::TcpStream::connect(guarded.proxy.guard_address()).await.unwrap();
@@ -47,7 +47,7 @@ on_both! {
         drop(unread);
     }
 
-    /// The application reads the head of a request and no more of it.
+    /// The application reads only the head of a request.
     async fn an_application_that_takes_nothing_is_given_up_after_the_time_between_two_pieces(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 60_000\nidle_timeout_ms = 700")).await;
         let client = Client::http2(guarded.proxy.guard_address());
@@ -57,7 +57,7 @@ on_both! {
         assert_eq!(guarded.client().get("/task/1").await.status, 200, "its lock is free");
     }
 
-    /// A proxy that may not grant beside the others: they may hold the key, so its route stays closed.
+    /// A proxy may not grant beside other proxies, which may hold the key. So its route stays closed.
     async fn an_open_route_is_closed_while_its_proxy_is_not_in_the_fleet(kind: Kind) {
         let url = database(kind).await;
         let first = Guarded::on(&url, &one_lock("")).await;

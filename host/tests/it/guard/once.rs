@@ -1,4 +1,4 @@
-//! Requests that are done once, and answered to all who send them.
+//! Requests that are done once, and answered to all clients that send them.
 
 use rustix::process::Signal;
 
@@ -44,7 +44,7 @@ on_both! {
         assert_eq!(guarded.outcomes("replayed").await, 6.0);
     }
 
-    /// What says "not now", or "not you", is not what came of a request.
+    /// An answer that means "not now" or "not you" is not the outcome of a request.
     async fn an_answer_that_is_none_is_not_kept(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let client = guarded.client();
@@ -73,7 +73,7 @@ on_both! {
         assert_eq!((&again.json["original_status"], guarded.upstream.served("/bytes").await), (&json!(200), 2));
     }
 
-    /// The application dies in the midst of the first: the next to ask does it.
+    /// The application dies during the first request: the next request is done.
     async fn a_crash_of_the_application_frees_the_place(kind: Kind) {
         let url = database(kind).await;
         let mut guarded = Guarded::on(&url, &config("/{*all}")).await;
@@ -90,7 +90,7 @@ on_both! {
         assert_eq!(guarded.upstream.served("/task/pay").await, 1);
     }
 
-    /// The proxy dies in the midst of the first: another one lets the next to ask do it when the lease has ended.
+    /// The proxy dies during the first request: when its lease has ended, another proxy does the next request.
     async fn a_crash_of_the_proxy_frees_the_place(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &config("/{*all}")).await;
@@ -113,7 +113,7 @@ on_both! {
         begun.abort();
     }
 
-    /// The first client is gone before its answer is there: it is kept all the same.
+    /// The first client leaves before its answer arrives. The answer is kept anyway.
     async fn the_outcome_is_kept_for_a_client_that_left(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
@@ -126,7 +126,7 @@ on_both! {
         assert_eq!((again.headers["lock-replayed"].to_str().unwrap(), guarded.upstream.served("/task/pay").await), ("true", 1));
     }
 
-    /// The store pauses while the outcome is on its way there. It is sent again: the lease lasts.
+    /// The store pauses while the outcome is on its way. The outcome is sent again, because the lease still lasts.
     async fn the_outcome_outlives_a_pause_of_the_store(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -152,7 +152,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// The store is gone for longer than the lease lasts: the client has its answer, and is told.
+    /// The store is unavailable for longer than the lease: the client receives its answer, with a note.
     async fn an_outcome_that_could_not_be_kept_is_told(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -170,7 +170,8 @@ on_both! {
         server.stop().await;
     }
 
-    /// A client that stops reading is given up alone: the answer is read to its end, and that it was given is kept.
+    /// Only the client that stops reading is given up: the answer is read to its end, and the proxy records that it
+    /// was given.
     async fn a_client_that_stalls_does_not_undo_what_was_done(kind: Kind) {
         let config = config("/{*all}").replace("see =", "idle_timeout_ms = 700\nsee =");
         let guarded = Guarded::start(kind, &config).await;
@@ -184,8 +185,8 @@ on_both! {
         assert!(slow.count().await < 60_000_000, "it is not told that this was all");
     }
 
-    /// The client has read all that there is and waits for the end, which the store holds up for longer than a client
-    /// may take nothing.
+    /// The client has read the whole content and waits for the end of the answer. The store delays that end for
+    /// longer than a client may be idle.
     async fn a_client_that_waits_for_the_store_has_its_whole_answer(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -196,7 +197,7 @@ on_both! {
         client.send(format!("{head}content-length: 0\r\n\r\n")).await;
         assert!(client.hears_within(Duration::from_secs(20)).await);
         signal(server.pid().unwrap(), Signal::STOP);
-        // With the sizes of the pieces there are more.
+        // Together with the chunk sizes, there are more bytes.
         client.skip(60_000_000).await;
         let mut end = tokio::spawn(async move { client.rest().await });
         let waits = tokio::time::timeout(Duration::from_millis(2_500), &mut end).await;

@@ -1,4 +1,4 @@
-//! What a request is locked by.
+//! The locks of requests.
 
 use super::*;
 
@@ -18,7 +18,7 @@ on_both! {
         for path in ["/task/0", "/task/1"] {
             assert_eq!((guarded.upstream.served(path).await, guarded.upstream.together(path).await), (6, 1));
         }
-        // However the path is spelt, it is the same lock.
+        // All spellings of the path have the same lock.
         let held = guarded.send("POST", "/task/7?ms=400", &[]);
         guarded.until_served("/task/7", 1).await;
         let other = client.send("POST", "/task//%37/?ms=1", "").await;
@@ -33,7 +33,7 @@ on_both! {
         assert!(queued >= 14.0, "{queued}");
     }
 
-    /// What an application could take for the locked request does not reach it by a route without a lock.
+    /// A request that an application could take for the locked request does not reach it by a route without a lock.
     async fn no_spelling_of_a_request_gets_past_its_lock(kind: Kind) {
         let config = LISTEN.to_owned()
             + &route("/task/{id:int}", "resource = \"jobs/{id}\"").replace("path =", "method = \"POST\", path =")
@@ -52,7 +52,7 @@ on_both! {
         }
         assert_eq!(held.await.unwrap().status, 200);
         assert_eq!(guarded.upstream.served("/task/7").await, 1);
-        // A GET by the method in its line stays one for the application.
+        // A GET by its request line stays a GET for the application.
         let misleading = [
             ("x-http-method-override", "POST"), ("x-original-url", "/task/7"), ("idempotency_key", "other"), ("x-a", "1"),
         ];
@@ -152,7 +152,7 @@ on_both! {
         assert!(form.text.contains("json.order.id: is missing") && form.text.contains("not JSON"), "{}", form.text);
         let twice = client.send("PUT", "/echo/query?sku=1&sku=2", "").await;
         assert_eq!(twice.status, 400, "{}", twice.text);
-        // What stands behind the part that is read could name another order.
+        // The body after the part that is read could name another order.
         let long = format!("{{\"order\": {{\"id\": 42}}, \"note\": \"{}\"}}", "x".repeat(50_000));
         let long = client.send("PUT", "/echo/json", long).await;
         assert_eq!((long.status, long.slug(), long.number("bound")), (413, "too_large", 100), "{}", long.text);
@@ -162,7 +162,7 @@ on_both! {
         }
     }
 
-    /// The token that the application sees rises with every request, and clients cannot choose it.
+    /// The token that the application receives increases with every request, and clients cannot choose it.
     async fn the_application_is_told_the_fencing_token(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/echo", "resource = \"r\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
@@ -201,7 +201,7 @@ on_both! {
         assert!(begun.elapsed() >= Duration::from_millis(1_400));
     }
 
-    /// A lock of a guarded request and one of the API are the same lock.
+    /// A guarded request and a request of the API use the same lock.
     async fn guarded_requests_and_the_api_exclude_each_other(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/task/{id}", "resource = \"jobs/{id}\"");
         let guarded = Guarded::start(kind, &config).await;

@@ -1,4 +1,4 @@
-//! Policies that are made for guarded routes: several keys for one request, and the example, orders-policy.
+//! Policies for guarded routes: several keys for one request, and the example orders-policy.
 
 use tempfile::TempDir;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::harness::folder;
 use crate::policies::{BASKET, ORDERS};
 
-/// A proxy whose policy `own` is this component, which lives in the folder.
+/// A proxy whose policy `own` is this component, in the folder.
 async fn with_policy(kind: Kind, component: &[u8], routes: &str) -> (Guarded, TempDir) {
     let dir = folder();
     let file = dir.path().join("own.wasm");
@@ -16,7 +16,7 @@ async fn with_policy(kind: Kind, component: &[u8], routes: &str) -> (Guarded, Te
     (Guarded::start(kind, &format!("{policy}{LISTEN}{routes}")).await, dir)
 }
 
-/// Of one order and what is below it. Who says that it is patient waits for the lock.
+/// Routes for an order and its sub-paths. A request that says that it is patient waits for the lock.
 fn orders() -> String {
     const SEEN: &str = "see = { headers = [\"x-tenant\", \"idempotency-key\"] }";
     let patient = route("/task/{id}/{*rest}", &format!("{SEEN}\nwait_ms = 20_000"))
@@ -51,7 +51,7 @@ on_both! {
         assert_eq!((none.status, none.slug()), (403, "refused"), "{}", none.text);
     }
 
-    /// Any two of these have an item in common, in another order each.
+    /// Any two of these requests have an item in common, each in another order.
     async fn requests_that_share_a_key_go_one_after_the_other(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &BASKET, &route("/task/{*all}", "wait_ms = 20_000")).await;
         let asks = (0..12).map(|n| {
@@ -75,7 +75,7 @@ on_both! {
             .map(|path| guarded.send("PUT", path, &[]))
             .into();
         eventually("all are there", async || guarded.upstream.together("/task/x").await == 3).await;
-        // One that needs a key of two of them waits for both.
+        // A request that needs keys of two others waits for both.
         let both = guarded.send("PUT", "/task/both?ms=1&items=2,3", &[]);
         assert_eq!(both.await.unwrap().status, 200);
         assert!(held[..2].iter().all(JoinHandle::is_finished), "it came after them");

@@ -1,10 +1,10 @@
-//! The proxy as a proxy: what goes through, what stays behind, and what is refused.
+//! The proxy as a reverse proxy: what it passes on, what it removes, and what it refuses.
 
 use rustix::process::Signal;
 
 use super::*;
 
-/// Everything is passed on; what is under `/locked` with a lock.
+/// Routes that pass everything on; paths below `/locked` have a lock.
 fn open() -> String {
     let all = "[[guard.routes]]\nmatch = { path = \"/{*all}\" }\nupstream = \"GOOD\"\npolicy = \"none\"\nambiguous_paths = \"allow\"\n";
     LISTEN.to_owned() + &route("/locked/{*all}", "resource = \"one\"") + all
@@ -30,7 +30,7 @@ on_both! {
         let plain = guarded.client().get("/status/200").await;
         assert!(!plain.headers.contains_key("lock-status"), "the application does not speak for the proxy");
         assert_eq!(guarded.client().get("/status/204").await.status, 204);
-        // A body whose length nobody says, of a method that mostly has none.
+        // A body of unknown length, with a method that rarely has a body.
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
         raw.send(
             "GET /count HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n\
@@ -116,7 +116,7 @@ on_both! {
         }
         drop(raw);
         eventually("it is free", async || guarded.client().get("/task/1").await.status == 200).await;
-        // HTTP/2 in a tunnel would lead past the routes.
+        // HTTP/2 in a tunnel would bypass the routes.
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
         raw.send(
             "GET /echo HTTP/1.1\r\nhost: x\r\nconnection: close, upgrade, http2-settings\r\nupgrade: h2c\r\n\
@@ -170,7 +170,7 @@ on_both! {
         assert!(none.status >= 400, "{}", none.text);
     }
 
-    /// Several upstreams: one that is gone is not asked for long, and one that is ill neither.
+    /// Several upstreams: one that is gone or unhealthy is soon not used.
     async fn requests_go_to_the_upstreams_that_work(kind: Kind) {
         let (one, mut two) = (Upstream::start().await, Upstream::start().await);
         let config = format!(
@@ -208,7 +208,7 @@ on_both! {
         one.signal(Signal::CONT);
     }
 
-    /// A route may be closed for more than it can bear, and connections are used again.
+    /// A route limits the requests to an upstream, and connections are reused.
     async fn an_upstream_is_spared(kind: Kind) {
         let config = "[upstreams]\nmax_requests = 3\n".to_owned() + &open();
         let guarded = Guarded::start(kind, &config).await;

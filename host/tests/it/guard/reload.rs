@@ -1,4 +1,4 @@
-//! Routes that are replaced while requests are under way.
+//! Routes that are replaced during requests.
 
 use std::fs;
 
@@ -54,7 +54,7 @@ on_both! {
         assert!(guarded.proxy.log().contains("the configuration is fine again"));
     }
 
-    /// A request that waits starts over by routes that read more of its body than the old ones did.
+    /// A waiting request starts over if new routes read more of its body than the old ones.
     async fn a_request_that_waits_is_named_by_all_of_the_body_that_new_routes_see(kind: Kind) {
         let first = LISTEN.to_owned() + &route("/echo/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &first).await;

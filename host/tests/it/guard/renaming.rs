@@ -1,4 +1,4 @@
-//! Routes that name requests differently, and requests under way that hold a lock under their old names.
+//! Routes that name requests differently, while requests hold locks under their old names.
 
 use std::fs;
 
@@ -8,12 +8,12 @@ use rustix::process::Signal;
 use super::*;
 use crate::harness::sql;
 
-/// One lock for all paths.
+/// The same lock for all paths.
 fn one_lock(name: &str, more: &str) -> String {
     format!("[fleet]\nbeat_ms = 250\n{LISTEN}{}", route("/{*all}", &format!("resource = \"{name}\"\n{more}")))
 }
 
-/// A request that is under way, and holds its lock, for as long as its connection lives.
+/// A request that holds its lock for as long as its connection is open.
 async fn tunnel(proxy: &Proxy) -> Raw {
     let mut raw = Raw::connect(proxy.guard_address()).await;
     raw.send("GET /socket HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n").await;
@@ -22,7 +22,7 @@ async fn tunnel(proxy: &Proxy) -> Raw {
     raw
 }
 
-/// Writes the proxy's file anew.
+/// Rewrites the proxy's file.
 fn change(proxy: &Proxy, old: &str, new: &str) {
     let text = fs::read_to_string(proxy.config_file()).unwrap();
     assert!(text.contains(old), "{text}");
@@ -37,7 +37,7 @@ fn is_replaced(proxy: &Proxy) -> bool {
     proxy.log().contains("routes were replaced")
 }
 
-/// The name of what a guarded request locks now.
+/// The key that a guarded request locks now.
 async fn key(proxy: &Proxy) -> Value {
     let answer = proxy.guarded().get("/echo").await;
     assert_eq!(answer.status, 200, "{}", answer.text);
@@ -69,7 +69,7 @@ async fn waiting(upstream: &Upstream, url: &str, config: &str, why: &str) -> Pro
 }
 
 on_both! {
-    /// While requests come and go all the time, each meets the lock of the one before, whatever its name.
+    /// While requests come and go, each request is excluded by the lock of the one before, whatever its name.
     async fn renamed_routes_make_no_second_holder(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 20_000")).await;
         let busy = (0..4).map(|_| {
@@ -93,8 +93,8 @@ on_both! {
         assert_eq!(key(&guarded.proxy).await, json!("new"));
     }
 
-    /// A request that holds its lock for long keeps the old routes, for everybody: requests that wait keep their place,
-    /// later ones go by the old name, and so does a proxy that joins.
+    /// A request that holds its lock for long keeps the old routes for all: waiting requests keep their place, and
+    /// later requests and a proxy that joins use the old name.
     async fn new_names_wait_for_the_locks_under_the_old_ones(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &one_lock("old", "wait_ms = 60_000")).await;
@@ -122,7 +122,7 @@ on_both! {
         assert_eq!(guarded.upstream.together("/task/1").await, 1);
     }
 
-    /// The application may be at work for a request that was cut off, for as long as the lease lasts.
+    /// The application may still work on a request that was aborted, for as long as its lease lasts.
     async fn new_names_wait_for_requests_that_were_cut_off(kind: Kind) {
         let config = one_lock("old", "ttl_ms = 10_000")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { max_hold_ms = 500, on_loss = \"cut\" }\n";
@@ -136,8 +136,8 @@ on_both! {
         assert_eq!(holders(&guarded.proxy, "old").await, 0);
     }
 
-    /// The same for the requests of a proxy that was killed, where the next one has other names; where it has the same,
-    /// it need not wait.
+    /// The same for requests of a proxy that was killed, if the next proxy has other names. A proxy with the same
+    /// names does not wait.
     async fn new_names_wait_for_the_requests_of_a_dead_proxy(kind: Kind) {
         let url = database(kind).await;
         let mut guarded = Guarded::on(&url, &one_lock("old", "ttl_ms = 60_000")).await;
@@ -157,7 +157,7 @@ on_both! {
         assert_eq!(key(&other).await, json!("new"));
     }
 
-    /// A request whose new name is not known keeps the old routes until it has ended.
+    /// While the new name of a request is unknown, the old routes stay until it has ended.
     async fn routes_that_cannot_name_a_request_under_way_wait_for_its_end(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "")).await;
         let tunnel = tunnel(&guarded.proxy).await;
@@ -172,7 +172,7 @@ on_both! {
         assert_eq!(guarded.proxy.admin().get("/ready").await.json["warnings"], json!([]));
     }
 
-    /// Routes that give requests the names that they have go live beside a request under way.
+    /// Routes that keep the names of requests go live during a request.
     async fn routes_that_keep_the_names_wait_for_nobody(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 60_000")).await;
         let tunnel = tunnel(&guarded.proxy).await;
@@ -181,7 +181,7 @@ on_both! {
         change(&guarded.proxy, "wait_ms = 60_000", "wait_ms = 0");
         until_said(&guarded.proxy, "routes were replaced").await;
         assert_eq!(guarded.client().get("/echo").await.status, 423);
-        // The names of others are another matter.
+        // This does not hold for names of other requests.
         change(&guarded.proxy, "[[guard.routes]]", "[[guard.routes]]\nmatch = { path = \"/free\" }\nupstream = \"GOOD\"\npolicy = \"none\"\n[[guard.routes]]");
         change(&guarded.proxy, "\"GOOD\"", &format!("\"http://{}\"", guarded.upstream.good));
         eventually("the second change is live", async || guarded.proxy.log().matches("routes were replaced").count() == 2)
@@ -191,7 +191,7 @@ on_both! {
         assert_eq!(first.await.unwrap().status, 200);
     }
 
-    /// The time that it has waited for the lock of the old name counts.
+    /// The time that the request has waited for the lock of the old name counts.
     async fn a_request_that_gets_another_name_waits_no_longer_than_its_wait(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 6_000")).await;
         let client = guarded.proxy.client();
@@ -209,7 +209,7 @@ on_both! {
         assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
     }
 
-    /// Routes that are refused as there are other proxies do not disturb the requests that wait.
+    /// Routes that are refused because there are other proxies do not disturb waiting requests.
     async fn refused_routes_leave_waiters_alone(kind: Kind) {
         let url = database(kind).await;
         let one = Guarded::on(&url, &one_lock("old", "wait_ms = 3_500")).await;
@@ -222,7 +222,7 @@ on_both! {
         drop(tunnel);
     }
 
-    /// A proxy that was counted as gone, while others began to go by other names, joins by those once its file has them.
+    /// A proxy that counted as gone while others changed the names joins when its file has the new names.
     async fn an_evicted_proxy_takes_the_names_of_the_fleet(kind: Kind) {
         let url = database(kind).await;
         let late = Guarded::on(&url, &one_lock("old", "")).await;
@@ -241,8 +241,8 @@ on_both! {
         assert_eq!(key(&late.proxy).await, json!("new"));
     }
 
-    /// Where the store does not say whether the names were recorded, the proxy stays in its fleet with all locks that rest
-    /// on its sessions, and grants by neither name.
+    /// If the store does not answer whether the names were recorded, the proxy stays in its fleet with all locks on
+    /// its sessions, and grants under neither name.
     async fn names_whose_record_is_not_answered_cost_no_lock(kind: Kind) {
         let url = database(kind).await;
         let config = one_lock("old", "")
@@ -265,7 +265,8 @@ on_both! {
         blocking.disconnect().await.unwrap();
     }
 
-    /// A route is not renamed beside other proxies, whether by its file or by a restart; alone it is.
+    /// Routes cannot be renamed while other proxies run, neither by file nor by a restart. A single proxy can rename
+    /// them.
     async fn proxies_that_name_requests_differently_do_not_grant_beside_each_other(kind: Kind) {
         let url = database(kind).await;
         let config = |name: &str| {

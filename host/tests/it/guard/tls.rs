@@ -1,4 +1,4 @@
-//! A guarded listener behind TLS. What the server is to the store does not matter here: MySQL alone.
+//! A guarded listener with TLS. The kind of the store's server does not matter here, so only MySQL is used.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::*;
 use crate::harness::{folder, lockkeeper, run};
 
-/// A certificate for `localhost`, and the folder where it and its key are, as `cert.pem` and `key.pem`.
+/// A certificate for `localhost`, with its folder, which has the certificate and its key as `cert.pem` and `key.pem`.
 struct Certified {
     dir: TempDir,
     cert: CertificateDer<'static>,
@@ -55,7 +55,7 @@ impl Certified {
         TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap()
     }
 
-    /// What arrived at the application, of a request over TLS.
+    /// The request that arrived at the application, sent over TLS.
     async fn echo(&self, guarded: &Guarded, alpn: &[&str]) -> Value {
         let stream = self.connect(guarded, alpn).await;
         let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");

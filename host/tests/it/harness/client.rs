@@ -8,21 +8,21 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 
-/// Keeps its connections; cheap to clone.
+/// A client, which keeps its connections and is cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
 }
 
-/// An answer that comes line by line. Dropping it closes its connection.
+/// An answer that is read line by line. Dropping it closes its connection.
 pub struct Lines {
     pub status: u16,
     body: hyper::body::Incoming,
     buffer: Vec<u8>,
 }
 
-/// An answer with its JSON; `Null` where the body is something else.
+/// An answer with its JSON body; `Null` if the body is not JSON.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
@@ -32,27 +32,29 @@ pub struct Response {
 }
 
 impl Client {
-    /// Speaks HTTP/2 from the first byte on.
+    /// A client that uses HTTP/2 from the start.
     pub fn http2(address: SocketAddr) -> Client {
         let mut builder = hyper_util::client::legacy::Client::builder(TokioExecutor::new());
         Client { http: builder.http2_only(true).build_http(), address }
     }
 
+    /// A client that uses HTTP/1.1.
     pub fn new(address: SocketAddr) -> Client {
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
         Client { http, address }
     }
 
+    /// The address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `None` where there is no whole answer.
+    /// Sends a request. `None` if there is no complete answer.
     pub async fn try_send(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Response> {
         self.try_request(self.request(method, path, body)).await
     }
 
-    /// A request with headers, which must be answered.
+    /// Sends a request with headers, which must be answered.
     pub async fn send_with(
         &self,
         method: &str,
@@ -83,19 +85,19 @@ impl Client {
         request.body(Full::new(body.into())).expect("a request")
     }
 
-    /// Reads an answer as it comes.
+    /// Sends a request whose answer is a stream.
     pub async fn stream(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Lines {
         self.try_stream(method, path, body).await.expect("an answer")
     }
 
-    /// As [`Client::stream`]; `None` where there is no answer.
+    /// As [`Client::stream`]; `None` if there is no answer.
     pub async fn try_stream(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Option<Lines> {
         let response = self.http.request(self.request(method, path, body)).await.ok()?;
         let status = response.status().as_u16();
         Some(Lines { status, body: response.into_body(), buffer: Vec::new() })
     }
 
-    /// A held lock: the stream of its lines, and the first of them.
+    /// Holds a lock. Returns the stream of lines and its first line.
     pub async fn hold(&self, body: &Value) -> (Lines, Value) {
         let mut lines = self.stream("POST", "/v1/hold", body.to_string()).await;
         let first = lines.json().await.expect("a first line");
@@ -103,12 +105,12 @@ impl Client {
         (lines, first)
     }
 
-    /// What `GET /v1/locks/{name}` says of a key.
+    /// The answer of `GET /v1/locks/{name}`.
     pub async fn show(&self, name: &str) -> Value {
         self.get(&format!("/v1/locks/{name}")).await.json
     }
 
-    /// Waits until so many acquires wait for a key on this proxy.
+    /// Waits until `count` acquires wait for a key on this proxy.
     pub async fn until_queued(&self, name: &str, count: usize) {
         super::eventually(&format!("{count} wait for {name}"), async || {
             self.show(name).await["queue"].as_array().map_or(0, Vec::len) == count
@@ -116,41 +118,47 @@ impl Client {
         .await;
     }
 
+    /// Sends a request, which must be answered.
     pub async fn send(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Response {
         let response = self.try_send(method, path, body).await;
         response.unwrap_or_else(|| panic!("{method} {path}: no answer"))
     }
 
+    /// Sends a GET.
     pub async fn get(&self, path: &str) -> Response {
         self.send("GET", path, "").await
     }
 
+    /// Sends a POST.
     pub async fn post(&self, path: &str, body: &Value) -> Response {
         self.send("POST", path, body.to_string()).await
     }
 
+    /// Sends an acquire.
     pub async fn acquire(&self, body: Value) -> Response {
         self.post("/v1/acquire", &body).await
     }
 
-    /// A lease of the resource, which must be free.
+    /// Acquires the resource, which must be free.
     pub async fn lease(&self, resource: &str, ttl_ms: u32) -> Value {
         let response = self.acquire(json!({"resource": resource, "ttl_ms": ttl_ms})).await;
         assert_eq!(response.status, 200, "{}", response.text);
         response.json
     }
 
+    /// Releases a lease.
     pub async fn release(&self, lease: &Value) -> Response {
         self.post("/v1/release", &json!({"lease_id": lease["lease_id"]})).await
     }
 
+    /// Renews a lease.
     pub async fn renew(&self, lease: &Value) -> Response {
         self.post("/v1/renew", &json!({"lease_id": lease["lease_id"]})).await
     }
 }
 
 impl Lines {
-    /// The next line; `None` at the end, be it a good one or not.
+    /// The next line; `None` at the end of the stream, complete or not.
     pub async fn line(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
@@ -162,13 +170,14 @@ impl Lines {
         }
     }
 
+    /// The next line as JSON.
     pub async fn json(&mut self) -> Option<Value> {
         serde_json::from_str(&self.line().await?).ok()
     }
 }
 
 impl Response {
-    /// The number in a member; 0 where there is none.
+    /// A number in the body; 0 if it is missing.
     pub fn number(&self, member: &str) -> u64 {
         self.json[member].as_u64().unwrap_or_default()
     }

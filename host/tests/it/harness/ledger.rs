@@ -1,5 +1,5 @@
-//! What clients were told of their leases and of the outcomes of `once`, noted as soon as they were told, and what must be true
-//! of it.
+//! Everything that clients were told of their leases and of the outcomes of `once`, recorded as soon as they were
+//! told, with the checks of it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -12,17 +12,17 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::Response;
 
-/// By what the resource is called, whatever its keys are.
+/// The ledger, by the names of resources. The names of keys do not matter.
 #[derive(Default)]
 pub struct Ledger {
     told: Mutex<HashMap<String, Vec<Told>>>,
     outcomes: Mutex<HashMap<String, Vec<Outcome>>>,
     ends: Mutex<Vec<SessionsEnd>>,
-    /// Where the ledger of another process has it all, too.
+    /// Sends all records to the ledger of another process, if there is one.
     says: Option<UnboundedSender<Said>>,
 }
 
-/// What happens to a ledger, for that of another process. Times are microseconds of the machine's clock, see [`Moment`].
+/// A record for the ledger of another process. Times are microseconds of the machine's clock; see [`Moment`].
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Said {
     Granted {
@@ -33,13 +33,13 @@ pub enum Said {
         times: [Moment; 3],
         ends_with: Option<SocketAddr>,
     },
-    /// The end of a grant is another one now.
+    /// A grant has another end now.
     Until { at: usize, resource: String, until: Moment },
     /// The outcome of a `once`.
     Outcome { resource: String, outcome: Value, at: Moment },
 }
 
-/// A moment, for all processes of this machine.
+/// A moment, in a form that all processes of this machine understand.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Moment(i64);
 
@@ -66,31 +66,31 @@ impl From<Moment> for Instant {
     }
 }
 
-/// The end of all that rested on the sessions of a proxy.
+/// The end of everything that depended on the sessions of a proxy.
 #[derive(Clone, Copy)]
 struct SessionsEnd {
     proxy: SocketAddr,
-    /// From then on nobody counts on it.
+    /// From this moment on nobody counts on it.
     at: Instant,
-    /// What was asked for later rests on other sessions; `None` where there are none.
+    /// Requests after this moment use other sessions; `None` if there are none.
     over: Option<Instant>,
 }
 
 /// What a client was told of a lease, and what it did with it.
 struct Told {
     by: String,
-    /// Keys, and their tokens.
+    /// The keys, with their tokens.
     tokens: Vec<(String, u64)>,
     asked: Instant,
-    /// When the client began to be certain, and when that ended. Empty where it was told too late to be
-    /// certain of anything, as by a proxy that was paused.
+    /// The time in which the client was certain. It is empty if the client was told too late to be certain of
+    /// anything, as by a proxy that was paused.
     from: Instant,
     until: Instant,
-    /// The proxy, where the lock ends with it.
+    /// The proxy, if the lock ends with it.
     ends_with: Option<SocketAddr>,
 }
 
-/// The outcome of a `once`, as a client was told.
+/// The outcome of a `once` that a client was told.
 struct Outcome {
     outcome: Value,
     at: Instant,
@@ -104,7 +104,7 @@ pub struct Noted {
 }
 
 impl Ledger {
-    /// A grant that has been answered just now. Its holder is certain of it until it says otherwise.
+    /// Records a grant that was just answered. Its holder is certain of it until it says otherwise.
     pub fn granted(
         &self,
         resource: &str,
@@ -114,7 +114,7 @@ impl Ledger {
         granted: &Response,
     ) -> Noted {
         let from = Instant::now();
-        // The proxy began to wait after it was asked, and counted the rest of the lease after it had waited.
+        // The proxy began to wait after it was asked, and counted the rest of the lease from the end of the wait.
         let told = Duration::from_millis(granted.number("waited_ms") + granted.number("expires_in_ms"));
         let tokens = tokens(&granted.json);
         assert!(!tokens.is_empty(), "a grant has tokens: {}", granted.text);
@@ -138,7 +138,7 @@ impl Ledger {
         Noted { resource: resource.to_owned(), at }
     }
 
-    /// An outcome that has been told just now.
+    /// Records an outcome that was just told.
     pub fn outcome(&self, resource: &str, outcome: &Value) {
         self.note_outcome(resource, outcome.clone(), Instant::now());
     }
@@ -149,19 +149,19 @@ impl Ledger {
         all.entry(resource.to_owned()).or_default().push(Outcome { outcome, at });
     }
 
-    /// A ledger whose notes another process has, too.
+    /// A ledger that also sends its records to another process.
     pub fn that_says(says: UnboundedSender<Said>) -> Ledger {
         Ledger { says: Some(says), ..Ledger::default() }
     }
 
     fn say(&self, said: impl FnOnce() -> Said) {
         if let Some(says) = &self.says {
-            // Nobody listens where the process ends.
+            // At the end of the process nobody listens.
             let _ = says.send(said());
         }
     }
 
-    /// Notes what another process has noted. `places`: where this ledger has the notes of that process.
+    /// Takes over a record of another process. `places`: where this ledger has the records of that process.
     pub fn take_in(&self, said: Said, places: &mut HashMap<(String, usize), Noted>) {
         match said {
             Said::Granted { at, resource, by, tokens, times, ends_with } => {
@@ -177,18 +177,18 @@ impl Ledger {
         }
     }
 
-    /// It lasts for so much longer from when that was asked for.
+    /// Records a renewal, which counts from the time it was asked for.
     pub fn renewed(&self, noted: &Noted, asked: Instant, answer: &Response) {
         let until = asked + Duration::from_millis(answer.number("expires_in_ms"));
         self.change(noted, |told| told.until = told.until.max(until));
     }
 
-    /// Locks that end with this proxy have ended. To be said before it is killed.
+    /// Locks that end with this proxy have ended. Call this before the proxy is killed.
     pub fn killed(&self, proxy: SocketAddr) {
         self.sessions_end(SessionsEnd { proxy, at: Instant::now(), over: None });
     }
 
-    /// The sessions of this proxy have ended at some time since that moment, and it may have others by now.
+    /// The sessions of this proxy have ended at some time since that moment. It may have new sessions by now.
     pub fn lost_sessions(&self, proxy: SocketAddr, since: Instant) {
         self.sessions_end(SessionsEnd { proxy, at: since, over: Some(Instant::now()) });
     }
@@ -197,21 +197,22 @@ impl Ledger {
         self.ends.lock().expect("nobody panics with it").push(end);
     }
 
-    /// Its holder counts on it no longer. To be said before it is released.
+    /// The holder no longer counts on the grant. Call this before it is released.
     pub fn ended(&self, noted: &Noted) {
         self.change(noted, |told| told.until = told.until.min(Instant::now()));
     }
 
-    /// Until when its holder is certain.
+    /// Until when the holder is certain.
     pub fn until(&self, noted: &Noted) -> Instant {
         self.lock()[&noted.resource][noted.at].until
     }
 
+    /// The number of grants.
     pub fn grants(&self) -> usize {
         self.lock().values().map(Vec::len).sum()
     }
 
-    /// The same by the kind of the resource.
+    /// The number of grants by the kind of the resource.
     pub fn grants_by_kind(&self) -> BTreeMap<String, usize> {
         let mut grants = BTreeMap::new();
         for (resource, told) in &*self.lock() {
@@ -220,20 +221,20 @@ impl Ledger {
         grants
     }
 
-    /// How many outcomes clients were told.
+    /// The number of outcomes that clients were told.
     pub fn outcomes(&self) -> usize {
         self.outcomes.lock().expect("nobody panics with it").values().map(Vec::len).sum()
     }
 
-    /// How long after this moment the first lease was asked for and granted, and its token.
+    /// The first grant of a lease that was asked for after this moment: the time from the moment to it, and its token.
     pub fn first_grant_since(&self, moment: Instant) -> Option<(Duration, u64)> {
         let all = self.lock();
         let first = all.values().flatten().filter(|told| told.asked > moment).min_by_key(|told| told.from)?;
         Some((first.from - moment, first.tokens[0].1))
     }
 
-    /// Checks every grant: no two were certain of a resource at the same time, the tokens of each key rise, and what is
-    /// done once has one outcome. The keys that were granted.
+    /// Checks all grants: no two clients were certain of a resource at the same time, the tokens of each key
+    /// increase, and each `once` has one outcome. Returns the keys that were granted.
     pub fn check(&self) -> Vec<String> {
         let mut by_key: HashMap<String, Vec<(Instant, Instant, u64)>> = HashMap::new();
         let ends = self.ends.lock().expect("nobody panics with it").clone();
@@ -270,7 +271,7 @@ impl Ledger {
     }
 }
 
-/// What the name of a resource begins with, up to the first slash.
+/// The part of a resource's name before the first slash.
 pub fn kind(resource: &str) -> &str {
     resource.split('/').next().unwrap_or_default()
 }
@@ -284,7 +285,7 @@ fn tokens(lease: &Value) -> Vec<(String, u64)> {
     keys.zip(tokens).collect()
 }
 
-/// Until when a client counted on its lease, after all.
+/// Until when a client really counted on its lease.
 struct Certain<'a> {
     told: &'a Told,
     until: Instant,
@@ -300,7 +301,7 @@ impl Certain<'_> {
     }
 }
 
-/// In the order in which they began.
+/// Checks grants that are sorted by their beginning.
 fn check_times(resource: &str, all: &[Certain<'_>]) {
     let mut last: Option<&Certain<'_>> = None;
     for next in all.iter().filter(|next| next.told.from < next.until) {
@@ -322,7 +323,7 @@ fn check_times(resource: &str, all: &[Certain<'_>]) {
     }
 }
 
-/// All are told the same outcome, and nobody is the first who asks after that.
+/// Checks that all clients are told the same outcome, and that nobody who asks later is told to do the work.
 fn check_outcomes(resource: &str, outcomes: &[Outcome], all: &[Told]) {
     let Some(first) = outcomes.iter().min_by_key(|outcome| outcome.at) else { return };
     for Outcome { outcome, .. } in outcomes {
@@ -333,7 +334,7 @@ fn check_outcomes(resource: &str, outcomes: &[Outcome], all: &[Told]) {
     }
 }
 
-/// A grant that was asked for after another one had arrived has the higher token.
+/// Checks that a grant has a higher token than every grant that had arrived when it was asked for.
 fn check_tokens(key: &str, grants: &[(Instant, Instant, u64)]) {
     let mut arrived: Vec<(Instant, u64)> = grants.iter().map(|(_, from, token)| (*from, *token)).collect();
     arrived.sort_unstable();
@@ -352,7 +353,7 @@ fn check_tokens(key: &str, grants: &[(Instant, Instant, u64)]) {
     assert!(tokens.is_sorted_by(|a, b| a < b), "{key}: a token was given out twice");
 }
 
-/// The ledger's own: what must not be is found.
+/// Tests of the ledger: it must find violations.
 mod tests {
     use serde_json::json;
 

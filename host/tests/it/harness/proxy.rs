@@ -1,4 +1,4 @@
-//! A proxy in a process of its own.
+//! A proxy in its own process.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,18 +11,18 @@ use rustix::process::Signal;
 
 use super::Client;
 
-/// What a proxy is started with.
+/// The settings of a proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub url: String,
-    /// More of config.toml: keys of `[store]`.
+    /// Additional keys of `[store]` in config.toml.
     pub store: String,
-    /// More of config.toml: whole sections. Without `[policies`, the default policy is given the
-    /// settings that the tests want: nobody waits unless asked to.
+    /// Additional sections of config.toml. If `[policies` is not in them, the default policy gets the settings for
+    /// tests: nobody waits unless asked to.
     pub sections: String,
 }
 
-/// Killed when it is dropped.
+/// The process of a proxy. Dropping this kills the process.
 pub struct Proxy {
     child: Child,
     api: SocketAddr,
@@ -33,11 +33,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy on a database and waits until it serves (not until its store is ready).
+    /// Starts a proxy on a database, and waits until it serves (but not until its store is ready).
     pub async fn start(url: &str) -> Proxy {
         Proxy::with(Settings { url: url.to_owned(), ..Settings::default() }).await
     }
 
+    /// Starts a proxy with these settings.
     pub async fn with(settings: Settings) -> Proxy {
         Proxy::of(lockkeeper(), settings).await
     }
@@ -54,7 +55,7 @@ impl Proxy {
         proxy
     }
 
-    /// Starts a proxy in a folder, on nothing but the environment.
+    /// Starts a proxy in a folder, configured only by the environment.
     pub async fn bare(dir: &Path, env: &[(&str, &str)]) -> Proxy {
         let mut command = lockkeeper();
         command.arg("serve").current_dir(dir).envs(env.iter().copied());
@@ -85,11 +86,12 @@ impl Proxy {
         panic!("the proxy does not serve: {}", fs::read_to_string(&log).unwrap_or_default());
     }
 
-    /// A client of the lock API, with connections of its own.
+    /// A client of the lock API, with its own connections.
     pub fn client(&self) -> Client {
         Client::new(self.api)
     }
 
+    /// A client of the admin API.
     pub fn admin(&self) -> Client {
         Client::new(self.admin)
     }
@@ -99,32 +101,37 @@ impl Proxy {
         Client::new(self.guard_address())
     }
 
+    /// The address of the first guarded listener.
     pub fn guard_address(&self) -> SocketAddr {
         *self.guards.first().expect("a guarded listener")
     }
 
-    /// The file that it was started with, for one that was started by [`Proxy::with`].
+    /// The configuration file, for a proxy from [`Proxy::with`].
     pub fn config_file(&self) -> PathBuf {
         self.dir.as_ref().expect("it has a folder of its own").path().join("config.toml")
     }
 
+    /// The address of the lock API.
     pub fn api_address(&self) -> SocketAddr {
         self.api
     }
 
+    /// The address of the admin API.
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
     }
 
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
+    /// The log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// One number of `/metrics`, added up over the series whose labels contain all of `labels`.
+    /// A number in `/metrics`: the sum over all series whose labels contain all of `labels`.
     pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let text = self.admin().get("/metrics").await.text;
         let wanted = text.lines().filter(|line| {
@@ -134,28 +141,30 @@ impl Proxy {
         wanted.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Resident memory in bytes.
+    /// Resident memory, in bytes.
     pub fn memory(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 
+    /// The number of threads.
     pub fn threads(&self) -> usize {
         fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs").count()
     }
 
+    /// Sends a signal to the proxy.
     pub fn signal(&self, signal: Signal) {
         super::signal(self.pid(), signal);
     }
 
-    /// Kills the proxy and waits until it is gone.
+    /// Kills the proxy, and waits until it is gone.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until the proxy has ended, up to 60 s; its exit code.
+    /// Waits until the proxy has ended, for up to 60 s. Returns its exit code.
     pub async fn ended(&mut self) -> Option<i32> {
         for _ in 0..1200 {
             if let Some(status) = self.child.try_wait().expect("its own child") {
@@ -166,13 +175,14 @@ impl Proxy {
         panic!("the proxy does not end: {}", self.log());
     }
 
+    /// Waits until `/ready` is 200.
     pub async fn until_ready(&self) {
         let admin = self.admin();
         super::eventually("the proxy is ready", async || admin.get("/ready").await.status == 200).await;
     }
 }
 
-/// Of a proxy's log, where a test fails.
+/// How many lines of a proxy's log are shown when a test fails.
 const LAST_LINES: usize = 50;
 
 impl Drop for Proxy {
@@ -201,12 +211,12 @@ impl Settings {
     }
 }
 
-/// The build that is tested.
+/// The build under test.
 pub fn lockkeeper() -> Command {
     program(Path::new(env!("CARGO_BIN_EXE_lockkeeper")))
 }
 
-/// A build of the program, without what this process's own environment would change about it.
+/// A build of the program, without the variables of this process's environment that would affect it.
 pub fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
@@ -217,7 +227,7 @@ pub fn program(path: &Path) -> Command {
     command
 }
 
-/// Where the proxy says that it serves.
+/// The addresses in the proxy's log.
 fn addresses(log: &Path) -> Option<(SocketAddr, SocketAddr, Vec<SocketAddr>)> {
     let log = BufReader::new(fs::File::open(log).ok()?);
     let line = log.lines().map_while(Result::ok).find(|line| line.contains("\"serving\""))?;

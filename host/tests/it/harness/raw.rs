@@ -1,4 +1,4 @@
-//! A client that sends what no HTTP library would.
+//! A client that sends bytes that no HTTP library would send.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,20 +7,21 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// A connection, to be broken at will.
+/// A connection that the test can break.
 pub struct Raw(TcpStream);
 
 impl Raw {
+    /// Connects to a proxy.
     pub async fn connect(address: SocketAddr) -> Raw {
         Raw(TcpStream::connect(address).await.expect("the proxy listens"))
     }
 
-    /// Sends bytes; that the other side has closed is for [`Raw::rest`] to see.
+    /// Sends bytes. If the other side has closed, [`Raw::rest`] shows it.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.0.write_all(bytes.as_ref()).await;
     }
 
-    /// Sends a whole request.
+    /// Sends a complete request.
     pub async fn post(&mut self, path: &str, body: &Value) {
         let body = body.to_string();
         let length = body.len();
@@ -30,17 +31,17 @@ impl Raw {
         .await;
     }
 
-    /// Whether the other side has said something, or says it within this time.
+    /// Whether the other side sends something within this time.
     pub async fn hears_within(&self, time: Duration) -> bool {
         tokio::time::timeout(time, self.0.readable()).await.is_ok()
     }
 
-    /// Says that nothing more will be sent: a client that goes away, which still sees what it is told.
+    /// Closes the sending side, as a client that leaves. What the other side sends can still be read.
     pub async fn leave(&mut self) {
         let _ = self.0.shutdown().await;
     }
 
-    /// What comes, up to and with this text, within 20 s.
+    /// Reads up to and including this text, within 20 s.
     pub async fn until(&mut self, end: &str) -> String {
         let mut bytes = Vec::new();
         let read = async {
@@ -53,14 +54,14 @@ impl Raw {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Takes in so many bytes, within a minute.
+    /// Reads and discards this many bytes, within a minute.
     pub async fn skip(&mut self, bytes: u64) {
         let (mut sink, mut part) = (tokio::io::sink(), (&mut self.0).take(bytes));
         let read = tokio::time::timeout(Duration::from_secs(60), tokio::io::copy(&mut part, &mut sink)).await;
         assert_eq!(read.expect("they come").ok(), Some(bytes));
     }
 
-    /// How many bytes come until the other side closes, within a minute.
+    /// Counts the bytes until the other side closes, within a minute.
     pub async fn count(&mut self) -> u64 {
         let mut sink = tokio::io::sink();
         let read =
@@ -68,12 +69,12 @@ impl Raw {
         read.expect("the other side closes").unwrap_or(0)
     }
 
-    /// Ends the connection as one that broke: the other side is told of a reset.
+    /// Breaks the connection: the other side receives a reset.
     pub fn reset(self) {
         self.0.set_zero_linger().expect("a socket");
     }
 
-    /// Everything that comes until the other side closes, which it must within 20 s.
+    /// Reads everything until the other side closes, which it must do within 20 s.
     pub async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(20), self.0.read_to_end(&mut bytes)).await;
@@ -82,7 +83,7 @@ impl Raw {
     }
 }
 
-/// Status and problem of an HTTP/1.1 answer.
+/// The status and the problem of an HTTP/1.1 answer.
 pub fn parsed(answer: &str) -> (u16, Value) {
     let status = answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);

@@ -1,4 +1,4 @@
-//! Servers that replicate from one another, handled as an operator would.
+//! Servers that replicate, with the actions of an operator.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use super::{Kind, eventually, free_ports, signal, sql, start_with};
 
-/// A server with a network port, which is read-only whenever it starts.
+/// A server with a network port. It is read-only after each start.
 pub struct Node {
     kind: Kind,
     dir: PathBuf,
@@ -17,7 +17,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// `id` is the server's number among those of the test.
+    /// Starts a server. `id` is its number among the servers of the test.
     pub async fn start(kind: Kind, dir: &Path, id: u32) -> Node {
         let port = free_ports(1)[0];
         let mut node = Node { kind, dir: dir.join(format!("node-{id}")), port, id, server: None };
@@ -25,16 +25,17 @@ impl Node {
         node
     }
 
-    /// What a proxy connects to: an account that is no administrator.
+    /// The URL for proxies, with an account that has no administrative rights.
     pub fn url(&self) -> String {
         format!("mysql://lk:secret@127.0.0.1:{}/lockkeeper", self.port)
     }
 
+    /// The address of the server.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Makes the accounts, on the first primary.
+    /// Creates the accounts, on the first primary.
     pub async fn make_accounts(&self) {
         self.root(
             "CREATE USER 'lk'@'%' IDENTIFIED BY 'secret';\
@@ -45,7 +46,7 @@ impl Node {
         .await;
     }
 
-    /// Replicates from another node, all from the beginning.
+    /// Replicates from another node, from the beginning.
     pub async fn follow(&self, source: &Node) {
         let port = source.port;
         self.root(&match self.kind {
@@ -63,7 +64,7 @@ impl Node {
         .await;
     }
 
-    /// From now on this primary confirms nothing before its replica has it, however long that takes.
+    /// From now on this primary confirms nothing before the replica has it, however long that takes.
     pub async fn wait_for_replica(&self, replica: &Node) {
         let (source, follower, restart) = match self.kind {
             Kind::Mysql => (
@@ -92,13 +93,13 @@ impl Node {
         .await;
     }
 
-    /// From now on nothing more comes from the other node. What has come before is applied, which it is not after
-    /// [`Node::stop_following`].
+    /// Receives nothing more from the other node, but applies what has already been received.
+    /// [`Node::stop_following`] stops applying as well.
     pub async fn stop_receiving(&self) {
         self.stop("IO_THREAD").await;
     }
 
-    /// Waits until all that has come from the other node is applied, also where that one is gone.
+    /// Waits until everything received from the other node is applied, even if that node is gone.
     pub async fn apply_all(&self) {
         let (status, received, wait) = match self.kind {
             Kind::Mysql => ("SHOW REPLICA STATUS", "Retrieved_Gtid_Set", "WAIT_FOR_EXECUTED_GTID_SET"),
@@ -109,17 +110,18 @@ impl Node {
         assert_eq!(waited[0].get(0), Some(0), "the replica does not apply {all}");
     }
 
-    /// From now on nothing more comes from the other node.
+    /// Receives and applies nothing more from the other node.
     pub async fn stop_following(&self) {
         self.stop("").await;
     }
 
-    /// Stops one of the threads that replicate, or both.
+    /// Stops one of the replication threads, or both.
     async fn stop(&self, thread: &str) {
         let replica = if self.kind == Kind::Mysql { "REPLICA" } else { "SLAVE" };
         self.root(&format!("STOP {replica} {thread}")).await;
     }
 
+    /// Makes the node a writable primary.
     pub async fn promote(&self) {
         self.root(match self.kind {
             Kind::Mysql => "STOP REPLICA; RESET REPLICA ALL; SET GLOBAL read_only=0",
@@ -128,11 +130,12 @@ impl Node {
         .await;
     }
 
+    /// Makes the node read-only or writable.
     pub async fn set_read_only(&self, on: bool) {
         self.root(&format!("SET GLOBAL read_only={}", u8::from(on))).await;
     }
 
-    /// Waits until it has all that the other one has committed by now.
+    /// Waits until this node has everything that the other node has committed so far.
     pub async fn catch_up(&self, source: &Node) {
         let (position, wait, status) = match self.kind {
             Kind::Mysql => ("@@GLOBAL.gtid_executed", "WAIT_FOR_EXECUTED_GTID_SET", "SHOW REPLICA STATUS"),
@@ -144,46 +147,48 @@ impl Node {
         assert!(is_there, "the replica does not get {there}: {:?}", self.root(status).await);
     }
 
-    /// As a crash does; it is started again by itself, and read-only.
+    /// Kills the server, as a crash would. Its guardian starts it again, read-only.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
 
+    /// Sends a signal to the server.
     pub fn signal(&self, which: Signal) {
         signal(self.server().pid().expect("the server runs"), which);
     }
 
-    /// As a crash does, and it stays down.
+    /// Kills the server, as a crash would, and keeps it stopped.
     pub async fn kill_for_good(&mut self) {
         self.kill();
         self.server.take().expect("it runs").stop().await;
     }
 
-    /// Starts it again with its data.
+    /// Starts the server again with its data.
     pub async fn revive(&mut self) {
         self.serve().await;
     }
 
-    /// Throws its data away and replicates from another node.
+    /// Discards the data of this node, and replicates from another node.
     pub async fn rebuild(&mut self, source: &Node) {
         if let Some(server) = self.server.take() {
             server.stop().await;
         }
         std::fs::remove_dir_all(&self.dir).expect("its data");
-        // Under its old number it would leave out what it logged itself before.
+        // Under its old number it would skip the changes that it logged itself before.
         self.id += 2;
         self.make().await;
         self.follow(source).await;
         self.catch_up(source).await;
     }
 
+    /// Runs statements as an administrator.
     pub async fn root(&self, statements: &str) -> Vec<mysql_async::Row> {
         sql(self.server().url(), statements).await
     }
 
     async fn make(&mut self) {
         self.serve().await;
-        // What the start itself has logged is no other server's business.
+        // Other servers must not receive what the start itself has logged.
         self.root(match self.kind {
             Kind::Mysql => "RESET BINARY LOGS AND GTIDS",
             Kind::Mariadb => "RESET MASTER",

@@ -1,16 +1,16 @@
-//! What a server is told, statement by statement: its general log.
+//! The statements that a server receives, from its general log.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The statements of a server of the test's own.
+/// The statements of a server that belongs to one test.
 pub struct Statements {
     log: PathBuf,
     seen: usize,
 }
 
 impl Statements {
-    /// Has the server write down what it is told from now on.
+    /// Switches on the log of the server's statements.
     pub async fn of(url: &str, dir: &Path) -> Statements {
         let log = dir.join("general.log");
         let place = log.display();
@@ -20,11 +20,11 @@ impl Statements {
         Statements { log, seen: 0 }
     }
 
-    /// Those since the last look. Several that came in one packet may be one.
+    /// The statements since the last call. Statements that came in one packet may be one entry.
     pub fn next(&mut self) -> Vec<String> {
         let log = fs::read(&self.log).expect("the server's log");
         let new = &log[self.seen..];
-        // A line that is not whole yet is for the next look. A policy's component is not text.
+        // An incomplete line is left for the next call. A policy's component is not text.
         let new = &new[..new.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1)];
         self.seen += new.len();
         let said = |line: &str| {

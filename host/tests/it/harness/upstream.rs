@@ -1,20 +1,20 @@
-//! An application behind the proxy, in a process of its own: this test binary, run again.
+//! An application behind the proxy, in its own process: this test binary, started again.
 //!
 //! | path | answer |
 //! | --- | --- |
-//! | `/echo…` | what arrived, as JSON |
-//! | `/task…?ms=` | after a while, `done`; counts who works on the same path at the same time |
+//! | `/echo…` | the request that arrived, as JSON |
+//! | `/task…?ms=` | after a while, `done`; counts concurrent requests on the same path |
 //! | `/empty?ms=` | after a while, an answer without a body |
-//! | `/bytes?n=` | so many bytes, in chunks |
-//! | `/count` | how many bytes the body had, and the sum of them |
+//! | `/bytes?n=` | this many bytes, in chunks |
+//! | `/count` | the number of bytes in the body, and their sum |
 //! | `/early` | `early`, before the request has ended |
-//! | `/endless` | a byte now and then, without end |
+//! | `/endless` | a byte from time to time, without end |
 //! | `/trailers` | a body with a trailer; the request's trailers in the body |
-//! | `/socket` | a 101, after which each byte comes back |
+//! | `/socket` | a 101; after that, each byte is sent back |
 //! | `/status/N` | that status, with a cookie |
 //! | `/cache/DIRECTIVE` | `secret`, with that directive in `Cache-Control` |
 //! | `/never` | nothing, until the connection is closed |
-//! | `/stats` | what was counted |
+//! | `/stats` | all counts |
 //! | `/bad/NAME` | on the other port: bytes that no server should send |
 
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ use super::Client;
 
 const ADDRESSES: &str = "IT_UPSTREAM_LISTEN";
 
-/// Killed when it is dropped.
+/// The process of the application. Dropping this kills the process.
 pub struct Upstream {
     child: Child,
     pub good: SocketAddr,
@@ -51,11 +51,12 @@ pub struct Upstream {
 }
 
 impl Upstream {
+    /// Starts the application.
     pub async fn start() -> Upstream {
         Upstream::at("127.0.0.1:0").await
     }
 
-    /// Started again where it was before.
+    /// Starts the application on this address, for example where it was before.
     pub async fn at(listen: &str) -> Upstream {
         let listen = listen.to_owned();
         tokio::task::spawn_blocking(move || Upstream::spawn(&listen)).await.expect("the upstream starts")
@@ -76,26 +77,28 @@ impl Upstream {
         Upstream { child, good, bad }
     }
 
+    /// Sends a signal to the application.
     pub fn signal(&self, signal: Signal) {
         super::signal(self.child.id(), signal);
     }
 
+    /// Kills the application.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// What it counted, asked for past the proxy.
+    /// The application's counts, without the proxy.
     pub async fn stats(&self) -> Value {
         Client::new(self.good).get("/stats").await.json
     }
 
-    /// How often a path was asked for.
+    /// The number of requests for a path.
     pub async fn served(&self, path: &str) -> u64 {
         self.stats().await["served"][path].as_u64().unwrap_or(0)
     }
 
-    /// How many were on a path at the same time, at the most.
+    /// The largest number of concurrent requests on a path.
     pub async fn together(&self, path: &str) -> u64 {
         self.stats().await["together"][path].as_u64().unwrap_or(0)
     }
@@ -133,7 +136,7 @@ struct Counted {
 type Stats = Arc<Mutex<Counted>>;
 type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
-/// Until the other end of the input is closed: a test that was killed leaves nothing behind.
+/// Serves until standard input ends, so that a test that was killed leaves nothing behind.
 async fn serve(listen: &str) {
     let good = TcpListener::bind(listen).await.expect("a free port");
     let bad = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -161,7 +164,7 @@ async fn serve(listen: &str) {
     }
 }
 
-/// Somebody is on a path until this is dropped.
+/// Counts a request on a path until it is dropped.
 struct OnPath(Stats, String);
 
 impl OnPath {
@@ -268,7 +271,7 @@ fn bytes_of(mut left: u64) -> Answer {
     Response::new(BodyExt::boxed(StreamBody::new(pieces)))
 }
 
-/// Answers, and reads on: what becomes of the request is counted.
+/// Answers at once and continues to read. Counts how the request ends.
 fn early(body: Incoming, stats: Stats) -> Answer {
     tokio::spawn(async move {
         let end = if body.collect().await.is_ok() { "/early/whole" } else { "/early/broken" };
@@ -326,7 +329,7 @@ fn socket(request: &mut Request<Incoming>) -> Answer {
     answer
 }
 
-/// Reads one request's head, and answers with what its path asks for.
+/// Reads the head of a request, and answers with the bytes that its path asks for.
 async fn misbehave(mut stream: TcpStream) {
     let mut head = Vec::new();
     let mut byte = [0];
@@ -370,6 +373,6 @@ async fn misbehave(mut stream: TcpStream) {
     };
     let _ = stream.write_all(&bytes.await).await;
     let _ = stream.shutdown().await;
-    // Whoever sent more gets no reset for it.
+    // Read what the client still sends, so that the client receives no reset.
     let _ = tokio::time::timeout(Duration::from_secs(1), stream.read_to_end(&mut Vec::new())).await;
 }

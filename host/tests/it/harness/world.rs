@@ -1,5 +1,5 @@
-//! Clients that lock a few resources without end, each call through any of the proxies, and the checks of what
-//! they were told: promises 1 and 2.
+//! Clients that lock a few resources without end, with each call through a random proxy, and the checks of what they
+//! were told: promises 1 and 2.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,31 +16,31 @@ use tokio_util::sync::CancellationToken;
 use super::ledger::{Ledger, Noted, Said};
 use super::{Client, Response, fresh, within};
 
-/// Grants between two faults.
+/// The number of grants between two faults.
 const ROUND: usize = 60;
-/// What the names of resources begin with whose policy has the primitive `once`.
+/// The prefix of resources whose policy has the primitive `once`.
 const ONCE: &str = "once/";
-/// For how many seconds clients want the same thing done.
+/// For how many seconds clients want the same work done.
 const WANTED_S: u64 = 2;
 
-/// What the clients do.
+/// The behaviour of the clients.
 pub struct Habits {
-    /// What the names of the clients begin with.
+    /// The prefix of the clients' names.
     pub name: String,
     pub clients: usize,
     pub resources: Vec<String>,
     pub ttl_ms: RangeInclusive<u64>,
-    /// Of one lease in twenty, whose holder stalls until after its end.
+    /// The ttl of one lease in twenty, whose holder stalls until after its end.
     pub long_ttl_ms: u64,
-    /// Of seven in ten; the others do not wait.
+    /// The wait of seven in ten clients; the others do not wait.
     pub wait_ms: RangeInclusive<u64>,
-    /// Between any two calls.
+    /// The pause between two calls.
     pub work_ms: RangeInclusive<u64>,
-    /// How long an answer is waited for: one or the other.
+    /// How long a client waits for an answer: one or the other.
     pub patience: [Duration; 2],
 }
 
-/// Clients that never stop, and what they were told.
+/// Clients that never stop, with their ledger.
 pub struct World {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<()>>,
@@ -50,7 +50,7 @@ struct Shared {
     habits: Habits,
     proxies: Mutex<Vec<SocketAddr>>,
     ledger: Ledger,
-    /// Whether the store may forget what it has granted: a replica takes the place of its source.
+    /// Whether the store may forget grants, because a replica replaces its source.
     forgets: AtomicBool,
     stop: CancellationToken,
 }
@@ -76,11 +76,12 @@ impl World {
         World::with(proxies, Habits::default())
     }
 
+    /// Starts clients with these habits.
     pub fn with(proxies: &[SocketAddr], habits: Habits) -> World {
         World::of(proxies, habits, Ledger::default())
     }
 
-    /// Another process has the notes of its ledger, too.
+    /// Starts clients whose ledger also sends its records to another process.
     pub fn that_says(proxies: &[SocketAddr], habits: Habits, says: UnboundedSender<Said>) -> World {
         World::of(proxies, habits, Ledger::that_says(says))
     }
@@ -102,50 +103,51 @@ impl World {
         World { clients: (0..clients).map(client).collect(), shared }
     }
 
-    /// From now on a lease may be lost before its end, as long as its holder is told.
+    /// From now on a lease may be lost before its end, but its holder must be told.
     pub fn may_forget(&self) {
         self.shared.forgets.store(true, Ordering::Relaxed);
     }
 
-    /// To be said before the proxy is killed.
+    /// Call this before the proxy is killed.
     pub fn killed(&self, address: SocketAddr) {
         self.ledger().killed(address);
     }
 
+    /// Replaces the address of a proxy.
     pub fn set_address(&self, n: usize, address: SocketAddr) {
         self.shared.proxies.lock().unwrap()[n] = address;
     }
 
-    /// There is another proxy, the last one.
+    /// Adds a proxy, at the end of the list.
     pub fn joins(&self, address: SocketAddr) {
         self.shared.proxies.lock().unwrap().push(address);
     }
 
-    /// The last proxy is asked nothing any more.
+    /// Removes the last proxy of the list.
     pub fn leaves(&self) {
         self.shared.proxies.lock().unwrap().pop();
     }
 
-    /// Whether a client has found that a promise was broken, and has ended.
+    /// Whether a client has found a broken promise and ended.
     pub fn is_broken(&self) -> bool {
         self.clients.iter().any(JoinHandle::is_finished)
     }
 
-    /// Waits until so many leases more were granted that a fault in between has been met. A fail-over to a
-    /// server that lacks what was granted takes 22 s where nothing is slow: the mark of the lost one (4 s),
-    /// patience with it (10 s), the longest lease (2 s) and the margin (6 s).
+    /// Waits for enough further grants that clients have met the last fault. A fail-over to a server that lacks recent
+    /// grants takes 22 s if nothing is slow: the in-use heartbeat of the lost server (4 s), patience with it (10 s), the
+    /// longest lease (2 s) and the margin (6 s).
     pub async fn another_round(&self) {
         let goal = self.ledger().grants() + ROUND;
         let limit = Duration::from_secs(90);
         within(limit, "leases are granted again", async || self.ledger().grants() >= goal).await;
     }
 
-    /// What the clients were told so far; others may note theirs in it.
+    /// What the clients were told so far. Others may add records to it.
     pub fn ledger(&self) -> &Ledger {
         &self.shared.ledger
     }
 
-    /// Stops the clients, and checks what they were told. The keys that were granted.
+    /// Stops the clients, and checks what they were told. Returns the keys that were granted.
     pub async fn finish(self) -> Vec<String> {
         let shared = self.shared.clone();
         self.stop().await;
@@ -161,7 +163,7 @@ impl World {
     }
 }
 
-/// One client. A lease that one proxy has granted is renewed and released through any.
+/// A client. It renews and releases a lease through any proxy.
 struct Locking {
     world: Arc<Shared>,
     by: String,
@@ -169,7 +171,7 @@ struct Locking {
 }
 
 impl Locking {
-    /// Acquires, works, renews, stalls and releases until it is told to stop.
+    /// Acquires, works, renews, stalls and releases, until it is told to stop.
     async fn run(mut self) {
         while !self.world.stop.is_cancelled() {
             if !self.turn().await {
@@ -178,7 +180,7 @@ impl Locking {
         }
     }
 
-    /// Whether a lease was had.
+    /// Makes one acquire and uses the lease. Returns whether there was a lease.
     async fn turn(&mut self) -> bool {
         let world = self.world.clone();
         let habits = &world.habits;
@@ -187,7 +189,7 @@ impl Locking {
         let ttl_ms = if is_long { habits.long_ttl_ms } else { rand::random_range(habits.ttl_ms.clone()) };
         let wait_ms = if rand::random_bool(0.7) { rand::random_range(habits.wait_ms.clone()) } else { 0 };
         let (path, resource) = if resource.starts_with(ONCE) {
-            // The processes of clients share the clock of the machine.
+            // All client processes share the clock of the machine.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs();
             ("/v1/once/begin", &format!("{resource}/{}", now / WANTED_S))
         } else {
@@ -204,7 +206,7 @@ impl Locking {
             return false;
         }
         let noted = world.ledger.granted(resource, &self.by, asked, proxy, &granted);
-        // A lock that ends with its proxy is known to that one alone.
+        // Only the proxy that granted it knows a lock that ends with its proxy.
         let only = (granted.json["ends_with"] == "session").then_some(proxy);
         self.work().await;
         while rand::random_bool(0.4) {
@@ -212,7 +214,7 @@ impl Locking {
             self.work().await;
         }
         if is_long || rand::random_bool(0.1) {
-            // Stalled past its end: what it does then must do nothing to the next holder.
+            // The client stalls past the end of its lease. What it does then must not affect the next holder.
             tokio::time::sleep_until(world.ledger.until(&noted).into()).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -239,7 +241,7 @@ impl Locking {
         let Some(renewed) = self.call(proxy, "/v1/renew", &body).await else { return };
         match renewed.status {
             200 => world.ledger.renewed(noted, asked, &renewed),
-            // Its session is gone.
+            // The session that the lock depended on is gone.
             410 if only.is_some() => world.ledger.ended(noted),
             410 if world.forgets.load(Ordering::Relaxed) => {}
             410 => {
@@ -260,8 +262,8 @@ impl Locking {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
 
-    /// `None` where no answer comes in time. Each call has a limit of its own: what was granted before is
-    /// noted by then.
+    /// Makes a call. `None` if no answer comes in time. Each call has its own time limit, so earlier grants are
+    /// recorded by then.
     async fn call(&mut self, address: SocketAddr, path: &str, body: &Value) -> Option<Response> {
         let client = self.known.entry(address).or_insert_with(|| Client::new(address));
         let limit = self.world.habits.patience[rand::random_range(0..2)];

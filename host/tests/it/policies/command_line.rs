@@ -1,4 +1,4 @@
-//! The command line, as README tells it: a policy from the first line to the rollback, and locks.
+//! The command line as README describes it: a policy from its creation to its rollback, and locks.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ pub(super) fn lockkeeper(proxy: &Proxy, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end, off the test's own thread.
+/// Runs a command to its end, outside the test's own thread.
 pub(super) async fn ended(mut command: Command) -> Output {
     let run = tokio::task::spawn_blocking(move || command.output());
     run.await.expect("no panic").expect("the command starts")
 }
 
-/// What a command prints that must go well.
+/// The output of a command that must succeed.
 async fn printed(command: Command) -> String {
     let output = ended(command).await;
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -31,6 +31,7 @@ async fn printed(command: Command) -> String {
     out
 }
 
+/// Output as text.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -40,7 +41,7 @@ async fn json_of(proxy: &Proxy, args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args:?}: {error}: {out}"))
 }
 
-/// A crate that `policy new` wrote; what is built of it is kept where other tests build theirs.
+/// A crate from `policy new`. It is built in the folder where other tests build theirs.
 struct Author {
     dir: TempDir,
     root: PathBuf,
@@ -55,7 +56,7 @@ impl Author {
         assert!(told.contains("wrote quiet-orders") && told.contains("policy build quiet-orders"), "{told}");
         let root = dir.path().join("quiet-orders");
         let host = Path::new(env!("CARGO_MANIFEST_DIR"));
-        // The versions of the example, so that nothing has to be looked up.
+        // Use the versions of the example, so that nothing has to be looked up.
         let lock = std::fs::read_to_string(host.join("../examples/tenant-policy/Cargo.lock")).unwrap();
         std::fs::write(root.join("Cargo.lock"), lock.replace("tenant-policy", "quiet-orders")).unwrap();
         let target = host.join("../target").canonicalize().unwrap();
@@ -82,7 +83,7 @@ impl Author {
         assert!(printed(test).await.contains("2 passed"));
     }
 
-    /// Upper and lower case no longer matter.
+    /// Changes the policy: upper and lower case no longer matter.
     fn change(&self) {
         let file = self.root.join("src/lib.rs");
         let code = std::fs::read_to_string(&file).unwrap();
@@ -93,7 +94,7 @@ impl Author {
     }
 }
 
-/// Takes and gives back one lock until it is told to stop; the key of the last lease is told.
+/// Takes and releases one lock until it is told to stop, and publishes the key of the last lease.
 fn running_client(
     client: Client,
     stop: Arc<AtomicBool>,
@@ -116,8 +117,8 @@ async fn until_key(last: &mut tokio::sync::watch::Receiver<String>, key: &str) {
     seen.unwrap_or_else(|_| panic!("never held {key}")).expect("the client goes on");
 }
 
-/// Write a policy, test it, build it, check it, push it, see a running client's locks change, and roll
-/// it back: the walk-through of README.
+/// The walk-through of README: write a policy, test it, build it, check it, push it, see a running client's locks
+/// change, and roll it back.
 #[test]
 fn a_policy_from_new_to_rollback() {
     crate::harness::run(async {
@@ -152,12 +153,12 @@ fn a_policy_from_new_to_rollback() {
     });
 }
 
-/// What `policy` refuses, it refuses in the words of the proxy, with the exit code for it.
+/// The `policy` commands refuse what the proxy would refuse, with the proxy's words and the right exit code.
 #[test]
 fn policy_commands_say_what_is_wrong() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mariadb).await).await;
-        // What to roll back to is recorded with the fleet.
+        // The component for a rollback is recorded with the fleet.
         proxy.until_ready().await;
         let dir = folder();
         std::fs::write(dir.path().join("page.wasm"), "<html>").unwrap();
@@ -186,7 +187,7 @@ fn policy_commands_say_what_is_wrong() {
     });
 }
 
-/// Every lock command with `--json`: what goes well and what does not.
+/// Every lock command with `--json`, in success and failure.
 #[test]
 fn locks_from_the_command_line() {
     crate::harness::run(async {
@@ -260,7 +261,7 @@ fn versions_from_the_command_line() {
     });
 }
 
-/// `lockkeeper watch --json`, once it watches.
+/// `lockkeeper watch --json`, after it has started to watch.
 struct Watch {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -271,7 +272,7 @@ impl Watch {
         let mut command = lockkeeper(proxy, &["watch", "cli/", "--json"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // It prints nothing before the first event; one connection more is the sign.
+        // It prints nothing before the first event; an additional connection shows that it watches.
         std::thread::sleep(Duration::from_millis(500));
         Watch { child, lines }
     }

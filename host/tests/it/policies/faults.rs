@@ -1,9 +1,9 @@
-//! Promise 4: a policy that fails costs its own requests at most.
+//! Promise 4: a policy that fails affects only its own requests.
 
 use super::*;
 
-/// The default policy is the bad guest; `good/…` goes to a good one. Its hooks are never suspended,
-/// unless a test wants that.
+/// The default policy is the faulty guest, and `good/…` goes to a good policy. Hooks are never suspended, unless a
+/// test wants that.
 fn sections(faults_to_suspend: u32) -> String {
     format!(
         "[policies.good]\npath = \"builtin:default\"\n\
@@ -18,7 +18,7 @@ async fn faults(proxy: &Proxy, policy: &str, hook: &str, reason: &str) -> f64 {
     proxy.metric("lockkeeper_policy_faults_total", &labels.each_ref().map(String::as_str)).await
 }
 
-/// Ways to fail at `plan`, and the reasons they are counted under.
+/// Ways to fail in `plan`, with the reasons under which they are counted.
 const WAYS: [(&str, &str); 8] = [
     ("loop", "time"),
     ("recurse", "stack"),
@@ -30,7 +30,7 @@ const WAYS: [(&str, &str); 8] = [
     ("long", "value"),
 ];
 
-/// Requests of a good policy, one after another; the longest that one took.
+/// Makes requests of a good policy, one after another. Returns the longest time of a request.
 fn undisturbed(client: Client) -> JoinHandle<Duration> {
     tokio::spawn(async move {
         let mut longest = Duration::ZERO;
@@ -45,7 +45,7 @@ fn undisturbed(client: Client) -> JoinHandle<Duration> {
     })
 }
 
-/// Asks once in each of the ways, all at the same time.
+/// Makes one request for each of the ways, all at the same time.
 async fn fail_in_every_way(client: &Client) {
     let asked = WAYS.map(|(how, _)| waiting(client, json!({"resource": how})));
     for (answer, (how, reason)) in asked.into_iter().zip(WAYS) {
@@ -57,8 +57,8 @@ async fn fail_in_every_way(client: &Client) {
 }
 
 on_both! {
-    /// Each way to fail at naming refuses its request and is counted by policy, hook and reason; at the
-    /// same time another policy's requests are granted.
+    /// Each way to fail in naming refuses its request, and is counted by policy, hook and reason. At the same time,
+    /// requests of another policy are granted.
     async fn naming_fails_closed_and_disturbs_nobody(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let proxy = &deployment.proxy;
@@ -80,14 +80,14 @@ on_both! {
         assert_eq!(proxy.metric("lockkeeper_policy_faults_total", &["policy=\"good\""]).await, 0.0);
         assert_eq!(deployment.status().await["faults"], WAYS.len() * rounds);
         assert!(deployment.status().await["last_error"].as_str().is_some());
-        // Nothing is left behind by the refused.
+        // Refused requests leave nothing behind.
         for (how, _) in WAYS {
             let known = shown(&client, how).await;
             assert_eq!((&known["holders"], &known["queue"]), (&Value::Null, &Value::Null), "{how}");
         }
     }
 
-    /// A policy that fails in a row is not asked for a while, and then it is again.
+    /// A policy that fails several times in a row is suspended for a while, and then called again.
     async fn a_policy_that_keeps_failing_is_suspended(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(3)).await;
         let client = deployment.proxy.client();
@@ -104,8 +104,8 @@ on_both! {
         assert!(faults(&deployment.proxy, "default", "plan", "suspended").await >= 1.0);
     }
 
-    /// A generation that fails to name the keys of some held locks goes live only when these have ended. It is still
-    /// asked about the other locks, whose new keys get no second holder.
+    /// A generation that fails to name the keys of some held locks goes live only when these locks have ended. It is
+    /// still asked about the other locks, whose new keys get no second holder.
     async fn a_swap_looks_past_failures(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), &sections(1)).await;
         let client = deployment.proxy.client();
@@ -126,7 +126,7 @@ on_both! {
         }
     }
 
-    /// Who is next falls back to rank and arrival.
+    /// If `fairness` fails, rank and arrival decide who is next.
     async fn failing_fairness_falls_back_to_arrival(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let client = deployment.proxy.client();
@@ -143,7 +143,7 @@ on_both! {
         }
     }
 
-    /// What a waiter does meanwhile falls back to the built-in sleeps, and a renewal to an extension.
+    /// If `backoff` fails, the built-in sleeps apply; if `renewal` fails, the lease is extended.
     async fn failing_backoff_and_renewal_fall_back(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let (proxy, client) = (&deployment.proxy, deployment.proxy.client());
@@ -167,8 +167,8 @@ on_both! {
         }
     }
 
-    /// Promise 1: a holder whose policy lets the lease lapse is told at once, and may count on the lock until the
-    /// end that it was told before. Nobody else has the lock by then.
+    /// Promise 1: a holder whose policy lets the lease lapse is told at once, and may count on the lock until the end
+    /// that it was told before. Nobody else gets the lock before that.
     async fn what_a_policy_lets_lapse_is_not_free_while_its_holder_is_certain(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let (proxy, client) = (&deployment.proxy, deployment.proxy.client());

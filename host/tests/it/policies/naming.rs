@@ -1,8 +1,8 @@
-//! A new policy that names keys differently: old and new holders never exist together.
+//! A new policy that names keys differently: holders under the old and the new name never exist at the same time.
 
 use super::*;
 
-/// Whether a request of the resource would be granted now, without waiting.
+/// Whether a request for the resource would be granted now, without waiting.
 async fn is_free(client: &Client, resource: &str) -> bool {
     let answer = client.acquire(json!({"resource": resource, "ttl_ms": 20_000})).await;
     match answer.status {
@@ -15,7 +15,7 @@ async fn is_free(client: &Client, resource: &str) -> bool {
     }
 }
 
-/// Leases that are waited for are looked at twice a second; only then are their new keys free.
+/// The proxy checks twice a second whether the old leases have ended. Only then are their new keys free.
 async fn until_only_new_keys(client: &Client, resource: &str, new: &[&str]) {
     eventually("later leases hold only the new key", async || {
         let answer = client.acquire(json!({"resource": resource, "ttl_ms": 20_000})).await;
@@ -26,8 +26,7 @@ async fn until_only_new_keys(client: &Client, resource: &str, new: &[&str]) {
     .await;
 }
 
-/// Releases one lease after another: each time the one waiter that is granted is the next in line, and
-/// nobody else.
+/// Releases one lease after another. Each time, the only waiter that is granted is the next in the queue.
 async fn granted_in_turn(client: &Client, first: &Value, waiters: Vec<JoinHandle<Response>>) {
     let mut lease = first.clone();
     let mut waiters = std::collections::VecDeque::from(waiters);
@@ -41,7 +40,7 @@ async fn granted_in_turn(client: &Client, first: &Value, waiters: Vec<JoinHandle
 }
 
 on_both! {
-    /// The holder of the old key keeps it; who comes later waits for it, and then holds both.
+    /// The holder of the old key keeps it. Later requests wait for that key, and then hold both.
     async fn a_holder_of_the_old_key_is_waited_for(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
@@ -66,7 +65,7 @@ on_both! {
     async fn an_old_lease_that_expires_is_waited_for(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
-        // The component is built where it is first used, which may take longer than the lease lasts.
+        // The component is built on first use, which may take longer than the lease lasts.
         let renamed: &[u8] = &RENAMED;
         let began = Instant::now();
         client.lease("r", 4_000).await;
@@ -76,7 +75,7 @@ on_both! {
         assert_eq!(keys(&next), ["r", "x/r"]);
     }
 
-    /// Waiters of before and after the swap are granted one after another, in the order of arrival.
+    /// Waiters from before and after the swap are granted one after another, in order of arrival.
     async fn waiters_of_both_generations_take_turns(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
@@ -88,7 +87,7 @@ on_both! {
         until_only_new_keys(&client, "r", &["x/r"]).await;
     }
 
-    /// There and back again while locks are held: three generations of keys, one holder at a time.
+    /// A swap and a rollback while locks are held: three generations of keys, one holder at a time.
     async fn a_rollback_is_a_transition_as_well(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let (client, admin) = (deployment.proxy.client(), deployment.proxy.admin());
@@ -109,7 +108,7 @@ on_both! {
         until_only_new_keys(&client, "q", &["q"]).await;
     }
 
-    /// Many old keys that become one: it is free when all their holders are gone.
+    /// Many old keys become one key, which is free when all their holders are gone.
     async fn keys_that_become_one_wait_for_all_holders(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
@@ -139,7 +138,7 @@ on_both! {
         .await;
     }
 
-    /// Readers of the old key keep writers of the new one out, and let readers in.
+    /// Readers of the old key keep out writers of the new key, and admit readers.
     async fn readers_of_the_old_key_keep_writers_out(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
@@ -172,7 +171,7 @@ on_both! {
         assert!(is_free(&client, "r").await, "the repetition holds something");
     }
 
-    /// Leases of an earlier run, granted under a policy that has changed since, are waited for.
+    /// Leases of an earlier run, whose policy has changed since, are waited for.
     async fn leases_of_an_earlier_run_are_waited_for(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let old = deployment.proxy.client().lease("r", 30_000).await;
@@ -186,7 +185,7 @@ on_both! {
         until_only_new_keys(&client, "r", &["x/r"]).await;
     }
 
-    /// The same where not the policy has changed, but which policy the resource goes to.
+    /// The same if not the policy has changed, but the policy that the resource goes to.
     async fn leases_of_another_route_are_waited_for(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let old = deployment.proxy.client().lease("shop/1", 30_000).await;
@@ -201,14 +200,14 @@ on_both! {
         let proxy = start(&url, dir.path(), &more).await;
         let client = proxy.client();
         assert!(!is_free(&client, "shop/1").await);
-        // A swap of that policy asks about the lease as well.
+        // A swap of that policy also asks about the lease.
         push(&proxy, "shop", &variant(&RENAMED, 1)).await;
         assert!(!is_free(&client, "shop/1").await);
         let waiters = line_up(&client, "shop/1", "w", 1).await;
         granted_in_turn(&client, &old, waiters).await;
     }
 
-    /// Leases that another proxy granted before the swap are waited for, too.
+    /// Leases that another proxy granted before the swap are waited for as well.
     async fn leases_of_another_proxy_are_waited_for(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let other = start(&deployment.url, deployment.dir.path(), "").await;

@@ -1,4 +1,4 @@
-//! The shipped policies through the proxy: fair shares between groups, and polling with limits.
+//! The built-in policies in the proxy: fair shares between groups, and polling with limits.
 
 use super::*;
 
@@ -6,8 +6,8 @@ const FAIR: &str = "[policies.fair]\npath = \"builtin:fair-groups\"\n\
     [policies.fair.settings]\nweights = { heavy = 3 }\n\
     [[routes]]\nresource = \"fair/*\"\npolicy = \"fair\"\n";
 
-/// Waiters of a group, who queue in any order; each gives its grant back at once, and all tell who
-/// they are when they are granted.
+/// Waiters of a group, which queue in any order. Each reports its name when it is granted, and releases its grant at
+/// once.
 fn crowd(
     client: &Client,
     resource: &str,
@@ -34,7 +34,7 @@ async fn until_queued(client: &Client, resource: &str, count: usize) -> Vec<Stri
     queue(client, resource).await
 }
 
-/// The order of the grants, from the release of the lease that all of them wait for.
+/// The order of the grants after the release of the lease that everybody waits for.
 async fn grants_after(
     client: &Client,
     lease: &Value,
@@ -55,8 +55,8 @@ fn of_group<'a>(order: &'a [String], group: &str) -> Vec<&'a String> {
 }
 
 on_both! {
-    /// A group with 100 waiters does not starve one with a single waiter that came last; within the
-    /// group, arrival decides.
+    /// A group with 100 waiters does not starve a group with a single waiter that came last. Within the group,
+    /// arrival decides.
     async fn a_crowd_does_not_starve_a_single_waiter(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), FAIR).await;
         let client = deployment.proxy.client();
@@ -73,7 +73,7 @@ on_both! {
         assert_eq!(deployment.proxy.metric("lockkeeper_policy_faults_total", &[]).await, 0.0);
     }
 
-    /// A group of weight 3 gets about three grants for one of a group of weight 1.
+    /// A group of weight 3 gets about three times as many grants as a group of weight 1.
     async fn weights_are_honoured(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), FAIR).await;
         let client = deployment.proxy.client();
@@ -88,8 +88,8 @@ on_both! {
         assert!((27..=33).contains(&heavy), "{heavy} of the first 40 grants: {order:?}");
     }
 
-    /// The back-off policy polls as its settings say, gives up after its attempts and says so, and
-    /// bounds the longest wait.
+    /// The back-off policy polls as its settings say, gives up after its attempts with a message, and limits the
+    /// longest wait.
     async fn polling_ends_as_the_settings_say(kind: Kind) {
         let poll = "[policies.poll]\npath = \"builtin:backoff\"\n\
             [policies.poll.settings]\nattempts = 4\nsleep = \"fixed\"\nmin_ms = 60\nmax_ms = 60\n\
@@ -105,7 +105,7 @@ on_both! {
         let took = began.elapsed();
         assert_eq!((refused.status, refused.slug()), (409, "contended"), "{}", refused.text);
         assert_eq!(refused.json["reason"], "still held after 4 attempts");
-        // Three sleeps lie between four attempts.
+        // There are three sleeps between four attempts.
         assert!((180..10_000).contains(&took.as_millis()), "{took:?}");
         let decisions = shown(&client, "poll/1").await["decisions"].to_string();
         assert!(decisions.contains("ask again after 60 ms"), "{decisions}");
@@ -117,7 +117,7 @@ on_both! {
         let took = began.elapsed();
         assert_eq!((refused.status, refused.slug()), (409, "contended"), "{}", refused.text);
         assert!((500..10_000).contains(&took.as_millis()), "{took:?}");
-        // Waiters who poll are woken by a release on this proxy all the same.
+        // A release on this proxy also wakes waiters that poll.
         let lease = client.lease("patient/2", 60_000).await;
         let waiter = line_up(&client, "patient/2", "w", 1).await.remove(0);
         released(&client, &lease).await;

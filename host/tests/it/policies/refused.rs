@@ -1,8 +1,8 @@
-//! Loads that are refused: one sentence says why, and the old policy goes on.
+//! Loads that are refused: one sentence gives the reason, and the old policy stays.
 
 use super::*;
 
-/// A component that is refused, and what its sentence must say.
+/// A component that is refused, and what the reason must contain.
 type Bad = (&'static str, Vec<u8>, &'static [&'static str]);
 
 fn wat(text: &str) -> Vec<u8> {
@@ -13,7 +13,7 @@ fn importing(name: &str) -> Vec<u8> {
     wat(&format!(r#"(component (import "{name}" (instance (export "f" (func)))))"#))
 }
 
-/// The policy that is live takes any settings; those that are pushed are told `configure = "panic"`.
+/// The live policy accepts any settings; pushed components receive `configure = "panic"`.
 fn bad_components() -> Vec<Bad> {
     vec![
         ("not wasm", b"<html>not here</html>".to_vec(), &["not WebAssembly", "lockkeeper policy build"]),
@@ -41,7 +41,7 @@ async fn refusals(proxy: &Proxy) -> f64 {
     proxy.metric("lockkeeper_policy_loads_total", &labels).await
 }
 
-/// Requests are still planned by the first generation.
+/// Checks that requests are still planned by the first generation.
 async fn old_policy_answers(deployment: &Deployment, name: &str) {
     let client = deployment.proxy.client();
     let lease = client.lease(&crate::harness::fresh("still"), 1_000).await;
@@ -51,7 +51,8 @@ async fn old_policy_answers(deployment: &Deployment, name: &str) {
 
 const SETTINGS: &str = "[policies.default.settings]\nconfigure = \"panic\"";
 
-/// Each is a 422 (413 where it is not even read) with its sentence, on record in the status and the metrics.
+/// Each push is answered with 422 (413 if it is not even read) and its reason, which is also in the status and the
+/// metrics.
 #[test]
 fn by_push() {
     crate::harness::run(async {
@@ -70,13 +71,13 @@ fn by_push() {
         assert_eq!((empty.status, empty.slug()), (400, "invalid"), "{}", empty.text);
         let unknown = deployment.proxy.admin().send("PUT", "/v1/policies/nobody", "x").await;
         assert_eq!((unknown.status, unknown.slug()), (404, "not_found"), "{}", unknown.text);
-        // A good one still goes live, and the last error is forgotten.
+        // A good component still goes live, and the last error is cleared.
         deployment.push(&variant(&RENAMED, 1)).await;
         assert_eq!(deployment.status().await["last_error"], Value::Null);
     });
 }
 
-/// The same where the file is replaced: the sentence is in the log, the status and the metrics.
+/// The same for a replaced file: the reason is in the log, the status and the metrics.
 #[test]
 fn by_file() {
     crate::harness::run(async {

@@ -1,4 +1,4 @@
-//! Promise 5: replacing a policy loses no holder, no waiter and no request.
+//! Promise 5: the replacement of a policy loses no holder, no waiter and no request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 
 use super::*;
 
-/// What the clients of one test know together: who holds each resource, and the last token of each key.
+/// What the clients of a test know together: the holder of each resource, and the last token of each key.
 #[derive(Default)]
 struct Witness {
     holders: Mutex<HashMap<String, String>>,
@@ -40,7 +40,7 @@ impl Witness {
     }
 }
 
-/// Takes and gives back one lock after another until it is told to stop. Nothing may fail.
+/// Takes and releases one lock after another until it is told to stop. Nothing may fail.
 async fn work(client: Client, worker: usize, witness: Arc<Witness>) {
     for round in 0.. {
         if witness.stop.load(Relaxed) {
@@ -57,7 +57,7 @@ async fn work(client: Client, worker: usize, witness: Arc<Witness>) {
     }
 }
 
-/// Swaps ten times by push and ten times by file; every second generation renames all keys.
+/// Swaps ten times by push and ten times by file. Every second generation renames all keys.
 async fn replace_twenty_times(deployment: &Deployment) {
     for swap in 0..20_u8 {
         let policy = if swap % 2 == 0 { &RENAMED } else { default_policy() };
@@ -73,7 +73,7 @@ async fn replace_twenty_times(deployment: &Deployment) {
 }
 
 on_both! {
-    /// Promises 1, 2 and 5 under load: no request fails, no resource has two holders, tokens rise.
+    /// Promises 1, 2 and 5 under load: no request fails, no resource has two holders, and tokens increase.
     async fn no_request_notices_twenty_swaps(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let witness = Arc::new(Witness::default());
@@ -107,7 +107,7 @@ on_both! {
         }
     }
 
-    /// A hold keeps its generation for its renewals after a swap; who comes later gets the new one.
+    /// A held connection keeps its generation for its renewals after a swap. Later requests use the new generation.
     async fn a_hold_keeps_its_generation(kind: Kind) {
         let deployment = Deployment::start(kind, &BAD).await;
         let client = deployment.proxy.client();
@@ -115,7 +115,7 @@ on_both! {
         let lease = line(&mut hold).await;
         let old = lease["policy"].as_str().unwrap().to_owned();
         let new = deployment.push(&variant(&BAD, 1)).await;
-        // Past what was decided before the swap: two renewals more.
+        // The renewals after those that were decided before the swap.
         for _ in 0..3 {
             assert_eq!(line(&mut hold).await["event"], "renewed");
         }
@@ -126,8 +126,8 @@ on_both! {
         assert!(later["policy"].as_str().is_some_and(|id| id != old && is_of(id, &new)), "{later}");
     }
 
-    /// Rollback brings the generation before back as a new one, and can be taken back itself; the
-    /// status tells of each step.
+    /// A rollback restores the previous generation as a new one, and can itself be rolled back. The status shows each
+    /// step.
     async fn a_rollback_brings_the_one_before(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let (client, admin) = (deployment.proxy.client(), deployment.proxy.admin());
@@ -158,11 +158,11 @@ on_both! {
         assert_eq!(unknown.status, 404, "{}", unknown.text);
     }
 
-    /// A push outlives a file that does not change, and the next change of the file replaces it.
+    /// A push stays live while the file does not change, and the next change of the file replaces it.
     async fn push_and_file_take_turns(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let pushed = deployment.push(&RENAMED).await;
-        // Longer than the poll of the file.
+        // Longer than the poll interval of the file.
         pause_ms(2_500).await;
         assert_eq!(deployment.status().await["digest"], pushed["digest"]);
         deployment.deploy(&variant(default_policy(), 7));
@@ -176,12 +176,13 @@ fn is_of(id: &str, status: &Value) -> bool {
     id.split_once('@').is_some_and(|(_, short)| digest.starts_with(short))
 }
 
-/// The lines of a hold, which lasts until they are dropped.
+/// The lines of a held connection, which lasts until this is dropped.
 pub(super) struct Lines {
     body: hyper::body::Incoming,
     held: Vec<u8>,
 }
 
+/// Holds a lock with a connection.
 pub(super) async fn hold(proxy: &Proxy, body: Value) -> Lines {
     let connector = hyper_util::client::legacy::connect::HttpConnector::new();
     let executor = hyper_util::rt::TokioExecutor::new();
@@ -193,6 +194,7 @@ pub(super) async fn hold(proxy: &Proxy, body: Value) -> Lines {
     Lines { body: response.into_body(), held: Vec::new() }
 }
 
+/// The next line.
 pub(super) async fn line(lines: &mut Lines) -> Value {
     loop {
         if let Some(end) = lines.held.iter().position(|byte| *byte == b'\n') {

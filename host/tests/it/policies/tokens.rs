@@ -1,8 +1,8 @@
-//! Promise 2, as applications read it: the tokens of a resource rise, whatever its keys are called.
+//! Promise 2, as applications see it: the tokens of a resource increase, whatever its keys are called.
 
 use super::*;
 
-/// The default policy, whose keys are stripes of other names.
+/// The default policy, with stripes of other names as keys.
 fn renamed(number: u8) -> Vec<u8> {
     let (old, new) = (b"stripe-", format!("strip{number}-").into_bytes());
     let mut component = default_policy().to_vec();
@@ -19,7 +19,7 @@ fn settings(primitive: &str) -> String {
     format!("[policies.default.settings]\nprimitive = \"{primitive}\"\nstripes = 1000")
 }
 
-/// Grants and releases: the token of the resource is above the last one.
+/// Acquires and releases: the token of the resource must be higher than the last one.
 async fn rises(client: &Client, last: &mut u64, at: &str) {
     let answer = client.acquire(json!({"resource": "orders/42", "wait_ms": 20_000})).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
@@ -71,7 +71,7 @@ async fn tokens_rise_with(kind: Kind, primitive: &str, stores: &str) {
     let proxy = start(&url, dir.path(), &more).await;
     rises(&proxy.client(), &mut last, "after a restart with another policy").await;
     drop(proxy);
-    // Which policy a resource goes to is no part of any policy.
+    // The policy that a resource goes to is not part of any policy.
     std::fs::write(dir.path().join("shop.wasm"), default_policy()).unwrap();
     let file = dir.path().join("shop.wasm");
     let routed = format!(
@@ -108,8 +108,8 @@ async fn commit(client: &Client, version: u64) -> Response {
 }
 
 on_both! {
-    /// A version that was read before its key got another name is a conflict, whatever the counts of the keys
-    /// are; and versions rise.
+    /// A commit to a version that was read before its key was renamed is a conflict, whatever the versions of the
+    /// keys are. Versions increase.
     async fn a_version_of_before_a_change_is_a_conflict(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), &settings("version")).await;
         let (client, admin) = (deployment.proxy.client(), deployment.proxy.admin());
@@ -134,7 +134,7 @@ on_both! {
         assert!(seen.is_sorted(), "{seen:?}");
     }
 
-    /// The servers of a quorum count tokens for themselves.
+    /// The servers of a quorum count their own tokens.
     async fn tokens_of_a_quorum_rise_when_its_keys_are_renamed(kind: Kind) {
         let mut stores = String::new();
         for name in ["a", "b", "c"] {

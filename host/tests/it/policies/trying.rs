@@ -1,4 +1,4 @@
-//! `lockkeeper policy try`: a component asked without a proxy.
+//! `lockkeeper policy try`: calls a component without a proxy.
 
 use std::process::{Command, Output};
 
@@ -19,7 +19,7 @@ impl Bench {
         Bench(dir)
     }
 
-    /// `args` are parted by `|`.
+    /// Runs the command. `args` are separated by `|`.
     fn run(&self, args: &str) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         command.current_dir(self.0.path()).args(["policy", "try"]).args(args.split('|'));
@@ -91,7 +91,7 @@ fn a_request_of_the_lock_api_has_a_resource_and_labels() {
         .take();
     assert_eq!((&plan["keys"], &plan["rank"]), (&json!(["a"]), &json!(-3)));
     assert_eq!((&plan["mode"], &plan["on_loss"]), (&json!({"permits": 2, "limit": 5}), &json!("cut")));
-    // A guarded request is locked by its path, or by what is named.
+    // A guarded request is locked by its path, or by the given name.
     assert_eq!(bench.keys("builtin:default|--request|GET //caf%C3%A9/?x=1"), json!(["/café"]));
     assert_eq!(bench.keys("builtin:default|--request|GET /a|--resource|b"), json!(["b"]));
 }
@@ -109,8 +109,7 @@ fn files_hold_long_settings_and_bodies() {
     );
 }
 
-/// A refusal, a fault and a mistake of who asks have exit codes of their own, and sentences that name the
-/// cause.
+/// A refusal, a fault and a mistake of the caller have different exit codes, and messages that name the cause.
 #[test]
 fn what_is_wrong_is_named() {
     let bench = Bench::new();
@@ -255,7 +254,7 @@ fn a_configuration_says_which_route_and_policy_a_request_takes() {
 #[test]
 fn a_policy_is_tried_with_what_its_route_shows() {
     let bench = with_routes();
-    // The tenant's header is there; the route does not show it.
+    // The tenant's header is present, but the route does not show it.
     let blind = bench.run(&format!("{ROUTED}|PUT /blind/42|--header|X-Tenant: acme"));
     let told = text(&blind.stderr);
     assert_eq!(blind.status.code(), Some(6), "{told}");
@@ -274,7 +273,7 @@ fn a_policy_is_tried_with_what_its_route_shows() {
         text(&far.stderr)
     );
 
-    // Another component in place of the route's, with the same settings.
+    // Another component instead of the route's, with the same settings.
     let told = bench.json("builtin:default|--config|config.toml|--request|PUT /orders/42");
     assert_eq!(
         (&told["route"], &told["plan"]["keys"]),

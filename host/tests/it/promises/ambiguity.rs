@@ -1,4 +1,4 @@
-//! Promise 6: a request that is made again is not granted twice.
+//! Promise 6: a repeated request is not granted twice.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn is_reused(client: &Client, body: &Value) {
 }
 
 on_both! {
-    /// Promise 6: the same request gets the same lease, on any proxy, also on one that is started later.
+    /// Promise 6: the same request gets the same lease on any proxy, including a proxy that is started later.
     async fn a_repeated_request_gets_its_lease(kind: Kind) {
         let url = database(kind).await;
         let (mut one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -46,8 +46,8 @@ on_both! {
         assert_eq!(next["token"].as_u64(), lease["token"].as_u64().map(|token| token + 1));
     }
 
-    /// Promise 6: a request id that comes back with another body is refused, and so is one whose
-    /// lease has expired.
+    /// Promise 6: a request id that is used again with another body is refused, and so is one whose lease has
+    /// expired.
     async fn a_request_id_is_used_once(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -72,15 +72,15 @@ on_both! {
         is_reused(&other.client(), &short).await;
     }
 
-    /// Promise 6: a proxy that is killed while it works on a request leaves one lease or none, and the
-    /// request made again elsewhere gets it.
+    /// Promise 6: a proxy that is killed while it handles a request leaves one lease or none, and repeating the
+    /// request on another proxy gets it.
     async fn a_killed_proxy_grants_once(kind: Kind) {
         let url = database(kind).await;
         let survivor = Proxy::start(&url).await;
         let client = survivor.client();
         for round in 0..4_u64 {
             let mut victim = Proxy::start(&url).await;
-            // Connections and policies are warm: what follows takes a few milliseconds.
+            // Connections and policies are warm, so what follows takes a few milliseconds.
             victim.client().lease(&fresh("warm"), 1_000).await;
             let bodies: Vec<Value> = (0..20).map(|_| request(&fresh("killed"), &fresh("id"))).collect();
             let mut sockets = Vec::new();
@@ -99,7 +99,7 @@ on_both! {
         }
     }
 
-    /// Promise 6: a request that waits on two proxies at once becomes one lease.
+    /// Promise 6: a request that waits on two proxies at once gets one lease.
     async fn two_who_wait_with_one_id_share_a_lease(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -125,7 +125,7 @@ on_both! {
         assert_eq!(other.client().renew(&leases[0]).await.status, 200);
     }
 
-    /// Promise 6: a client whose answer was lost on the way asks again and holds the lock once.
+    /// Promise 6: a client whose answer was lost asks again, and holds the lock once.
     async fn a_lost_answer_is_asked_for_again(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();

@@ -1,11 +1,11 @@
-//! Promise 7: everything has a limit, and a clear error.
+//! Promise 7: everything has a limit with a clear error.
 
 use serde_json::{Value, json};
 
 use super::proxy_with;
 use crate::harness::{Client, Proxy, Raw, database, eventually, fresh, parsed};
 
-/// A waiter of its own task; it leaves when the handle is aborted.
+/// A waiter in its own task. It leaves when the handle is aborted.
 fn waiter(client: &Client, resource: &str) -> tokio::task::JoinHandle<()> {
     let (client, body) = (client.clone(), json!({"resource": resource, "wait_ms": 60_000}));
     tokio::spawn(async move {
@@ -21,8 +21,7 @@ async fn is_full(client: &Client, resource: &str, bound: u64) {
 }
 
 on_both! {
-    /// Promise 7: a key has no more waiters than its policy allows, and a place that becomes free
-    /// can be had.
+    /// Promise 7: a key has no more waiters than its policy allows, and a place that becomes free can be used.
     async fn a_key_has_so_many_waiters(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "max_waiters = 2", "").await;
         let (client, resource) = (proxy.client(), fresh("queue"));
@@ -41,7 +40,7 @@ on_both! {
         waiters[1].abort();
     }
 
-    /// Promise 7: the proxy's own limits hold whatever a policy says.
+    /// Promise 7: the proxy's own limits apply, whatever a policy says.
     async fn limits_are_above_policies(kind: Kind) {
         let limits = "[limits]\nmax_waiters = 1\nmax_waiters_total = 2\nmax_ttl_ms = 2000\nmax_permits = 3\n";
         let proxy = proxy_with(&database(kind).await, "ttl_ms = 60000\nwait_ms = 60000", limits).await;
@@ -62,7 +61,7 @@ on_both! {
         waiting[0].abort();
     }
 
-    /// Promise 7: one connection over the limit is told so and closed; the others do not notice.
+    /// Promise 7: a connection over the limit is told so and closed, and other connections do not notice.
     async fn connections_are_bounded(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "", "[http]\nmax_connections = 4\n").await;
         let mut sockets = Vec::new();
@@ -88,7 +87,7 @@ on_both! {
         .await;
     }
 
-    /// Promise 7: what a policy does not allow is refused with its reason.
+    /// Promise 7: a request that a policy does not allow is refused with the policy's reason.
     async fn permits_are_the_policys(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "permits = 3", "").await;
         let ask = |count: u32| json!({"resource": fresh("permits"), "mode": {"permits": count}});
@@ -98,7 +97,7 @@ on_both! {
         assert!(refused.json["reason"].as_str().is_some_and(|reason| reason.contains('3')));
     }
 
-    /// Promise 7: an answer that lists locks has pages.
+    /// Promise 7: lists of locks have pages.
     async fn lists_have_pages(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, prefix) = (proxy.client(), fresh("listed"));

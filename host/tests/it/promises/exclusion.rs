@@ -1,8 +1,8 @@
-//! Promise 1, under everything that can go wrong at once.
+//! Promise 1, with all kinds of faults at once.
 
 use crate::harness::{Habits, Proxy, Settings, World, crash, database, folder, fresh, own_server};
 
-/// A proxy that keeps what is called `row…` as row locks, and all else as named locks.
+/// A proxy that uses row locks for resources named `row…`, and named locks for all others.
 async fn proxy_of_sessions(url: &str) -> Proxy {
     let policy = |name: &str, primitive: &str| {
         format!(
@@ -15,8 +15,8 @@ async fn proxy_of_sessions(url: &str) -> Proxy {
 }
 
 on_both! {
-    /// Promise 1: while proxies and the server are killed and started again, the times in which
-    /// clients are certain of a key never overlap, and the tokens are in the order of the grants.
+    /// Promise 1: while proxies and the server are killed and restarted, the times in which clients are certain of a
+    /// key never overlap, and tokens are in the order of the grants.
     async fn certain_holders_never_overlap(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -35,8 +35,8 @@ on_both! {
         server.stop().await;
     }
 
-    /// Promise 1, of locks that end with their proxy: others have them at once when it is killed, and its
-    /// clients are certain until then.
+    /// Promise 1 for locks that end with their proxy: when the proxy is killed, others get the locks at once, and the
+    /// proxy's clients are certain only until then.
     async fn holders_of_sessions_never_overlap(kind: Kind) {
         let url = database(kind).await;
         let (mut one, other) = (proxy_of_sessions(&url).await, proxy_of_sessions(&url).await);

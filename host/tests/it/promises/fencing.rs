@@ -1,4 +1,4 @@
-//! Promise 2: a key's tokens rise, whatever happens in between.
+//! Promise 2: the tokens of a key increase, whatever happens in between.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::harness::{Client, Proxy, Settings, crash, database, eventually, folde
 
 const FIRST_OF_SECOND_EPOCH: u64 = 1 << 40;
 
-/// Takes the key again and again and looks at the tokens.
+/// Takes the key repeatedly and checks the tokens.
 struct Fence {
     resource: String,
     last: u64,
@@ -21,7 +21,7 @@ impl Fence {
         Fence { resource: fresh("fenced"), last: 0 }
     }
 
-    /// Takes the key, waiting for it where it is held, and does not release it.
+    /// Takes the key, waits for it if it is held, and does not release it.
     async fn take(&mut self, client: &Client, after: &str, ttl_ms: u32) -> Value {
         let body = json!({"resource": self.resource, "ttl_ms": ttl_ms, "wait_ms": 10_000});
         let mut lease = Value::Null;
@@ -48,7 +48,7 @@ impl Fence {
 }
 
 on_both! {
-    /// Promise 2, across handoff, expiry, other proxies, policy swaps and operators.
+    /// Promise 2, across handoff, expiry, other proxies, policy swaps and forced releases.
     async fn tokens_rise_in_every_way_to_get_a_lock(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -99,7 +99,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// Promise 2, across the deletion of idle rows: also on a proxy that remembers the row.
+    /// Promise 2, across the deletion of idle rows, including on a proxy that remembers the row.
     async fn tokens_rise_across_clean_up(kind: Kind) {
         let url = database(kind).await;
         let proxy = cleaning(&url).await;
@@ -107,7 +107,7 @@ on_both! {
         for _ in 0..5 {
             fence.cycle(&proxy.client(), "a release").await;
         }
-        // As if nobody had used it for a day.
+        // As if nobody had used the row for a day.
         let age = format!("UPDATE lockkeeper_lease SET until_us=1 WHERE k='{}'", fence.resource);
         sql(&url, &age).await;
         let cleaner = cleaning(&url).await;
@@ -119,7 +119,7 @@ on_both! {
         assert!(token(&fresh_key) > 0);
     }
 
-    /// Promise 2: the row is deleted after a transaction has looked for it, and before that inserts it.
+    /// Promise 2: the row is deleted after a transaction has looked for it and before the transaction inserts it.
     async fn tokens_rise_across_a_clean_up_in_between(kind: Kind) {
         let url = database(kind).await;
         let store = "timeout_ms = 20000".to_owned();
@@ -135,8 +135,8 @@ on_both! {
         assert!(token(&lease) > 1_000, "{lease}");
     }
 
-    /// Promises 1 and 2: on a server that is not the one before, nothing is granted while a lease of
-    /// that one may run, and then tokens are above all that it can have given out.
+    /// Promises 1 and 2: on another server, nothing is granted while a lease of the previous server may run. After
+    /// that, tokens are higher than all tokens that the previous server can have issued.
     async fn another_server_is_another_epoch(kind: Kind) {
         let url = database(kind).await;
         let short = "[limits]\nmax_ttl_ms = 1000\n";
@@ -157,7 +157,7 @@ on_both! {
         let body = json!({"resource": fence.resource, "ttl_ms": 500, "wait_ms": 20_000});
         let late = client.acquire(body).await;
         assert_eq!(late.status, 200, "{}", late.text);
-        // The longest lease and a second more, less what the proxy's start took after it had seen it.
+        // The longest lease and one second, less the part of the proxy's start-up after it had first seen the server.
         assert!(began.elapsed() > Duration::from_millis(1_000), "{:?}", began.elapsed());
         fence.look(&late.json, "a change of the server");
         assert!(fence.last > FIRST_OF_SECOND_EPOCH, "{}", fence.last);
@@ -166,7 +166,7 @@ on_both! {
     }
 }
 
-/// A proxy that deletes rows after the shortest time, and looks for them as it starts.
+/// A proxy that deletes rows after the shortest time, and looks for them at its start.
 async fn cleaning(url: &str) -> Proxy {
     let store = "clean_after_s = 60".to_owned();
     Proxy::with(Settings { url: url.to_owned(), store, ..Settings::default() }).await

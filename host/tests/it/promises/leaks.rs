@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use super::proxy_with;
 use crate::harness::{Client, Proxy, Raw, database, eventually, fresh, parsed};
 
-/// Far longer than a test: what is free before that is free for another reason.
+/// Much longer than a test: a lock that is free earlier is free for another reason.
 const LONG_MS: u32 = 60_000;
-/// What "at once" may take on a busy machine.
+/// The longest time that "at once" may take on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// A lease that must be had at once.
+/// Acquires a lease, which must succeed at once.
 async fn at_once(client: &Client, resource: &str, when: &str) -> Value {
     let began = Instant::now();
     let granted = client.acquire(json!({"resource": resource, "ttl_ms": LONG_MS, "wait_ms": 10_000})).await;
@@ -28,7 +28,7 @@ async fn waits(proxy: &Proxy, resource: &str) -> Raw {
     socket
 }
 
-/// Lets a time pass that is shorter than the runtime's timer can measure.
+/// Waits for a time that is shorter than the resolution of the runtime's timer.
 async fn let_pass(time: Duration) {
     let began = Instant::now();
     while began.elapsed() < time {
@@ -37,7 +37,7 @@ async fn let_pass(time: Duration) {
 }
 
 on_both! {
-    /// Promise 8: a waiter whose client goes away leaves the queue, whichever way it goes.
+    /// Promise 8: a waiter whose client leaves is removed from the queue, however the client leaves.
     async fn a_waiter_that_leaves_is_gone(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("left"));
@@ -60,7 +60,8 @@ on_both! {
         client.until_queued(&resource, 0).await;
     }
 
-    /// Promise 8: a grant whose client leaves at that very moment is either seen by the client or undone.
+    /// Promise 8: if a client leaves at the moment of its grant, the client either sees the grant or the grant is
+    /// undone.
     async fn leaving_at_the_moment_of_the_grant_leaves_nothing(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("race"));
@@ -101,7 +102,7 @@ on_both! {
         assert!(told > 0 && undone > 0, "{told} were told, {undone} were not: nothing was tried");
     }
 
-    /// Promise 8: the same without a queue, where the store is being asked as the client leaves.
+    /// Promise 8: the same without a queue, if the client leaves while the store is asked.
     async fn leaving_while_the_store_is_asked_leaves_nothing(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("race"));
@@ -118,7 +119,7 @@ on_both! {
         }
     }
 
-    /// Promise 8: a dead holder's lock is free after its time, and not before; also for a waiter.
+    /// Promise 8: the lock of a dead holder is free after its lease and not before, also for a waiter.
     async fn a_dead_holders_lock_is_free_after_its_ttl(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("dead"));
@@ -130,7 +131,7 @@ on_both! {
         assert!(granted_at.elapsed() < Duration::from_millis(500) + AT_ONCE, "{:?}", began.elapsed());
     }
 
-    /// Promise 8: a held lock is free at once when its connection ends, and is renewed until then.
+    /// Promise 8: a held lock is renewed until its connection ends, and is then free at once.
     async fn a_held_lock_ends_with_its_connection(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("held"));
@@ -146,7 +147,7 @@ on_both! {
         drop(lines);
     }
 
-    /// A lock is kept for a least time after its grant, and for a delay after a holder that died.
+    /// A lock is kept for a least time after its grant, and for a delay after the death of its holder.
     async fn locks_can_outlast_their_leases(kind: Kind) {
         let url = database(kind).await;
         let (at_least, delay) = ("lock_at_least_ms = 900", "lock_delay_ms = 900");
@@ -158,7 +159,7 @@ on_both! {
         at_once(&client, &resource, "after the least time").await;
         assert!(began.elapsed() >= Duration::from_millis(890), "{:?}", began.elapsed());
 
-        // With another database: proxies that share one go by the same settings.
+        // The proxy needs another database, because proxies that share a database use the same settings.
         let proxy = proxy_with(&database(kind).await, delay, "").await;
         let (client, resource) = (proxy.client(), fresh("delayed"));
         let lease = client.lease(&resource, LONG_MS).await;
@@ -174,7 +175,7 @@ on_both! {
 }
 
 on_both! {
-    /// Promise 8: what many clients leave behind at once is gone at once.
+    /// Promise 8: what many clients leave behind at once is removed at once.
     async fn a_crowd_that_leaves_is_gone(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("crowd"));

@@ -1,4 +1,4 @@
-//! Promise 3: nobody loses a lease without a word.
+//! Promise 3: no holder loses a lease without notice.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::harness::{Lines, Proxy, database, eventually, folder, fresh, own_server, signal};
 
 on_both! {
-    /// Promise 3: what a client is told ends before another one gets the lock.
+    /// Promise 3: the time that a client is told ends before another client gets the lock.
     async fn expires_in_is_a_lower_bound(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -29,12 +29,11 @@ on_both! {
         }
     }
 
-    /// Promise 3: the time is counted from before the store was asked, so that a store that takes
-    /// its time for the answer makes it shorter.
+    /// Promise 3: the time counts from before the store was asked, so a slow answer of the store makes it shorter.
     async fn a_slow_store_makes_it_shorter(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
-        // Neither proxy remembers the row that it is asked for, so it asks the server, and hangs with it.
+        // Neither proxy remembers the row that it is asked for, so it asks the server and hangs with it.
         let (one, other) = (Proxy::start(server.url()).await, Proxy::start(server.url()).await);
         let (client, elsewhere) = (one.client(), other.client());
         let lease = client.lease(&fresh("slow"), 5_000).await;
@@ -53,7 +52,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// Promise 3: a held connection is told `lost` while its lease still runs, when the server hangs.
+    /// Promise 3: if the server hangs, a held connection is told `lost` while its lease still runs.
     async fn a_hold_is_told_before_its_lease_ends(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -78,8 +77,8 @@ on_both! {
         server.stop().await;
     }
 
-    /// Promise 3, and the bad-input row of lease ids: whoever does not hold the lease gets 410, and the
-    /// one who does notices nothing.
+    /// Promise 3, and the bad-input row for lease ids: a client that does not hold the lease gets 410, and the holder
+    /// notices nothing.
     async fn only_the_holder_renews_and_releases(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("mine"));
@@ -101,7 +100,7 @@ on_both! {
         assert_eq!(client.release(&other).await.status, 200);
     }
 
-    /// Promise 3: an expired lease stays expired, whether or not somebody else has the lock by then.
+    /// Promise 3: an expired lease stays expired, whether or not another client has the lock by then.
     async fn an_expired_lease_is_lost(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("expired"));
@@ -135,7 +134,7 @@ async fn until_lost(lines: &mut Lines, certain: &mut Instant) -> Value {
     }
 }
 
-/// Lease ids that are near one that exists, and not it.
+/// Lease ids that are similar to an existing id, but different.
 fn strangers(lease: &Value, other: &Value) -> Vec<Value> {
     let parts = |lease: &Value| -> Vec<String> {
         lease["lease_id"].as_str().expect("an id").splitn(3, '-').map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! Which waiter is next: under `default`, the one that came first; and which proxy.
+//! The order of waiters under `default`, which is the order of arrival, and the order of proxies.
 
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -8,7 +8,7 @@ use crate::harness::{Client, Proxy, Response, database, fresh};
 
 const WAITERS: usize = 64;
 
-/// Waits for the key on a connection of its own and gives it back at once.
+/// Waits for the key on its own connection, and releases it at once.
 fn waiter(proxy: &Proxy, resource: &str, owner: usize, rank: &str) -> JoinHandle<(u64, usize)> {
     let client = proxy.client();
     let body = json!({"resource": resource, "owner": owner.to_string(), "ttl_ms": 30_000,
@@ -21,7 +21,7 @@ fn waiter(proxy: &Proxy, resource: &str, owner: usize, rank: &str) -> JoinHandle
     })
 }
 
-/// Takes the key and gives it back, again and again.
+/// Takes the key and releases it, again and again.
 fn passes_on(proxy: &Proxy, resource: &str, owner: usize) -> JoinHandle<()> {
     let client = proxy.client();
     let body = json!({"resource": resource, "owner": owner.to_string(), "ttl_ms": 30_000, "wait_ms": 60_000});
@@ -53,7 +53,7 @@ async fn positions(client: &Client, resource: &str) -> Vec<(u64, String)> {
 }
 
 on_both! {
-    /// The order of grants is the order of arrival.
+    /// Waiters are granted the lock in order of arrival.
     async fn first_come_first_served(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("fifo"));
@@ -69,7 +69,7 @@ on_both! {
         assert_eq!(order(waiters).await, (0..WAITERS).collect::<Vec<_>>());
     }
 
-    /// The label that the settings name goes before arrival.
+    /// The rank in the label that the settings name takes precedence over arrival.
     async fn ranks_go_before_arrival(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "rank_label = \"rank\"", "").await;
         let (client, resource) = (proxy.client(), fresh("ranked"));
@@ -99,7 +99,7 @@ on_both! {
         clients.iter().for_each(JoinHandle::abort);
     }
 
-    /// Who does not wait does not pass those who do.
+    /// A request that does not wait does not overtake waiters.
     async fn nobody_passes_a_queue(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("passed"));

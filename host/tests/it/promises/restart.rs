@@ -14,31 +14,31 @@ use crate::harness::{
     Client, Ledger, Lines, Noted, Proxy, Response, Settings, Upstream, database, fresh, within,
 };
 
-/// Holders of each kind, and waiters.
+/// The number of holders of each kind, and of waiters.
 const CROWD: usize = 200;
-/// Holders of locks that end with their proxy.
+/// The number of holders of locks that end with their proxy.
 const SESSIONS: usize = 20;
 const PROXIES: usize = 3;
 const TTL_MS: u32 = 20_000;
-/// How often a holder renews, at most.
+/// The longest pause between two renewals.
 const PAUSE_MS: u64 = 5_000;
-/// How long a call is repeated: longer than a proxy takes for its restart.
+/// How long a call is repeated: longer than the restart of a proxy.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a waiter waits for its holder: longer than the test takes.
+/// How long a waiter waits for its holder: longer than the test.
 const LONGEST_WAIT_MS: u64 = 120_000;
-/// No call takes longer.
+/// The limit for every call.
 const LONGEST_CALL: Duration = Duration::from_millis(LONGEST_WAIT_MS + 30_000);
 
-/// The clients, and what they know.
+/// The clients, with their shared state.
 struct Crowd {
-    /// Of each proxy: the API, and the guarded listener.
+    /// For each proxy, clients of the API and of the guarded listener.
     proxies: Mutex<Vec<(Client, Client)>>,
     ledger: Ledger,
-    /// Guarded requests that were answered.
+    /// The number of guarded requests that were answered.
     answered: AtomicUsize,
-    /// Held connections that went on elsewhere.
+    /// The number of held connections that were resumed on another proxy.
     moved: AtomicUsize,
-    /// Calls that were told to ask another proxy.
+    /// The number of calls that were told to ask another proxy.
     turned_away: AtomicUsize,
     over: CancellationToken,
 }
@@ -52,13 +52,13 @@ impl Crowd {
         self.proxies.lock().unwrap()[n] = (proxy.client(), proxy.guarded());
     }
 
-    /// A grant that was answered just now. No proxy is killed here: the ledger need not know whose it is.
+    /// Records a grant that was just answered. No proxy is killed here, so the ledger need not know the proxy.
     fn noted(&self, resource: &str, by: &str, asked: Instant, granted: &Response) -> Noted {
         self.ledger.granted(resource, by, asked, self.any().0.address(), granted)
     }
 
-    /// Makes a call through any proxy, and through another one where that stops or has no answer of the store, as a
-    /// busy server may be slow. When the call that was answered began, and the answer.
+    /// Makes a call through any proxy. Goes to another proxy if that one stops, or has no answer from the store
+    /// because the server is slow. Returns the start of the call that was answered, and its answer.
     async fn call(&self, path: &str, body: &Value) -> (Instant, Response) {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
@@ -74,7 +74,7 @@ impl Crowd {
         panic!("{path} {body}: not answered within {PATIENCE:?}");
     }
 
-    /// Waits for a while; false where the test is over.
+    /// Waits for a while. Returns false if the test is over.
     async fn goes_on(&self) -> bool {
         let pause = Duration::from_millis(rand::random_range(PAUSE_MS / 2..PAUSE_MS));
         tokio::time::timeout(pause, self.over.cancelled()).await.is_err()
@@ -87,7 +87,7 @@ impl Crowd {
         self.ledger.renewed(noted, asked, &renewed);
     }
 
-    /// A lease that is renewed through any proxy; with a waiter, who gets it at the end.
+    /// A lease that is renewed through any proxy, and a waiter that gets it at the end.
     async fn leases(self: Arc<Crowd>, n: usize) {
         let body = json!({"resource": format!("lease/{n}"), "ttl_ms": TTL_MS, "request_id": fresh("lease")});
         let (asked, granted) = self.call("/v1/acquire", &body).await;
@@ -116,7 +116,7 @@ impl Crowd {
         assert_eq!(released.status, 200, "{}", released.text);
     }
 
-    /// Something that is done once, and takes as long as the test.
+    /// Work that is done once and takes as long as the test.
     async fn once(self: Arc<Crowd>, n: usize) {
         let resource = format!("once/{n}");
         let body = json!({"resource": resource, "ttl_ms": TTL_MS, "request_id": fresh("once")});
@@ -139,7 +139,7 @@ impl Crowd {
         );
     }
 
-    /// A held connection, which goes on through another proxy where its own stops.
+    /// A held connection that is resumed on another proxy when its own proxy stops.
     async fn holds(self: Arc<Crowd>, n: usize) {
         let resource = format!("held/{n}");
         let body = json!({"resource": resource, "ttl_ms": TTL_MS, "request_id": fresh("holds")});
@@ -188,7 +188,7 @@ impl Crowd {
         panic!("{body}: not held within {PATIENCE:?}");
     }
 
-    /// A lock that ends with its proxy: its holder is told in time, and takes it anew.
+    /// A lock that ends with its proxy. Its holder is told in time, and acquires it again.
     async fn rests(self: Arc<Crowd>, n: usize) {
         let resource = format!("advisory/{n}");
         while !self.over.is_cancelled() {
@@ -212,10 +212,10 @@ impl Crowd {
         }
     }
 
-    /// Requests to an application that takes its time for each of them.
+    /// Requests to an application that takes some time for each of them.
     async fn requests(self: Arc<Crowd>, n: usize) {
         while !self.over.is_cancelled() {
-            // One that was not let in may be sent again.
+            // A request that was not let in may be sent again.
             let path = format!("/task/{n}?ms=700");
             if let Some(answer) = in_time(&path, self.any().1.try_send("GET", &path, "")).await
                 && !["shutting_down", "store_unavailable"].contains(&answer.slug())
@@ -228,13 +228,13 @@ impl Crowd {
     }
 }
 
-/// What a call comes to, which has an end.
+/// The result of a call, which must end in time.
 async fn in_time<T>(call: &impl std::fmt::Display, work: impl Future<Output = T>) -> T {
     let done = tokio::time::timeout(LONGEST_CALL, work).await;
     done.unwrap_or_else(|_| panic!("no answer within {LONGEST_CALL:?}: {call}"))
 }
 
-/// A held connection, and when its request began.
+/// A held connection, with the start of its request.
 struct Held {
     lines: Lines,
     began: Instant,
@@ -246,7 +246,7 @@ impl Held {
     }
 }
 
-/// A line of a held connection as the ledger reads answers: it waited since the request began.
+/// A line of a held connection in the form in which the ledger reads answers: its wait counts from the request.
 fn as_answer(line: &Value) -> Response {
     let mut json = line.clone();
     json["waited_ms"] = line["since_ms"].clone();

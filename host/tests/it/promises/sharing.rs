@@ -1,4 +1,4 @@
-//! What modes mean, through the API.
+//! The meaning of modes, through the API.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ async fn ask(client: &Client, resource: &str, mode: Value, status: u16) -> Value
 }
 
 on_both! {
-    /// Shared leases stand beside each other, on any proxy, and keep an exclusive one out.
+    /// Shared leases coexist on any proxies and keep an exclusive one out.
     async fn shared_locks_share(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -30,7 +30,7 @@ on_both! {
         ask(&client, &resource, json!("shared"), 409).await;
     }
 
-    /// So do row locks, where each proxy has a session of its own; whoever granted one frees it.
+    /// So do row locks, although each proxy has its own session. The proxy that granted a lock frees it.
     async fn shared_row_locks_share(kind: Kind) {
         let url = database(kind).await;
         let row = "primitive = \"row\"";
@@ -70,7 +70,7 @@ on_both! {
         }
     }
 
-    /// All waiters that fit are let in by one release.
+    /// One release lets in all waiters that fit.
     async fn one_release_lets_several_in(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("several"));
@@ -91,7 +91,7 @@ on_both! {
         assert_eq!(client.show(&resource).await["holders"].as_array().map(Vec::len), Some(5));
     }
 
-    /// Permits add up to the limit of the policy and not beyond it.
+    /// The permits of all holders add up to at most the policy's limit.
     async fn permits_add_up(kind: Kind) {
         let url = database(kind).await;
         let one = proxy_with(&url, "permits = 5", "").await;
@@ -106,7 +106,7 @@ on_both! {
         ask(&client, &resource, json!({"permits": 2}), 200).await;
     }
 
-    /// Under a re-entrant policy an owner holds its lock as often as it acquired it.
+    /// Under a re-entrant policy, an owner holds its lock as many times as it acquired it.
     async fn a_reentrant_lock_counts(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "reentrant = true", "").await;
         let (client, resource) = (proxy.client(), fresh("again"));
@@ -126,7 +126,7 @@ on_both! {
         ask(&client, &resource, json!("exclusive"), 200).await;
     }
 
-    /// Under any other policy an owner is not let in twice.
+    /// Under any other policy, an owner is not let in twice.
     async fn others_do_not_count(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let body = json!({"resource": fresh("twice"), "owner": "me", "ttl_ms": 60_000});

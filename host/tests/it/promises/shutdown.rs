@@ -1,4 +1,4 @@
-//! A shutdown answers everybody, loses no lease and comes to an end.
+//! A shutdown answers all clients, loses no lease and ends.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use serde_json::json;
 use super::proxy_with;
 use crate::harness::{Proxy, Raw, Settings, database, eventually, fresh};
 
-/// Connections that hold a lock when the shutdown begins.
+/// The number of held connections at the start of the shutdown.
 const HOLDS: usize = 10;
 
 on_both! {
-    /// Waiters and held connections are told, all leases stay for other proxies, exit code 0.
+    /// Waiters and held connections are told, all leases stay valid for other proxies, and the exit code is 0.
     async fn a_shutdown_answers_everybody(kind: Kind) {
         let url = database(kind).await;
         let (mut proxy, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
@@ -56,7 +56,8 @@ on_both! {
         }
     }
 
-    /// A lock that rests on a session cannot move. Its holders have the time that they were told, and no longer.
+    /// A lock on a session cannot move to another proxy. Its holders have the time that they were told, and no
+    /// longer.
     async fn the_locks_of_sessions_are_kept_while_their_holders_are_certain(kind: Kind) {
         for primitive in ["advisory", "row"] {
             let url = database(kind).await;
@@ -94,7 +95,7 @@ on_both! {
         }
     }
 
-    /// Balancers have their time to notice: until it is over nothing else changes.
+    /// Load balancers get the grace period to notice. Until it is over, nothing else changes.
     async fn ready_turns_red_before_anything_is_refused(kind: Kind) {
         let mut proxy = proxy_with(&database(kind).await, "", "[shutdown]\ngrace_ms = 3000\n").await;
         proxy.until_ready().await;
@@ -108,7 +109,7 @@ on_both! {
         assert!(began.elapsed() >= Duration::from_millis(2_950), "{:?}", began.elapsed());
     }
 
-    /// A connection that breaks says nothing of what its client knows, and one that is closed does.
+    /// A connection that breaks does not release its lock, and one that the client closes does.
     async fn only_who_closes_in_order_releases(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();
@@ -117,7 +118,7 @@ on_both! {
             let begun = Instant::now();
             let mut held = Raw::connect(proxy.api_address()).await;
             held.post("/v1/hold", &json!({"resource": resource, "ttl_ms": ttl_ms})).await;
-            // With the end of its chunk: a client that closes with something unread resets its connection.
+            // Read to the end of the chunk: a client that closes with unread data resets its connection.
             held.until("}\n\r\n").await;
             if breaks {
                 held.reset();
@@ -152,8 +153,7 @@ on_both! {
         }
     }
 
-    /// Promise 7: a request that does not come to its end does not keep the proxy for longer than
-    /// `drain_ms`.
+    /// Promise 7: a request that does not end keeps the proxy for at most `drain_ms`.
     async fn a_drain_has_a_longest_time(kind: Kind) {
         let slow = "[shutdown]\ndrain_ms = 500\n[http]\nbody_timeout_ms = 30000\n";
         let mut proxy = proxy_with(&database(kind).await, "", slow).await;

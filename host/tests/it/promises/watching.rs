@@ -1,4 +1,4 @@
-//! What can be seen from outside: events, decisions and metrics.
+//! What can be observed from outside: events, decisions and metrics.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ async fn event(lines: &mut Lines) -> Value {
 }
 
 on_both! {
-    /// A watcher sees what happens to a key, in order, and nothing of other keys.
+    /// A watcher sees the events of a key in order, and no events of other keys.
     async fn events_come_in_order(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("watched"));
@@ -42,7 +42,7 @@ on_both! {
         assert_eq!(event(&mut watch).await["owner"], "first");
         let mut next = event(&mut watch).await;
         if next["event"] == "released" {
-            // The waiter was just asking for itself: then it is two steps.
+            // The waiter was polling at that moment, so the handoff took two steps.
             assert_eq!((&next["owner"], &next["token"]), (&json!("first"), &first["token"]), "{next}");
             next = event(&mut watch).await;
             assert_eq!(next["event"], "granted", "{next}");
@@ -65,7 +65,7 @@ on_both! {
         assert_eq!(client.release(&fourth).await.status, 410, "an operator took it away");
     }
 
-    /// Every answer is counted, by policy and outcome, and no key is a label.
+    /// Every answer is counted by policy and outcome, and no label contains a key.
     async fn metrics_count(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("counted"));
@@ -96,7 +96,7 @@ on_both! {
         assert!(!text.contains(&resource), "a key became a label");
     }
 
-    /// How leases end is counted, and so is what the policy and the store were asked.
+    /// The ends of leases are counted, and so are the calls of the policy and the store.
     async fn ends_are_counted(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("ended"));
@@ -112,14 +112,14 @@ on_both! {
         let ends = "lockkeeper_hold_seconds_count";
         eventually("it expires", async || proxy.metric(ends, &["how=\"expired\""]).await == 1.0).await;
         assert_eq!(client.renew(&short).await.status, 410);
-        // The waiter may have been asking for itself as the lease was released.
+        // The waiter may have been polling when the lease was released.
         assert_eq!(proxy.metric(ends, &["how=\"released\""]).await + proxy.metric(ends, &["how=\"handed_off\""]).await, 1.0);
         assert_eq!(proxy.metric("lockkeeper_renewals_total", &["outcome=\"lost\""]).await, 1.0);
         assert!(proxy.metric("lockkeeper_policy_call_seconds_count", &["hook=\"plan\""]).await >= 2.0);
         assert!(proxy.metric("lockkeeper_store_batch_operations_sum", &[]).await >= 4.0);
     }
 
-    /// The view of a lock says who decided what.
+    /// The view of a lock shows who made each decision.
     async fn decisions_are_shown(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("decided"));

@@ -1,5 +1,5 @@
-//! The programs of `examples/`, run as their readers run them: a fault without the proxy, and its absence
-//! with it.
+//! The programs of `examples/`, run as users run them: they show a fault without the proxy, and its absence with the
+//! proxy.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,22 +11,22 @@ use crate::harness::Kind;
 const NAMES: [&str; 7] =
     ["cache", "configuration", "duplicate-submit", "paused-holder", "scheduled-task", "stock", "web-shop"];
 
-/// The folder of the programs.
+/// The folder of the built programs.
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
     let profile = match folder.file_name().unwrap().to_str() {
         Some("debug") => "dev",
         other => other.unwrap(),
     };
-    // That the proxy is among the packages gives the dependencies the features that they have here, so that
-    // none is compiled twice. Its own binary is not built: other tests are running it.
+    // The proxy is among the packages, so that dependencies get the features that they have here and none is compiled
+    // twice. Its own binary is not built, because other tests run it.
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--package", "lockkeeper", "--package", "lockkeeper-examples"]);
     build.args(NAMES.iter().flat_map(|name| ["--bin".to_owned(), format!("example-{name}")]));
     build.args(["--profile", profile, "--target-dir"]).arg(folder.parent().unwrap());
     build.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
-    // What cargo has told this test about its package is not for the build scripts of others, which would
-    // run again for it.
+    // Remove the variables that cargo has set for this test's package: they would make the build scripts of other
+    // packages run again.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name == "OUT_DIR" || name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
@@ -37,7 +37,7 @@ static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     folder.to_owned()
 });
 
-/// The numbers of an example that must show its fault, and cure it.
+/// The numbers of an example, which must show its fault without the proxy and be free of it with the proxy.
 async fn played(name: &str, kind: Kind, args: [&str; 2]) -> (Value, Value) {
     let (program, args) = (format!("example-{name}"), args.map(str::to_owned));
     let run = tokio::task::spawn_blocking(move || {
@@ -63,7 +63,7 @@ fn number(numbers: &Value, row: &str) -> u64 {
     numbers[row].as_u64().unwrap_or_else(|| panic!("no `{row}`: {numbers}"))
 }
 
-/// On the server that the tests share.
+/// Runs an example on the server that the tests share.
 async fn example(name: &str, kind: Kind) -> (Value, Value) {
     played(name, kind, ["--url", &database(kind).await]).await
 }
@@ -76,7 +76,7 @@ on_both! {
         assert_eq!(sold, [100, 0, 0]);
     }
 
-    /// On a server of its own, as `cargo xtask example` runs it.
+    /// On a separate server, as `cargo xtask example` runs it.
     async fn S20_a_scheduled_task_runs_on_one_node(kind: Kind) {
         let server = if kind == Kind::Mysql { "mysql" } else { "mariadb" };
         let (without, with) = played("scheduled-task", kind, ["--server", server]).await;
@@ -134,7 +134,7 @@ on_both! {
     }
 }
 
-/// Without it the example leaves its counter out, and says so.
+/// Without Python, the example skips its counter and says so.
 fn has_python() -> bool {
     let mut python = Command::new("python3");
     let version = python.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,5 +1,5 @@
-//! Several servers: the primary is killed, another one takes its place, and back. The servers are
-//! handled as an operator would: they start read-only, and the test promotes them.
+//! Several servers: the primary is killed, another server takes over, and back. The test acts as an operator: the
+//! servers start read-only, and the test promotes them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,21 +11,21 @@ use crate::harness::{Kind, Node, Proxy, Response, Settings, World, eventually, f
 
 mod primitives;
 
-/// Short leases, so that those of a lost server are soon over.
+/// Short leases, so that those of a lost server end soon.
 const MAX_TTL_MS: u64 = 2_000;
 
 async fn proxy_of(nodes: [&Node; 2], max_ttl_ms: u64) -> Proxy {
     proxy_with(nodes, max_ttl_ms, "").await
 }
 
-/// `more`: sections of config.toml.
+/// `more` has sections of config.toml.
 async fn proxy_with(nodes: [&Node; 2], max_ttl_ms: u64, more: &str) -> Proxy {
     let url = nodes.map(Node::url).join(",");
     let sections = format!("[limits]\nmax_ttl_ms = {max_ttl_ms}\n{more}");
     Proxy::with(Settings { url, sections, ..Settings::default() }).await
 }
 
-/// A primary, and a replica of it.
+/// A primary and its replica.
 async fn pair(kind: Kind, dir: &Path) -> (Node, Node) {
     let (a, b) = tokio::join!(Node::start(kind, dir, 1), Node::start(kind, dir, 2));
     a.set_read_only(false).await;
@@ -34,7 +34,7 @@ async fn pair(kind: Kind, dir: &Path) -> (Node, Node) {
     (a, b)
 }
 
-/// A lease that is waited for, also where the store is not there yet.
+/// Waits for a lease, even if the store is not available yet.
 async fn waited(proxy: &Proxy, resource: &str, ttl_ms: u64) -> Response {
     let client = proxy.client();
     let body = json!({"resource": resource, "ttl_ms": ttl_ms, "wait_ms": 20_000});
@@ -58,7 +58,7 @@ async fn until_used(proxy: &Proxy, node: &Node) {
     .await;
 }
 
-/// How long it took to go on, for whoever reads the test's output.
+/// Prints how long the recovery took.
 fn report(world: &World, killed: Instant, what: &str) {
     let (after, token) = world.ledger().first_grant_since(killed).expect("leases were granted");
     eprintln!("{what}: first grant {} ms after the kill, token {token}", after.as_millis());
@@ -66,8 +66,8 @@ fn report(world: &World, killed: Instant, what: &str) {
 }
 
 on_both! {
-    /// The primary is killed under load, in both directions, with a proxy that lives through it and one
-    /// that is started anew in between.
+    /// The primary is killed under load, in both directions, with one proxy that runs all the time and another one
+    /// that is restarted in between.
     async fn S17_locks_go_on_after_the_primary_is_lost(kind: Kind) {
         let dir = folder();
         let (mut a, b) = pair(kind, dir.path()).await;
@@ -98,8 +98,8 @@ on_both! {
         until_used(&other, &a).await;
     }
 
-    /// The replica lacks what was last granted when it is promoted: no lease overlaps one that it never
-    /// heard of, and no token comes twice.
+    /// The replica lacks the last grants when it is promoted. No lease overlaps a grant that the replica does not
+    /// know, and no token is issued twice.
     async fn S17_what_the_replica_missed_is_not_granted_twice(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
@@ -118,8 +118,8 @@ on_both! {
         world.finish().await;
     }
 
-    /// The primary waits for its replica with each commit: nothing is granted while the replica is cut off. When the primary is
-    /// killed then, the replica has all that was confirmed.
+    /// The primary waits for its replica at each commit, so nothing is granted while the replica is cut off. If the
+    /// primary is killed then, the replica has everything that was confirmed.
     async fn S17_semi_synchronous_replication_keeps_what_was_confirmed(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
@@ -136,7 +136,7 @@ on_both! {
         assert_eq!(client.post("/v1/once/finish", &finish).await.status, 200);
 
         b.stop_receiving().await;
-        // What the replica has received is still being answered.
+        // Answers for data that the replica has already received are still coming.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let confirmed = world.ledger().grants();
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -152,8 +152,8 @@ on_both! {
         world.finish().await;
     }
 
-    /// A server that never heard of the epoch after its own is promoted again, and the only proxy knows
-    /// of nothing: it grants no lease before those of that epoch have ended, and no token of it again.
+    /// A server that does not know the epoch after its own is promoted again, and the only proxy has no knowledge of
+    /// it. The proxy grants no lease before the leases of that epoch have ended, and issues none of its tokens again.
     async fn S17_a_server_that_missed_an_epoch_goes_on_above_it(kind: Kind) {
         let dir = folder();
         let (a, mut b) = pair(kind, dir.path()).await;
@@ -178,8 +178,8 @@ on_both! {
         assert!(!proxy.log().contains("secret"), "and no password");
     }
 
-    /// A lease that was replicated is renewed and released while no new one is granted; everybody is told
-    /// for how long.
+    /// A lease that was replicated is renewed and released while no new lease is granted. Everybody is told for how
+    /// long.
     async fn S17_leases_live_on_while_grants_wait(kind: Kind) {
         let max_ttl_ms = 6_000;
         let dir = folder();
@@ -211,13 +211,13 @@ on_both! {
         assert!(!ready.json["warnings"].to_string().contains("limits.max_ttl_ms"), "{}", ready.text);
     }
 
-    /// Two writable servers: a proxy leaves the one that another proxy has left before.
+    /// Two writable servers: a proxy leaves the server that another proxy has left before.
     async fn S17_a_server_that_was_left_elsewhere_is_left(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
         let proxy = proxy_of([&a, &b], MAX_TTL_MS).await;
         let before = waited(&proxy, &fresh("left"), 100).await;
-        // One that has run out may be renewed while the clock is in doubt.
+        // A lease that has run out may be renewed while the clock is in doubt.
         assert_eq!(proxy.client().release(&before.json).await.status, 200);
         b.catch_up(&a).await;
         b.promote().await;
@@ -229,8 +229,8 @@ on_both! {
         assert_eq!(proxy.client().renew(&before.json).await.status, 410);
     }
 
-    /// Two servers that know nothing of each other, and are both writable. Locks are on one of them at
-    /// a time, also for a proxy that starts while the other one is back, or hangs.
+    /// Two writable servers that do not know each other. Locks are on one of them at a time, even for a proxy that
+    /// starts while the other one is back or hangs.
     async fn S8_a_second_database_to_fail_over_to(kind: Kind) {
         let dir = folder();
         let (mut a, mut b) = tokio::join!(Node::start(kind, dir.path(), 1), Node::start(kind, dir.path(), 2));

@@ -21,7 +21,7 @@ fn waits(proxy: &Proxy, resource: &str, owner: &str, wait_ms: u32) -> JoinHandle
     tokio::spawn(async move { client.acquire(body).await })
 }
 
-/// Those who have a place in line, over all proxies.
+/// Waits until this many waiters are in the global queue.
 async fn until_in_line(url: &str, key: &str, count: usize) {
     eventually(&format!("{count} stand in line"), async || {
         let rows = sql(url, &format!("SELECT state FROM lockkeeper_lease WHERE k='{key}'")).await;
@@ -45,7 +45,7 @@ on_both! {
         let mut wake_ups = Vec::new();
         for (n, waiter) in waiters.into_iter().enumerate() {
             let begun = Instant::now();
-            // Any proxy may release what another one granted.
+            // Any proxy may release a lease that another proxy granted.
             assert_eq!(proxies[(n + 2) % 3].client().release(&lease).await.status, 200);
             lease = waiter.await.unwrap().json;
             wake_ups.push(begun.elapsed());
@@ -72,7 +72,7 @@ on_both! {
         assert_eq!(stays.await.unwrap().json["owner"], "stays");
     }
 
-    /// A proxy that is killed with its waiters: those behind them do not wait for it.
+    /// A proxy is killed with its waiters: the waiters behind them do not wait for it.
     async fn S16_a_dead_waiter_blocks_nobody(kind: Kind) {
         let url = database(kind).await;
         let (one, mut other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
@@ -90,7 +90,8 @@ on_both! {
         assert!(begun.elapsed() < Duration::from_secs(4), "before their places end: {:?}", begun.elapsed());
     }
 
-    /// The address that a proxy gives leads nowhere: its waiters are rung in vain, and keep their places.
+    /// The address that a proxy advertises is unreachable. Notifications for its waiters fail, and the waiters keep
+    /// their places.
     async fn S16_who_cannot_be_rung_keeps_its_place(kind: Kind) {
         let url = database(kind).await;
         let nowhere = format!("{ORDERED}\n[fleet]\nadvertise = \"192.0.2.1:7072\"");
@@ -109,7 +110,7 @@ on_both! {
         assert!(one.log().contains("a proxy cannot be told that its waiter is next"), "{}", one.log());
     }
 
-    /// A proxy that hangs answers no bell; its places end by themselves.
+    /// A proxy that hangs does not react to notifications; its places in the global queue expire.
     async fn S16_a_proxy_that_hangs_is_passed_over(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
@@ -125,7 +126,8 @@ on_both! {
         other.signal(Signal::CONT);
     }
 
-    /// A proxy that is stopped, and one that is killed: a client with a request id finds its place again on another.
+    /// A proxy is stopped, and another one is killed: a client with a request id finds its place again through
+    /// another proxy.
     async fn S16_a_waiter_keeps_its_place_through_a_restart(kind: Kind) {
         let url = database(kind).await;
         for how in [Signal::TERM, Signal::KILL] {
@@ -148,7 +150,7 @@ on_both! {
                 assert_eq!((told.status, told.slug()), (503, "shutting_down"), "{}", told.text);
                 assert_eq!(told.json["retry_after_ms"], 0, "{}", told.text);
             }
-            // It is next, and has not come back yet: the one behind it does not pass.
+            // This waiter is next and has not come back yet, but the waiter behind it does not overtake it.
             assert_eq!(one.client().release(&held).await.status, 200);
             let granted = moves(&one).await.unwrap().expect("an answer");
             assert_eq!((granted.status, &granted.json["owner"]), (200, &json!("moves")), "{}", granted.text);
@@ -159,7 +161,7 @@ on_both! {
         }
     }
 
-    /// Over two proxies. Who leaves has lost its place, and so has who lets its lease end.
+    /// On two proxies. A waiter that leaves loses its place, and so does one that lets its lease end.
     async fn S28_the_revision_is_the_place_and_the_fencing_token(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
@@ -193,7 +195,7 @@ on_both! {
 
         assert_eq!(one.client().release(&first.json).await.status, 200);
         let mut granted = vec![first.json, short.await.unwrap().json];
-        // It is not released: its lease ends, and whoever waits longest is next.
+        // The lease is not released: it expires, and the waiter that has waited longest is next.
         granted.push(third.await.unwrap().json);
         let late = other.client().acquire(body(1, 800)).await;
         assert_eq!((late.status, late.slug()), (409, "request_id_reused"), "{}", late.text);
@@ -209,7 +211,7 @@ on_both! {
         assert!(tokens.len() == 5 && tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     }
 
-    /// Five servers: two may be gone or hang, three may not; and nothing is left behind.
+    /// Five servers: two may be gone or hang, but not three. Nothing is left behind.
     async fn S25_a_majority_of_five_servers(kind: Kind) {
         let dir = folder();
         let paths: Vec<_> = (0..5).map(|n| dir.path().join(n.to_string())).collect();
@@ -232,7 +234,7 @@ on_both! {
         };
         let (one, other) = (Proxy::with(settings(&main)).await, Proxy::with(settings(&main)).await);
         let (client, elsewhere) = (one.client(), other.client());
-        // A majority is enough to be ready; the others are prepared a little later where the disk is slow.
+        // A majority is enough to be ready. The others are prepared a little later if the disk is slow.
         every_server_is_there(&[&one, &other]).await;
         let wait = |resource: &str| json!({"resource": resource, "ttl_ms": 20_000, "wait_ms": 10_000});
         let first = client.acquire(wait("a")).await;
@@ -255,7 +257,7 @@ on_both! {
         assert_eq!(elsewhere.acquire(json!({"resource": "a"})).await.status, 409);
         assert_eq!(client.release(&second.json).await.status, 200);
 
-        // What the wait for the third server took is taken off.
+        // The time that the wait for the third server took is subtracted.
         stop(2);
         let late = {
             let (client, body) = (client.clone(), json!({"resource": "late", "ttl_ms": 20_000}));
@@ -274,14 +276,14 @@ on_both! {
         the_rest_goes_on(&one).await;
         (0..3).for_each(go_on);
         all(&servers, "nothing is left behind", false).await;
-        // All five have what is granted from here on, so two of them may go.
+        // All five servers have the grants from here on, so two of them may go.
         every_server_is_there(&[&one, &other]).await;
         let after = elsewhere.acquire(wait("a")).await;
         assert_eq!(after.status, 200, "{}", after.text);
         assert!(after.number("token") > second.number("token"));
         all(&servers, "it is granted everywhere", true).await;
 
-        // They are started again by themselves, which takes longer than this.
+        // The servers are restarted automatically, which takes longer than this.
         for server in &servers[3..] {
             signal(server.pid().expect("it runs"), Signal::KILL);
         }
@@ -306,8 +308,8 @@ async fn every_server_is_there(proxies: &[&Proxy]) {
     }
 }
 
-/// Waits until each server of a quorum has a lease, or none has. A majority is answered for, the others
-/// may be a moment behind: they must not be stopped then.
+/// Waits until each server of a quorum has a lease, or none has. The proxy answers for a majority, and the other
+/// servers may be a moment behind: they must not be stopped then.
 async fn all(servers: &[ManagedServer], what: &str, hold: bool) {
     for server in servers {
         eventually(what, async || holds_some(server.url()).await == hold).await;
@@ -323,7 +325,7 @@ async fn holds_some(url: &str) -> bool {
     })
 }
 
-/// A quorum without its majority keeps nobody from the other primitives, and is told of.
+/// A quorum without a majority does not affect other primitives, and is reported.
 async fn the_rest_goes_on(proxy: &Proxy) {
     let client = proxy.client();
     client.lease("plain/x", 20_000).await;
@@ -339,7 +341,7 @@ async fn the_rest_goes_on(proxy: &Proxy) {
     eventually("the operator is told", async || warns(proxy, "the quorum has no majority").await).await;
 }
 
-/// Whether the proxy is ready, and warns of this.
+/// Whether the proxy is ready with this warning.
 async fn warns(proxy: &Proxy, what: &str) -> bool {
     let ready = proxy.admin().get("/ready").await;
     assert_eq!(ready.status, 200, "{}", ready.text);

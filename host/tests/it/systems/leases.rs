@@ -1,4 +1,4 @@
-//! Rows with an owner and an expiry, by all the names that they go by.
+//! Rows with an owner and an expiry, under all the names of this system.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use mysql_async::prelude::Queryable;
 use super::*;
 use crate::harness::{Response, Statements, within};
 
-/// Tries at once, `n` clients at the same moment: those who got it.
+/// `n` clients try at the same moment, without waiting. Returns the clients that got the lock.
 async fn race(proxy: &Proxy, n: usize, body: &Value) -> Vec<Response> {
     let tries = (0..n).map(|_| {
         let client = proxy.client();
@@ -26,7 +26,7 @@ async fn lost(client: &Client, lease: &Value) {
     }
 }
 
-/// The id of the first lease with the secret of the second.
+/// The id of the first lease with the nonce of the second.
 fn other_id(of: &Value, with: &Value) -> Value {
     let parts = |lease: &Value| {
         let id = lease["lease_id"].as_str().expect("an id");
@@ -38,8 +38,8 @@ fn other_id(of: &Value, with: &Value) -> Value {
     format!("{theirs}-{key}").into()
 }
 
-/// Whether the one thing that the server was told about leases is one statement that writes, outside of a
-/// transaction. Adds what it was told.
+/// Whether the server received exactly one statement about leases, which writes and is outside a transaction. Adds
+/// the statements to `said`.
 fn is_one_write(statements: &mut Statements, said: &mut Vec<String>) -> bool {
     let mut told = statements.next();
     told.retain(|sql| sql.contains("lockkeeper_lease"));
@@ -54,8 +54,8 @@ async fn pause_ms(ms: u64) {
 }
 
 on_both! {
-    /// Lock name and resource are the key; a clean-up job is not needed, and one that puts a slow
-    /// holder out leaves it with a token that is refused.
+    /// The key consists of lock name and resource. No clean-up job is necessary. If one removes a slow holder, the
+    /// token of that holder is refused.
     async fn S1_one_inserts_and_the_others_fail_at_once(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let client = proxy.client();
@@ -133,7 +133,7 @@ on_both! {
         assert_eq!(shown["holders"][0]["token"], won[0].json["token"], "the late release did nothing");
     }
 
-    /// Some drivers and poolers have the server count the rows that were found.
+    /// Some drivers and poolers make the server count the rows that were found.
     async fn S7_success_does_not_hang_on_how_rows_are_counted(kind: Kind) {
         let url = format!("{}&client_found_rows=true", database(kind).await);
         let proxy = proxy(&url, "default", "").await;
@@ -163,7 +163,7 @@ on_both! {
         assert!(sleeps.iter().any(|ms| *ms != sleeps[0]), "at random: {sleeps:?}");
         assert!(begun.elapsed() >= Duration::from_millis(sleeps.iter().sum()), "it slept: {sleeps:?}");
         assert_eq!(client.renew(&held).await.status, 200, "a lock is renewed by its id");
-        // An operator need not wait for the lease's end; whoever is put out is told.
+        // An operator need not wait for the end of the lease. The holder that loses it is told.
         assert_eq!(proxy.admin().send("DELETE", "/v1/locks/a", "").await.status, 200);
         lost(&client, &held).await;
         client.lease("a", 60_000).await;
@@ -172,7 +172,7 @@ on_both! {
         client.lease("b", 60_000).await;
     }
 
-    /// A transaction of somebody else's, or of a person at a console, that has locked the row.
+    /// A transaction of another client, or of a person at a console, has locked the row.
     async fn S12_a_statement_waits_a_second_at_most(kind: Kind) {
         let url = database(kind).await;
         let proxy = proxy(&url, "backoff", "sleep = \"random\"").await;
@@ -184,7 +184,8 @@ on_both! {
         let locked: Option<String> =
             foreign.query_first("SELECT k FROM lockkeeper_lease WHERE k='a' FOR UPDATE").await.unwrap();
         assert_eq!(locked.as_deref(), Some("a"));
-        // A try may end with the time of its transaction, which has two statements that wait where the row was remembered.
+        // An attempt may end with the time limit of its transaction, which has two statements that wait if the row
+        // was remembered.
         let given_up = async || {
             let conflicts = proxy.metric("lockkeeper_store_errors_total", &["\"conflict\""]).await;
             conflicts + proxy.metric("lockkeeper_store_errors_total", &["\"timeout\""]).await
@@ -195,7 +196,7 @@ on_both! {
             let client = proxy.client();
             async move { client.acquire(json!({"resource": "a", "wait_ms": 60_000})).await }
         });
-        // The server looks at its limit once a second.
+        // The server checks its time limit once a second.
         for attempts in 1..=2 {
             let limit = Duration::from_secs(8);
             within(limit, "a statement gives up", async || given_up().await >= before + f64::from(attempts)).await;
@@ -232,8 +233,8 @@ on_both! {
         assert!(client.lease("b", 60_000).await["token"].as_u64() > lease["token"].as_u64());
     }
 
-    /// As the server counts them. Where the proxy's look at the server's clock is a second old, it takes another
-    /// one first, so not every round is that short.
+    /// Statements are counted by the server. If the proxy's last reading of the server's clock is a second old, the
+    /// proxy reads the clock first, so not every round is that short.
     async fn S13_one_statement_acquires_takes_over_or_releases(kind: Kind) {
         const ROUNDS: usize = 10;
         let dir = folder();
@@ -248,7 +249,7 @@ on_both! {
         let (mut acquired, mut released, mut taken_over) = (0, 0, 0);
         let mut said = Vec::new();
         for _ in 0..ROUNDS {
-            // A row that is there and free, and one whose lease has ended.
+            // A row that exists and is free, and a row whose lease has ended.
             let crashed = client.lease("crashed", 100).await;
             pause_ms(300).await;
             client.release(&client.lease("warm", 60_000).await).await;
@@ -278,7 +279,7 @@ on_both! {
         }
         assert!(begun.elapsed() > Duration::from_millis(4_000), "it outlives its ttl");
         assert_eq!(client.acquire(json!({"resource": "a"})).await.status, 409);
-        // Taken away: renewal stops, and the client is told.
+        // After a forced release, renewal stops, and the client is told.
         assert_eq!(proxy.admin().send("DELETE", "/v1/locks/a", "").await.status, 200);
         let told = loop {
             let line = lines.json().await.expect("a last line");
@@ -297,7 +298,7 @@ on_both! {
         .await;
     }
 
-    /// One timer for all of them, not a thread for each.
+    /// One timer serves all leases, instead of one thread for each.
     async fn S15_a_thousand_leases_are_renewed_by_as_many_threads_as_one(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let clients: Vec<Client> = (0..10).map(|_| Client::http2(proxy.api_address())).collect();
@@ -350,13 +351,13 @@ on_both! {
         pause_ms(450).await;
         let polls = sleeps_ms(&client, "a").await;
         assert!(polls.len() >= 3 && polls.iter().all(|ms| *ms == 100), "{polls:?}");
-        // GETSET would have overwritten the holder's value with each of these polls.
+        // With GETSET, each of these polls would have overwritten the holder's value.
         assert_eq!(client.show("a").await["holders"][0]["token"], first.json["token"]);
         assert_eq!(client.release(&first.json).await.status, 200);
         assert_eq!(waiting.await.unwrap().status, 200);
     }
 
-    /// Polls at random moments, so that nobody is always a little too late.
+    /// Polls at random moments, so that no client is always a little too late.
     async fn S22_random_polls_end_after_10_s(kind: Kind) {
         let settings = "sleep = \"random\"\nmin_ms = 50\nmax_ms = 150\nwait_ms = 10000\nttl_ms = 60000";
         let proxy = proxy(&database(kind).await, "backoff", settings).await;
@@ -386,7 +387,7 @@ on_both! {
         let url = database(kind).await;
         let mut proxy = proxy(&url, "default", "").await;
         let lease = proxy.client().lease("a", 1_000).await;
-        // There is no moment between taking the lock and giving it its expiry.
+        // There is no moment between taking the lock and setting its expiry.
         proxy.kill();
         let proxy = super::proxy(&url, "default", "").await;
         let client = proxy.client();
@@ -414,7 +415,7 @@ on_both! {
             waiting.push(tokio::spawn(async move { waiter.acquire(body).await }));
             client.until_queued("a", n + 1).await;
         }
-        // A waiter whose session ends is gone, and holds up nobody.
+        // A waiter whose session ends is gone and delays nobody.
         waiting.remove(1).abort();
         client.until_queued("a", CROWD).await;
         let (before, begun) = (operations(&proxy).await, Instant::now());
@@ -429,7 +430,7 @@ on_both! {
         assert_no_herd(operations(&proxy).await - before, begun.elapsed());
     }
 
-    /// The resource is a table that refuses what carries a lower token than it has seen.
+    /// The resource is a table that refuses writes with a lower token than it has seen.
     async fn S30_a_stalled_holders_write_is_refused(kind: Kind) {
         let url = database(kind).await;
         let proxy = proxy(&url, "default", "").await;

@@ -1,14 +1,14 @@
-//! Stripes, re-entrance, and what is watched in operation.
+//! Stripes, re-entrance, and monitoring.
 
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::harness::{Upstream, lockkeeper};
 
-/// The rules that `examples/monitoring` gives to users.
+/// The alert rules that `examples/monitoring` gives to users.
 const ALERTS: &str = include_str!("../../../../examples/monitoring/alerts.yml");
 
-/// What an alert asks, in one line.
+/// The expression of an alert, in one line.
 fn rule(name: &str) -> String {
     let (_, rest) = ALERTS.split_once(&format!("alert: {name}\n")).expect(name);
     let (_, rest) = rest.split_once("expr: >\n").expect("an expression");
@@ -62,7 +62,7 @@ on_both! {
             free += u32::from(client.acquire(body).await.status == 200);
         }
         assert!(free >= 10, "{free} of 20 resources have a free stripe");
-        // With other stripes on the same store, what is held stays held.
+        // With a different number of stripes on the same store, held locks stay held.
         striped.kill();
         let central = proxy(&url, "default", "stripes = 1").await;
         let held = central.client().acquire(json!({"resource": "123456789", "owner": "you"})).await;
@@ -103,13 +103,13 @@ on_both! {
         assert_eq!(proxy.metric("lockkeeper_acquire_total", &[]).await, 3.0, "one in three failed");
         assert_eq!(proxy.metric("lockkeeper_hold_seconds_bucket", &["le=\"30.0\""]).await, 1.0);
 
-        // What the rules ask for is there, label by label.
+        // The metrics have every name and label that the rules use.
         let metrics = proxy.admin().get("/metrics").await.text;
         let asked = ALERTS.split("lockkeeper_").skip(1).map(|rest| {
             let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
             format!("lockkeeper_{}", &rest[..end])
         });
-        // Errors of the store have no series before the first.
+        // Store errors have no series before the first error.
         for name in asked.filter(|name| !name.contains("store_errors")) {
             let family = name.trim_end_matches("_total").trim_end_matches("_bucket").trim_end_matches("_count");
             assert!(metrics.contains(family), "{name} is not measured");
@@ -117,7 +117,7 @@ on_both! {
         for bound in ["le=\"0.5\"", "le=\"30.0\""] {
             assert!(ALERTS.contains(bound) && metrics.contains(bound), "{bound}");
         }
-        // More than 5 % failures: what is not an outcome that the rule calls good.
+        // More than 5 % failures: outcomes that the rule does not list as good.
         let rule = rule("LockAcquiresFail");
         let good = "lockkeeper_acquire_total{outcome=~\"granted|done\"}[5m]";
         assert!(rule.contains(good) && rule.contains("/ sum by (policy) (rate(lockkeeper_acquire_total[5m]))"), "{rule}");
@@ -128,7 +128,7 @@ on_both! {
         }
     }
 
-    /// The proxy's part of the template: whatever becomes of the work, the lock is free after it.
+    /// The proxy's part of the template: whatever happens to the work, the lock is free after it.
     async fn S18_holds_and_guarded_requests_that_fail_release_their_locks(kind: Kind) {
         let upstream = Upstream::start().await;
         let routes = [("/status/{code}", upstream.good), ("/bad/{name}", upstream.bad)];
@@ -140,7 +140,7 @@ on_both! {
         // Long before the lease of a minute ends.
         let is_free = async |what: &str| {
             eventually(&format!("the lock is free after {what}"), async || {
-                // Its own lease ends by itself where the release is not answered.
+                // This lease expires by itself if the release is not answered.
                 let next = client.acquire(json!({"resource": "job", "ttl_ms": 2_000})).await;
                 next.status == 200 && client.release(&next.json).await.status == 200
             })
@@ -165,7 +165,7 @@ on_both! {
         command.args(["--server", &format!("http://{}", proxy.api_address()), "hold", "--ttl", "60s", "job"]);
         command.stdout(std::fs::File::create(&said).expect("a file"));
         let mut holder = command.spawn().expect("the command runs");
-        // Before it has read its grant its end resets the connection, and the lease runs out instead.
+        // If the command ends before it has read its grant, it resets the connection, and the lease runs out instead.
         eventually("the command says that it holds the lock", async || {
             std::fs::read_to_string(&said).expect("a file").ends_with('\n')
         })

@@ -1,4 +1,4 @@
-//! Locks that rest on a session of the server: rows, and names.
+//! Locks on database sessions: row locks and named locks.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,11 @@ use crate::policies::BASKET;
 /// "Within a second, or at the next call", on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(4);
 
-/// Ends the sessions that hold row locks: exactly `expected` of them, as the proxy keeps one for each lock.
+/// Kills the sessions that hold row locks. There must be exactly `expected` of them, because the proxy keeps a
+/// session for each lock.
 ///
-/// The other connections of a proxy are in a transaction for moments only, so they drop out of the sessions that
-/// are found in the same transaction look after look.
+/// Other connections of a proxy are in a transaction only for moments, so they drop out of the sessions that are in
+/// the same transaction in several consecutive looks.
 async fn kill_row_sessions(url: &str, expected: usize) {
     let mut lasting = sessions_in_transaction(url).await;
     within(Duration::from_secs(30), "only the sessions of row locks stay in a transaction", async || {
@@ -29,12 +30,12 @@ async fn kill_row_sessions(url: &str, expected: usize) {
     kill_sessions(url, lasting.into_iter().map(|(id, _)| id)).await;
 }
 
-/// When the transactions of a server were last looked at. The server shows what it showed last to whoever looks again within
-/// 100 ms: of tests that look often, each would keep the others, and itself, from seeing anything new.
+/// The last look at a server's transactions. The server repeats its last result for 100 ms after each look, so tests
+/// that look often would keep each other, and themselves, from seeing anything new.
 static LAST_LOOK: Mutex<Option<Instant>> = Mutex::const_new(None);
 const LOOK_PAUSE: Duration = Duration::from_millis(150);
 
-/// The sessions of the URL's database that are in a transaction, each with what tells the transaction from others.
+/// The sessions of the URL's database that are in a transaction, each with an identification of that transaction.
 async fn sessions_in_transaction(url: &str) -> Vec<(String, String)> {
     let query = "SELECT CAST(p.id AS CHAR),CONCAT(t.trx_id,' ',t.trx_started) FROM information_schema.processlist p \
          JOIN information_schema.innodb_trx t ON t.trx_mysql_thread_id=p.id WHERE p.db=DATABASE()";
@@ -47,7 +48,8 @@ async fn sessions_in_transaction(url: &str) -> Vec<(String, String)> {
         let rows = conn.query(query).await;
         *last = Some(Instant::now());
         match rows {
-            // MySQL cannot show a statement that has bytes in it, as another test's may, until it is over.
+            // MySQL cannot show a statement that contains binary data (as another test's may) until that statement is
+            // over.
             Err(mysql_async::Error::Server(error)) if error.code == 3854 => {}
             rows => break rows.expect("the server lists its transactions"),
         }
@@ -57,7 +59,7 @@ async fn sessions_in_transaction(url: &str) -> Vec<(String, String)> {
     rows
 }
 
-/// A session that has gone by itself meanwhile is none to kill.
+/// Kills sessions. A session that has already ended is ignored.
 async fn kill_sessions(url: &str, ids: impl IntoIterator<Item = String>) {
     let mut conn = mysql_async::Conn::from_url(url).await.expect("the server answers");
     for id in ids {
@@ -75,8 +77,8 @@ async fn waits(proxy: &Proxy, body: Value) -> tokio::task::JoinHandle<crate::har
 }
 
 on_both! {
-    /// Others wait and get it when it is freed; a wait past its limit is an error of its own; a row that is
-    /// missing is made, and only that row is locked.
+    /// Others wait for the lock and get it when it is freed. A wait over its limit is a separate error. A missing row
+    /// is created, and only that row is locked.
     async fn S2_a_row_lock_is_waited_for_and_ends_with_its_session(kind: Kind) {
         let url = database(kind).await;
         let proxy = proxy(&url, "default", "primitive = \"row\"").await;
@@ -110,7 +112,7 @@ on_both! {
         let body = json!({"resource": "b", "ttl_ms": 60_000});
         assert_eq!(other.client().acquire(body.clone()).await.status, 409);
         kill_row_sessions(&url, 2).await;
-        // The server has freed the rows, whatever their holders know: it is not waited for anybody.
+        // The server has freed the rows, whatever their holders know. Nobody is waited for.
         let elsewhere = async || other.client().acquire(body.clone()).await;
         let mut next = elsewhere().await;
         within(AT_ONCE, "another proxy has the row", async || {
@@ -121,7 +123,7 @@ on_both! {
         })
         .await;
         assert!(next.number("token") > quiet["token"].as_u64().unwrap());
-        // Each session is asked for a sign of life by itself, once a second.
+        // Each session is probed separately, once a second.
         let told = async {
             loop {
                 let line = lines.json().await.expect("the holder is told");
@@ -137,8 +139,8 @@ on_both! {
         assert!(next["token"].as_u64() > first["token"].as_u64());
     }
 
-    /// NOWAIT, SKIP LOCKED, re-entrance, one wake-up a release; and in the order of arrival, which the
-    /// server's own queue does not keep.
+    /// NOWAIT, SKIP LOCKED, re-entrance, and one wake-up per release, in order of arrival, which the server's own
+    /// queue does not keep.
     async fn S6_claimers_skip_what_is_locked_and_waiters_keep_their_order(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"row\"\npool = 5";
@@ -155,7 +157,7 @@ on_both! {
         assert_eq!(rows.len(), 5, "each has a row of its own: {rows:?}");
         let none = one.client().acquire(json!({"resource": "queue"})).await;
         assert_eq!((none.status, none.slug()), (409, "contended"), "{}", none.text);
-        // Whoever granted it frees it.
+        // The proxy that granted the lock frees it.
         for answer in &answers {
             let freed = one.client().release(&answer.json).await.status;
             assert!(freed == 200 || other.client().release(&answer.json).await.status == 200);
@@ -187,7 +189,7 @@ on_both! {
         assert_no_herd(operations(&ordered).await - before, begun.elapsed());
     }
 
-    /// What a registry in the process gives: no statement for an owner that is in already.
+    /// As with a registry in the process: no statement for an owner that already holds the lock.
     async fn S10_entering_again_costs_no_statement(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -199,7 +201,7 @@ on_both! {
         assert_eq!((first.status, &first.json["primitive"]), (200, &json!("advisory")), "{}", first.text);
         let entering = statements.next();
         assert!(entering.iter().any(|sql| sql.contains("GET_LOCK")), "the first time costs: {entering:?}");
-        // What the proxy says without being asked: signs of life, of its own and of its session.
+        // Statements that the proxy sends on its own: heartbeats, and probes of its session.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let unasked_a_second = statements.next().len() as f64 / 3.0;
 
@@ -234,7 +236,7 @@ on_both! {
         server.stop().await;
     }
 
-    /// The SQL that blocks on an uncommitted insert: it can deadlock, and the primitive cannot.
+    /// SQL that blocks on an uncommitted insert can deadlock; the primitive cannot.
     async fn S11_an_insert_that_blocks_can_deadlock_and_row_locks_of_ours_cannot(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -256,7 +258,7 @@ on_both! {
         drop((first, second));
         theirs.expect(1).await;
 
-        // Rows crosswise: both proxies ask for the same at the same moment, in opposite orders.
+        // Rows in opposite order: both proxies ask for the same rows at the same moment, in opposite orders.
         let policy = dir.path().join("basket.wasm");
         std::fs::write(&policy, &*BASKET).expect("a file of our own");
         let policy = format!("path = \"{}\"\nsettings = {{ rows = true }}", policy.display());
@@ -312,7 +314,7 @@ on_both! {
         assert!(begun.elapsed() < Duration::from_secs(15), "long before the lease of the dead would have ended");
     }
 
-    /// Told how long is left, and told when it is free; whoever wants it then races for it.
+    /// Waiters are told how much time is left, and when the lock is free. Then they race for it.
     async fn S24_waiters_subscribe_and_race(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "primitive = \"advisory\"").await;
         let client = proxy.client();
@@ -324,7 +326,7 @@ on_both! {
         for _ in 0..4 {
             subscriptions.push(proxy.client().stream("GET", "/v1/watch?prefix=a", "").await);
         }
-        // Of a lease that is not the caller's it is said that it is not; what is left is told to whoever asks.
+        // For a lease that is not the caller's, the answer says so. Anybody may ask how much time is left.
         let stranger = json!({"lease_id": "1-00000000000000ab-a~YQ"});
         let told = client.release(&stranger).await;
         assert_eq!((told.status, told.slug(), &told.json["retry_after_ms"]), (410, "lost", &Value::Null));
@@ -387,7 +389,7 @@ on_both! {
         assert!(refused.text.contains("no_primitive") && refused.text.contains("[stores."), "{}", refused.text);
     }
 
-    /// A session that the server ends takes the locks of all that rest on it, and they hear of it.
+    /// If the server ends a session, all locks on it are lost, and their holders are told.
     async fn the_loss_of_the_session_of_advisory_locks_is_told_to_every_holder(kind: Kind) {
         let url = database(kind).await;
         let proxy = proxy(&url, "default", "primitive = \"advisory\"").await;
@@ -419,7 +421,7 @@ on_both! {
         assert!(again.number("token") > lease["token"].as_u64().unwrap());
     }
 
-    /// Nobody reads on the connection of a row lock: that its session has ended is known when it is asked.
+    /// Nobody reads from the connection of a row lock, so the end of its session is noticed at the next statement.
     async fn a_row_lock_is_not_granted_on_a_session_that_has_ended(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"row\"";
@@ -428,7 +430,7 @@ on_both! {
         let body = json!({"resource": "a", "mode": "shared", "ttl_ms": 60_000, "wait_ms": 10_000});
         let first = client.acquire(body.clone()).await;
         assert_eq!(first.status, 200, "{}", first.text);
-        // Within the second after which each session is asked anyway.
+        // Within the second after which each session is probed anyway.
         kill_row_sessions(&url, 1).await;
         let second = client.acquire(body).await;
         assert_eq!(second.status, 200, "{}", second.text);
@@ -439,7 +441,7 @@ on_both! {
         assert_eq!(client.release(&second.json).await.status, 200);
     }
 
-    /// Two proxies, thousands of names: no two hold one, and few connections are used.
+    /// Two proxies and thousands of names: no name has two holders, and few connections are used.
     async fn thousands_of_advisory_locks_rest_on_one_session(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"advisory\"\nwait_ms = 30000";
@@ -463,7 +465,7 @@ on_both! {
         assert_eq!((taken.status, taken.slug()), (409, "contended"), "{}", taken.text);
     }
 
-    /// One too many says what is short, and the rest of the proxy goes on.
+    /// One lock too many is refused with the reason, and the rest of the proxy works.
     async fn row_locks_have_a_limit_of_their_own(kind: Kind) {
         let sections = "[policies.default]\npath = \"builtin:default\"\n[policies.row]\npath = \"builtin:default\"\n\
             settings = { primitive = \"row\" }\n[[routes]]\nresource = \"row/*\"\npolicy = \"row\"";
@@ -484,7 +486,7 @@ on_both! {
         client.lease("row/3", 60_000).await;
     }
 
-    /// The server counts in memory; what its numbers stand for is in the database.
+    /// The server keeps its counters in memory; the database has the range that they belong to.
     async fn tokens_of_sessions_rise_over_a_crash_of_the_server(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
@@ -512,7 +514,8 @@ on_both! {
         server.stop().await;
     }
 
-    /// From one primitive to another that lacks the mode of a lease: its resource is not free before the lease ends.
+    /// A change from one primitive to another that lacks the mode of a lease: the resource is not free before the
+    /// lease ends.
     async fn a_lease_in_a_mode_that_the_next_primitive_lacks_keeps_others_out(kind: Kind) {
         for primitive in ["advisory", "row"] {
             let url = database(kind).await;
@@ -531,7 +534,7 @@ on_both! {
         }
     }
 
-    /// From one primitive to another: the tokens of a key go on rising.
+    /// A change from one primitive to another: the tokens of a key still increase.
     async fn tokens_rise_over_a_change_of_primitive(kind: Kind) {
         let url = database(kind).await;
         let mut last = 0;

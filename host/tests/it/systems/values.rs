@@ -25,7 +25,7 @@ async fn commit(client: &Client, version: &Value, left: u64) -> crate::harness::
     client.post("/v1/versions/commit", &commit).await
 }
 
-/// Sells one piece after another until none is left: how many.
+/// Sells one piece after another until none is left. Returns how many it sold.
 async fn sell(client: Client) -> u64 {
     let mut sold = 0;
     loop {
@@ -42,7 +42,7 @@ async fn sell(client: Client) -> u64 {
     }
 }
 
-/// A proxy remembers a row as it left it; what the other one has committed since counts nevertheless.
+/// A proxy remembers a row as it left it, but a later commit through the other proxy still counts.
 async fn leave_each_other_behind(one: &Client, other: &Client) {
     let mut seen = read(one).await["version"].clone();
     for n in 0..8 {
@@ -56,13 +56,13 @@ async fn leave_each_other_behind(one: &Client, other: &Client) {
 }
 
 on_both! {
-    /// Over two proxies.
+    /// On two proxies.
     async fn S3_of_those_that_read_a_version_one_commits(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"version\"";
         let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
         let either = |n: usize| if n.is_multiple_of(2) { one.client() } else { other.client() };
-        // At first there is no row, then there is one.
+        // First without a row, then with one.
         for _ in 0..2 {
             let start = read(&one.client()).await;
             assert_eq!(read(&other.client()).await, start);
@@ -86,7 +86,7 @@ on_both! {
         let end = read(&one.client()).await;
         assert_eq!((&end["value"], &end), (&json!({"left": 0}), &read(&other.client()).await));
 
-        // A request that is made twice because its answer was lost, the second time through another proxy.
+        // A request is repeated because its answer was lost, the second time through another proxy.
         let delivery = json!({
             "resource": "stock/17", "version": end["version"], "value": {"left": 50}, "request_id": "delivery",
         });
@@ -99,14 +99,14 @@ on_both! {
         assert!(refused.text.contains("/v1/versions/read"), "{}", refused.text);
     }
 
-    /// What was read before a proxy was killed is committed through the one that is started after it, unless
-    /// another one has committed meanwhile.
+    /// A version that was read before a proxy was killed can be committed through the restarted proxy, unless another
+    /// client has committed meanwhile.
     async fn S3_versions_outlive_their_proxy(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"version\"";
         let (mut one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
         let start = read(&one.client()).await;
-        // As when rows of other keys are cleaned up.
+        // As if rows of other keys had been cleaned up.
         sql(&url, "UPDATE lockkeeper_meta SET floor=floor+1 WHERE id=1").await;
         one.kill();
         one = proxy(&url, "default", settings).await;
@@ -159,7 +159,7 @@ on_both! {
         }
         deadlocks.expect(0).await;
 
-        // Records are purged after their time.
+        // Records are deleted after their time.
         let client = proxy.client();
         assert_eq!(begin(&client, "orders/0", 0).await.json["state"], "done");
         eventually("the outcome is forgotten", async || {
@@ -194,7 +194,7 @@ on_both! {
         assert_eq!(begin(&client, "large", 0).await.json["state"], "first");
     }
 
-    /// Who works is known to every proxy, after a crash as well, and so is what became of it.
+    /// Every proxy knows who works, even after a crash, and also knows the outcome.
     async fn S29_what_is_done_once_outlives_its_proxy(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"once\"\nttl_ms = 60000";
@@ -248,7 +248,7 @@ on_both! {
         let lines = || std::fs::read_to_string(&trace).unwrap().lines().count();
         assert_eq!(lines(), 2, "one that failed, and one that did not");
 
-        // As JSON, a byte that is no text is longer than what is kept of an outcome by number of bytes.
+        // Binary output is longer as JSON than its number of bytes, which limits the outcome.
         for kept in ["everything", "the beginning"] {
             let run = once_of("binary", "echo x >> $TRACE; head -c 9000 /dev/zero").await.unwrap();
             let complains = String::from_utf8_lossy(&run.stderr).contains("only the beginning");

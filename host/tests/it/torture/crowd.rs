@@ -1,5 +1,5 @@
-//! The clients, in processes of their own. Each process says what its clients are told as soon as they are told, and one
-//! ledger has all of it.
+//! The clients, in their own processes. Each process reports what its clients are told as soon as they are told it,
+//! and one ledger collects everything.
 
 use std::collections::{BTreeSet, HashMap};
 use std::env;
@@ -18,13 +18,13 @@ use tokio::sync::{mpsc, watch};
 
 use crate::harness::{self, Habits, Ledger, Noted, Said, World, kind, within};
 
-/// Grants between two faults that have been mended.
+/// The number of grants between two faults that have been mended.
 const ROUND: usize = 60;
-/// Where a process of clients finds this one.
+/// The variable that tells a client process where to connect to this process.
 const SOCKET: &str = "LOCKKEEPER_TORTURE_SOCKET";
 const THIS_TEST: &str = "torture::crowd::a_process_of_clients";
 
-/// What a process of clients is told.
+/// A message to a client process.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     Start {
@@ -36,21 +36,22 @@ enum Order {
     SetAddress(usize, SocketAddr),
     Joins(SocketAddr),
     Leaves,
-    /// To be answered when all was said that happened before.
+    /// To be answered when everything that happened before was reported.
     Report(u64),
     Stop,
 }
 
-/// What it answers.
+/// A message from a client process.
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Said(Said),
     Reported(u64),
 }
 
+/// The client processes, with their common ledger.
 pub struct Crowd {
     ledger: Arc<Ledger>,
-    /// Of the resources.
+    /// The kinds of the resources.
     kinds: BTreeSet<String>,
     processes: Vec<Process>,
     reports: u64,
@@ -59,12 +60,12 @@ pub struct Crowd {
 struct Process {
     child: Child,
     orders: OwnedWriteHalf,
-    /// The last report.
+    /// The number of the last report.
     reported: watch::Receiver<u64>,
 }
 
 impl Crowd {
-    /// So many processes with so many clients each.
+    /// Starts these processes, with this many clients each.
     pub async fn start(
         dir: &Path,
         (processes, clients): (usize, usize),
@@ -97,35 +98,37 @@ impl Crowd {
         Crowd { ledger, kinds, processes: started, reports: 0 }
     }
 
+    /// Everything that the clients were told so far.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// To be said before the proxy is killed.
+    /// Call this before the proxy is killed.
     pub fn killed(&self, address: SocketAddr) {
         self.ledger.killed(address);
     }
 
+    /// Replaces the address of a proxy.
     pub async fn set_address(&mut self, n: usize, address: SocketAddr) {
         self.order_all(|| Order::SetAddress(n, address)).await;
     }
 
-    /// There is another proxy, the last one.
+    /// Adds a proxy, at the end of the list.
     pub async fn joins(&mut self, address: SocketAddr) {
         self.order_all(|| Order::Joins(address)).await;
     }
 
-    /// The last proxy is asked nothing any more.
+    /// Removes the last proxy of the list.
     pub async fn leaves(&mut self) {
         self.order_all(|| Order::Leaves).await;
     }
 
-    /// Whether a client has found that a promise was broken, and its process has ended.
+    /// Whether a client has found a broken promise, so that its process has ended.
     pub fn is_broken(&mut self) -> bool {
         self.processes.iter_mut().any(|process| !matches!(process.child.try_wait(), Ok(None)))
     }
 
-    /// Waits until so many leases more were granted that the last fault has been met, and some of each primitive.
+    /// Waits for enough further grants that clients have met the last fault, with some grants of each primitive.
     pub async fn another_round(&self) {
         let before = self.ledger.grants_by_kind();
         let goal = before.values().sum::<usize>() + ROUND;
@@ -138,7 +141,7 @@ impl Crowd {
         .await;
     }
 
-    /// Checks all that the clients were told so far.
+    /// Checks everything that the clients were told so far.
     pub async fn check(&mut self) {
         self.reports += 1;
         let report = self.reports;
@@ -183,7 +186,7 @@ fn line(message: &impl Serialize) -> Vec<u8> {
     line
 }
 
-/// Notes what the clients of a process say, until the process ends.
+/// Records the messages of a client process, until the process ends.
 async fn take_in(ledger: Arc<Ledger>, answers: OwnedReadHalf, report: watch::Sender<u64>) {
     let mut lines = BufReader::new(answers).lines();
     let mut places: HashMap<(String, usize), Noted> = HashMap::new();
@@ -220,7 +223,7 @@ async fn serve(socket: PathBuf) {
     let (ask, mut asked) = mpsc::unbounded_channel();
     let writes = tokio::spawn(async move {
         loop {
-            // What was said before a report was asked for goes first.
+            // Send everything that was recorded before a report was requested first.
             let answer = tokio::select! {
                 biased;
                 Some(said) = said.recv() => Answer::Said(said),
@@ -238,12 +241,12 @@ async fn serve(socket: PathBuf) {
             Some(Order::Report(report)) => ask.send(report).expect("answers are written"),
             Some(Order::Start { .. }) => panic!("they have started"),
             Some(Order::Stop) => break,
-            // The torture has ended.
+            // The parent has ended.
             None => return,
         }
         assert!(!world.is_broken(), "a client was told what cannot be");
     }
-    // Only the torture knows which sessions have ended.
+    // Only the parent knows which sessions have ended.
     world.stop().await;
     drop((say, ask));
     writes.await.expect("all is said");

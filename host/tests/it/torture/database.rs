@@ -1,4 +1,4 @@
-//! The servers under torture: one with three of a quorum beside it, or a cluster of three.
+//! The servers under torture: a server with three more for a quorum, or a cluster of three.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,58 +14,62 @@ use tokio::task::JoinHandle;
 use crate::faults::plain_account;
 use crate::harness::{self, Kind, crash, eventually};
 
-/// The time limit of a statement that makes a fault or asks a server for its state.
+/// The time-out of a statement that makes a fault or reads the state of a server.
 const STATEMENT: Duration = Duration::from_secs(3);
-/// How long the members of a cluster may take to be one again.
+/// The longest time until the members of a cluster are joined again.
 const JOINS_WITHIN: Duration = Duration::from_secs(120);
 const MEMBERS: usize = 3;
-/// What fills a disk.
+/// The file that fills a disk.
 const FILLER: &str = "filler";
 /// Keeps the binary logs small: those of an hour would fill the disk.
 const FEW_LOGS: [&str; 2] = ["--loose-max-binlog-size=32M", "--loose-binlog-expire-logs-seconds=60"];
-/// Of the replication group.
+/// The name of the replication group.
 const GROUP: &str = "7d1c1f4e-0b5e-4a52-9d6b-3c1b6e6f0a11";
 
+/// The kind of servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setup {
     One(Kind),
     Galera,
-    /// MySQL's, with a single primary.
+    /// MySQL's group replication, with a single primary.
     Group,
 }
 
-/// Where the programs are.
+/// The paths of programs.
 pub struct Programs {
     pub server: PathBuf,
-    /// The library that sets a program's clock.
+    /// The library that sets the clock of a program.
     pub faketime: PathBuf,
-    /// A file system of its own for the data of a single server, which may be full.
+    /// A file system only for the data of a single server, which may become full.
     pub disk: Option<PathBuf>,
 }
 
+/// The servers.
 pub struct Database {
     pub setup: Setup,
-    /// Those that all proxies use, and then those of the quorum, if there is one.
+    /// The servers that all proxies use, followed by those of the quorum, if there is one.
     pub servers: Vec<Server>,
-    /// How many all proxies use.
+    /// How many servers all proxies use.
     pub main: usize,
 }
 
+/// A server.
 pub struct Server {
     pub managed: ManagedServer,
-    /// With a password, for proxies.
+    /// The URL with a password, for proxies.
     pub url: String,
-    /// What the clock of the server differs by, for the library to read.
+    /// The file with the offset of the server's clock, which the library reads.
     clock: Option<PathBuf>,
-    /// The file system that its data are on.
+    /// The file system of its data.
     disk: Option<PathBuf>,
-    /// It is kept: where the server has too many connections, no other can be opened.
+    /// Kept open, because no new connection is possible when the server has too many.
     admin: Option<Conn>,
     /// Runs the statement that makes the server read-only, which waits for statements that write.
     turns_read_only: Option<JoinHandle<()>>,
 }
 
 impl Database {
+    /// Starts the servers.
     pub async fn start(setup: Setup, programs: &Programs, dir: &Path) -> Database {
         let mut servers = match setup {
             Setup::One(_) => vec![one(programs, dir).await],
@@ -83,11 +87,12 @@ impl Database {
         database
     }
 
+    /// Whether the servers are a cluster.
     pub fn is_cluster(&self) -> bool {
         self.main > 1
     }
 
-    /// Whether each server has joined the cluster. One that stays outside by itself is told to join.
+    /// Whether every server has joined the cluster. A server that stays outside is told to join.
     pub async fn is_whole(&mut self) -> bool {
         let mut is_whole = true;
         for server in &mut self.servers {
@@ -102,6 +107,7 @@ impl Database {
         is_whole
     }
 
+    /// Waits until every server has joined the cluster.
     pub async fn is_whole_again(&mut self) {
         let began = std::time::Instant::now();
         while !self.is_whole().await {
@@ -110,6 +116,7 @@ impl Database {
         }
     }
 
+    /// Stops all servers.
     pub async fn stop(self) {
         for server in self.servers {
             server.managed.stop().await;
@@ -122,34 +129,36 @@ impl Server {
         Server { managed, url, clock: None, disk: None, admin: None, turns_read_only: None }
     }
 
+    /// Kills the server, as a crash would.
     pub async fn kill(&self) {
         crash(&self.managed).await;
     }
 
-    /// `None` where the server's clock cannot be set.
+    /// Sets the server's clock. `None` if that is not possible.
     pub fn set_clock(&self, ahead: f64) -> Option<()> {
         write_clock(self.clock.as_ref()?, ahead);
         Some(())
     }
 
-    /// Fills the file system of the server's data. `None` where that file system is not the server's alone.
+    /// Fills the file system of the server's data. `None` if that file system is not the server's alone.
     pub fn fill_disk(&self) -> Option<()> {
         let disk = self.disk.as_ref()?;
         let filler = fs::File::create(disk.join(FILLER)).expect("a file");
         let left = rustix::fs::statvfs(disk).expect("a file system");
-        // A server that writes meanwhile may need the last of it.
+        // A server that writes meanwhile may take the last of the space.
         let whole = left.f_bavail * left.f_frsize;
         let _ = rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, whole);
         Some(())
     }
 
+    /// Frees the file system again.
     pub fn empty_disk(&self) {
         if let Some(disk) = &self.disk {
             let _ = fs::remove_file(disk.join(FILLER));
         }
     }
 
-    /// `None` where the server does not answer.
+    /// Runs a statement. `None` if the server does not answer.
     pub async fn ask(&mut self, statement: &str) -> Option<Vec<Row>> {
         let (url, kept) = (self.managed.url().to_owned(), self.admin.take());
         let asked = async {
@@ -167,7 +176,7 @@ impl Server {
         Some(rows)
     }
 
-    /// Makes the server read-only. Returns false if that is under way or done already.
+    /// Starts to make the server read-only. Returns false if this is in progress or already done.
     pub fn turn_read_only(&mut self) -> bool {
         if self.turns_read_only.is_some() {
             return false;
@@ -181,8 +190,8 @@ impl Server {
         true
     }
 
-    /// Makes the server writable, once the statement that makes it read-only has been answered: the server could otherwise run
-    /// that one later. Returns whether the server is writable.
+    /// Makes the server writable, after the statement that makes it read-only was answered. Otherwise the server
+    /// could run that statement later. Returns whether the server is writable.
     pub async fn turn_writable(&mut self) -> bool {
         let is_writable = self.turns_read_only.as_ref().is_none_or(JoinHandle::is_finished)
             && self.ask("SET GLOBAL read_only=0").await.is_some();
@@ -197,7 +206,7 @@ impl Server {
         rows.into_iter().next()?.get(1)
     }
 
-    /// Whether it is a member of its group. A member that was expelled, or was started again, is none.
+    /// Whether the server is a member of its group. A server that was expelled or restarted is not a member.
     async fn joins_group(&mut self) -> bool {
         let state = "SELECT MEMBER_STATE FROM performance_schema.replication_group_members \
              WHERE MEMBER_ID=@@server_uuid OR MEMBER_ID=''";
@@ -207,7 +216,7 @@ impl Server {
             Some("ONLINE") => return true,
             Some("RECOVERING") => {}
             _ => {
-                // The statement takes as long as joining takes, and goes on when nobody waits for it.
+                // The statement takes as long as the join, and continues when nobody waits for it.
                 let _ = self.ask("STOP GROUP_REPLICATION; START GROUP_REPLICATION").await;
             }
         }
@@ -221,13 +230,14 @@ async fn serve(program: &Path, dir: &Path, options: &[String]) -> ManagedServer 
     started.unwrap_or_else(|error| panic!("{}: {error}", program.display()))
 }
 
-/// Whose clock can be set.
+/// A server whose clock can be set.
 async fn one(programs: &Programs, dir: &Path) -> Server {
     let clock = dir.join("clock");
     write_clock(&clock, 0.0);
     let program = dir.join("server.sh");
-    // The library reads the file once a second: at each look at the clock it would take most of the machine's time. Its
-    // "fix" for waits by the monotonic clock has them end at once, and the server's threads spin.
+    // The library reads the file once a second: reading it at each clock access would take most of the machine's
+    // time. The library's "fix" for waits by the monotonic clock makes them end at once, and the server's threads
+    // spin.
     script(
         &program,
         &format!(
@@ -251,14 +261,14 @@ async fn of_quorum(programs: &Programs, dir: &Path) -> Server {
     Server::new(managed, url)
 }
 
-/// The library reads the file whole or not at all.
+/// Writes the file in one step, so that the library reads either all of it or nothing.
 fn write_clock(path: &Path, ahead: f64) {
     let new = path.with_extension("new");
     fs::write(&new, format!("{ahead:+.3}\n")).expect("a file");
     fs::rename(&new, path).expect("a file");
 }
 
-/// Three nodes with one history: what a node lacks when it joins, another one has kept.
+/// Three nodes with one history. If a node lacks writes when it joins, another node still has them.
 async fn galera(programs: &Programs, dir: &Path) -> Vec<Server> {
     script(&dir.join("wsrep_sst_increments"), INCREMENTS);
     let ports = harness::free_ports(2 * MEMBERS);
@@ -311,7 +321,7 @@ fn node_options(programs: &Programs, home: &Path, members: &[String], n: usize, 
     ]
 }
 
-/// Starts a node at the position that its data has. The first start of the first node makes the cluster.
+/// Starts a node at the position of its data. The first start of the first node creates the cluster.
 const NODE: &str = r#"export PATH="@PATH@:$PATH"
 case " $* " in
 *" --wsrep-on=ON "*) ;;
@@ -326,8 +336,8 @@ position=$(sed -n 's/.*Recovered position: *//p' @HOME@/recovery.log | tail -n 1
 exec @SERVER@ "$@" --wsrep-start-position="$position"
 "#;
 
-/// Called by both nodes where one lacks writes that the other has kept. Nothing but those is passed on: a node that lacks
-/// more does not join.
+/// Both nodes call this if one lacks writes that the other still has. Only those writes are transferred: a node that
+/// lacks more does not join.
 const INCREMENTS: &str = r#"while [ $# -gt 0 ]; do
     case $1 in
     --role) role=$2 && shift ;;
@@ -364,7 +374,7 @@ async fn group(programs: &Programs, dir: &Path) -> Vec<Server> {
             "--performance-schema=ON".to_owned(),
             format!("--port={}", clients[n]),
             format!("--server-id={}", n + 1),
-            // Until it has joined the group it takes no writes.
+            // Until it has joined the group, the node takes no writes.
             "--read-only=ON".to_owned(),
             "--gtid-mode=ON".to_owned(),
             "--enforce-gtid-consistency=ON".to_owned(),
@@ -409,7 +419,7 @@ async fn group(programs: &Programs, dir: &Path) -> Vec<Server> {
     servers
 }
 
-/// That of [`plain_account`], which another member has made.
+/// The URL of the [`plain_account`] that another member has created.
 fn plain_url(server: &ManagedServer) -> String {
     server.url().replace("root@", "lk:secret@").replace("/lockkeeper?", "/plain?")
 }

@@ -1,4 +1,4 @@
-//! What lies between a proxy and its server. It passes on what comes, unless it is told otherwise.
+//! The connection between a proxy and its server. It passes everything on, unless it is told otherwise.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,24 +8,24 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-/// To the server of one URL, by way of a socket of its own.
+/// A relay to the server of a URL, with its own socket.
 pub struct Way {
     pub url: String,
     state: watch::Sender<State>,
 }
 
-/// What is done to all connections of a [`Way`].
+/// What happens to all connections of a [`Way`].
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// How often they were cut.
+    /// How many times they were cut.
     cuts: u64,
     /// How long the server keeps a connection that was cut.
     lingers: Duration,
-    /// How often the next answer to a write was to be lost, and its connection with it.
+    /// How many times the next answer to a write should be lost, with its connection.
     losses: u64,
-    /// Until then nothing passes to the server.
+    /// Nothing passes to the server until then.
     to_server: Option<Instant>,
-    /// Until then nothing passes to the proxy.
+    /// Nothing passes to the proxy until then.
     to_proxy: Option<Instant>,
 }
 
@@ -38,6 +38,7 @@ impl State {
     }
 }
 
+/// A direction of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     ToServer,
@@ -45,7 +46,7 @@ pub enum Direction {
 }
 
 impl Way {
-    /// `path`: where the socket is to be.
+    /// Opens the relay, with its socket at `path`.
     pub fn new(url: &str, path: &Path) -> Way {
         let (front, server) = url.split_once("socket=").expect("the servers of the tests have sockets");
         let listener = UnixListener::bind(path).expect("the folder is new");
@@ -61,7 +62,7 @@ impl Way {
         Way { url, state }
     }
 
-    /// Cuts every connection; the server notices so much later.
+    /// Cuts every connection. The server notices this much later.
     pub fn cut(&self, lingers: Duration) {
         self.state.send_modify(|state| {
             state.cuts += 1;
@@ -69,11 +70,12 @@ impl Way {
         });
     }
 
-    /// The next answer to a write is lost on each connection, and the connection with it.
+    /// On each connection, the next answer to a write is lost, with the connection.
     pub fn lose_answers(&self) {
         self.state.send_modify(|state| state.losses += 1);
     }
 
+    /// Lets nothing pass in this direction for this long.
     pub fn stall(&self, direction: Direction, length: Duration) {
         let until = Some(Instant::now() + length);
         self.state.send_modify(|state| match direction {
@@ -89,7 +91,7 @@ async fn connection(proxy: UnixStream, server: UnixStream, mut state: watch::Rec
     let (mut from_proxy, mut to_proxy) = proxy.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let asks = pump(&mut from_proxy, &mut to_server, Direction::ToServer, state.clone(), |packet, _| {
-        // COM_STMT_EXECUTE writes, too, in a transaction of its own.
+        // COM_STMT_EXECUTE writes as well, in its own transaction.
         let is_write = packet.windows(6).any(|text| text == b"COMMIT") || packet.get(4) == Some(&0x17);
         writes.store(is_write, Ordering::Relaxed);
         true
@@ -111,7 +113,7 @@ async fn connection(proxy: UnixStream, server: UnixStream, mut state: watch::Rec
     }
 }
 
-/// Passes on what comes for as long as `passes` lets it.
+/// Passes data on for as long as `passes` allows it.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),

@@ -1,4 +1,4 @@
-//! Paths however they are spelt, and what is no pattern or template.
+//! Tests of different spellings of a path, and of invalid patterns and templates.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -33,7 +33,7 @@ fn letters_of_another_case_fit_unless_case_counts() {
         let Fit::Yes(matched) = pattern.fit(path, false) else { panic!("{path}") };
         assert_eq!(matched.path, "/Orders/Ab/pay", "what a name stands for keeps its case: {path}");
     }
-    // Long s and the Kelvin sign are s and k to readers that ignore case.
+    // Readers that ignore case take the long s and the Kelvin sign for s and k.
     assert_ne!(PathPattern::parse("/tasks").unwrap().fit("/ta%c5%bf%e2%84%aas", false), Fit::No);
 }
 
@@ -50,17 +50,17 @@ fn a_whole_number_has_one_spelling() {
     assert_eq!(pattern.fit("/orders/new/pay", false), Fit::No);
 }
 
-/// A segment of any characters but `/`.
+/// A random segment without `/`.
 fn any_segment(random: &mut StdRng) -> String {
     let letters: Vec<char> = "aZ09-._~!$&'()*+,;=:@%? #{}|\\\"é日🦀".chars().collect();
     (0..random.random_range(1..6)).map(|_| letters.choose(random).unwrap()).collect()
 }
 
-/// One of the ways to send a segment; with bytes that must be encoded, and others that need not.
+/// A random spelling of a segment: some bytes must be encoded, and some others are.
 fn spelt(random: &mut StdRng, segment: &str) -> String {
     let mut text = String::new();
     for byte in segment.bytes() {
-        // A semicolon by itself begins what does not count, and a pattern has no asterisks.
+        // A plain semicolon begins a parameter, which is ignored. A pattern cannot contain asterisks.
         let plain = byte.is_ascii_alphanumeric() || b"-._~!$&'()+,=:@".contains(&byte);
         match (plain, random.random_range(0..4)) {
             (true, 0..3) => text.push(byte.into()),
@@ -71,7 +71,7 @@ fn spelt(random: &mut StdRng, segment: &str) -> String {
     text
 }
 
-/// Segments parted by one of the separators each; some may follow the last one.
+/// Joins segments with random separators; separators may also follow the last segment.
 fn sent(random: &mut StdRng, segments: &[String], separators: &[&str]) -> String {
     let mut path = String::new();
     for segment in segments {
@@ -104,7 +104,7 @@ fn every_spelling_of_a_path_has_the_same_captures() {
             expected.push(("rest".to_owned(), segments[rest_from..].join("/")));
         }
         let parsed = PathPattern::parse(&pattern).unwrap();
-        // An encoded slash beside another one parts nothing more, whoever decodes it when.
+        // An encoded slash beside another slash separates nothing more, in any order of decoding.
         for separators in [&["/"][..], &["/", "//", "///"], &["/", "/%2F", "%2f/", "/%2F%2f//"]] {
             let path = sent(random, &segments, separators);
             let Fit::Yes(matched) = parsed.fit(&path, true) else { panic!("{seed}: {pattern}: {path}") };

@@ -1,10 +1,10 @@
-//! What becomes of the primitives other than leases when the primary is lost.
+//! What happens to the primitives other than leases when the primary is lost.
 
 use super::*;
 use crate::harness::{Client, Lines};
 
 const PRIMITIVES: [&str; 4] = ["advisory", "row", "once", "version"];
-/// A margin that is added where there are several servers, as ARCHITECTURE.md has it.
+/// A margin that is added if there are several servers, see ARCHITECTURE.md.
 const MARGIN: Duration = Duration::from_secs(6);
 const TTL_MS: u64 = 8_000;
 
@@ -24,12 +24,12 @@ async fn proxy_of_all(nodes: [&Node; 2]) -> Proxy {
     proxy
 }
 
-/// A lock that rests on a session, and what its client hears.
+/// A lock on a session, and what its client hears.
 struct Held {
     primitive: &'static str,
     lines: Lines,
     token: u64,
-    /// Of another resource, whose client has to ask; and what watchers hear of that.
+    /// A lock on another resource, whose client must ask, and what watchers hear of it.
     quiet: Value,
     events: Lines,
 }
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-/// Waits until the replica's row of a key is that of its source.
+/// Waits until the replica's row of a key is equal to its source's row.
 async fn until_replicated(from: &Node, to: &Node, key: &str) {
     let row = format!("SELECT revision FROM lockkeeper.lockkeeper_lease WHERE k='{key}'");
     let there: u64 = from.root(&row).await[0].get(0).expect("a row");
@@ -86,15 +86,15 @@ async fn finish(client: &Client, begun: &Response, outcome: &str) {
     assert_eq!(answer.status, 200, "{}", answer.text);
 }
 
-/// What every proxy says while leases of the lost server may run.
+/// The answer of every proxy while leases of the lost server may run.
 fn assert_waits(answer: &Response) {
     assert_eq!((answer.status, answer.slug()), (409, "contended"), "{}", answer.text);
     assert!(answer.number("retry_after_ms") > 1_000, "{}", answer.text);
 }
 
 on_both! {
-    /// Named locks and row locks end with their sessions, their holders are told long before their time, and
-    /// nobody has them on the new server before a lease of the old one would have ended.
+    /// Named locks and row locks end with their sessions. Their holders are told long before the end of their leases,
+    /// and nobody gets the locks on the new server before a lease of the old server would have ended.
     async fn S17_locks_of_sessions_end_with_the_primary(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
@@ -109,7 +109,7 @@ on_both! {
 
         let killed = Instant::now();
         a.kill();
-        // They are renewed when a third is over: later than that they would end by themselves.
+        // The locks are renewed after a third of the lease; later than this limit they would expire by themselves.
         let limit = Duration::from_millis(TTL_MS / 3 * 2);
         for held in &mut held {
             let told = tokio::time::timeout_at((killed + limit).into(), held.until_told()).await;
@@ -139,7 +139,7 @@ on_both! {
         }
     }
 
-    /// Values that were replicated are there, and one that was lost is no version that comes again.
+    /// Values that were replicated are still there, and a version that was lost is not issued again.
     async fn S17_values_that_were_replicated_live_on(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
@@ -161,7 +161,7 @@ on_both! {
 
         a.kill();
         b.promote().await;
-        // What runs lives on, at any proxy.
+        // Leases that run stay valid, through any proxy.
         let client = other.client();
         eventually("it is renewed", async || client.renew(&running.json).await.status == 200).await;
         finish(&client, &running, "late").await;
@@ -182,7 +182,7 @@ on_both! {
 
         let mut again = begin(&client, "gone").await;
         let began = Instant::now();
-        // A busy server may be out of sight for a moment, which is a 503.
+        // A busy server may be unreachable for a moment, which is answered with 503.
         while again.status != 200 && began.elapsed() < Duration::from_secs(40) {
             tokio::time::sleep(Duration::from_millis(200)).await;
             again = begin(&client, "gone").await;
