@@ -10,7 +10,7 @@ use crate::bindings::naming::lockkeeper::policy::types as __with_name0;
 pub mod exports {
     pub mod lockkeeper {
         pub mod policy {
-            /// Says what the first waiter does while the key is held elsewhere.
+            /// Decides what the first waiter does while another request holds the key.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod backoff {
                 #[used]
@@ -18,15 +18,16 @@ pub mod exports {
                 static __FORCE_SECTION_REF: fn() = super::super::super::super::__link_custom_section_describing_imports;
                 use super::super::super::super::_rt;
                 pub type Label = super::super::super::super::__with_name0::Label;
+                /// A failed attempt to get a key.
                 #[derive(Clone, PartialEq)]
                 pub struct Contention {
                     pub key: _rt::String,
-                    /// 1 for the first attempt that found the key held.
+                    /// The number of attempts that found the key held; 1 for the first.
                     pub attempt: u32,
                     pub waited: u32,
-                    /// What is left of the longest wait.
+                    /// The time left until the request stops waiting.
                     pub wait_left: u32,
-                    /// What is left of the holder's lease, as far as it is known.
+                    /// The time left on the holder's lease, as far as it is known.
                     pub holder_left: u32,
                     pub holder: _rt::String,
                     pub waiters: u32,
@@ -54,11 +55,12 @@ pub mod exports {
                             .finish()
                     }
                 }
+                /// What the waiter does next.
                 #[derive(Clone, PartialEq)]
                 pub enum Decision {
-                    /// Ask again after this time, or at a wake-up if that comes first.
+                    /// Try again after this time, or when a wake-up comes first.
                     Poll(u32),
-                    /// Ask again at a wake-up, or when the holder's lease ends.
+                    /// Try again at a wake-up, or when the holder's lease ends.
                     WakeUp,
                     GiveUp(_rt::String),
                 }
@@ -223,6 +225,7 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
+                    /// Decides what the waiter does after a failed attempt.
                     #[allow(async_fn_in_trait)]
                     fn contended(
                         settings: _rt::Vec<u8>,

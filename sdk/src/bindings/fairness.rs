@@ -10,7 +10,7 @@ use crate::bindings::naming::lockkeeper::policy::types as __with_name0;
 pub mod exports {
     pub mod lockkeeper {
         pub mod policy {
-            /// Says which waiter is next when a key becomes free and more than one waits.
+            /// Chooses the next waiter when a key becomes free and several requests wait for it.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod fairness {
                 #[used]
@@ -19,6 +19,7 @@ pub mod exports {
                 use super::super::super::super::_rt;
                 pub type Label = super::super::super::super::__with_name0::Label;
                 pub type Mode = super::super::super::super::__with_name0::Mode;
+                /// A waiting request. `waited` is the time since it began to wait.
                 #[derive(Clone, PartialEq)]
                 pub struct Waiter {
                     pub rank: i32,
@@ -45,12 +46,13 @@ pub mod exports {
                             .finish()
                     }
                 }
+                /// The part of a group in the queue and in recent grants.
                 #[derive(Clone, PartialEq)]
                 pub struct GroupShare {
                     pub group: _rt::String,
-                    /// Waiters of the group in the whole queue, beyond those shown.
+                    /// The number of the group's waiters in the whole queue, including those that are not in `waiters`.
                     pub waiting: u32,
-                    /// Grants of this key to the group among its recent grants.
+                    /// How many of the key's recent grants went to the group.
                     pub recent_grants: u32,
                 }
                 impl ::core::fmt::Debug for GroupShare {
@@ -65,10 +67,11 @@ pub mod exports {
                             .finish()
                     }
                 }
+                /// The queue of a key.
                 #[derive(Clone, PartialEq)]
                 pub struct Queue {
                     pub key: _rt::String,
-                    /// At most 64: of each group the first ones, in order of rank, then arrival.
+                    /// At most 64 waiters: the first ones of each group, in order of rank, then arrival.
                     pub waiters: _rt::Vec<Waiter>,
                     pub groups: _rt::Vec<GroupShare>,
                     pub seed: u32,
@@ -289,7 +292,7 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
-                    /// An index into `waiters`.
+                    /// Returns an index into `waiters`.
                     #[allow(async_fn_in_trait)]
                     fn choose(settings: _rt::Vec<u8>, queue: Queue) -> u32;
                 }

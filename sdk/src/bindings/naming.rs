@@ -12,6 +12,7 @@ pub mod lockkeeper {
             #[doc(hidden)]
             static __FORCE_SECTION_REF: fn() = super::super::super::__link_custom_section_describing_imports;
             use super::super::super::_rt;
+            /// A name with a value.
             #[derive(Clone, PartialEq)]
             pub struct Label {
                 pub name: _rt::String,
@@ -28,12 +29,13 @@ pub mod lockkeeper {
                         .finish()
                 }
             }
+            /// The permits of a holder.
             #[repr(C)]
             #[derive(Clone, Copy, PartialEq)]
             pub struct Permits {
-                /// How many this holder takes.
+                /// The number of permits that this holder takes.
                 pub count: u32,
-                /// How many the key has in all. In a request this is 0: the policy sets it.
+                /// The total number of permits of the key. It is 0 in a request: the policy sets it.
                 pub limit: u32,
             }
             impl ::core::fmt::Debug for Permits {
@@ -47,7 +49,7 @@ pub mod lockkeeper {
                         .finish()
                 }
             }
-            /// How a key is held: by one, by any number of readers, or by several that share `limit` permits.
+            /// How a key is held: by one holder, by any number of readers, or by several holders that share `limit` permits.
             #[derive(Clone, Copy, PartialEq)]
             pub enum Mode {
                 Exclusive,
@@ -68,6 +70,7 @@ pub mod lockkeeper {
                     }
                 }
             }
+            /// The mechanism that implements a lock.
             #[repr(u8)]
             #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
             pub enum Primitive {
@@ -114,7 +117,7 @@ pub mod lockkeeper {
                     }
                 }
             }
-            /// The part of a guarded HTTP request that its route lets the policy see.
+            /// The part of a guarded HTTP request that the route shows to the policy.
             #[derive(Clone, PartialEq)]
             pub struct HttpRequest {
                 pub method: _rt::String,
@@ -139,9 +142,10 @@ pub mod lockkeeper {
                         .finish()
                 }
             }
+            /// A request for a lock.
             #[derive(Clone, PartialEq)]
             pub struct Request {
-                /// The name that the application asks to lock.
+                /// The name of the resource to lock.
                 pub name: _rt::String,
                 pub owner: _rt::String,
                 pub mode: Mode,
@@ -149,7 +153,7 @@ pub mod lockkeeper {
                 pub wait: Option<u32>,
                 pub labels: _rt::Vec<Label>,
                 pub http: Option<HttpRequest>,
-                /// Random bits of this request, for policies that need a choice without a pattern.
+                /// Random bits of this request, for policies that need a random choice.
                 pub seed: u32,
             }
             impl ::core::fmt::Debug for Request {
@@ -177,7 +181,7 @@ pub mod lockkeeper {
 pub mod exports {
     pub mod lockkeeper {
         pub mod policy {
-            /// Turns a request into a plan. The one hook that every policy has.
+            /// Turns a request into a plan. Every policy must export this hook.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod naming {
                 #[used]
@@ -188,30 +192,31 @@ pub mod exports {
                 pub type Mode = super::super::super::super::lockkeeper::policy::types::Mode;
                 pub type Primitive = super::super::super::super::lockkeeper::policy::types::Primitive;
                 pub type Label = super::super::super::super::lockkeeper::policy::types::Label;
+                /// How a request is locked. Limits of the proxy apply to every value.
                 #[derive(Clone, PartialEq)]
                 pub struct LockPlan {
-                    /// One or several; all are held or none. 1 to 1,024 bytes each.
+                    /// The keys to hold, all or none. Each has 1 to 1,024 bytes.
                     pub keys: _rt::Vec<_rt::String>,
                     pub primitive: Primitive,
                     pub mode: Mode,
                     pub ttl: u32,
-                    /// The longest wait in the queue; 0 asks once.
+                    /// The longest wait in the queue; 0 makes a single attempt.
                     pub wait: u32,
-                    /// Lower ranks go first; arrival decides within a rank.
+                    /// Lower ranks go first. Within a rank, waiters go in order of arrival.
                     pub rank: i32,
-                    /// The name by which `fairness` tells crowds apart.
+                    /// The group of this waiter, for `fairness`.
                     pub group: _rt::String,
                     pub weight: u32,
-                    /// Whether an owner that holds the keys is granted them again, with a count.
+                    /// Whether an owner that already holds the keys is granted them again. The grants are counted.
                     pub reentrant: bool,
-                    /// The longest queue of a key that this request may join.
+                    /// The request is refused if the queue of a key already has this many waiters.
                     pub max_waiters: u32,
-                    /// The keys stay taken at least this long after the grant, even when released earlier. For the
-                    /// primitive `once`: how long the outcome is kept; 0 leaves it to the proxy, which keeps it a day.
+                    /// The keys stay taken for at least this long after the grant, even if they are released earlier. For the
+                    /// primitive `once`: how long the outcome is kept; 0 stands for the proxy's default of one day.
                     pub lock_at_least: u32,
-                    /// The keys stay taken this long after a lease that ended without a release.
+                    /// How long the keys stay taken after a lease that ended without a release.
                     pub lock_delay: u32,
-                    /// The longest time that the proxy keeps a held connection's lease alive.
+                    /// The longest time that the proxy keeps the lease of a held connection alive.
                     pub max_hold: u32,
                     pub labels: _rt::Vec<Label>,
                 }
@@ -238,7 +243,7 @@ pub mod exports {
                             .finish()
                     }
                 }
-                /// Why a request gets no lock; shown to the client.
+                /// The reason why a request gets no lock, which is shown to the client.
                 #[derive(Clone, PartialEq)]
                 pub struct Refusal {
                     pub reason: _rt::String,
@@ -886,6 +891,7 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
+                    /// Makes the plan of a request, or refuses the request.
                     #[allow(async_fn_in_trait)]
                     fn plan(
                         settings: _rt::Vec<u8>,

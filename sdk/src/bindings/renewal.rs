@@ -10,7 +10,7 @@ use crate::bindings::naming::lockkeeper::policy::types as __with_name0;
 pub mod exports {
     pub mod lockkeeper {
         pub mod policy {
-            /// Says what becomes of a lease that the proxy keeps alive and that nears its end.
+            /// Decides whether a lease that the proxy keeps alive is extended when it nears its end.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod renewal {
                 #[used]
@@ -18,6 +18,7 @@ pub mod exports {
                 static __FORCE_SECTION_REF: fn() = super::super::super::super::__link_custom_section_describing_imports;
                 use super::super::super::super::_rt;
                 pub type Label = super::super::super::super::__with_name0::Label;
+                /// A lease that nears its end. `held` is the time since its grant.
                 #[derive(Clone, PartialEq)]
                 pub struct Expiring {
                     pub key: _rt::String,
@@ -48,6 +49,7 @@ pub mod exports {
                             .finish()
                     }
                 }
+                /// What the proxy does with the lease.
                 #[derive(Clone, Copy, PartialEq)]
                 pub enum Decision {
                     Extend(u32),
@@ -172,6 +174,7 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
+                    /// Decides whether the lease is extended.
                     #[allow(async_fn_in_trait)]
                     fn due(settings: _rt::Vec<u8>, expiring: Expiring) -> Decision;
                 }

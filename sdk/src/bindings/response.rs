@@ -10,7 +10,7 @@ use crate::bindings::naming::lockkeeper::policy::types as __with_name0;
 pub mod exports {
     pub mod lockkeeper {
         pub mod policy {
-            /// Says what a guarded request is answered that cannot get its lock.
+            /// Makes the HTTP answer to a guarded request that does not get its lock.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod response {
                 #[used]
@@ -19,6 +19,7 @@ pub mod exports {
                 use super::super::super::super::_rt;
                 pub type Request = super::super::super::super::__with_name0::Request;
                 pub type Label = super::super::super::super::__with_name0::Label;
+                /// The reason why the request does not get its lock. `position` counts from 1.
                 #[derive(Clone, PartialEq)]
                 pub struct Contention {
                     pub key: _rt::String,
@@ -41,6 +42,7 @@ pub mod exports {
                             .finish()
                     }
                 }
+                /// The HTTP answer to the client.
                 #[derive(Clone, PartialEq)]
                 pub struct Answer {
                     pub status: u16,
@@ -566,6 +568,7 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
+                    /// Makes the answer to a request that does not get its lock.
                     #[allow(async_fn_in_trait)]
                     fn contended(
                         settings: _rt::Vec<u8>,

@@ -6,7 +6,7 @@
 pub mod exports {
     pub mod lockkeeper {
         pub mod policy {
-            /// Checks the settings table of config.toml, once, when the policy is loaded.
+            /// Checks the policy's settings table of config.toml once, when the policy is loaded.
             #[allow(dead_code, async_fn_in_trait, unused_imports, clippy::all)]
             pub mod settings {
                 #[used]
@@ -93,8 +93,8 @@ pub mod exports {
                     }
                 }
                 pub trait Guest {
-                    /// `table` is the settings as a JSON object. The bytes that it returns reach every other hook;
-                    /// an error refuses the load and is shown to the operator.
+                    /// Checks the settings, which `table` gives as a JSON object. The returned bytes are passed to every other hook.
+                    /// An error refuses the load and is shown to the operator.
                     #[allow(async_fn_in_trait)]
                     fn configure(
                         table: _rt::String,
