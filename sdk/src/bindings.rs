@@ -6,7 +6,14 @@
 //! The export macro of a world carries the section that describes the world. So a component exports only the hooks whose
 //! macro its crate invokes. All modules share the types of `naming`.
 
-#![allow(clippy::all, missing_docs, unused_qualifications, rustdoc::all)]
+#![allow(
+    clippy::all,
+    clippy::pedantic,
+    clippy::restriction,
+    missing_docs,
+    unused_qualifications,
+    rustdoc::all
+)]
 
 pub mod backoff;
 pub mod fairness;
