@@ -1,6 +1,6 @@
 //! The last decisions about each key, for diagnosis.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::Decision;
@@ -11,7 +11,7 @@ use crate::lock::{Key, Mode};
 
 /// How many decisions are kept for each key.
 const KEPT: usize = 8;
-/// For how many keys decisions are kept. Beyond that, the key whose first decision is the oldest is forgotten.
+/// For how many keys decisions are kept. Beyond that, the key about which the longest time nothing was decided is forgotten.
 const KEYS: usize = 8_192;
 
 /// A decision, which is put into words only on request.
@@ -27,31 +27,43 @@ pub(super) enum What {
 /// The last decisions about the keys.
 #[derive(Default)]
 pub(super) struct History {
-    keys: HashMap<Key, VecDeque<(u64, Arc<str>, What)>>,
-    order: VecDeque<Key>,
+    keys: HashMap<Key, Recent>,
+    /// The keys by their last decisions, the oldest first.
+    order: BTreeMap<u64, Key>,
+    /// Of the last decision.
+    number: u64,
+}
+
+struct Recent {
+    /// The number of the last decision.
+    last: u64,
+    decisions: VecDeque<(u64, Arc<str>, What)>,
 }
 
 impl History {
     pub fn note(&mut self, key: &Key, by: Arc<str>, what: What) {
         let entry = (clock::wall_us(), by, what);
-        if let Some(decisions) = self.keys.get_mut(key) {
-            if decisions.len() >= KEPT {
-                decisions.pop_front();
+        self.number += 1;
+        let last = self.number;
+        if let Some(recent) = self.keys.get_mut(key) {
+            if recent.decisions.len() >= KEPT {
+                recent.decisions.pop_front();
             }
-            decisions.push_back(entry);
-            return;
+            recent.decisions.push_back(entry);
+            self.order.remove(&std::mem::replace(&mut recent.last, last));
+        } else {
+            if self.keys.len() >= KEYS
+                && let Some((_, oldest)) = self.order.pop_first()
+            {
+                self.keys.remove(&oldest);
+            }
+            self.keys.insert(key.clone(), Recent { last, decisions: VecDeque::from([entry]) });
         }
-        if self.order.len() >= KEYS
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.keys.remove(&oldest);
-        }
-        self.order.push_back(key.clone());
-        self.keys.insert(key.clone(), VecDeque::from([entry]));
+        self.order.insert(last, key.clone());
     }
 
     pub fn of(&self, key: &Key) -> Vec<Decision> {
-        let decisions = self.keys.get(key).into_iter().flatten();
+        let decisions = self.keys.get(key).into_iter().flat_map(|recent| &recent.decisions);
         decisions.map(|(at_us, by, what)| what.told(*at_us, by.clone())).collect()
     }
 }
@@ -76,5 +88,24 @@ impl What {
             What::Lapsed => ("renewal", "let it lapse".to_owned()),
         };
         Decision { at_us, hook, by, what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_that_was_decided_about_longest_ago_is_forgotten() {
+        let (mut history, by) = (History::default(), Arc::<str>::from("a policy"));
+        let key = |n: usize| Key::new(&format!("key-{n}")).expect("a key");
+        (0..KEYS).for_each(|n| history.note(&key(n), by.clone(), What::Lapsed));
+        for _ in 0..=KEPT {
+            history.note(&key(0), by.clone(), What::Lapsed);
+        }
+        history.note(&key(KEYS), by.clone(), What::Lapsed);
+        let kept = [0, 1, 2, KEYS].map(|n| history.of(&key(n)).len());
+        assert_eq!(kept, [KEPT, 0, 1, 1]);
+        assert_eq!((history.keys.len(), history.order.len()), (KEYS, KEYS));
     }
 }

@@ -30,7 +30,7 @@ impl PeerNetwork {
 /// Sends the notifications of one proxy.
 pub struct PeerClient {
     /// Weak, because the network owns the service, and the service owns this client.
-    line: Weak<PeerNetwork>,
+    network: Weak<PeerNetwork>,
     address: String,
     random: Mutex<StdRng>,
     /// The share of notifications, in thousandths, that are lost.
@@ -39,13 +39,13 @@ pub struct PeerClient {
 
 impl PeerClient {
     /// The client of a proxy that starts.
-    pub fn new(line: &Arc<PeerNetwork>, proxy: usize, seed: u64) -> PeerClient {
-        let life = line.lives.fetch_add(1, Relaxed);
+    pub fn new(network: &Arc<PeerNetwork>, proxy: usize, seed: u64) -> PeerClient {
+        let life = network.lives.fetch_add(1, Relaxed);
         let random = Mutex::new(StdRng::seed_from_u64(seed ^ (1_000 + life)));
         // If many notifications are lost, waiters depend on their own polling.
         let lost_per_mille = if seed.is_multiple_of(4) { 300 } else { 10 };
         let address = format!("proxy-{proxy}-{life}");
-        PeerClient { line: Arc::downgrade(line), address, random, lost_per_mille }
+        PeerClient { network: Arc::downgrade(network), address, random, lost_per_mille }
     }
 
     /// The address of this proxy.
@@ -60,7 +60,7 @@ impl Peers for PeerClient {
     }
 
     fn notify(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>) {
-        let peer = self.line.upgrade().and_then(|line| lock(&line.proxies).get(peer).cloned());
+        let peer = self.network.upgrade().and_then(|network| lock(&network.proxies).get(peer).cloned());
         let Some((process, service)) = peer else { return gone() };
         let mut random = lock(&self.random);
         let way = Duration::from_micros(random.random_range(100..1_000));

@@ -1,4 +1,4 @@
-//! The answers to bad input: rows of the table in ARCHITECTURE.md, over HTTP and in config.toml.
+//! The answers to bad input: over HTTP and in config.toml.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ fn members() -> Vec<(Value, &'static str, &'static str)> {
 }
 
 on_both! {
-    /// Row 1: the answer names the fault in a body and its bound, and nothing is locked.
+    /// The answer names the fault in a body and its bound, and nothing is locked.
     async fn bodies_that_are_not_valid_are_refused_by_name(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();

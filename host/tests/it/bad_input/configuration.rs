@@ -1,4 +1,4 @@
-//! Row 5: faults of config.toml, and running without one.
+//! Faults of config.toml, and running without one.
 
 use std::path::Path;
 use std::process::Output;
@@ -63,7 +63,7 @@ fn check_finds_what_a_start_would() {
     }
 }
 
-/// Row 5: each fault is reported with its line.
+/// Each fault is reported with its line.
 #[test]
 fn faults_are_told_with_their_lines() {
     let cases = [
@@ -82,14 +82,14 @@ fn faults_are_told_with_their_lines() {
     }
 }
 
-/// Row 5: text that is not TOML.
+/// Text that is not TOML.
 #[test]
 fn broken_syntax_is_told_with_its_line() {
     let faults = faults("[api]\n[store\n", &[]);
     assert!(faults[0].starts_with("config.toml:2: "), "{faults:?}");
 }
 
-/// Row 5: two faults, and one of the environment, are reported together.
+/// Two faults, and one of the environment, are reported together.
 #[test]
 fn all_faults_are_told_at_once() {
     let text = "[store]\nlanes = 100\n[http]\nmax_body = 1\n[api]\nlisten = \"nowhere\"\n";
@@ -101,7 +101,7 @@ fn all_faults_are_told_at_once() {
     }
 }
 
-/// Row 5: a named file that does not exist; settings that the policy rejects; an address in use.
+/// A named file that does not exist; settings that the policy rejects; an address in use.
 #[test]
 fn what_cannot_be_used_is_said() {
     let dir = folder();

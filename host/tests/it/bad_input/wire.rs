@@ -1,4 +1,4 @@
-//! Row 2: input that is too large, too slow or incomplete is answered, closed and forgotten.
+//! Input that is too large, too slow or incomplete is answered, closed and forgotten.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn post(length: usize, body: &str) -> String {
 }
 
 on_both! {
-    /// Row 2: input over a limit.
+    /// Input over a limit.
     async fn what_is_too_large_is_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         let body = "x".repeat(5_000);
@@ -50,7 +50,7 @@ on_both! {
         assert_eq!(proxy.client().get("/v1/locks").await.status, 200);
     }
 
-    /// Row 2: half a request with nothing after it, and a request that comes byte by byte.
+    /// Half a request with nothing after it, and a request that comes byte by byte.
     async fn what_is_too_slow_is_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         for half in ["GET /v1/locks HT", "GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n"] {
@@ -70,7 +70,7 @@ on_both! {
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     }
 
-    /// Row 2: thousands of clients that send half a request leave no memory behind.
+    /// Thousands of clients that send half a request leave no memory behind.
     async fn memory_stays_flat(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         crowd(&proxy).await;
