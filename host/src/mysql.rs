@@ -29,13 +29,18 @@
 pub mod conditions;
 pub mod managed;
 
+mod backoff;
 mod batch;
 mod cache;
 mod clean;
+mod clock_record;
 mod clock_steps;
 mod clock_watch;
 mod codec;
+mod context;
+mod fault;
 mod health;
+mod identity;
 mod lanes;
 mod link;
 mod membership;

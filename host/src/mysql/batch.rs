@@ -6,13 +6,15 @@ use mysql_async::Row;
 
 use super::cache;
 use super::codec;
-use super::link::{Fault, Link};
+use super::context::Context;
+use super::fault::Fault;
+use super::link::Link;
+use super::queue::Decided;
 use super::sql::{self, RowWrite};
-use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
-use crate::lock::record::{self, BatchId, Env, Holder, Op, Record, Records, Tried};
+use crate::lock::record::{self, Env, Holder, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::store::Reply;
 
@@ -20,13 +22,6 @@ use crate::store::Reply;
 pub const PACKET_BYTES: usize = 4 << 20;
 /// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1024;
-
-/// The decisions for a batch. They are noted before the batch is sent, so that they are known if the answer
-/// is lost.
-pub struct Decided {
-    pub batch_id: BatchId,
-    pub replies: Vec<Reply>,
-}
 
 /// Runs the groups in order. Nothing is applied after `deadline`. On an error nothing was applied, unless the
 /// connection broke and `decided` is set; then it is unknown whether the decisions were applied.

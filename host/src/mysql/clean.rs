@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use mysql_async::Row;
 
-use super::lanes::Backoff;
-use super::link::{Fault, Link};
+use super::backoff::Backoff;
+use super::context::Context;
+use super::fault::Fault;
+use super::link::Link;
 use super::sql::{self, LEASES, ROWS};
-use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;

@@ -5,16 +5,18 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::batch::{self, Decided};
-use super::link::{Fault, IDLE_S, Link};
+use super::backoff::Backoff;
+use super::batch::{self};
+use super::context::Context;
+use super::fault::Fault;
+use super::link::{IDLE_S, Link};
 use super::optimistic;
+use super::queue::Decided;
 use super::queue::{Batch, LATE, Queue, Responder, first_deadline};
-use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::lock::record::{Op, Tried};
-use crate::random;
 use crate::store::Reply;
 use crate::store::registry::NO_MEMBER;
 
@@ -39,23 +41,6 @@ pub async fn run(context: Arc<Context>, mut queue: Queue, lane_index: usize) {
         }
     }
     queue.refuse("the store was closed");
-}
-
-/// Delays between attempts: doubled each time, up to one second, with jitter.
-pub struct Backoff(Duration);
-
-impl Backoff {
-    /// Begins with the shortest delay.
-    pub fn new() -> Backoff {
-        Backoff(Duration::from_millis(10))
-    }
-
-    /// The next delay.
-    pub fn next(&mut self) -> Duration {
-        let now = self.0;
-        self.0 = (now * 2).min(Duration::from_secs(1));
-        now.mul_f64(random::within(0.5..1.0))
-    }
 }
 
 /// Opens a connection, however long it takes; `None` once the store is closed. Waiting operations expire

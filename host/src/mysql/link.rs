@@ -5,33 +5,28 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mysql_async::prelude::AsQuery;
-use mysql_async::{DriverError, Error, Row, Value};
+use mysql_async::{Error, Row, Value};
 
+use super::backoff::OptimisticThrottle;
 use super::cache::CacheScope;
+use super::clock_record;
 use super::clock_steps::{ClockStep, DRIFT_PER_MILLION};
-use super::clock_watch;
+use super::context::Context;
+use super::fault::{Fault, exchange, variables};
 use super::membership::Membership;
-use super::optimistic::OptimisticThrottle;
 use super::preflight::{self, Server};
+use super::prober;
 use super::schema;
 use super::servers::{Endpoint, ServerInUse};
-use super::sql;
-use super::store::Context;
+use super::sql::{self, LOCK_WAIT_S, SESSION_TIMEOUT_S};
 use super::wire::Wire;
 use crate::clock;
 use crate::coverage::{Branch, reached};
-use crate::lock::maps::HashMap;
 use crate::lock::record::BatchId;
 use crate::lock::{Instant, ServerTime};
 use crate::random;
 use crate::store::registry::NO_MEMBER;
 
-/// How long a statement waits for a row lock, in seconds.
-pub const LOCK_WAIT_S: u32 = 1;
-/// The server ends a session that sends nothing for this long, in seconds. That also ends the transaction of
-/// a proxy that was paused or cut off. Until then the rows of the transaction stay locked, so this is less
-/// than a call of another proxy waits, unless `store.timeout_ms` is set lower.
-pub const SESSION_TIMEOUT_S: u32 = 3;
 /// An idle lane sends a statement this often, in seconds, so that its session does not end.
 pub const IDLE_S: u64 = 1;
 /// Makes a Galera node apply all writes that the other nodes have committed before it answers a read, because
@@ -44,66 +39,6 @@ const READ_OWN: &str = "SET SESSION wsrep_sync_wait=0";
 const OPEN_LIMIT: Duration = Duration::from_secs(3);
 /// The longest time for connecting alone, if there are other servers.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-
-/// Why an exchange failed. The variant says what to do next.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Fault {
-    /// The connection, or the server behind it, cannot be used any more. The statements may have been
-    /// applied.
-    #[error("{why}")]
-    Broken { why: String, slug: &'static str },
-    /// Nothing was applied. A retry may succeed.
-    #[error("{why}")]
-    Conflict { why: String },
-    /// Nothing was applied. A retry will not succeed.
-    #[error("{why}")]
-    Rejected { why: String },
-}
-
-impl Fault {
-    /// The name of the fault in metrics.
-    pub fn slug(&self) -> &'static str {
-        match self {
-            Fault::Broken { slug, .. } => slug,
-            Fault::Conflict { .. } => "conflict",
-            Fault::Rejected { .. } => "rejected",
-        }
-    }
-
-    /// Whether the server has ended the session, or the connection is closed. After every other fault the
-    /// server may keep the session and its locks.
-    pub fn ended_session(&self) -> bool {
-        matches!(self, Fault::Broken { slug: "connection", .. })
-    }
-
-    /// The server did not answer in time; `what` names the work.
-    pub fn timeout(what: &str) -> Fault {
-        Fault::Broken { why: format!("the MySQL server did not answer in time ({what})"), slug: "timeout" }
-    }
-}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Fault {
-        let why = error.to_string();
-        match &error {
-            Error::Server(server) => match server.code {
-                // Deadlock, lock wait, snapshot conflict, duplicate key, statement interrupted, too many
-                // prepared statements, and our own stop before a late COMMIT (1690).
-                1205 | 1213 | 1020 | 1062 | 1317 | 3024 | 1969 | 3572 | 1461 | 1690 => {
-                    Fault::Conflict { why }
-                }
-                // Values that do not fit, packets that are too large, syntax errors.
-                1064 | 1153 | 1264 | 1366 | 1406 | 1301 => Fault::Rejected { why },
-                1290 | 1792 | 1836 => Fault::Broken { why: preflight::explain(&error), slug: "read_only" },
-                // The server shuts down, the session was killed, or it was idle for too long.
-                1053 | 1927 | 4031 => Fault::Broken { why: preflight::explain(&error), slug: "connection" },
-                _ => Fault::Broken { why: preflight::explain(&error), slug: "server" },
-            },
-            Error::Driver(DriverError::PacketTooLarge) => Fault::Rejected { why },
-            _ => Fault::Broken { why: preflight::explain(&error), slug: "connection" },
-        }
-    }
-}
 
 /// One reading of the server's clock and of the row that all proxies share.
 #[derive(Clone, Copy, Debug)]
@@ -147,7 +82,7 @@ pub struct Link {
 impl Link {
     /// Opens a connection to the server in use, or looks for a server first. Takes a few seconds at most.
     pub async fn open(context: &Context) -> Result<Link, Fault> {
-        let server_in_use = context.servers.server_in_use(context).await?;
+        let server_in_use = prober::server_in_use(context).await?;
         let opened = tokio::time::timeout(OPEN_LIMIT, Link::open_at(context, server_in_use.clone())).await;
         let opened = opened.unwrap_or_else(|_| Err(Fault::timeout("opening a connection")));
         if opened.is_err() {
@@ -194,9 +129,9 @@ impl Link {
         let before = clock::now();
         let mut sets = exchange(&mut wire, sql::sample()).await?;
         let sample = read_sample(sets.pop(), &server, before, clock::now())?;
-        context.note_clock(&sample);
+        note_clock(context, &sample);
         if !context.clock_steps().is_watched() {
-            clock_watch::begin(&mut wire, context).await?;
+            clock_record::begin(&mut wire, context).await?;
         }
         let membership = context.membership.clone();
         let batch_id = BatchId { writer: random::number(), at: sample.now };
@@ -297,7 +232,7 @@ impl Link {
         self.sample = read_sample(set, &self.server, before, clock::now())?;
         // The clock of another server says nothing about this server's clock.
         self.server_in_use.check()?;
-        context.note_clock(&self.sample);
+        note_clock(context, &self.sample);
         Ok(())
     }
 
@@ -310,7 +245,7 @@ impl Link {
 
     /// Takes over what other proxies have recorded about the clock.
     pub async fn begin(&mut self, context: &Context) -> Result<(), Fault> {
-        clock_watch::begin(&mut self.wire, context).await
+        clock_record::begin(&mut self.wire, context).await
     }
 
     /// Disconnects, within a second.
@@ -320,45 +255,30 @@ impl Link {
     }
 }
 
-impl Context {
-    /// Fails if the server's clock is not watched. The next connection that is opened begins to watch it.
-    pub fn check_watched(&self) -> Result<(), Fault> {
-        match self.clock_steps().is_watched() {
-            true => Ok(()),
-            false => Err(Fault::timeout("the server's clock")),
+fn note_clock(context: &Context, sample: &Sample) {
+    let mut steps = context.clock_steps();
+    steps.note_wait(sample.grants_from, sample.now, sample.before);
+    let step = steps.observe(sample.now, sample.before, sample.after);
+    drop(steps);
+    match step {
+        ClockStep::None => {}
+        ClockStep::Forward { at_least_us, .. } => {
+            reached(Branch::ClockForward);
+            context.metrics.store_error("clock_forward");
+            tracing::warn!(
+                by_ms = at_least_us / 1_000,
+                "the MySQL server's clock was set forward; expired leases are not taken over for a while"
+            );
+        }
+        ClockStep::Back(by) => {
+            reached(Branch::ClockBack);
+            context.metrics.store_error("clock_back");
+            tracing::warn!(
+                by_ms = by / 1_000,
+                "the MySQL server's clock was set back; leases last that much longer"
+            );
         }
     }
-
-    fn note_clock(&self, sample: &Sample) {
-        let mut steps = self.clock_steps();
-        steps.note_wait(sample.grants_from, sample.now, sample.before);
-        let step = steps.observe(sample.now, sample.before, sample.after);
-        drop(steps);
-        match step {
-            ClockStep::None => {}
-            ClockStep::Forward { at_least_us, .. } => {
-                reached(Branch::ClockForward);
-                self.metrics.store_error("clock_forward");
-                tracing::warn!(
-                    by_ms = at_least_us / 1_000,
-                    "the MySQL server's clock was set forward; expired leases are not taken over for a while"
-                );
-            }
-            ClockStep::Back(by) => {
-                reached(Branch::ClockBack);
-                self.metrics.store_error("clock_back");
-                tracing::warn!(
-                    by_ms = by / 1_000,
-                    "the MySQL server's clock was set back; leases last that much longer"
-                );
-            }
-        }
-    }
-}
-
-/// Sends statements on a connection that is not checked yet.
-pub async fn exchange(wire: &mut Wire, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
-    Ok(wire.exchange(sql).await?)
 }
 
 /// Opens the connection. Creates the database if it is missing and the account has the privilege.
@@ -373,13 +293,6 @@ async fn connect(endpoint: &Endpoint) -> Result<Wire, Fault> {
         }
         wire => Ok(wire?),
     }
-}
-
-/// The server's variables that [`preflight::check`] reads.
-pub async fn variables(wire: &mut Wire) -> Result<HashMap<String, String>, Fault> {
-    let sets = exchange(wire, preflight::VARIABLES).await?;
-    let pairs = sets.into_iter().flatten().filter_map(|row| mysql_async::from_row_opt(row).ok());
-    Ok(pairs.map(|(name, value): (String, String)| (name.to_ascii_lowercase(), value)).collect())
 }
 
 fn read_sample(

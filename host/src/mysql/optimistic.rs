@@ -10,12 +10,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use super::batch::{Decided, PACKET_BYTES, environment, next_revision, row_write};
+use super::batch::{PACKET_BYTES, environment, next_revision, row_write};
 use super::cache;
 use super::clock_steps;
-use super::link::{Fault, LOCK_WAIT_S, Link};
+use super::context::Context;
+use super::fault::Fault;
+use super::link::Link;
+use super::queue::Decided;
+use super::sql::LOCK_WAIT_S;
 use super::sql::{self, RowWrite};
-use super::store::Context;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::{self, BatchId, Op, Outcome, Record, Records};
@@ -28,28 +31,6 @@ const SAMPLE_US: u64 = 1_000_000;
 /// Batches of up to this many rows use prepared statements, which cost a sixth less than text. The server
 /// keeps one statement of each size for each connection, so there is a bound.
 pub const PREPARED_ROWS: usize = 64;
-
-/// Decides whether a try is worth it. After a failure the next few batches read first; every further failure
-/// in a row doubles their number.
-#[derive(Default)]
-pub struct OptimisticThrottle {
-    skip: u32,
-    penalty: u32,
-}
-
-impl OptimisticThrottle {
-    const WORST: u32 = 64;
-
-    fn try_now(&mut self) -> bool {
-        self.skip = self.skip.saturating_sub(1);
-        self.skip == 0
-    }
-
-    fn note(&mut self, applied: bool) {
-        self.penalty = if applied { 0 } else { (self.penalty * 2).clamp(1, OptimisticThrottle::WORST) };
-        self.skip = self.penalty;
-    }
-}
 
 /// Runs the groups if the remembered rows allow it. False: nothing was applied, and the server has to be
 /// asked.
@@ -218,6 +199,7 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mysql::backoff::OptimisticThrottle;
 
     /// A holder stops blocking others a moment after its lease has ended, or after its delay.
     #[test]

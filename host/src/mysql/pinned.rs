@@ -16,12 +16,14 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::link::{self, Fault};
+use super::context::Context;
+use super::fault::Fault;
+use super::link::{self};
 use super::preflight::Server;
 use super::queue::{Job, Places};
 use super::sql;
 use super::sql::{COUNTER, LEASES, META, NOW_US};
-use super::store::{Context, MysqlStore};
+use super::store::MysqlStore;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;

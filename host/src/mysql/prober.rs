@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::Error;
-use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use super::link::{self, Fault, LOCK_WAIT_S, SESSION_TIMEOUT_S};
+use super::context::Context;
+use super::fault;
+use super::fault::Fault;
+use super::identity::{self, FRESH, InUseHeartbeat};
 use super::preflight;
-use super::schema::{self, InUseHeartbeat};
-use super::servers::{FRESH, Probe, ROUND, ServerStatus};
-use super::store::Context;
+use super::servers::ServerInUse;
+use super::servers::{Probe, ROUND, ServerStatus};
+use super::sql::{LOCK_WAIT_S, SESSION_TIMEOUT_S};
 use super::wire::{Target, Wire};
 use crate::clock;
 use crate::lock::Instant;
@@ -20,59 +22,54 @@ use crate::vital;
 /// The longest time to wait for one server.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
-/// Runs one probe round at a time. A call that comes during a round takes its result.
-pub struct Prober(Mutex<Round>);
-
-struct Round {
-    /// The connections are kept from one round to the next.
-    wires: Vec<Option<Wire>>,
-    began: Instant,
+/// The server to connect to. Looks for one if none is known.
+pub async fn server_in_use(context: &Context) -> Result<ServerInUse, Fault> {
+    let servers = &context.servers;
+    if let Some(server_in_use) = servers.current() {
+        return Ok(server_in_use);
+    }
+    probe(context, clock::now()).await;
+    servers.elect(context.identity().as_ref())?;
+    servers.current().ok_or_else(|| Fault::timeout("looking for the primary"))
 }
 
-impl Prober {
-    /// A prober for this many servers, without connections.
-    pub fn new(servers: usize) -> Prober {
-        Prober(Mutex::new(Round { wires: (0..servers).map(|_| None).collect(), began: Instant(0) }))
+/// Probes every server, unless a round began after `after`. Takes [`LOOK_LIMIT`] at most.
+pub async fn probe(context: &Context, after: Instant) {
+    let mut round = context.servers.round.lock().await;
+    if round.began > after {
+        return;
     }
-
-    /// Probes every server, unless a round began after `after`. Takes [`LOOK_LIMIT`] at most.
-    pub async fn probe(&self, context: &Context, after: Instant) {
-        let mut round = self.0.lock().await;
-        if round.began > after {
-            return;
-        }
-        let began = clock::now();
-        let in_use = context.servers.in_use();
-        let mut probes = JoinSet::new();
-        for (index, wire) in round.wires.iter_mut().enumerate() {
-            let target = context.servers.endpoints()[index].target.clone();
-            let is_in_use = in_use.is_some_and(|(used, _)| used == index);
-            let probe = look_at(target, wire.take(), context.require_durable, is_in_use);
-            probes.spawn(vital::watched("a probe of a server", async move {
-                let probed = tokio::time::timeout(LOOK_LIMIT, probe).await;
-                (index, probed.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
-            }));
-        }
-        let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the probe failed".to_owned())).collect();
-        while let Some(probed) = probes.join_next().await {
-            let Ok((index, probed)) = probed else { continue };
-            found[index] = probed.map_err(|fault| fault.to_string()).map(|(wire, status, heartbeat_left)| {
-                round.wires[index] = wire;
-                if let (Some(left), Some((_, generation))) = (heartbeat_left, in_use) {
-                    context.servers.extend(generation, began.plus_us(left.as_micros() as u64));
-                }
-                status
-            });
-        }
-        context.servers.note(found);
-        round.began = began;
+    let began = clock::now();
+    let in_use = context.servers.in_use();
+    let mut probes = JoinSet::new();
+    for (index, wire) in round.wires.iter_mut().enumerate() {
+        let target = context.servers.endpoints()[index].target.clone();
+        let is_in_use = in_use.is_some_and(|(used, _)| used == index);
+        let probe = look_at(target, wire.take(), context.require_durable, is_in_use);
+        probes.spawn(vital::watched("a probe of a server", async move {
+            let probed = tokio::time::timeout(LOOK_LIMIT, probe).await;
+            (index, probed.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))
+        }));
     }
+    let mut found: Vec<Probe> = round.wires.iter().map(|_| Err("the probe failed".to_owned())).collect();
+    while let Some(probed) = probes.join_next().await {
+        let Ok((index, probed)) = probed else { continue };
+        found[index] = probed.map_err(|fault| fault.to_string()).map(|(wire, status, heartbeat_left)| {
+            round.wires[index] = wire;
+            if let (Some(left), Some((_, generation))) = (heartbeat_left, in_use) {
+                context.servers.extend(generation, began.plus_us(left.as_micros() as u64));
+            }
+            status
+        });
+    }
+    context.servers.note(found);
+    round.began = began;
+}
 
-    /// Closes the connections.
-    pub async fn close(&self) {
-        for wire in self.0.lock().await.wires.iter_mut().filter_map(Option::take) {
-            let _ = tokio::time::timeout(LOOK_LIMIT, wire.disconnect()).await;
-        }
+/// Closes the connections.
+async fn close(context: &Context) {
+    for wire in context.servers.round.lock().await.wires.iter_mut().filter_map(Option::take) {
+        let _ = tokio::time::timeout(LOOK_LIMIT, wire.disconnect()).await;
     }
 }
 
@@ -84,10 +81,10 @@ pub async fn run(context: Arc<Context>) {
             () = context.stop.cancelled() => break,
             () = tokio::time::sleep(ROUND) => {}
         }
-        context.servers.prober.probe(&context, clock::now()).await;
+        probe(&context, clock::now()).await;
         context.servers.reconsider();
     }
-    context.servers.prober.close().await;
+    close(&context).await;
 }
 
 /// Probes one server. If it is in use and its heartbeat is fresh, also tells for how long the heartbeat stays
@@ -102,9 +99,9 @@ async fn look_at(
         Some(wire) => (wire, true),
         None => connect(&target).await?,
     };
-    let variables = link::variables(&mut wire).await?;
+    let variables = fault::variables(&mut wire).await?;
     let identity = preflight::check(&variables, require_durable).map(|server| server.identity);
-    let record = if has_database { schema::read(&mut wire, "").await? } else { None };
+    let record = if has_database { identity::read(&mut wire, "").await? } else { None };
     let record = record.map(|(_, identity)| identity);
     let named = matches!((&identity, &record), (Ok(identity), Some(record)) if record.server == *identity);
     let mut left = None;
@@ -116,12 +113,12 @@ async fn look_at(
 
 /// Renews the heartbeat only if it is still fresh. Returns for how long it is fresh.
 async fn keep_marked(wire: &mut Wire) -> Result<Option<Duration>, Fault> {
-    let Some(heartbeat) = schema::read_heartbeat(wire).await? else { return Ok(None) };
+    let Some(heartbeat) = identity::read_heartbeat(wire).await? else { return Ok(None) };
     match heartbeat.age() {
         Some(age) if age < ROUND / 2 => Ok(Some(FRESH - age)),
         Some(age) if age < FRESH => {
-            link::exchange(wire, InUseHeartbeat::renew()).await?;
-            Ok(schema::read_heartbeat(wire)
+            fault::exchange(wire, InUseHeartbeat::renew()).await?;
+            Ok(identity::read_heartbeat(wire)
                 .await?
                 .and_then(|heartbeat| Some(FRESH.saturating_sub(heartbeat.age()?))))
         }
@@ -139,6 +136,6 @@ async fn connect(target: &Target) -> Result<(Wire, bool), Fault> {
         "SET SESSION innodb_lock_wait_timeout={LOCK_WAIT_S},wait_timeout={SESSION_TIMEOUT_S},autocommit=1;\
          SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
     );
-    link::exchange(&mut wire, setup).await?;
+    fault::exchange(&mut wire, setup).await?;
     Ok((wire, has_database))
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::batch::Decided;
 use crate::clock;
 use crate::lock::Instant;
+use crate::lock::record::BatchId;
 use crate::lock::record::{Op, Tried};
 use crate::store::{Done, Reply, StoreError};
 
@@ -36,6 +36,13 @@ pub struct Responder {
     done: Option<Done>,
     ops: usize,
     queued: Arc<AtomicUsize>,
+}
+
+/// The decisions for a batch. They are noted before the batch is sent, so that they are known if the answer
+/// is lost.
+pub struct Decided {
+    pub batch_id: BatchId,
+    pub replies: Vec<Reply>,
 }
 
 /// The bound on queued operations, over all lanes.

@@ -8,9 +8,10 @@ use mysql_async::Row;
 use tokio::sync::Mutex;
 
 use super::codec;
-use super::link::{Fault, Link};
+use super::context::Context;
+use super::fault::Fault;
+use super::link::Link;
 use super::sql::{self, LEASES, NOW_US};
-use super::store::Context;
 use crate::clock;
 use crate::lock::record::Doubt;
 use crate::lock::{Key, ServerTime};

@@ -12,9 +12,11 @@ use bytes::Bytes;
 use mysql_async::Row;
 use tokio::sync::Mutex;
 
-use super::link::{Fault, Link, SESSION_TIMEOUT_S};
+use super::context::Context;
+use super::fault::Fault;
+use super::link::Link;
+use super::sql::SESSION_TIMEOUT_S;
 use super::sql::{self, NOW_US};
-use super::store::Context;
 use crate::clock;
 use crate::lock::{Instant, ServerTime};
 use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, Registry, View};

@@ -6,21 +6,19 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use mysql_async::Error;
-
-use super::link::{self, Fault};
+use super::context::Context;
+use super::fault;
+use super::fault::Fault;
+use super::identity::{FRESH, Identity, InUseHeartbeat, VERSION, create_heartbeat, read, read_heartbeat};
 use super::preflight::Server;
-use super::servers::{FRESH, ServerInUse};
-use super::sql::{self, CLOCK, COUNTER, HEARTBEAT, LEASES, META, NOW_US, ROWS};
-use super::store::Context;
+use super::prober;
+use super::servers::ServerInUse;
+use super::sql::{self, CLOCK, COUNTER, LATEST_FLOOR, LEASES, META, NOW_US, ROWS};
 use super::wire::Wire;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Token;
 use crate::random;
-
-/// The schema version of this program. A higher version is refused, a lower one is migrated.
-const VERSION: u32 = 3;
 
 /// Added to the longest lease after a change of the server, in microseconds, because clocks differ.
 const QUARANTINE_MARGIN_US: u64 = 1_000_000;
@@ -34,23 +32,6 @@ const EPOCH_TOKENS: u64 = 1 << 40;
 /// clock. So a server that replaces another one begins above every token given out, even if it lacks the
 /// last writes.
 const AHEAD_US: u64 = 5_000_000;
-/// A clock that is past this is not used for a floor: tokens end at 2^53.
-pub const LATEST_FLOOR: u64 = 1 << 52;
-
-/// The last server that the tables were used on, by their own record, with its epoch and floor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    pub server: String,
-    pub epoch: u64,
-    /// New tokens are above this. The server that was used later has the higher floor.
-    pub floor: u64,
-}
-
-/// When a proxy last had the server in use. Kept only if there are several servers.
-pub struct InUseHeartbeat {
-    used_us: u64,
-    now_us: u64,
-}
 
 /// What another server may have given out since the tables were last used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,25 +82,6 @@ pub async fn prepare(
         context.servers.extend(server_in_use.generation, asked_at.plus_us(left.as_micros() as u64));
     }
     Ok(identity)
-}
-
-/// The version of the tables and the recorded identity; `None` if the tables or the row are missing.
-pub async fn read(wire: &mut Wire, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
-    let sql = format!("SELECT version,identity,epoch,floor FROM {META} WHERE id=1 {lock}");
-    let row: Option<(u32, Vec<u8>, u64, u64)> = match wire.first(sql).await {
-        Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
-        row => row?,
-    };
-    let Some((version, identity, epoch, floor)) = row else { return Ok(None) };
-    if version > VERSION {
-        let why = format!(
-            "the tables are of schema version {version}, this program knows {VERSION}: upgrade Lockkeeper"
-        );
-        return Err(Fault::Broken { why, slug: "schema" });
-    }
-    let floor = floor.max(Token::floor_of_epoch(epoch.min(Token::MAX_EPOCH)).0);
-    let server = String::from_utf8_lossy(&identity).into_owned();
-    Ok(Some((version, Identity { server, epoch, floor })))
 }
 
 /// Creates the missing tables. The row is inserted last, so if it has this version, all tables exist. An
@@ -247,7 +209,7 @@ async fn settle(
     server_in_use: &ServerInUse,
 ) -> Result<Identity, Fault> {
     if !context.servers.is_single() {
-        context.servers.prober.probe(context, clock::now()).await;
+        prober::probe(context, clock::now()).await;
     }
     wire.exchange("BEGIN").await?;
     let gone = || Fault::Broken { why: format!("{META} is empty"), slug: "schema" };
@@ -313,7 +275,7 @@ async fn raise_epoch(
         "UPDATE {META} SET identity={identity},epoch={epoch},floor=GREATEST(floor,{floor}),\
          grants_from=GREATEST(grants_from,{NOW_US}+{wait_us}) WHERE id=1;{heartbeat}COMMIT"
     );
-    link::exchange(wire, update).await?;
+    fault::exchange(wire, update).await?;
     if doubt == Doubt::Leases {
         reached(Branch::EpochRaised);
         context.metrics.store_error("identity_changed");
@@ -342,47 +304,6 @@ fn next_floor(highest: u64, now_us: u64) -> u64 {
 
 fn margin_us(context: &Context) -> u64 {
     if context.servers.is_single() { QUARANTINE_MARGIN_US } else { FAILOVER_MARGIN_US }
-}
-
-/// `None` if there is no heartbeat yet.
-pub async fn read_heartbeat(wire: &mut Wire) -> Result<Option<InUseHeartbeat>, Fault> {
-    let row: Option<(u64, u64)> =
-        match wire.first(format!("SELECT used_us,{NOW_US} FROM {HEARTBEAT} WHERE id=1")).await {
-            Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
-            row => row?,
-        };
-    Ok(row.map(|(used_us, now_us)| InUseHeartbeat { used_us, now_us }))
-}
-
-async fn create_heartbeat(wire: &mut Wire) -> Result<InUseHeartbeat, Fault> {
-    let table = format!(
-        "CREATE TABLE IF NOT EXISTS {HEARTBEAT} (\
-         id TINYINT UNSIGNED NOT NULL PRIMARY KEY,\
-         used_us BIGINT UNSIGNED NOT NULL COMMENT 'a proxy had this server in use: microseconds since 1970'\
-         ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
-    );
-    wire.exchange(table).await?;
-    wire.exchange(format!("INSERT IGNORE INTO {HEARTBEAT} VALUES (1,0)")).await?;
-    let missing = || Fault::Broken { why: format!("{HEARTBEAT} stays empty"), slug: "schema" };
-    read_heartbeat(wire).await?.ok_or_else(missing)
-}
-
-impl InUseHeartbeat {
-    /// `None` if the heartbeat is from the future: the clock was set back.
-    pub fn age(&self) -> Option<Duration> {
-        let ahead = self.used_us > self.now_us + FRESH.as_micros() as u64;
-        (!ahead).then(|| Duration::from_micros(self.now_us.saturating_sub(self.used_us)))
-    }
-
-    /// The statement that renews the heartbeat, only while it is fresh.
-    pub fn renew() -> String {
-        let fresh_us = FRESH.as_micros();
-        format!("{} AND used_us+{fresh_us}>{NOW_US} AND used_us<{NOW_US}+{fresh_us}", InUseHeartbeat::set())
-    }
-
-    fn set() -> String {
-        format!("UPDATE {HEARTBEAT} SET used_us={NOW_US} WHERE id=1")
-    }
 }
 
 fn quoted(identity: &str) -> String {

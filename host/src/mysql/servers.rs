@@ -17,19 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::link::Fault;
-use super::prober::Prober;
-use super::schema::Identity;
-use super::store::Context;
-use super::wire::Target;
+use super::fault::Fault;
+use super::identity::Identity;
+use super::wire::{Target, Wire};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 
 /// The time between two probe rounds.
 pub const ROUND: Duration = Duration::from_secs(1);
-/// How long a heartbeat is fresh. No server can be promoted and grant a lease within this time.
-pub const FRESH: Duration = Duration::from_secs(4);
 /// How long the server may be away before a server that lacks its last epoch is chosen: one that was left
 /// behind or never replicated, not promoted.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,12 +53,21 @@ pub type Probe = Result<ServerStatus, String>;
 /// The servers of `store.url`, their last probes, and the choice among them.
 pub struct Servers {
     endpoints: Vec<Endpoint>,
-    pub prober: Prober,
+    /// One round of probes runs at a time. A call that comes during a round takes its result.
+    pub round: tokio::sync::Mutex<Round>,
     /// Rises whenever another server is chosen.
     generation: AtomicU64,
     /// Until when the heartbeat of the server in use is fresh, on our own clock; 0 before it was read.
     fresh_until: AtomicU64,
     state: Mutex<State>,
+}
+
+/// The last round of probes.
+pub struct Round {
+    /// The connections are kept from one round to the next.
+    pub wires: Vec<Option<Wire>>,
+    /// When the round began.
+    pub began: Instant,
 }
 
 struct State {
@@ -87,7 +92,10 @@ impl Servers {
         let probes = endpoints.iter().map(|_| Err("not probed yet".to_owned())).collect();
         let current = (endpoints.len() == 1).then_some(0);
         Servers {
-            prober: Prober::new(endpoints.len()),
+            round: tokio::sync::Mutex::new(Round {
+                wires: endpoints.iter().map(|_| None).collect(),
+                began: Instant(0),
+            }),
             endpoints,
             generation: AtomicU64::new(1),
             fresh_until: AtomicU64::new(0),
@@ -108,16 +116,6 @@ impl Servers {
     /// All addresses, for operators.
     pub fn addresses(&self) -> String {
         self.endpoints.iter().map(|endpoint| &*endpoint.address).collect::<Vec<_>>().join(", ")
-    }
-
-    /// The server to connect to. Looks for one if none is known.
-    pub async fn server_in_use(self: &Arc<Servers>, context: &Context) -> Result<ServerInUse, Fault> {
-        if let Some(server_in_use) = self.current() {
-            return Ok(server_in_use);
-        }
-        self.prober.probe(context, clock::now()).await;
-        self.elect(context.identity().as_ref())?;
-        self.current().ok_or_else(|| Fault::timeout("looking for the primary"))
     }
 
     /// The server in use and its generation, once a connection has found that it may be used.
@@ -188,13 +186,13 @@ impl Servers {
         }
     }
 
-    fn current(self: &Arc<Servers>) -> Option<ServerInUse> {
+    pub(super) fn current(self: &Arc<Servers>) -> Option<ServerInUse> {
         let state = self.lock();
         let generation = self.generation.load(Ordering::Relaxed);
         state.current.map(|index| ServerInUse { servers: self.clone(), index, generation })
     }
 
-    fn elect(&self, known: Option<&Identity>) -> Result<(), Fault> {
+    pub(super) fn elect(&self, known: Option<&Identity>) -> Result<(), Fault> {
         let mut state = self.lock();
         if state.current.is_some() {
             return Ok(());

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use mysql_async::Value;
 
-use super::schema::LATEST_FLOOR;
 use crate::lock::{Key, ServerTime};
 
 /// The table of leases: a row for each key.
@@ -33,6 +32,13 @@ const EXACT_NOW_US: &str = "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',SYSDATE(6))";
 
 /// Second column: whether `SYSDATE` moves within a statement. A server option can make it stand still.
 pub const SYSDATE_MOVES: &str = "SELECT SLEEP(0.001),SYSDATE(6)>UTC_TIMESTAMP(6)";
+
+/// How long a statement waits for a row lock, in seconds.
+pub const LOCK_WAIT_S: u32 = 1;
+/// The server ends a session that sends nothing for this long, in seconds. That also ends the transaction of
+/// a proxy that was paused or cut off. Until then the rows of the transaction stay locked, so this is less
+/// than a call of another proxy waits, unless `store.timeout_ms` is set lower.
+pub const SESSION_TIMEOUT_S: u32 = 3;
 
 /// A row to be written.
 pub struct RowWrite {
@@ -163,6 +169,9 @@ pub fn raise_above_all() -> String {
          SELECT 2,version,'',0,floor,0 FROM {META} WHERE id=1 ON DUPLICATE KEY UPDATE floor=VALUES(floor)"
     )
 }
+
+/// A clock that is past this is not used for a floor: tokens end at 2^53.
+pub const LATEST_FLOOR: u64 = 1 << 52;
 
 /// If the clock is ahead of the floor by more than this, in microseconds, it is above all tokens that were
 /// given out.

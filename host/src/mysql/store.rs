@@ -1,7 +1,7 @@
 //! [`MysqlStore`]: the handle on the lanes. Starts and stops them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mysql_async::{Opts, OptsBuilder};
@@ -11,13 +11,14 @@ use tokio_util::task::TaskTracker;
 
 use super::cache::{Cache, spread};
 use super::clock_steps::ClockSteps;
+use super::context::Context;
+use super::fault::Fault;
 use super::health::LaneHealth;
-use super::link::{Fault, Link};
+use super::link::Link;
 use super::membership::Membership;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
 use super::registry::MysqlRegistry;
-use super::schema::Identity;
 use super::servers::{Endpoint, Servers};
 use super::sql::META;
 use super::wire::Target;
@@ -51,28 +52,6 @@ pub struct MysqlStore {
     renewal_lanes: Vec<UnboundedSender<Job>>,
     reader: Arc<Reader>,
     tasks: TaskTracker,
-}
-
-/// The state that all tasks of a store share.
-pub struct Context {
-    pub servers: Arc<Servers>,
-    pub require_durable: bool,
-    pub clean_after: Duration,
-    pub timeout: Duration,
-    pub max_ttl_ms: u32,
-    pub cache: Cache,
-    pub health: LaneHealth,
-    pub membership: Arc<Membership>,
-    pub metrics: Metrics,
-    pub stop: CancellationToken,
-    /// The server generation in which the account was found to have the privileges that it needs.
-    pub probed: AtomicU64,
-    /// Whether the server is a Galera node, which has no GET_LOCK.
-    pub galera: AtomicBool,
-    /// Samples that were taken before this moment on our own clock are out of date.
-    pub sampled_after: AtomicU64,
-    steps: Mutex<ClockSteps>,
-    identity: Mutex<Option<Identity>>,
 }
 
 impl MysqlStore {
@@ -313,51 +292,6 @@ impl Store for MysqlStore {
 
     fn forget(&self) {
         self.context.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
-    }
-}
-
-impl Context {
-    /// The steps of the server's clock.
-    pub fn clock_steps(&self) -> MutexGuard<'_, ClockSteps> {
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// For how many more milliseconds no lease is granted; `None` if leases are granted.
-    fn wait_ms(&self) -> Option<u32> {
-        Some(self.waits_until().ms_since(crate::clock::now())).filter(|wait_ms| *wait_ms > 0)
-    }
-
-    /// Until when no lease is granted, on our own clock. Setting the server's clock does not change it.
-    pub fn waits_until(&self) -> Instant {
-        self.clock_steps().waits_until()
-    }
-
-    /// The longest lease, in microseconds.
-    pub fn longest_us(&self) -> u64 {
-        longest_us(self.max_ttl_ms)
-    }
-
-    /// The identity of the server that was connected to last.
-    pub fn identity(&self) -> Option<Identity> {
-        self.lock_identity().clone()
-    }
-
-    /// Notes the identity of the server that a connection has reached.
-    pub fn meet(&self, identity: &Identity) {
-        let mut known = self.lock_identity();
-        if known.as_ref() == Some(identity) {
-            return;
-        }
-        if known.as_ref().is_some_and(|known| known.server != identity.server) {
-            self.clock_steps().change_server();
-        }
-        if known.as_ref().is_none_or(|known| known.floor <= identity.floor) {
-            *known = Some(identity.clone());
-        }
-    }
-
-    fn lock_identity(&self) -> MutexGuard<'_, Option<Identity>> {
-        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -27,11 +27,14 @@ use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Space, Token};
-use crate::mysql::lanes::{self, Backoff, EXCHANGE_LIMIT};
-use crate::mysql::link::{Fault, Link};
+use crate::mysql::backoff::Backoff;
+use crate::mysql::context::Context;
+use crate::mysql::fault::Fault;
+use crate::mysql::lanes::{self, EXCHANGE_LIMIT};
+use crate::mysql::link::Link;
 use crate::mysql::queue::{Batch, LATE, Queue, Responder, first_deadline};
 use crate::mysql::sql;
-use crate::mysql::store::{Context, MysqlStore};
+use crate::mysql::store::MysqlStore;
 use crate::store::Reply;
 use crate::vital;
 

@@ -21,9 +21,11 @@ use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Op, Outcome};
 use crate::lock::{Instant, Key, Mode, Space, Token};
-use crate::mysql::link::{Fault, Link};
+use crate::mysql::context::Context;
+use crate::mysql::fault::Fault;
+use crate::mysql::link::Link;
 use crate::mysql::queue::{Job, LATE};
-use crate::mysql::store::{Context, MysqlStore};
+use crate::mysql::store::MysqlStore;
 use crate::store::Reply;
 use crate::vital;
 

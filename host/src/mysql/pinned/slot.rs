@@ -9,11 +9,12 @@ use super::{PATIENCE, SESSION_S, counted, number, reserve_tokens};
 use crate::clock;
 use crate::lock::maps::HashSet;
 use crate::lock::{Instant, Key, Token};
+use crate::mysql::context::Context;
+use crate::mysql::fault::Fault;
 use crate::mysql::lanes::EXCHANGE_LIMIT;
-use crate::mysql::link::{Fault, Link};
+use crate::mysql::link::Link;
 use crate::mysql::queue::Responder;
 use crate::mysql::sql::{self, ROWS};
-use crate::mysql::store::Context;
 use crate::store::Reply;
 
 /// How a row is locked.
