@@ -32,12 +32,17 @@ pub use policies::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
 
 /// The handler of the admin listener.
 pub struct Admin {
+    /// The interface to the locks.
     pub service: Service,
+    /// The operations on policies.
     pub policies: Arc<dyn PolicyAdmin>,
+    /// This proxy's membership among the proxies of its store.
     pub fleet: Fleet,
+    /// The metrics that `/metrics` returns.
     pub metrics: Metrics,
     /// The size limit of a pushed component.
     pub max_component_bytes: usize,
+    /// The limits on the requests and connections of HTTP clients.
     pub http: HttpLimits,
     /// The reason why the current configuration file is not used, if it was refused.
     pub config_refused: latest::Receiver<Option<String>>,

@@ -4,9 +4,10 @@ macro_rules! branches {
     ($($branch:ident $name:literal)*) => {
         /// A branch of the program that the search must not miss.
         #[derive(Clone, Copy)]
-        pub enum Branch { $($branch),* }
+        pub enum Branch { $(#[doc = $name] $branch),* }
 
         impl Branch {
+            /// All branches.
             pub const ALL: &[Branch] = &[$(Branch::$branch),*];
 
             /// What happens there.
@@ -86,5 +87,6 @@ mod counted {
 #[cfg(any(test, feature = "simulation"))]
 pub use counted::{reached, times};
 
+/// Outside a simulation, nothing is counted.
 #[cfg(not(any(test, feature = "simulation")))]
 pub fn reached(_branch: Branch) {}

@@ -64,15 +64,19 @@ const GOODBYE: Duration = Duration::from_secs(1);
 
 /// The parts that a [`Fleet`] is made of.
 pub struct Parts {
+    /// The members and records in the store.
     pub registry: Arc<dyn Registry>,
     /// A closed service: it is opened once this proxy has joined.
     pub service: Service,
+    /// The policy generations of this proxy.
     pub policies: Policies,
+    /// The `[[routes]]` of this proxy's configuration.
     pub routes: Vec<Route>,
     /// How the requests to each application are named: [`crate::config::naming`].
     pub naming: BTreeMap<String, String>,
     /// The heartbeat interval.
     pub beat: Duration,
+    /// The metrics to which the fleet reports.
     pub metrics: Metrics,
     /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,

@@ -135,35 +135,74 @@ pub struct Lease {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
+    /// The keys were not free in time.
     #[error("`{resource}` is {}", match holder {
         Some(_) => "held",
         None => "reserved for other waiters, or not granted for a while, as after a change of the store's server",
     })]
     Contended {
+        /// The resource of the request.
         resource: String,
+        /// The first key of the request.
         key: Key,
+        /// The holder that blocks the request, if it is known.
         holder: Option<Box<HeldBy>>,
         /// The position in the queue when the wait ended or would have begun; 1 is the next.
         position: u32,
+        /// When another try makes sense, in milliseconds.
         retry_after_ms: u32,
         /// Set if the policy gave up before the wait was over.
         reason: Option<String>,
     },
+    /// The policy refused the request.
     #[error("the policy refused: {reason}")]
-    Refused { reason: String },
+    Refused {
+        /// The policy's reason, for the client.
+        reason: String,
+    },
     /// The policy failed to name the keys, so nothing is granted. `reason` is a stable slug.
     #[error("the policy `{policy}` could not decide: {detail}")]
-    PolicyFault { policy: String, reason: &'static str, detail: String },
+    PolicyFault {
+        /// The name of the policy.
+        policy: String,
+        /// The kind of the fault.
+        reason: &'static str,
+        /// The fault in words.
+        detail: String,
+    },
+    /// The queue, the global queue, or the proxy has no room for another waiter.
     #[error("{resource} has {limit} waiters, which is the policy's limit")]
-    TooManyWaiters { resource: String, limit: u32 },
+    TooManyWaiters {
+        /// The resource of the request.
+        resource: String,
+        /// The limit that was reached.
+        limit: u32,
+    },
+    /// The key has the highest number of holders, or the owner the highest number of levels, that a record can
+    /// hold.
     #[error("{resource} has as many holders, or its owner as many levels, as one key can have")]
-    TooManyHolders { resource: String },
+    TooManyHolders {
+        /// The resource of the request.
+        resource: String,
+    },
     /// `detail` names the field and its bound.
     #[error("{field}: {detail}")]
-    Invalid { field: &'static str, detail: String },
+    Invalid {
+        /// The name of the field.
+        field: &'static str,
+        /// What is wrong with the field.
+        detail: String,
+    },
     /// The store lacks the primitive that the policy asks for, and the policy names no second choice.
     #[error("the policy `{policy}` asks for the primitive `{primitive}`, which is not available: {why}")]
-    NoPrimitive { policy: String, primitive: &'static str, why: String },
+    NoPrimitive {
+        /// The name of the policy.
+        policy: String,
+        /// The name of the primitive.
+        primitive: &'static str,
+        /// Why the store lacks the primitive.
+        why: String,
+    },
     /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`] and
     /// [`Service::guard`] get it.
     #[error("it was done before")]
@@ -171,13 +210,22 @@ pub enum AcquireError {
     /// The key no longer has the version that the caller read. Only [`Service::commit`] gets it.
     #[error("the version is now {version}", version = .0.version)]
     Conflict(Version),
+    /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
     #[error("the request id was used before, {}", if *ended { "and its lease has ended" } else { "with another body" })]
-    RequestReused { ended: bool },
+    RequestReused {
+        /// Whether the lease that the request id got has ended.
+        ended: bool,
+    },
+    /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The store answers, and other proxies may grant the key, but this proxy cannot grant it at the moment.
     #[error("no lock is granted yet: {why}")]
-    NotYet { why: String },
+    NotYet {
+        /// Why the proxy cannot grant the key.
+        why: String,
+    },
+    /// The proxy stops and takes no new requests.
     #[error("the proxy is shutting down")]
     ShuttingDown,
 }
@@ -186,10 +234,18 @@ pub enum AcquireError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
+    /// The lease is unknown, has expired, or was taken away.
     #[error("the lease is unknown, has expired, or was taken away")]
     Lost,
+    /// A field of the request is not valid.
     #[error("{field}: {detail}")]
-    Invalid { field: &'static str, detail: String },
+    Invalid {
+        /// The name of the field.
+        field: &'static str,
+        /// What is wrong with the field.
+        detail: String,
+    },
+    /// The store did not answer; the lease may have been renewed or released.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -206,16 +262,20 @@ pub struct Renewed {
 /// An event that a client with a held connection is told.
 #[derive(Clone, Debug)]
 pub enum HoldEvent {
+    /// The lease was renewed.
     Renewed(Renewed),
     /// The proxy stops. The lease stays valid until `valid_until`, and its holder can continue with it through
     /// any proxy. No event follows.
     Draining {
+        /// The holder may count on the lease until this moment, and not after.
         valid_until: Instant,
     },
     /// The lease is not renewed any more, and no event follows. Its holder may count on the lease until
     /// `valid_until`, which may be now.
     Lost {
+        /// Why the lease is not renewed any more.
         reason: String,
+        /// The holder may count on the lease until this moment, and not after.
         valid_until: Instant,
     },
 }
@@ -235,6 +295,7 @@ pub struct LockPage {
 /// the store's clock.
 #[derive(Clone, Debug)]
 pub struct LockEntry {
+    /// The key that is held or has a stored value.
     pub key: Key,
     /// The last token of the key.
     pub token: Token,
@@ -247,11 +308,17 @@ pub struct LockEntry {
 /// One lease of a key.
 #[derive(Clone, Debug)]
 pub struct HolderEntry {
+    /// The resource that the client named.
     pub resource: String,
+    /// The owner that the client named.
     pub owner: String,
+    /// How the key is held.
     pub mode: Mode,
+    /// The fencing token of the lease.
     pub token: Token,
+    /// When the lease was granted, in microseconds since 1970 by the store's clock.
     pub since_us: u64,
+    /// When the lease ends, in microseconds since 1970 by the store's clock.
     pub until_us: u64,
     /// How long the lease still lasts, in milliseconds.
     pub left_ms: u32,
@@ -264,6 +331,7 @@ pub struct HolderEntry {
 /// One key, its queue on this proxy, and the last decisions about it.
 #[derive(Clone, Debug)]
 pub struct LockView {
+    /// The holders and the stored value of the key.
     pub entry: LockEntry,
     /// The waiters in the order of their positions.
     pub queue: Vec<QueueEntry>,
@@ -276,9 +344,13 @@ pub struct LockView {
 pub struct QueueEntry {
     /// 1 is the next.
     pub position: u32,
+    /// The owner that the client named.
     pub owner: String,
+    /// How the key is to be held.
     pub mode: Mode,
+    /// The rank that the policy assigned; lower ranks go first.
     pub rank: i32,
+    /// The group that the policy assigned, for its `fairness` hook.
     pub group: String,
     /// How long the waiter has been waiting, in milliseconds.
     pub waited_ms: u32,
@@ -300,9 +372,13 @@ pub struct Decision {
 /// A change of a key, for watchers.
 #[derive(Clone, Debug)]
 pub struct Notice {
+    /// The key that has changed.
     pub key: Key,
+    /// What happened to the key.
     pub kind: NoticeKind,
+    /// The owner of the lease; empty for [`NoticeKind::Forced`].
     pub owner: Box<str>,
+    /// The fencing token of the lease; 0 for [`NoticeKind::Forced`].
     pub token: Token,
     /// Microseconds since 1970, this machine's clock.
     pub at_us: u64,
@@ -311,8 +387,11 @@ pub struct Notice {
 /// The kind of a [`Notice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoticeKind {
+    /// The key was granted.
     Granted,
+    /// The holder released its lease, and no waiter got the key in the same step.
     Released,
+    /// The lease reached its end without a release.
     Expired,
     /// Released and granted to the next holder in one step; `owner` and `token` are the new holder's.
     HandedOff,

@@ -110,6 +110,7 @@ pub struct Reply {
 pub struct Stored {
     /// The key of the record.
     pub key: Key,
+    /// The durable state of the key.
     pub record: Record,
     /// The store's clock when the record was read.
     pub now: ServerTime,
@@ -138,13 +139,16 @@ pub struct Page {
 /// Whether the store can grant locks, and if not, why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
+    /// The store can grant locks.
     Ready {
         /// The server's name and version, e.g. `MySQL 9.7.4`.
         server: String,
         /// Settings that weaken the guarantees of a lock, one sentence each.
         warnings: Vec<String>,
     },
+    /// The store cannot grant locks.
     Unavailable {
+        /// The cause.
         why: String,
     },
 }
@@ -155,13 +159,22 @@ pub enum Health {
 pub enum StoreError {
     /// The group was not answered by its deadline; it may have been applied.
     #[error("the store is unavailable: {why}")]
-    Unavailable { why: String },
+    Unavailable {
+        /// The cause.
+        why: String,
+    },
     /// The group was not sent by its deadline, and is not applied.
     #[error("the store is unavailable: {why}")]
-    Unsent { why: String },
+    Unsent {
+        /// The cause.
+        why: String,
+    },
     /// More groups wait than the store's limit allows. This group was not sent.
     #[error("the store has {queued} operations waiting, which is its limit (store.max_queued)")]
-    Overloaded { queued: usize },
+    Overloaded {
+        /// How many operations were waiting.
+        queued: usize,
+    },
 }
 
 impl StoreError {

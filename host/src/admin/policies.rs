@@ -35,17 +35,22 @@ pub type PolicyAnswer<T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + Sen
 /// The result of a push or rollback that was accepted.
 #[derive(Clone, Debug)]
 pub enum Pushed {
+    /// All proxies follow the new generation.
     Live(PolicyStatus),
     /// The component is already the live generation.
     Unchanged(PolicyStatus),
     /// The change goes on without the caller; the proxies in `waits_for` have not followed yet.
     UnderWay {
+        /// The status of the policy on this proxy.
         policy: PolicyStatus,
+        /// The proxies that have not followed yet.
         waits_for: Vec<String>,
     },
     /// The live generation stays: the change to the component with the digest `candidate` was cancelled.
     CalledOff {
+        /// The status of the policy on this proxy.
         policy: PolicyStatus,
+        /// The digest of the component that does not go live.
         candidate: String,
     },
 }

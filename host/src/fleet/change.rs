@@ -21,28 +21,45 @@ pub enum Changed {
     /// All members follow the new version.
     Live,
     /// The change continues; these members have not followed yet.
-    UnderWay { waits_for: Vec<String> },
+    UnderWay {
+        /// The names of these members.
+        waits_for: Vec<String>,
+    },
     /// The version was live already, and the change to this digest was called off.
-    CalledOff { candidate: String },
+    CalledOff {
+        /// The digest of the component that does not go live.
+        candidate: String,
+    },
 }
 
 /// Why a change failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
+    /// Another change of this policy is in progress.
     #[error("another change of this policy is under way on the fleet, since {since_ms} ms; it waits for proxy {}; try again when it is over, or call it off: push what is live, or roll back", .waits_for.join(", "))]
-    Busy { since_ms: u32, waits_for: Vec<String> },
+    Busy {
+        /// How long ago that change reached its current step, in milliseconds.
+        since_ms: u32,
+        /// The members that have not acknowledged that step.
+        waits_for: Vec<String>,
+    },
+    /// The change was called off while the caller waited, with the reason. The old generation stays live.
     #[error("{0}")]
     CalledOff(String),
     /// This proxy refuses the version that a rollback would restore.
     #[error("{0}")]
     Refused(String),
+    /// The record of the policy with this name has no previous generation to restore.
     #[error("policy `{0}` has no earlier generation to go back to")]
     NothingToRollBack(String),
+    /// This proxy is not a member of its fleet, with the reason.
     #[error("this proxy is not a member of its fleet: {0}")]
     NotJoined(String),
+    /// Other changes of the policy interfered; the list of policies shows the result.
     #[error("other changes have followed this one; look at GET /v1/policies")]
     Superseded,
+    /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

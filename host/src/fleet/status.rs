@@ -18,15 +18,18 @@ pub struct FleetStatus {
     pub trouble: Option<String>,
     /// Ordered by id.
     pub members: Vec<MemberStatus>,
+    /// The records of the policies.
     pub policies: Vec<PolicyRecord>,
 }
 
 /// The state of one member.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemberStatus {
+    /// The id of the membership; it is new each time the proxy joins.
     pub id: String,
     /// Whether this member is the proxy that answers.
     pub is_this: bool,
+    /// The address for other proxies; empty if they cannot reach the member.
     pub address: String,
     /// The time since its last heartbeat, by the store's clock.
     pub silent_ms: u32,
@@ -39,6 +42,7 @@ pub struct MemberStatus {
 /// The record of a policy for all proxies.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyRecord {
+    /// The name of the policy.
     pub name: String,
     /// `settled`, or `both` while claims take the keys of two generations.
     pub phase: &'static str,

@@ -130,11 +130,22 @@ pub enum GlobalQueueChange {
     Look,
     /// Remove the place of a waiter that no longer waits on this proxy, unless another proxy has taken the
     /// place over. Without a ticket: remove the note that the proxy waits.
-    Leave { proxy: Arc<str>, ticket: Option<u64> },
+    Leave {
+        /// The proxy of the waiter.
+        proxy: Arc<str>,
+        /// The [`GlobalTicket::number`] of the waiter, if it has a place in the global queue.
+        ticket: Option<u64>,
+    },
     /// Extend the places with these tickets.
-    Keep { tickets: Vec<u64> },
+    Keep {
+        /// The [`GlobalTicket::number`] of each waiter.
+        tickets: Vec<u64>,
+    },
     /// The proxy has ended: remove the note that it waits, and its places to which no client can return.
-    Evict { proxy: Arc<str> },
+    Evict {
+        /// The proxy that has ended.
+        proxy: Arc<str>,
+    },
 }
 
 /// The waiter that would be granted a key now if it asked.
@@ -344,33 +355,44 @@ pub enum Op {
     /// Extend the lease to end `ttl_ms` milliseconds from now; with `None`, the lease time of the grant from
     /// now. A renewal never shortens the lease.
     Renew {
+        /// The lease to renew.
         lease: LeaseRef,
+        /// How long the lease lasts from now, in milliseconds; `None` for the lease time of the grant.
         ttl_ms: Option<u32>,
     },
     /// Let the lease accept these tokens, too, one for each of its keys; new grants get higher tokens. If the
     /// lease already accepts them, or for [`Token::ANY`], the operation only returns how long the lease still
     /// lasts.
     Raise {
+        /// The lease that accepts the tokens.
         lease: LeaseRef,
+        /// The tokens, in the order of the lease's keys.
         tokens: Vec<Token>,
     },
     /// Give up one level. Giving up the last level ends the lease.
     Release(Release),
     /// Undo the grant that the claim `attempt` may have got, if no other call was answered with it.
     Abandon {
+        /// The keys of the claim.
         keys: Arc<[Key]>,
+        /// The [`Claim::attempt`] of the claim.
         attempt: u64,
     },
     /// Take the key away from its holders; the token rises.
     Force {
+        /// The key to take away.
         key: Key,
     },
+    /// Change the global queue of the key, and find the next waiter.
     GlobalQueue {
+        /// The key of the global queue.
         key: Key,
+        /// What to change.
         change: GlobalQueueChange,
     },
     /// Read the key's version and its stored value.
     Read {
+        /// The key to read.
         key: Key,
     },
     /// Make a new version if the key still has the version that the caller read.
@@ -407,6 +429,7 @@ pub enum Outcome {
     Done(StoredValue),
     /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
     RequestReused {
+        /// Whether the lease that the request id got has ended.
         ended: bool,
     },
     /// The owner has [`MAX_LEVELS`] levels, or the key [`MAX_HOLDERS`] holders.
@@ -427,17 +450,21 @@ pub enum Outcome {
     Lost,
     /// The key was taken away from this many holders.
     Forced {
+        /// How many holders lost the key.
         holders: u32,
     },
+    /// The answer to an [`Op::Abandon`], whether or not there was a grant to undo.
     Abandoned,
     /// The next waiter, if the key is free.
     GlobalQueue {
+        /// The waiter that would be granted the key now if it asked.
         next_waiter: Option<NextWaiter>,
     },
     /// The answer to an [`Op::Read`].
     Version(Version),
     /// The commit made this version.
     Committed {
+        /// The new version.
         version: Token,
     },
     /// The key no longer has the version that the caller read; this is the current one.

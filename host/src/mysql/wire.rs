@@ -38,21 +38,27 @@ mod simulated {
 /// Where a server is.
 #[derive(Clone)]
 pub enum Target {
+    /// The connection options of a MySQL or MariaDB server.
     Address(Opts),
+    /// A simulated server.
     #[cfg(any(test, feature = "simulation"))]
     Simulated(simulated::Route),
 }
 
 /// A connection.
 pub enum Wire {
+    /// A connection to a MySQL or MariaDB server.
     Mysql(Conn),
+    /// A connection to a simulated server.
     #[cfg(any(test, feature = "simulation"))]
     Simulated(Box<dyn Exchange>),
 }
 
 /// A statement that a connection has prepared.
 pub enum Prepared {
+    /// A statement that the server has prepared.
     Mysql(Statement),
+    /// The text of a statement for a simulated server.
     #[cfg(any(test, feature = "simulation"))]
     Simulated(String),
 }

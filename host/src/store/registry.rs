@@ -45,6 +45,7 @@ pub struct PolicyVersion {
 /// A version of a policy with its component.
 #[derive(Clone, Debug)]
 pub struct Component {
+    /// The digest and the settings.
     pub version: PolicyVersion,
     /// The WebAssembly component.
     pub bytes: Bytes,
@@ -91,9 +92,13 @@ pub struct Member {
 /// The data that a member sends with each heartbeat.
 #[derive(Clone, Debug)]
 pub struct Pulse {
+    /// The id of the membership; see [`Member::id`].
     pub id: u64,
+    /// The address for other proxies; empty if they cannot reach this one.
     pub address: String,
+    /// The machine and the process of the proxy.
     pub host: String,
+    /// A digest of the configuration that decides which policy a resource has.
     pub routes: String,
     /// The acknowledged sequence number of each policy; `None` leaves the recorded ones unchanged.
     pub acks: Option<BTreeMap<String, u64>>,
@@ -110,6 +115,7 @@ pub struct View {
     pub asked_at: Instant,
     /// All members of the fleet, including those that are joining.
     pub members: Vec<Member>,
+    /// The records of all policies, of the routes, and of how guarded requests are named.
     pub records: Vec<PolicyRecord>,
 }
 

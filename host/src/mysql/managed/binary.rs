@@ -10,15 +10,20 @@ use crate::config::ServerBinary;
 /// MySQL or MariaDB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// MySQL: `mysqld`.
     Mysql,
+    /// MariaDB: `mariadbd`.
     Mariadb,
 }
 
 /// A program that reported its version.
 #[derive(Clone, Debug)]
 pub struct Binary {
+    /// The path of the program.
     pub path: PathBuf,
+    /// The kind that the program reported.
     pub kind: Kind,
+    /// The version without suffixes, e.g. `9.7.4`.
     pub version: String,
 }
 
