@@ -42,20 +42,35 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
+    /// A listener cannot bind its address.
     #[error("cannot listen at {address} ({key}): {source}")]
-    Listen { key: &'static str, address: SocketAddr, source: io::Error },
+    Listen {
+        /// The configuration key of the address, e.g. `api.listen`.
+        key: &'static str,
+        /// The address that cannot be bound.
+        address: SocketAddr,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The certificate or the key of a guarded listener cannot be used.
     #[error("guard.tls: {0}")]
     Tls(#[from] TlsError),
+    /// The policy engine cannot reserve its instances.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// Policies that cannot be loaded, by name.
     #[error("{}", list(.0))]
     Policies(Vec<(String, Rejection)>),
+    /// The private server cannot be started.
     #[error(transparent)]
     Managed(#[from] ManagedError),
+    /// The store cannot be opened.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// The policy files or the configuration file cannot be watched.
     #[error("files cannot be watched: {0}")]
     Watch(io::Error),
+    /// A task of the start panicked or was cancelled.
     #[error("a task of the start failed: {0}")]
     Task(#[from] tokio::task::JoinError),
 }

@@ -46,8 +46,10 @@ is kept alive by any of them. A release is not repeated once it may have arrived
 #[derive(Parser, Debug)]
 #[command(name = "lockkeeper", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub struct Cli {
+    /// The options of every client command.
     #[command(flatten)]
     pub options: Options,
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -83,17 +85,19 @@ pub struct Options {
 /// A command of `lockkeeper`.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Run the proxy
+    ///
+    /// Reads config.toml in the working directory, or the file that --config names. Without a file, the defaults apply:
+    /// a private MySQL server is started.
+    ///
+    /// Example: lockkeeper serve --config /etc/lockkeeper/config.toml
     Serve(ServeArgs),
+    /// A command that talks to a running proxy, or works on policy files.
     #[command(flatten)]
     Client(ClientCommand),
 }
 
-/// Run the proxy
-///
-/// Reads config.toml in the working directory, or the file that --config names. Without a file, the defaults apply: a
-/// private MySQL server is started.
-///
-/// Example: lockkeeper serve --config /etc/lockkeeper/config.toml
+/// The arguments of `serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
     /// The configuration file
@@ -153,6 +157,7 @@ pub enum ClientCommand {
     ///
     /// Example: lockkeeper renew "$LEASE" --ttl 1m
     Renew {
+        /// The lease's id, which `acquire` printed
         lease_id: String,
         /// New time until the lease ends, e.g. 500ms, 10s, 2m [default: the policy's]
         #[arg(long, value_parser = args::duration_ms, value_name = "TIME")]
@@ -161,7 +166,10 @@ pub enum ClientCommand {
     /// Release a lease
     ///
     /// Example: lockkeeper release "$LEASE"
-    Release { lease_id: String },
+    Release {
+        /// The lease's id, which `acquire` printed
+        lease_id: String,
+    },
     /// Hold a lock until this command is stopped
     ///
     /// The proxy renews the lease while the connection is open. Each event of the lease is printed. If the proxy
@@ -182,7 +190,10 @@ pub enum ClientCommand {
     /// Show a lock: its holders, its queue, and recent decisions about it
     ///
     /// Example: lockkeeper show orders/42
-    Show { name: String },
+    Show {
+        /// The key of the lock, e.g. orders/42
+        name: String,
+    },
     /// Print the events of locks until stopped
     ///
     /// Example: lockkeeper watch orders/
@@ -209,6 +220,7 @@ pub enum VersionCommand {
     ///
     /// Example: lockkeeper version read stock/17
     Read {
+        /// The resource whose version is read, e.g. stock/17
         resource: String,
         /// A label for the policy; may be given several times
         #[arg(long = "label", value_parser = args::label, value_name = "NAME=VALUE")]
@@ -220,6 +232,7 @@ pub enum VersionCommand {
     ///
     /// Example: lockkeeper version commit stock/17 42 '{"left": 9}'
     Commit {
+        /// The resource whose version changes, e.g. stock/17
         resource: String,
         /// The version that was read
         version: u64,

@@ -24,16 +24,23 @@ pub use reader::Env;
 /// The whole configuration. [`Config::default`] is the configuration of `lockkeeper serve` without a file.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The store that keeps the locks.
     pub store: StoreConfig,
     /// The stores of the primitive `quorum`, sorted by name: none, or three to nine.
     pub stores: Vec<MemberConfig>,
     /// How long a quorum operation whose majority is undecided waits for the stores that have not answered.
     pub quorum_patience: Duration,
+    /// The listen address of the API that applications use.
     pub api: SocketAddr,
+    /// The listen address of the admin API: health, metrics, and the operators' requests.
     pub admin: SocketAddr,
+    /// Limits on HTTP clients, for each listener.
     pub http: HttpLimits,
+    /// Limits on locks and on the requests for them.
     pub limits: Limits,
+    /// Limits on one call of a policy.
     pub engine: EngineLimits,
+    /// How the proxies of the store find each other.
     pub fleet: FleetConfig,
     /// Sorted by name. Never empty: there is always a policy named `default`.
     pub policies: Vec<PolicyConfig>,
@@ -41,7 +48,9 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// Listeners that pass requests on to an application, under locks.
     pub guards: Vec<GuardConfig>,
+    /// Settings that all upstreams of guarded routes share.
     pub upstreams: UpstreamLimits,
+    /// The format and filter of the log.
     pub log: LogConfig,
     /// The number of threads that serve requests.
     pub threads: usize,
@@ -88,6 +97,7 @@ pub fn process_env() -> Env {
 /// The connection to the store: the MySQL or MariaDB server.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
+    /// The server to connect to, or to start.
     pub server: ServerChoice,
     /// Connections for acquires and releases, 1 to 64. Keys are assigned to them by hash.
     pub lanes: usize,
@@ -110,6 +120,7 @@ pub struct StoreConfig {
 /// One store of a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberConfig {
+    /// The name of the store: NAME in the table `[stores.NAME]`.
     pub name: String,
     /// A URL as in [`ServerChoice::Urls`].
     pub url: String,
@@ -128,24 +139,33 @@ pub enum ServerChoice {
 /// The private server.
 #[derive(Clone, Debug)]
 pub struct ManagedConfig {
+    /// Which server binary to start.
     pub binary: ServerBinary,
+    /// The folder of the server's data.
     pub data_dir: PathBuf,
 }
 
 /// The binary of the private server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerBinary {
+    /// The kind of server that made the data folder. For a new folder: MySQL if it is installed, otherwise MariaDB.
     Auto,
+    /// An installed MySQL server.
     Mysql,
+    /// An installed MariaDB server.
     Mariadb,
+    /// The path of a `mysqld` or `mariadbd`.
     Path(PathBuf),
 }
 
 /// Limits on the requests and connections of HTTP clients.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
+    /// The most open connections of a listener. A further connection is answered with 503 and closed.
     pub max_connections: usize,
+    /// The size limit of a request line with its headers. A longer head is answered with 431.
     pub max_header_bytes: usize,
+    /// The size limit of a request body. A longer body is answered with 413. Guarded routes have no such limit.
     pub max_body_bytes: usize,
     /// The time from the first byte of a request to the end of its headers. Also how long a new connection may be
     /// silent.
@@ -163,22 +183,35 @@ pub struct HttpLimits {
 /// Limits on locks and on the requests for them. Every value that a policy returns is clamped to these limits.
 #[derive(Clone, Debug)]
 pub struct Limits {
+    /// The size limit of the name of a resource.
     pub max_resource_bytes: usize,
+    /// The size limit of the name of an owner.
     pub max_owner_bytes: usize,
+    /// The size limit of a request id.
     pub max_request_id_bytes: usize,
+    /// The most labels of a request or a plan.
     pub max_labels: usize,
+    /// The size limit of a label's name, of a label's value, and of a group.
     pub max_label_bytes: usize,
+    /// The most keys of one lease.
     pub max_keys: usize,
+    /// The size limit of a key.
     pub max_key_bytes: usize,
+    /// The shortest lease.
     pub min_ttl_ms: u32,
+    /// The longest lease. After a fail-over, no lease is granted until leases of this length have ended.
     pub max_ttl_ms: u32,
+    /// The longest time that an acquire may wait.
     pub max_wait_ms: u32,
     /// The most waiters for one key.
     pub max_waiters: u32,
     /// The most waiters on this proxy.
     pub max_waiters_total: usize,
+    /// The most permits of a key, and of a request.
     pub max_permits: u32,
+    /// The longest time that the proxy keeps a lease alive.
     pub max_hold_ms: u32,
+    /// The longest time that a key stays taken after a lease that ended without a release.
     pub max_lock_delay_ms: u32,
     /// The longest time that the outcome of a `once` is kept.
     pub max_keep_ms: u32,
@@ -187,15 +220,20 @@ pub struct Limits {
     /// The part of a lease, in thousandths, that is subtracted from the time a holder is promised, because clocks run
     /// at different speeds.
     pub drift_per_mille: u32,
+    /// How many events a client of `/v1/watch` may lag behind before it misses events.
     pub watch_buffer: usize,
 }
 
 /// Limits on one call of a policy.
 #[derive(Clone, Debug)]
 pub struct EngineLimits {
+    /// The approximate number of WebAssembly instructions.
     pub fuel: u64,
+    /// The longest duration of the call.
     pub time: Duration,
+    /// The size limit of the linear memory.
     pub memory_bytes: usize,
+    /// The size limit of a component file.
     pub max_component_bytes: usize,
     /// The size limit of one answer.
     pub max_answer_bytes: usize,
@@ -203,6 +241,7 @@ pub struct EngineLimits {
     pub instances: u32,
     /// After this many consecutive faults, a hook is not called for the time `suspend`.
     pub faults_to_suspend: u32,
+    /// How long a hook is not called after `faults_to_suspend` faults.
     pub suspend: Duration,
 }
 
@@ -220,8 +259,11 @@ pub struct FleetConfig {
 /// A policy: its component and its settings.
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
+    /// The policy's name: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`.
     pub name: String,
+    /// Where the component comes from.
     pub source: PolicySource,
+    /// The policy's settings table, which the component checks.
     pub settings: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -237,7 +279,9 @@ pub enum PolicySource {
 /// Assigns resources to a policy by name. `*` matches any text, including `/`.
 #[derive(Clone, Debug)]
 pub struct Route {
+    /// The pattern for the names of resources.
     pub resource: String,
+    /// The name of the policy that decides about these resources.
     pub policy: String,
 }
 
@@ -265,6 +309,7 @@ impl Route {
 /// The format and filter of the log.
 #[derive(Clone, Debug)]
 pub struct LogConfig {
+    /// Whether the log is JSON instead of text.
     pub json: bool,
     /// A `tracing` filter, e.g. `info` or `lockkeeper=debug`.
     pub filter: String,

@@ -83,7 +83,9 @@ pub trait Handler: Send + Sync + 'static {
 
 /// A listening socket, with the TLS configuration if its connections use TLS.
 pub struct Listener {
+    /// The listening socket.
     pub tcp: TcpListener,
+    /// The TLS configuration. `None`: connections do not use TLS.
     pub tls: Option<Arc<ServerConfig>>,
 }
 

@@ -48,6 +48,7 @@ pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {
 pub struct PlanRequest {
     /// The name that the application asks to lock.
     pub resource: String,
+    /// The name of the client that would hold the lock.
     pub owner: String,
     /// The `limit` of permits is 0 here: the policy sets it.
     pub mode: Mode,
@@ -55,6 +56,7 @@ pub struct PlanRequest {
     pub ttl_ms: Option<u32>,
     /// The requested longest wait.
     pub wait_ms: Option<u32>,
+    /// The request's labels, as names and values.
     pub labels: Vec<(String, String)>,
     /// Set only for a guarded request.
     pub http: Option<Arc<HttpView>>,
@@ -65,11 +67,13 @@ pub struct PlanRequest {
 /// The part of a guarded HTTP request that its route lets a policy see.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HttpView {
+    /// The request's method, e.g. `POST`.
     pub method: String,
     /// Percent-decoded.
     pub path: String,
     /// The values of the `{name}` captures of the route's path.
     pub captures: Vec<(String, String)>,
+    /// The query parameters, as names and values.
     pub query: Vec<(String, String)>,
     /// Names in lower case.
     pub headers: Vec<(String, String)>,
@@ -84,12 +88,15 @@ pub struct Plan {
     pub keys: Arc<[Key]>,
     /// Whether any one free key is enough, instead of all of them.
     pub any: bool,
+    /// The mechanism of the lock.
     pub primitive: Primitive,
     /// The primitive to use if the store does not support `primitive`.
     pub second: Option<Primitive>,
     /// Whether the global queue over all proxies orders the waiters.
     pub global_order: bool,
+    /// How the keys are held. For permits, with the total that the policy sets.
     pub mode: Mode,
+    /// The length of the lease.
     pub ttl_ms: u32,
     /// The longest wait in the queue; 0 does not wait.
     pub wait_ms: u32,
@@ -150,7 +157,10 @@ pub enum Primitive {
 #[derive(Clone, Debug)]
 pub enum PlanError {
     /// The policy refused the request, for this reason.
-    Refused { reason: String },
+    Refused {
+        /// The policy's reason, which the client sees.
+        reason: String,
+    },
     /// The policy failed.
     Fault(Fault),
 }
@@ -159,19 +169,28 @@ pub enum PlanError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("policy hook {hook}: {kind}: {detail}", hook = hook.as_str(), kind = kind.as_str())]
 pub struct Fault {
+    /// The hook that was called.
     pub hook: Hook,
+    /// How the call failed.
     pub kind: FaultKind,
+    /// The details, for an operator.
     pub detail: String,
 }
 
 /// A function that a policy may export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
+    /// `naming.plan`: turns a request into a plan.
     Plan,
+    /// `fairness.choose`: chooses the next waiter of a key.
     Choose,
+    /// `backoff.contended`: decides what a waiter does while another client holds the key.
     Backoff,
+    /// `renewal.due`: decides whether an expiring lease is extended.
     Renewal,
+    /// `response.contended`: makes the answer to a guarded request that cannot get its lock.
     Response,
+    /// `settings.configure`: checks the settings when the policy is loaded.
     Configure,
 }
 
@@ -198,9 +217,11 @@ pub enum FaultKind {
 /// The queue of a key, as `fairness.choose` sees it.
 #[derive(Clone, Debug)]
 pub struct QueueView {
+    /// The key that became free.
     pub key: Key,
     /// At most 64: the first waiters of each group, in order of rank, then of arrival.
     pub waiters: Vec<WaiterView>,
+    /// The groups of the waiters.
     pub groups: Vec<GroupView>,
     /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
@@ -209,18 +230,26 @@ pub struct QueueView {
 /// A waiter in a [`QueueView`].
 #[derive(Clone, Debug)]
 pub struct WaiterView {
+    /// Lower ranks go first.
     pub rank: i32,
+    /// The waiter's group, from its plan.
     pub group: Box<str>,
+    /// The weight from the waiter's plan, at least 1.
     pub weight: u32,
+    /// The name of the waiting owner.
     pub owner: Box<str>,
+    /// How the waiter wants to hold the key.
     pub mode: Mode,
+    /// How long the request has waited.
     pub waited_ms: u32,
+    /// The labels of the waiter's plan.
     pub labels: Arc<[(Box<str>, Box<str>)]>,
 }
 
 /// A group of waiters in a [`QueueView`].
 #[derive(Clone, Debug)]
 pub struct GroupView {
+    /// The name of the group.
     pub group: Box<str>,
     /// The number of the group's waiters in the whole queue, including those that are not shown.
     pub waiting: u32,
@@ -231,18 +260,23 @@ pub struct GroupView {
 /// A key that another client holds, as `backoff.contended` sees it.
 #[derive(Clone, Debug)]
 pub struct Contention {
+    /// The key that is held.
     pub key: Key,
     /// 1 for the first attempt that found the key held.
     pub attempt: u32,
+    /// How long the request has waited.
     pub waited_ms: u32,
     /// The rest of the longest wait.
     pub wait_left_ms: u32,
     /// The rest of the holder's lease, as far as it is known.
     pub holder_left_ms: u32,
+    /// The holder's name.
     pub holder: String,
+    /// The number of the key's waiters.
     pub waiters: u32,
     /// The sleep before this attempt.
     pub last_sleep_ms: u32,
+    /// The labels of the waiter's plan.
     pub labels: Arc<[(Box<str>, Box<str>)]>,
     /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
@@ -252,27 +286,39 @@ pub struct Contention {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backoff {
     /// Ask again after this time, or at a notification that comes first.
-    Poll { after_ms: u32 },
+    Poll {
+        /// The time until the next attempt.
+        after_ms: u32,
+    },
     /// Ask again at a notification, or when the holder's lease ends.
     WakeUp,
     /// Refuse the request, for this reason.
-    GiveUp { reason: String },
+    GiveUp {
+        /// The policy's reason, which the client sees.
+        reason: String,
+    },
 }
 
 /// A lease near its end that the proxy keeps alive, as `renewal.due` sees it.
 #[derive(Clone, Debug)]
 pub struct Expiring {
+    /// The key of the lease.
     pub key: Key,
+    /// The holder's name.
     pub owner: String,
+    /// The length of the lease in the holder's plan.
     pub ttl_ms: u32,
     /// The number of renewals so far.
     pub renewals: u32,
+    /// The time since the grant.
     pub held_ms: u32,
     /// The longest hold that the plan allows.
     pub max_hold_ms: u32,
+    /// The number of the key's waiters.
     pub waiters: u32,
     /// Whether the client's connection still exists.
     pub client_alive: bool,
+    /// The labels of the holder's plan.
     pub labels: Arc<[(Box<str>, Box<str>)]>,
 }
 
@@ -280,7 +326,10 @@ pub struct Expiring {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
     /// Extend the lease to this length.
-    Extend { ttl_ms: u32 },
+    Extend {
+        /// The new length of the lease, counted from the renewal.
+        ttl_ms: u32,
+    },
     /// Let the lease end.
     Lapse,
 }
@@ -288,11 +337,15 @@ pub enum Renewal {
 /// A guarded request that cannot get its lock, as `response.contended` sees it.
 #[derive(Clone, Debug)]
 pub struct ResponseContention {
+    /// The key that the request did not get.
     pub key: Key,
+    /// The holder's name; empty if it is unknown.
     pub holder: String,
     /// The position in the queue; 1 is next.
     pub position: u32,
+    /// How long the request waited.
     pub waited_ms: u32,
+    /// How long the proxy suggests to wait before the next request.
     pub retry_after_ms: u32,
 }
 
@@ -301,6 +354,7 @@ pub struct ResponseContention {
 pub struct RefusalResponse {
     /// 400 to 599.
     pub status: u16,
+    /// How long the client should wait before its next request.
     pub retry_after_ms: u32,
     /// Header names are in lower case; headers that frame the response are not allowed.
     pub headers: Vec<(String, String)>,
@@ -311,11 +365,13 @@ pub struct RefusalResponse {
 /// The state of a policy and of its live generation.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PolicyStatus {
+    /// The policy's name.
     pub name: String,
     /// `sha256:` and 64 hex digits.
     pub digest: String,
     /// The number of the live generation, which increases with every load since the proxy started.
     pub generation: u64,
+    /// The settings table of the live generation.
     pub settings: serde_json::Value,
     /// The hooks that the component exports.
     pub hooks: Vec<&'static str>,

@@ -33,8 +33,11 @@ pub struct AcquireArgs {
 /// The mode of a lock, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// One holder at a time.
     Exclusive,
+    /// Any number of shared holders at a time.
     Shared,
+    /// The number of the key's permits that the holder takes, at least 1.
     Permits(u32),
 }
 

@@ -63,6 +63,7 @@ pub enum PolicyCommand {
     ///
     /// Example: lockkeeper policy push default tenants/tenants.wasm
     Push {
+        /// Name of the policy, as in config.toml
         name: String,
         /// The component: a file, or builtin:NAME
         #[arg(value_name = "FILE")]
@@ -76,7 +77,10 @@ pub enum PolicyCommand {
     /// `policy list`), a rollback cancels it; so does pushing the live component again.
     ///
     /// Example: lockkeeper policy rollback default
-    Rollback { name: String },
+    Rollback {
+        /// Name of the policy, as in config.toml
+        name: String,
+    },
 }
 
 /// The time-out of a push or rollback. Compiling a component and waiting for all proxies take time.

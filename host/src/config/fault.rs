@@ -6,13 +6,16 @@ use std::path::PathBuf;
 /// One fault. Its text is like `config.toml:12: store.lanes: is 0; must be from 1 to 64`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
+    /// Where the fault is.
     pub place: Location,
+    /// What is wrong, with the key if the fault belongs to a key.
     pub what: String,
 }
 
 /// The place of a fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Location {
+    /// The whole file, for a fault that belongs to no line.
     File(PathBuf),
     /// Lines count from 1.
     Line(PathBuf, usize),

@@ -16,10 +16,12 @@ use crate::lock::Mode;
 /// A listener and its routes.
 #[derive(Clone, Debug)]
 pub struct GuardConfig {
+    /// The address that the listener binds.
     pub listen: SocketAddr,
     /// The name of the application behind the listener. All proxies of one store must derive the same lock names for
     /// requests to the same application.
     pub application: String,
+    /// The certificate and key. `None`: the listener speaks plain HTTP.
     pub tls: Option<TlsFiles>,
     /// Whether to trust the `X-Forwarded-…` and `Forwarded` headers of clients. If so, the proxy appends to these
     /// headers; otherwise it replaces them.
@@ -34,7 +36,9 @@ pub struct GuardConfig {
 /// The paths of PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
+    /// The certificate chain.
     pub cert: PathBuf,
+    /// The private key.
     pub key: PathBuf,
 }
 
@@ -43,6 +47,7 @@ pub struct TlsFiles {
 pub struct GuardRoute {
     /// In upper case. An empty list stands for all methods; GET includes HEAD.
     pub methods: Vec<String>,
+    /// The pattern that the path must match.
     pub path: PathPattern,
     /// Whether the case of letters in the path matters. If it does not, a request cannot avoid its lock by spelling
     /// the path in capital letters.
@@ -69,11 +74,17 @@ pub const MAX_SEEN_BYTES: usize = 8_192;
 /// The lock of a route's requests.
 #[derive(Clone, Debug)]
 pub struct GuardLock {
+    /// The name of the policy that decides about the lock.
     pub policy: String,
+    /// The template for the name of the resource to lock.
     pub resource: Template,
+    /// The requested mode.
     pub mode: Mode,
+    /// The requested length of the lease. `None`: the policy decides.
     pub ttl_ms: Option<u32>,
+    /// The requested longest wait. `None`: the policy decides.
     pub wait_ms: Option<u32>,
+    /// The labels of the lock request: their names, and the templates for their values.
     pub labels: Vec<(String, Template)>,
     /// Headers that the policy may see, in lower case.
     pub see_headers: Vec<String>,
@@ -154,6 +165,7 @@ impl GuardLock {
 /// Settings that all upstreams share.
 #[derive(Clone, Debug)]
 pub struct UpstreamLimits {
+    /// The longest time to connect to an upstream.
     pub connect_timeout: Duration,
     /// How long an idle connection is kept for the next request. It must be shorter than the upstream's own limit, or
     /// the upstream may close the connection while a request is on its way.

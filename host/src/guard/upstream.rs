@@ -62,16 +62,33 @@ pub struct Connection {
 /// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
+    /// No connection to the upstream could be opened, so the request was not sent.
     #[error("{name} cannot be reached: {source}")]
-    Connect { name: String, source: io::Error },
+    Connect {
+        /// The upstream, as `host:port`.
+        name: String,
+        /// The error of the connection attempt.
+        source: io::Error,
+    },
+    /// The upstream has as many requests in progress as it may have, so the request was not sent.
     #[error("{name} has {limit} requests under way, which is the limit")]
-    Busy { name: String, limit: usize },
+    Busy {
+        /// The upstream, as `host:port`.
+        name: String,
+        /// The value of `upstreams.max_requests`.
+        limit: usize,
+    },
     /// The request was not sent.
     #[error("the lease ended before the request could be sent")]
     Late,
     /// The request may have arrived.
     #[error("{name} gave no whole answer: {source}")]
-    Broken { name: String, source: hyper::Error },
+    Broken {
+        /// The upstream, as `host:port`.
+        name: String,
+        /// The error of the connection.
+        source: hyper::Error,
+    },
 }
 
 impl SendError {

@@ -46,10 +46,19 @@ impl BrokenBody {
 /// Why a body could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
+    /// The body exceeds the size limit.
     #[error("the body is over {limit} bytes")]
-    TooLarge { limit: usize },
+    TooLarge {
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The body did not arrive in time.
     #[error("the body did not arrive within {} ms", limit.as_millis())]
-    Slow { limit: Duration },
+    Slow {
+        /// The time that the body had.
+        limit: Duration,
+    },
+    /// The connection failed before the end of the body.
     #[error("the body broke off: {}", cause(.0))]
     Broken(#[source] hyper::Error),
 }

@@ -13,33 +13,51 @@ use super::request_id;
 /// The kind of a problem, for programs. The slug, status and title of a kind never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// A field or the form of the request is invalid.
     Invalid,
+    /// Another client holds the lock, and the request waits no longer.
     Contended,
+    /// Another change came first or is in progress, or the work was already done.
     Conflict,
+    /// The policy refused the request.
     Refused,
     /// A policy component that the proxy refuses to make live.
     PolicyRefused,
+    /// The policy failed, or asks for a primitive that the store does not support.
     PolicyFault,
+    /// The queue is full.
     TooManyWaiters,
+    /// The lock has as many holders as it can have.
     TooManyHolders,
+    /// The lease has ended.
     Lost,
+    /// The request id was used before: with another request, or for a lease that has ended.
     RequestIdReused,
+    /// The store cannot be reached, or the proxy may not grant locks yet.
     StoreUnavailable,
+    /// The body exceeds its size limit.
     TooLarge,
+    /// The request line or the headers exceed their size limit.
     HeadersTooLarge,
+    /// The request did not arrive in time or in whole.
     Timeout,
+    /// The path, the lock or the policy is unknown.
     NotFound,
     /// The host of the request names another server.
     Misdirected,
     /// A web page made a browser send the request.
     CrossSite,
+    /// The path exists, but not for this method.
     MethodNotAllowed,
+    /// The body is not declared as JSON.
     UnsupportedMediaType,
+    /// The proxy is shutting down.
     ShuttingDown,
     /// Too many connections.
     Overloaded,
     /// The application behind the proxy gave no usable answer.
     UpstreamFailed,
+    /// The application behind the proxy took too long.
     UpstreamTimeout,
 }
 

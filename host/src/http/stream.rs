@@ -13,6 +13,7 @@ use super::tls;
 
 /// A client's connection.
 pub enum Stream {
+    /// A connection without TLS.
     Plain(TcpStream),
     /// Boxed: the TLS state is large, and plain connections would otherwise reserve memory for it.
     Tls(Box<TlsStream<TcpStream>>),

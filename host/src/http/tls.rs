@@ -18,20 +18,58 @@ const HTTP1: &[u8] = b"http/1.1";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
+    /// The file cannot be read.
     #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The file is not valid PEM.
     #[error("{}: this is not PEM: {source}", path.display())]
-    Pem { path: PathBuf, source: pem::Error },
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// The error of the PEM parser.
+        source: pem::Error,
+    },
+    /// The file contains no certificate.
     #[error("{}: there is no certificate in it", path.display())]
-    NoCertificate { path: PathBuf },
+    NoCertificate {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The certificate chain is refused.
     #[error("{}: the certificate cannot be used: {source}", path.display())]
-    Certificate { path: PathBuf, source: Error },
+    Certificate {
+        /// The file of the certificate chain.
+        path: PathBuf,
+        /// The error of the TLS library.
+        source: Error,
+    },
+    /// The file contains no unencrypted private key.
     #[error("{}: there is no private key in it, or it is encrypted", path.display())]
-    NoKey { path: PathBuf },
+    NoKey {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The private key is refused.
     #[error("{}: the private key cannot be used: {source}", path.display())]
-    Key { path: PathBuf, source: Error },
+    Key {
+        /// The file of the private key.
+        path: PathBuf,
+        /// The error of the TLS library.
+        source: Error,
+    },
+    /// The private key does not belong to the certificate.
     #[error("{}: the key is not that of the certificate in {}", key.display(), cert.display())]
-    Mismatch { key: PathBuf, cert: PathBuf },
+    Mismatch {
+        /// The file of the private key.
+        key: PathBuf,
+        /// The file of the certificate chain.
+        cert: PathBuf,
+    },
 }
 
 /// TLS 1.2 and 1.3 with a certificate chain from one PEM file and its key from another (or the same). Clients may

@@ -40,6 +40,7 @@ pub struct Generation {
 
 /// A policy's plan for a request whose lock is already held.
 pub struct Again {
+    /// The plan for the request.
     pub plan: Plan,
     /// The policy would not grant the request now: only the keys of the plan are meaningful.
     pub is_refused: bool,

@@ -61,6 +61,7 @@ struct History {
 pub enum Prepared {
     /// The digest and the settings equal those of the live generation.
     Unchanged(Arc<Generation>),
+    /// The digest or the settings differ from those of the live generation.
     Changed(Arc<Generation>),
 }
 

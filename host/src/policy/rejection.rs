@@ -4,64 +4,139 @@ use super::Fault;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
+    /// The configuration has no policy of this name.
     #[error("there is no policy `{name}`: add [policies.{name}] to config.toml")]
-    Unknown { name: String },
+    Unknown {
+        /// The unknown name.
+        name: String,
+    },
+    /// There is no built-in policy of this name.
     #[error(
         "there is no `builtin:{name}`: there are builtin:default, builtin:fair-groups and builtin:backoff"
     )]
-    NoBuiltin { name: String },
+    NoBuiltin {
+        /// The name after `builtin:`.
+        name: String,
+    },
+    /// The component file cannot be read.
     #[error("cannot read {path}: {detail}")]
-    Unreadable { path: String, detail: String },
+    Unreadable {
+        /// The path of the file.
+        path: String,
+        /// Why the file cannot be read.
+        detail: String,
+    },
+    /// The file is not WebAssembly.
     #[error(
         "this is not WebAssembly: it begins with {start}; build the policy with `lockkeeper policy build`"
     )]
-    NotWasm { start: String },
+    NotWasm {
+        /// The first bytes of the file, at most 16, as quoted text.
+        start: String,
+    },
+    /// The file is a core module instead of a component.
     #[error("this is a core module, not a component: build the policy with `lockkeeper policy build`")]
     CoreModule,
+    /// The component cannot be parsed or compiled.
     #[error(
         "this is WebAssembly that cannot be loaded: {detail}; it may be cut short, or use a feature that \
          this proxy does not have: build it again with `lockkeeper policy build`"
     )]
-    Broken { detail: String },
+    Broken {
+        /// The error of the parser or the compiler.
+        detail: String,
+    },
+    /// The component does not export `naming`, so it is not a policy.
     #[error(
         "this component is not a policy: it does not export `naming.plan` of {package}; it exports \
          {exports}: call `lockkeeper_sdk::export!` in the crate"
     )]
-    WrongWorld { package: &'static str, exports: String },
+    WrongWorld {
+        /// The WIT package of this proxy, with its version.
+        package: &'static str,
+        /// The names that the component exports, or `nothing`.
+        exports: String,
+    },
+    /// The component exports a hook with other functions or types than the proxy expects.
     #[error(
         "the component's `{interface}` is not that of {package}: {detail}; build it with the SDK of this \
          proxy's version"
     )]
-    WrongTypes { package: &'static str, interface: String, detail: String },
+    WrongTypes {
+        /// The WIT package of this proxy, with its version.
+        package: &'static str,
+        /// The interface of the hook.
+        interface: String,
+        /// How the interface differs.
+        detail: String,
+    },
+    /// The component imports a WASI interface.
     #[error(
         "the policy imports {import}, which is WASI: policies have no system to call; build it for \
          wasm32-unknown-unknown with `lockkeeper policy build`"
     )]
-    Wasi { import: String },
+    Wasi {
+        /// The name of the import.
+        import: String,
+    },
+    /// The component imports a function that is not WASI. Policies may import types only.
     #[error("the policy imports {import}: a policy decides from its arguments alone; remove the import")]
-    Import { import: String },
+    Import {
+        /// The name of the import.
+        import: String,
+    },
+    /// The component file exceeds its size limit.
     #[error(
         "the component has more than the {max} bytes that are allowed: build it with `lockkeeper policy build`, or raise `engine.max_component_bytes`"
     )]
-    TooLarge { max: usize },
+    TooLarge {
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// A memory of the component exceeds the limit from the start.
     #[error(
         "the policy needs {bytes} bytes of memory from the start, and {max} are allowed: shrink its static data, or raise `engine.memory_bytes`"
     )]
-    TooMuchMemory { bytes: u64, max: usize },
+    TooMuchMemory {
+        /// The initial size of the memory in bytes.
+        bytes: u64,
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// The component has more than one memory.
     #[error("the policy has {memories} memories, and one is allowed")]
-    Memories { memories: usize },
+    Memories {
+        /// The number of memories.
+        memories: usize,
+    },
+    /// The policy refused its settings.
     #[error("the settings were refused: {message}; mend them in the policy's settings table")]
-    Settings { message: String },
+    Settings {
+        /// The policy's message.
+        message: String,
+    },
+    /// There are settings, but the component does not export `settings`.
     #[error("the policy takes no settings (it exports no `settings`): empty its settings table")]
     NoSettings,
+    /// The call of `configure` failed, so the settings were not checked.
     #[error("`configure` failed: {0}; the policy must return an error instead")]
     Configure(Fault),
+    /// The policy failed on a trial request.
     #[error("the policy failed a trial request ({trial}): {fault}; try it natively with `cargo test`")]
-    SelfTest { trial: &'static str, fault: Fault },
+    SelfTest {
+        /// What the trial request is.
+        trial: &'static str,
+        /// How the call failed.
+        fault: Fault,
+    },
+    /// The policy gave different answers to the same trial request.
     #[error(
         "the policy gave two answers to the same question ({trial}): a decision must depend on nothing but its input"
     )]
-    Nondeterministic { trial: &'static str },
+    Nondeterministic {
+        /// What the trial request is.
+        trial: &'static str,
+    },
 }
 
 impl Rejection {

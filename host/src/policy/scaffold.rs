@@ -16,14 +16,28 @@ const SDK_FOLDER: &str = "lockkeeper-sdk";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScaffoldError {
+    /// The name is not allowed for a policy.
     #[error(
         "`{name}` cannot name a policy: it must begin with a letter and hold only a-z, 0-9, `-` and `_`, at most 64"
     )]
-    Name { name: String },
+    Name {
+        /// The refused name.
+        name: String,
+    },
+    /// The folder of the new crate already exists.
     #[error("{} exists: name another folder, or remove it", .path.display())]
-    Exists { path: PathBuf },
+    Exists {
+        /// The path of the folder.
+        path: PathBuf,
+    },
+    /// A file of the crate cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
-    Write { path: PathBuf, source: io::Error },
+    Write {
+        /// The path of the file or folder.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
 }
 
 /// Writes a policy crate named `name` to the new folder `dir/name`, and returns that folder. It

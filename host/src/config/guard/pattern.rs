@@ -37,9 +37,11 @@ pub struct Matched {
 /// How a path compares with a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
+    /// The path does not match.
     No,
     /// The path would match, but an application may read the text in place of this `{name:int}` as another number.
     Unclear(String),
+    /// The path matches.
     Yes(Matched),
 }
 
@@ -230,13 +232,17 @@ pub struct Template {
 /// A piece of a [`Template`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
+    /// Literal text.
     Text(String),
+    /// The request's method.
     Method,
     /// The path in the spelling of [`Matched::path`].
     Path,
+    /// The value of a capture of the route's path, by the capture's name.
     Capture(String),
     /// A header, in lower case.
     Header(String),
+    /// The value of a query parameter, by the parameter's name.
     Query(String),
     /// A dotted path into the JSON body.
     Json(String),
