@@ -21,6 +21,8 @@
 //! | [`coverage`] | branches that the simulation's search has to reach |
 //! | `simulation` | proxies, servers and clients in one thread and in virtual time; not part of the program |
 
+#![warn(missing_docs)]
+
 pub mod admin;
 pub mod api;
 pub mod app;
@@ -41,6 +43,7 @@ pub mod random;
 mod route;
 pub mod service;
 #[cfg(any(test, feature = "simulation"))]
+#[allow(missing_docs)]
 pub mod simulation;
 pub mod store;
 pub mod telemetry;
