@@ -9,15 +9,16 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`store`] | [`MysqlStore`]: the handle; starts and stops the tasks |
+//! | [`store`], [`context`] | [`MysqlStore`]: the handle, which starts and stops the tasks; what the tasks share |
 //! | [`lanes`], [`queue`] | one task a connection: collects a batch, runs it, retries it, answers it |
 //! | [`batch`] | one transaction for many groups, in two round trips |
 //! | [`optimistic`], [`cache`] | one statement on remembered rows, in one round trip |
-//! | [`link`] | a checked connection; its errors; one exchange with the server |
-//! | [`preflight`], [`schema`] | what is checked, created and recorded when a connection is opened |
+//! | [`link`], [`fault`] | a checked connection and one exchange with the server; why an exchange failed |
+//! | [`backoff`] | when to try again |
+//! | [`preflight`], [`schema`], [`identity`] | what is checked, created and recorded when a connection is opened; which server the tables were used on last |
 //! | [`servers`], [`prober`] | which of several servers is in use, and the state of the others |
 //! | [`registry`], [`membership`] | the proxies of a server, their policies, and until when this proxy may write |
-//! | [`clock_steps`], [`clock_watch`] | whether the server's clock was set: while this process watched, and before |
+//! | [`clock_steps`], [`clock_watch`], [`clock_record`] | whether the server's clock was set: while this process watched, and before |
 //! | [`clean`], [`read`] | deletes unused rows; lists rows |
 //! | [`health`] | whether the store can be used |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |

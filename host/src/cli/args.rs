@@ -19,7 +19,7 @@ pub struct AcquireArgs {
     /// Mode of the lock: exclusive, shared, or permits=N
     #[arg(long, value_parser = mode, default_value = "exclusive")]
     pub mode: Mode,
-    /// Name of the holder [default: user@host, with the request id or else the process id]
+    /// Name of the holder (default: user@host, with the request id or else the process id)
     #[arg(long)]
     pub owner: Option<String>,
     /// A label for the policy; may be given several times

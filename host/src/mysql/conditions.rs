@@ -329,7 +329,7 @@ pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(databas
 }
 
 /// The lock of the first of two rows is granted when this proxy is no longer a member of its fleet. A write
-/// of one row may be late by [`LOCK_WAIT_S`](super::link::LOCK_WAIT_S); the other proxies do not count a
+/// of one row may be late by [`LOCK_WAIT_S`](super::sql::LOCK_WAIT_S); the other proxies do not count a
 /// proxy as gone before that.
 pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Database) {
     let store = open(database).await;

@@ -10,7 +10,7 @@
 //! - Every [`ROUND`], all servers are probed (see [`prober`](super::prober)). The probe renews the in-use
 //!   heartbeat of the server in use. If another server was chosen later, the proxy moves to it. The nodes of
 //!   a Galera cluster share one record, which names the chosen node.
-//! - A server whose heartbeat is older than [`FRESH`] may have been out of use while another server granted
+//! - A server whose heartbeat is older than [`FRESH`](super::identity::FRESH) may have been out of use while another server granted
 //!   leases. `schema` finds out before a connection to it may be used.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -28,7 +28,7 @@ pub struct OnceArgs {
     /// Longest wait for another call that is doing the work [default: the policy's]
     #[arg(long, value_parser = duration_ms, value_name = "TIME")]
     pub wait: Option<u32>,
-    /// Name of the holder [default: user@host and the process id]
+    /// Name of the holder (default: user@host and the process id)
     #[arg(long)]
     pub owner: Option<String>,
     /// A label for the policy; may be given several times
