@@ -206,7 +206,7 @@ fn huge_if(condition: &str) -> String {
 /// the one under which the rows were remembered; otherwise it could create a row again that clean-up has
 /// deleted. The floor's row is locked, so the floor does not rise while the statement runs. The clock is read
 /// before the first row and before the last one, because the statement may wait for row locks. After the last
-/// reading it may wait for [`LOCK_WAIT_S`](super::sql::LOCK_WAIT_S).
+/// reading it may wait for [`LOCK_WAIT_S`].
 pub fn write_if_same(rows: usize) -> String {
     let floor = format!("(SELECT floor FROM {META} WHERE id=1 LOCK IN SHARE MODE)");
     let first = huge_if(&format!("{floor}<>? OR {EXACT_NOW_US} NOT BETWEEN ? AND ?"));

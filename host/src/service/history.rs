@@ -103,7 +103,7 @@ mod tests {
         for _ in 0..=KEPT {
             history.note(&key(0), by.clone(), What::Lapsed);
         }
-        history.note(&key(KEYS), by.clone(), What::Lapsed);
+        history.note(&key(KEYS), by, What::Lapsed);
         let kept = [0, 1, 2, KEYS].map(|n| history.of(&key(n)).len());
         assert_eq!(kept, [KEPT, 0, 1, 1]);
         assert_eq!((history.keys.len(), history.order.len()), (KEYS, KEYS));
