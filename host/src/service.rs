@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::clock;
 use crate::config::{Limits, Route};
-use crate::lock::record::{HeldBy, Left, Op, Outcome, Release, StoredValue, Tag, Version};
+use crate::lock::record::{Left, Op, Outcome, Release, Tag};
 use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
 use crate::policy::{Generation, Policies, Prepared};
 use crate::random;
@@ -20,6 +20,7 @@ use crate::vital;
 
 mod acquire;
 mod core;
+mod errors;
 mod gate;
 mod history;
 mod hold;
@@ -35,9 +36,11 @@ mod views;
 use self::acquire::Call;
 use self::core::Msg;
 use self::gate::Gate;
+pub use errors::{AcquireError, LeaseError};
 pub use hold::{Hold, Keeping};
 pub use routed::{RESERVED, RoutedRequest};
 pub use values::{Begun, Committed, Guarded, Versioned};
+pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry};
 
 pub use crate::policy::{HttpView, OnLoss, RefusalResponse};
 
@@ -131,125 +134,6 @@ pub struct Lease {
     pub levels: u32,
 }
 
-/// Why an acquire got no lease.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AcquireError {
-    /// The keys were not free in time.
-    #[error("`{resource}` is {}", match holder {
-        Some(_) => "held",
-        None => "reserved for other waiters, or not granted for a while, as after a change of the store's server",
-    })]
-    Contended {
-        /// The resource of the request.
-        resource: String,
-        /// The first key of the request.
-        key: Key,
-        /// The holder that blocks the request, if it is known.
-        holder: Option<Box<HeldBy>>,
-        /// The position in the queue when the wait ended or would have begun; 1 is the next.
-        position: u32,
-        /// When another try makes sense, in milliseconds.
-        retry_after_ms: u32,
-        /// Set if the policy gave up before the wait was over.
-        reason: Option<String>,
-    },
-    /// The policy refused the request.
-    #[error("the policy refused: {reason}")]
-    Refused {
-        /// The policy's reason, for the client.
-        reason: String,
-    },
-    /// The policy failed to name the keys, so nothing is granted. `reason` is a stable slug.
-    #[error("the policy `{policy}` could not decide: {detail}")]
-    PolicyFault {
-        /// The name of the policy.
-        policy: String,
-        /// The kind of the fault.
-        reason: &'static str,
-        /// The fault in words.
-        detail: String,
-    },
-    /// The queue, the global queue, or the proxy has no room for another waiter.
-    #[error("{resource} has {limit} waiters, which is the policy's limit")]
-    TooManyWaiters {
-        /// The resource of the request.
-        resource: String,
-        /// The limit that was reached.
-        limit: u32,
-    },
-    /// The key has the highest number of holders, or the owner the highest number of levels, that a record can
-    /// hold.
-    #[error("{resource} has as many holders, or its owner as many levels, as one key can have")]
-    TooManyHolders {
-        /// The resource of the request.
-        resource: String,
-    },
-    /// `detail` names the field and its bound.
-    #[error("{field}: {detail}")]
-    Invalid {
-        /// The name of the field.
-        field: &'static str,
-        /// What is wrong with the field.
-        detail: String,
-    },
-    /// The store lacks the primitive that the policy asks for, and the policy names no second choice.
-    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which is not available: {why}")]
-    NoPrimitive {
-        /// The name of the policy.
-        policy: String,
-        /// The name of the primitive.
-        primitive: &'static str,
-        /// Why the store lacks the primitive.
-        why: String,
-    },
-    /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`] and
-    /// [`Service::guard`] get it.
-    #[error("it was done before")]
-    Done(StoredValue),
-    /// The key no longer has the version that the caller read. Only [`Service::commit`] gets it.
-    #[error("the version is now {version}", version = .0.version)]
-    Conflict(Version),
-    /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
-    #[error("the request id was used before, {}", if *ended { "and its lease has ended" } else { "with another body" })]
-    RequestReused {
-        /// Whether the lease that the request id got has ended.
-        ended: bool,
-    },
-    /// The store did not answer.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The store answers, and other proxies may grant the key, but this proxy cannot grant it at the moment.
-    #[error("no lock is granted yet: {why}")]
-    NotYet {
-        /// Why the proxy cannot grant the key.
-        why: String,
-    },
-    /// The proxy stops and takes no new requests.
-    #[error("the proxy is shutting down")]
-    ShuttingDown,
-}
-
-/// Why a renewal or release had no effect.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LeaseError {
-    /// The lease is unknown, has expired, or was taken away.
-    #[error("the lease is unknown, has expired, or was taken away")]
-    Lost,
-    /// A field of the request is not valid.
-    #[error("{field}: {detail}")]
-    Invalid {
-        /// The name of the field.
-        field: &'static str,
-        /// What is wrong with the field.
-        detail: String,
-    },
-    /// The store did not answer; the lease may have been renewed or released.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
 /// A renewal that the store has made.
 #[derive(Clone, Copy, Debug)]
 pub struct Renewed {
@@ -278,95 +162,6 @@ pub enum HoldEvent {
         /// The holder may count on the lease until this moment, and not after.
         valid_until: Instant,
     },
-}
-
-/// One page of locks.
-#[derive(Clone, Debug)]
-pub struct LockPage {
-    /// The locks in byte order of their keys.
-    pub locks: Vec<LockEntry>,
-    /// Whether more locks follow after the last one.
-    pub more: bool,
-    /// The stores whose locks may be missing here, and why.
-    pub unheard: Vec<String>,
-}
-
-/// A key that is held or has a stored value, as `GET /v1/locks` shows it. Times are microseconds since 1970 on
-/// the store's clock.
-#[derive(Clone, Debug)]
-pub struct LockEntry {
-    /// The key that is held or has a stored value.
-    pub key: Key,
-    /// The last token of the key.
-    pub token: Token,
-    /// The leases that have not ended.
-    pub holders: Vec<HolderEntry>,
-    /// The value that a `once` or a commit stored with the key.
-    pub kept: Option<StoredValue>,
-}
-
-/// One lease of a key.
-#[derive(Clone, Debug)]
-pub struct HolderEntry {
-    /// The resource that the client named.
-    pub resource: String,
-    /// The owner that the client named.
-    pub owner: String,
-    /// How the key is held.
-    pub mode: Mode,
-    /// The fencing token of the lease.
-    pub token: Token,
-    /// When the lease was granted, in microseconds since 1970 by the store's clock.
-    pub since_us: u64,
-    /// When the lease ends, in microseconds since 1970 by the store's clock.
-    pub until_us: u64,
-    /// How long the lease still lasts, in milliseconds.
-    pub left_ms: u32,
-    /// How many levels the owner holds.
-    pub levels: u32,
-    /// The policy generation that planned the lease.
-    pub policy: String,
-}
-
-/// One key, its queue on this proxy, and the last decisions about it.
-#[derive(Clone, Debug)]
-pub struct LockView {
-    /// The holders and the stored value of the key.
-    pub entry: LockEntry,
-    /// The waiters in the order of their positions.
-    pub queue: Vec<QueueEntry>,
-    /// The last decisions, newest last.
-    pub decisions: Vec<Decision>,
-}
-
-/// A waiter in a queue.
-#[derive(Clone, Debug)]
-pub struct QueueEntry {
-    /// 1 is the next.
-    pub position: u32,
-    /// The owner that the client named.
-    pub owner: String,
-    /// How the key is to be held.
-    pub mode: Mode,
-    /// The rank that the policy assigned; lower ranks go first.
-    pub rank: i32,
-    /// The group that the policy assigned, for its `fairness` hook.
-    pub group: String,
-    /// How long the waiter has been waiting, in milliseconds.
-    pub waited_ms: u32,
-}
-
-/// A decision about a key, and its author.
-#[derive(Clone, Debug)]
-pub struct Decision {
-    /// Microseconds since 1970, this machine's clock.
-    pub at_us: u64,
-    /// The name of the policy hook.
-    pub hook: &'static str,
-    /// The policy generation that decided, or `built-in`.
-    pub by: Arc<str>,
-    /// The decision in words.
-    pub what: String,
 }
 
 /// A change of a key, for watchers.

@@ -169,7 +169,7 @@ pub(crate) async fn rename(
 async fn agree(fleet: &Fleet, change: &Change<'_>, naming: &BTreeMap<String, String>) -> Result<(), NotUsed> {
     let mut named = record(fleet, change, naming).await?;
     while let Err(NotNamed::Unknown(why)) = named {
-        tracing::warn!("the store did not confirm the record of the new routes; requests wait: {why}");
+        tracing::warn!("it is not known whether the new routes were recorded; requests wait: {why}");
         tokio::time::sleep(RETRY).await;
         named = match fleet.has_named(naming).await {
             Some(named) => named,

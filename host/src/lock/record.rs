@@ -13,11 +13,13 @@ mod decide;
 mod doubt;
 mod env;
 mod global_queue;
+mod outcome;
 mod replay;
 
 pub use decide::apply;
 pub use doubt::Doubt;
 pub use env::Env;
+pub use outcome::{Denial, Grant, HeldBy, Outcome, Version};
 pub use replay::{BATCH_ID_KEPT_US, BatchId, MAX_BATCH_IDS, Tried, run};
 
 /// How many ended grants with a request id a key remembers, to tell a repeated call from a new one.
@@ -413,132 +415,6 @@ impl Op {
             | Op::Read { key }
             | Op::Commit(Commit { key, .. }) => std::slice::from_ref(key),
         }
-    }
-}
-
-/// The result of an [`Op`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The claim has its keys.
-    Granted(Grant),
-    /// An [`Op::Rejoin`] found no grant of its claim.
-    Absent,
-    /// An acquire or a commit was denied because of a key.
-    Held(Denial),
-    /// A `once` claim found the outcome of work that was done before.
-    Done(StoredValue),
-    /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
-    RequestReused {
-        /// Whether the lease that the request id got has ended.
-        ended: bool,
-    },
-    /// The owner has [`MAX_LEVELS`] levels, or the key [`MAX_HOLDERS`] holders.
-    Full,
-    /// The global queue of the key has [`MAX_GLOBAL_QUEUE`] places.
-    Crowded,
-    /// The lease was renewed or raised.
-    Renewed {
-        /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
-        left_us: u64,
-    },
-    /// The release took effect.
-    Released {
-        /// How many levels the owner still holds.
-        levels_left: u32,
-    },
-    /// The lease is unknown, has expired, or belongs to another holder.
-    Lost,
-    /// The key was taken away from this many holders.
-    Forced {
-        /// How many holders lost the key.
-        holders: u32,
-    },
-    /// The answer to an [`Op::Abandon`], whether or not there was a grant to undo.
-    Abandoned,
-    /// The next waiter, if the key is free.
-    GlobalQueue {
-        /// The waiter that would be granted the key now if it asked.
-        next_waiter: Option<NextWaiter>,
-    },
-    /// The answer to an [`Op::Read`].
-    Version(Version),
-    /// The commit made this version.
-    Committed {
-        /// The new version.
-        version: Token,
-    },
-    /// The key no longer has the version that the caller read; this is the current one.
-    Conflict(Version),
-    /// The answer was lost and the records do not tell whether the operation was applied, or they do not tell
-    /// whether the lease is over: see [`Env::may_be_taken`].
-    Unknown,
-}
-
-/// A key's version and its stored value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
-    /// The version: the last token of the key, and at least [`Env::renamed`].
-    pub version: Token,
-    /// The stored value, if there is one that has not expired.
-    pub kept: Option<StoredValue>,
-}
-
-/// A new grant, or an earlier one that was found again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// Identifies the lease together with its keys.
-    pub nonce: u64,
-    /// The only key of the grant, if the claim was for any of its keys.
-    pub chosen: Option<Key>,
-    /// One token for each key, in the order of the keys. All tokens are equal, except in leases that an earlier
-    /// version of the program granted.
-    pub tokens: Vec<Token>,
-    /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
-    pub left_us: u64,
-    /// How many levels the owner holds now.
-    pub levels: u32,
-    /// Whether the grant existed before: it was made for the same request, or is the owner's own lease.
-    pub repeated: bool,
-}
-
-/// Why a claim was denied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denial {
-    /// The key that was not free.
-    pub key: Key,
-    /// The holder that blocks the claim the longest; `None` if only a delay blocks it.
-    pub holder: Option<HeldBy>,
-    /// Microseconds until the first change that may make the key free for this claim, unless a holder releases
-    /// it earlier.
-    pub free_in_us: u64,
-    /// Set if the key is free but reserved for this waiter.
-    pub next_waiter: Option<NextWaiter>,
-    /// When the claim joined the global queues of its keys, if it did.
-    pub joined: Option<ServerTime>,
-}
-
-/// A holder that blocks a claim.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldBy {
-    /// The owner that the client named.
-    pub owner: Box<str>,
-    /// The id of the last request that the lease was granted to, if the client gave one.
-    pub request: Option<Box<str>>,
-    /// How the key is held.
-    pub mode: Mode,
-    /// The fencing token of the lease.
-    pub token: Token,
-    /// When the lease was granted.
-    pub since: ServerTime,
-    /// When the lease ends.
-    pub until: ServerTime,
-}
-
-impl From<&Holder> for HeldBy {
-    fn from(holder: &Holder) -> HeldBy {
-        let Holder { owner, mode, token, since, until, .. } = holder;
-        let request = holder.levels.last().and_then(|level| level.request.clone());
-        HeldBy { owner: owner.clone(), request, mode: *mode, token: *token, since: *since, until: *until }
     }
 }
 

@@ -25,7 +25,6 @@ use crate::vital;
 /// How many messages the loop takes before it checks its timers again.
 const BURST: usize = 256;
 
-/// A message to the event loop.
 pub(super) enum Msg {
     Acquire {
         waiter: Box<Waiter>,
@@ -117,7 +116,6 @@ pub(super) struct Pending {
     pub reply: oneshot::Sender<WaiterReply>,
 }
 
-/// The loop's answer to an acquire.
 pub(super) enum WaiterReply {
     Verdict(Verdict),
     /// The policy was replaced since the request was planned.
@@ -128,7 +126,6 @@ pub(super) enum WaiterReply {
     },
 }
 
-/// The state of the event loop.
 pub(super) struct Core {
     shared: Arc<ServiceContext>,
     pub(super) table: Table,

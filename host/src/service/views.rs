@@ -4,12 +4,101 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::ServiceContext;
 use super::core::Msg;
-use super::{HolderEntry, LockEntry, LockView, ServiceContext};
-use crate::lock::record::Holder;
+use crate::lock::record::{Holder, StoredValue};
 use crate::lock::{Key, Mode, Space, Token};
 use crate::policy::PlanRequest;
 use crate::store::{StoreError, Stored};
+
+/// One page of locks.
+#[derive(Clone, Debug)]
+pub struct LockPage {
+    /// The locks in byte order of their keys.
+    pub locks: Vec<LockEntry>,
+    /// Whether more locks follow after the last one.
+    pub more: bool,
+    /// The stores whose locks may be missing here, and why.
+    pub unheard: Vec<String>,
+}
+
+/// A key that is held or has a stored value, as `GET /v1/locks` shows it. Times are microseconds since 1970 on
+/// the store's clock.
+#[derive(Clone, Debug)]
+pub struct LockEntry {
+    /// The key that is held or has a stored value.
+    pub key: Key,
+    /// The last token of the key.
+    pub token: Token,
+    /// The leases that have not ended.
+    pub holders: Vec<HolderEntry>,
+    /// The value that a `once` or a commit stored with the key.
+    pub kept: Option<StoredValue>,
+}
+
+/// One lease of a key.
+#[derive(Clone, Debug)]
+pub struct HolderEntry {
+    /// The resource that the client named.
+    pub resource: String,
+    /// The owner that the client named.
+    pub owner: String,
+    /// How the key is held.
+    pub mode: Mode,
+    /// The fencing token of the lease.
+    pub token: Token,
+    /// When the lease was granted, in microseconds since 1970 by the store's clock.
+    pub since_us: u64,
+    /// When the lease ends, in microseconds since 1970 by the store's clock.
+    pub until_us: u64,
+    /// How long the lease still lasts, in milliseconds.
+    pub left_ms: u32,
+    /// How many levels the owner holds.
+    pub levels: u32,
+    /// The policy generation that planned the lease.
+    pub policy: String,
+}
+
+/// One key, its queue on this proxy, and the last decisions about it.
+#[derive(Clone, Debug)]
+pub struct LockView {
+    /// The holders and the stored value of the key.
+    pub entry: LockEntry,
+    /// The waiters in the order of their positions.
+    pub queue: Vec<QueueEntry>,
+    /// The last decisions, newest last.
+    pub decisions: Vec<Decision>,
+}
+
+/// A waiter in a queue.
+#[derive(Clone, Debug)]
+pub struct QueueEntry {
+    /// 1 is the next.
+    pub position: u32,
+    /// The owner that the client named.
+    pub owner: String,
+    /// How the key is to be held.
+    pub mode: Mode,
+    /// The rank that the policy assigned; lower ranks go first.
+    pub rank: i32,
+    /// The group that the policy assigned, for its `fairness` hook.
+    pub group: String,
+    /// How long the waiter has been waiting, in milliseconds.
+    pub waited_ms: u32,
+}
+
+/// A decision about a key, and its author.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// Microseconds since 1970, this machine's clock.
+    pub at_us: u64,
+    /// The name of the policy hook.
+    pub hook: &'static str,
+    /// The policy generation that decided, or `built-in`.
+    pub by: Arc<str>,
+    /// The decision in words.
+    pub what: String,
+}
 
 pub(super) fn entry(stored: &Stored) -> LockEntry {
     let live = stored.record.holders.iter().filter(|holder| holder.over_at() > stored.now);

@@ -334,7 +334,6 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Kill,
@@ -455,12 +454,10 @@ pub struct Failing<'a> {
 pub struct Tally(Mutex<BTreeMap<&'static str, u64>>);
 
 impl Tally {
-    /// Counts an event.
     pub fn count(&self, kind: &'static str) {
         *lock(&self.0).entry(kind).or_default() += 1;
     }
 
-    /// All counts.
     pub fn all(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0).clone()
     }
@@ -508,7 +505,6 @@ impl FaultyNetwork {
         self.packet_faults_per_mille.store(per_mille, Relaxed);
     }
 
-    /// Ends all faults.
     pub fn heal(&self) {
         self.fail(0);
         [&self.cut, &self.silence, &self.slow_sessions].into_iter().for_each(Spell::end);

@@ -62,13 +62,7 @@ pub struct Failed {
     pub fingerprint: u64,
 }
 
-/// Runs one world to its end.
-///
-/// # Errors
-/// The first promise that was broken.
-///
-/// # Panics
-/// If another simulation runs on this thread.
+/// Runs one world to its end, or to the first promise that is broken. No other simulation may run on this thread.
 pub fn run(options: &Options) -> Result<Report, Box<Failed>> {
     simulate(options.seed, async { World::start(options).run().await })
 }
@@ -154,7 +148,6 @@ impl Shared {
         }
     }
 
-    /// Records a violation and ends the run.
     pub fn broken(&self, violation: Violation) {
         let now = clock::now();
         lock(&self.checks).ends(now, &violation);
@@ -162,22 +155,18 @@ impl Shared {
         self.over.store(true, Relaxed);
     }
 
-    /// Whether a promise was broken.
     pub fn is_broken(&self) -> bool {
         lock(&self.violation).is_some()
     }
 
-    /// The current proxy of this index.
     pub fn proxy(&self, index: usize) -> Proxy {
         lock(&self.proxies)[index].clone()
     }
 
-    /// All current proxies.
     pub fn all(&self) -> Vec<Proxy> {
         lock(&self.proxies).clone()
     }
 
-    /// Adds a line to the history.
     pub fn note(&self, what: String) {
         lock(&self.checks).note(clock::now(), what);
     }

@@ -1,0 +1,124 @@
+//! Why a call fails.
+
+use crate::lock::Key;
+use crate::lock::record::{HeldBy, StoredValue, Version};
+use crate::store::StoreError;
+
+/// Why an acquire got no lease.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// The keys were not free in time.
+    #[error("`{resource}` is {}", match holder {
+        Some(_) => "held",
+        None => "reserved for other waiters, or not granted for a while, as after a change of the store's server",
+    })]
+    Contended {
+        /// The resource of the request.
+        resource: String,
+        /// The first key of the request.
+        key: Key,
+        /// The holder that blocks the request, if it is known.
+        holder: Option<Box<HeldBy>>,
+        /// The position in the queue when the wait ended or would have begun; 1 is the next.
+        position: u32,
+        /// When another try makes sense, in milliseconds.
+        retry_after_ms: u32,
+        /// Set if the policy gave up before the wait was over.
+        reason: Option<String>,
+    },
+    /// The policy refused the request.
+    #[error("the policy refused: {reason}")]
+    Refused {
+        /// The policy's reason, for the client.
+        reason: String,
+    },
+    /// The policy failed to name the keys, so nothing is granted. `reason` is a stable slug.
+    #[error("the policy `{policy}` could not decide: {detail}")]
+    PolicyFault {
+        /// The name of the policy.
+        policy: String,
+        /// The kind of the fault.
+        reason: &'static str,
+        /// The fault in words.
+        detail: String,
+    },
+    /// The queue, the global queue, or the proxy has no room for another waiter.
+    #[error("{resource} has {limit} waiters, which is the policy's limit")]
+    TooManyWaiters {
+        /// The resource of the request.
+        resource: String,
+        /// The limit that was reached.
+        limit: u32,
+    },
+    /// The key has the highest number of holders, or the owner the highest number of levels, that a record can
+    /// hold.
+    #[error("{resource} has as many holders, or its owner as many levels, as one key can have")]
+    TooManyHolders {
+        /// The resource of the request.
+        resource: String,
+    },
+    /// `detail` names the field and its bound.
+    #[error("{field}: {detail}")]
+    Invalid {
+        /// The name of the field.
+        field: &'static str,
+        /// What is wrong with the field.
+        detail: String,
+    },
+    /// The store lacks the primitive that the policy asks for, and the policy names no second choice.
+    #[error("the policy `{policy}` asks for the primitive `{primitive}`, which is not available: {why}")]
+    NoPrimitive {
+        /// The name of the policy.
+        policy: String,
+        /// The name of the primitive.
+        primitive: &'static str,
+        /// Why the store lacks the primitive.
+        why: String,
+    },
+    /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`] and
+    /// [`Service::guard`] get it.
+    #[error("it was done before")]
+    Done(StoredValue),
+    /// The key no longer has the version that the caller read. Only [`Service::commit`] gets it.
+    #[error("the version is now {version}", version = .0.version)]
+    Conflict(Version),
+    /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
+    #[error("the request id was used before, {}", if *ended { "and its lease has ended" } else { "with another body" })]
+    RequestReused {
+        /// Whether the lease that the request id got has ended.
+        ended: bool,
+    },
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The store answers, and other proxies may grant the key, but this proxy cannot grant it at the moment.
+    #[error("no lock is granted yet: {why}")]
+    NotYet {
+        /// Why the proxy cannot grant the key.
+        why: String,
+    },
+    /// The proxy stops and takes no new requests.
+    #[error("the proxy is shutting down")]
+    ShuttingDown,
+}
+
+/// Why a renewal or release had no effect.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// The lease is unknown, has expired, or was taken away.
+    #[error("the lease is unknown, has expired, or was taken away")]
+    Lost,
+    /// A field of the request is not valid.
+    #[error("{field}: {detail}")]
+    Invalid {
+        /// The name of the field.
+        field: &'static str,
+        /// What is wrong with the field.
+        detail: String,
+    },
+    /// The store did not answer; the lease may have been renewed or released.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
