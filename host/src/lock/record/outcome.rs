@@ -3,12 +3,12 @@
 use super::{Holder, NextWaiter, StoredValue};
 use crate::lock::{Key, Mode, ServerTime, Token};
 
-/// The result of an [`Op`].
+/// The result of an [`Op`](super::Op).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The claim has its keys.
     Granted(Grant),
-    /// An [`Op::Rejoin`] found no grant of its claim.
+    /// An [`Op::Rejoin`](super::Op::Rejoin) found no grant of its claim.
     Absent,
     /// An acquire or a commit was denied because of a key.
     Held(Denial),
@@ -19,13 +19,13 @@ pub enum Outcome {
         /// Whether the lease that the request id got has ended.
         ended: bool,
     },
-    /// The owner has [`MAX_LEVELS`] levels, or the key [`MAX_HOLDERS`] holders.
+    /// The owner has [`MAX_LEVELS`](super::MAX_LEVELS) levels, or the key [`MAX_HOLDERS`](super::MAX_HOLDERS) holders.
     Full,
-    /// The global queue of the key has [`MAX_GLOBAL_QUEUE`] places.
+    /// The global queue of the key has [`MAX_GLOBAL_QUEUE`](super::MAX_GLOBAL_QUEUE) places.
     Crowded,
     /// The lease was renewed or raised.
     Renewed {
-        /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
+        /// What is left of the lease, in microseconds, at the moment of [`Env::now`](super::Env::now).
         left_us: u64,
     },
     /// The release took effect.
@@ -40,14 +40,14 @@ pub enum Outcome {
         /// How many holders lost the key.
         holders: u32,
     },
-    /// The answer to an [`Op::Abandon`], whether or not there was a grant to undo.
+    /// The answer to an [`Op::Abandon`](super::Op::Abandon), whether or not there was a grant to undo.
     Abandoned,
     /// The next waiter, if the key is free.
     GlobalQueue {
         /// The waiter that would be granted the key now if it asked.
         next_waiter: Option<NextWaiter>,
     },
-    /// The answer to an [`Op::Read`].
+    /// The answer to an [`Op::Read`](super::Op::Read).
     Version(Version),
     /// The commit made this version.
     Committed {
@@ -57,14 +57,14 @@ pub enum Outcome {
     /// The key no longer has the version that the caller read; this is the current one.
     Conflict(Version),
     /// The answer was lost and the records do not tell whether the operation was applied, or they do not tell
-    /// whether the lease is over: see [`Env::may_be_taken`].
+    /// whether the lease is over: see [`Env::may_be_taken`](super::Env::may_be_taken).
     Unknown,
 }
 
 /// A key's version and its stored value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// The version: the last token of the key, and at least [`Env::renamed`].
+    /// The version: the last token of the key, and at least [`Env::renamed`](super::Env::renamed).
     pub version: Token,
     /// The stored value, if there is one that has not expired.
     pub kept: Option<StoredValue>,
@@ -80,7 +80,7 @@ pub struct Grant {
     /// One token for each key, in the order of the keys. All tokens are equal, except in leases that an earlier
     /// version of the program granted.
     pub tokens: Vec<Token>,
-    /// What is left of the lease, in microseconds, at the moment of [`Env::now`].
+    /// What is left of the lease, in microseconds, at the moment of [`Env::now`](super::Env::now).
     pub left_us: u64,
     /// How many levels the owner holds now.
     pub levels: u32,
