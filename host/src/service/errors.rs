@@ -76,11 +76,11 @@ pub enum AcquireError {
         /// Why the store lacks the primitive.
         why: String,
     },
-    /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`] and
-    /// [`Service::guard`] get it.
+    /// A `once` that was done before: its outcome instead of a lease. Only [`Service::begin`](super::Service::begin) and
+    /// [`Service::guard`](super::Service::guard) get it.
     #[error("it was done before")]
     Done(StoredValue),
-    /// The key no longer has the version that the caller read. Only [`Service::commit`] gets it.
+    /// The key no longer has the version that the caller read. Only [`Service::commit`](super::Service::commit) gets it.
     #[error("the version is now {version}", version = .0.version)]
     Conflict(Version),
     /// The request id was used before: with another body, or, if `ended`, for a lease that has ended.
