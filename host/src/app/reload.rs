@@ -47,9 +47,9 @@ pub(super) fn watch_routes(
 #[derive(Debug)]
 pub(crate) enum NotUsed {
     Faulty(Vec<String>),
-    /// Usable once the fleet has changed: it is tried again.
+    /// The configuration can be used once the fleet has changed. It is tried again.
     Yet(String),
-    /// Usable once leases have ended: it is tried again, but less often.
+    /// The configuration can be used once leases have ended. It is tried again, but less often.
     Held(String),
 }
 

@@ -57,7 +57,7 @@ impl Context {
 
     /// The longest lease, in microseconds.
     pub fn longest_us(&self) -> u64 {
-        u64::from(self.max_ttl_ms) * 1_000
+        longest_us(self.max_ttl_ms)
     }
 
     /// The identity of the server that was connected to last.
@@ -90,4 +90,9 @@ impl Context {
             false => Err(Fault::timeout("the server's clock")),
         }
     }
+}
+
+/// The longest lease, in microseconds.
+pub fn longest_us(max_ttl_ms: u32) -> u64 {
+    u64::from(max_ttl_ms) * 1_000
 }

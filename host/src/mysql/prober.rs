@@ -7,12 +7,10 @@ use mysql_async::Error;
 use tokio::task::JoinSet;
 
 use super::context::Context;
-use super::fault;
-use super::fault::Fault;
+use super::fault::{self, Fault};
 use super::identity::{self, FRESH, InUseHeartbeat};
 use super::preflight;
-use super::servers::ServerInUse;
-use super::servers::{Probe, ROUND, ServerStatus};
+use super::servers::{Probe, ROUND, ServerInUse, ServerStatus};
 use super::sql::{LOCK_WAIT_S, SESSION_TIMEOUT_S};
 use super::wire::{Target, Wire};
 use crate::clock;

@@ -10,8 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::clock;
 use crate::lock::Instant;
-use crate::lock::record::BatchId;
-use crate::lock::record::{Op, Tried};
+use crate::lock::record::{BatchId, Op, Tried};
 use crate::store::{Done, Reply, StoreError};
 
 /// Bounds of a batch, besides the number of operations, so that statements stay of moderate size.

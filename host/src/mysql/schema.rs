@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::context::Context;
-use super::fault;
-use super::fault::Fault;
+use super::fault::{self, Fault};
 use super::identity::{FRESH, Identity, InUseHeartbeat, VERSION, create_heartbeat, read, read_heartbeat};
 use super::preflight::Server;
 use super::prober;

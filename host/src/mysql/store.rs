@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::cache::{Cache, spread};
 use super::clock_steps::ClockSteps;
-use super::context::Context;
+use super::context::{Context, longest_us};
 use super::fault::Fault;
 use super::health::LaneHealth;
 use super::link::Link;
@@ -293,10 +293,6 @@ impl Store for MysqlStore {
     fn forget(&self) {
         self.context.sampled_after.store(crate::clock::now().0, Ordering::SeqCst);
     }
-}
-
-fn longest_us(max_ttl_ms: u32) -> u64 {
-    u64::from(max_ttl_ms) * 1_000
 }
 
 /// Parses a URL of `store.url`.

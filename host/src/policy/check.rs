@@ -37,7 +37,7 @@ pub(super) struct Checked {
 /// Checks a component like a load in the proxy.
 ///
 /// # Errors
-/// The reason for which the proxy would refuse it.
+/// Why the proxy would refuse it.
 pub fn check_file(
     component: &[u8],
     settings: &Map<String, Value>,
@@ -57,7 +57,7 @@ pub fn check_file(
 /// Loads a component, under the name `name`, as it would be live in a proxy, to call it without a proxy.
 ///
 /// # Errors
-/// The reason for which the proxy would refuse it.
+/// Why the proxy would refuse it.
 pub fn load_file(
     name: &str,
     component: &[u8],

@@ -86,7 +86,7 @@ async fn who_joins_keeps_out(kind: Kind, primitive: &str) {
 }
 
 on_both! {
-    /// A lease that is granted while the change settles has the old key, and is waited for.
+    /// A lease that is granted while the change settles has the old key, and the change waits for the lease.
     async fn a_change_waits_for_what_was_granted_meanwhile(kind: Kind) {
         a_claim_under_way_is_counted(kind, "advisory").await;
     }

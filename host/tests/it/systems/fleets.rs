@@ -161,7 +161,7 @@ on_both! {
         }
     }
 
-    /// On two proxies. A waiter that leaves loses its place, and so does one that lets its lease end.
+    /// On two proxies. A waiter that leaves, or that lets its lease end, loses its place.
     async fn S28_the_revision_is_the_place_and_the_fencing_token(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
