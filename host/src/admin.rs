@@ -28,7 +28,7 @@ mod fleet;
 mod health;
 mod policies;
 
-pub use policies::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
+pub use policies::{PolicyAdmin, PolicyAnswer, PushError, Pushed};
 
 /// The handler of the admin listener.
 pub struct Admin {

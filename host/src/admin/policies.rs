@@ -23,14 +23,14 @@ pub trait PolicyAdmin: Send + Sync + 'static {
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed>;
 
     /// The refusal of a component that has more than `max` bytes.
-    fn too_large(&self, name: &str, max: usize) -> Refusal;
+    fn too_large(&self, name: &str, max: usize) -> PushError;
 
     /// Restores the generation that was live before on all proxies, or cancels a change that is in progress.
     fn rollback(&self, name: &str) -> PolicyAnswer<Pushed>;
 }
 
 /// The future of an operation on a policy.
-pub type PolicyAnswer<T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send>>;
+pub type PolicyAnswer<T> = Pin<Box<dyn Future<Output = Result<T, PushError>> + Send>>;
 
 /// The result of a push or rollback that was accepted.
 #[derive(Clone, Debug)]
@@ -57,14 +57,14 @@ pub enum Pushed {
 
 /// The reason why a push or rollback changed nothing.
 #[derive(Clone, Debug)]
-pub enum Refusal {
+pub enum PushError {
     /// No policy has this name.
     Unknown,
     /// The component was refused, with one sentence for the operator.
     Refused(String),
     /// Another change of the policy is in progress.
     Busy(String),
-    /// The component is fine but cannot be made live now, with the reason.
+    /// Nothing is wrong with the component, but it cannot be made live now, with the reason.
     Unavailable(String),
 }
 
@@ -109,14 +109,13 @@ pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Respons
     if component.is_empty() {
         return Err(Problem::invalid("body", "is empty; send the component"));
     }
-    let pushed =
-        admin.policies.push(name, component).await.map_err(|refusal| admin.refused(name, refusal))?;
+    let pushed = admin.policies.push(name, component).await.map_err(|error| admin.refused(name, error))?;
     Ok(pushed.answer("live"))
 }
 
 /// `POST /v1/policies/{name}/rollback`.
 pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
-    let pushed = admin.policies.rollback(name).await.map_err(|refusal| admin.refused(name, refusal))?;
+    let pushed = admin.policies.rollback(name).await.map_err(|error| admin.refused(name, error))?;
     Ok(pushed.answer("rolled_back"))
 }
 
@@ -138,24 +137,27 @@ impl Pushed {
 }
 
 impl Admin {
-    /// 413 rather than the status of other refusals, because the connection is closed.
+    /// 413 rather than the status of other errors, because the connection is closed.
     fn too_large(&self, name: &str, limit: usize) -> Problem {
         match self.policies.too_large(name, limit) {
-            Refusal::Refused(why) => {
+            PushError::Refused(why) => {
                 Problem::new(Kind::TooLarge, why).with("bound", limit).with("policy", name)
             }
             unknown => self.refused(name, unknown),
         }
     }
 
-    fn refused(&self, name: &str, refusal: Refusal) -> Problem {
-        match refusal {
-            Refusal::Refused(why) => Problem::new(Kind::PolicyRefused, why).with("policy", name),
-            Refusal::Busy(why) => {
+    fn refused(&self, name: &str, error: PushError) -> Problem {
+        match error {
+            PushError::Refused(why) => Problem::new(Kind::PolicyRefused, why).with("policy", name),
+            PushError::Busy(why) => {
                 Problem::new(Kind::Conflict, why).with("policy", name).retry_after_ms(1_000)
             }
-            Refusal::Unavailable(why) => Problem::new(Kind::StoreUnavailable, why).with("policy", name),
-            Refusal::Unknown => {
+            PushError::Unavailable(why) => {
+                let detail = format!("{why}; the old policy stays, try again");
+                Problem::new(Kind::StoreUnavailable, detail).with("policy", name)
+            }
+            PushError::Unknown => {
                 let known: Vec<String> =
                     self.policies.status().into_iter().map(|policy| policy.name).collect();
                 let detail = format!("no policy is named `{name}`; there are {}", known.join(", "));

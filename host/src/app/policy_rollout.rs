@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::admin::{PolicyAdmin, PolicyAnswer, Pushed, Refusal};
+use crate::admin::{PolicyAdmin, PolicyAnswer, PushError, Pushed};
 use crate::fleet::{ChangeError, Changed, Fleet};
 use crate::policy::{Digest, Policies, PolicyStatus, Prepared, Rejection};
 
@@ -51,7 +51,8 @@ impl PolicyRollout {
 
     async fn follow_file(self, name: String, component: Bytes) {
         let mut told = false;
-        while let Err(Failure::Store(error) | Failure::Busy(error)) = self.put(&name, component.clone()).await
+        while let Err(PushError::Unavailable(error) | PushError::Busy(error)) =
+            self.put(&name, component.clone()).await
         {
             if !std::mem::replace(&mut told, true) {
                 tracing::warn!(policy = name, %error, "the changed file waits; it is tried again until it is live");
@@ -60,7 +61,7 @@ impl PolicyRollout {
         }
     }
 
-    async fn put(&self, name: &str, component: Bytes) -> Result<Pushed, Failure> {
+    async fn put(&self, name: &str, component: Bytes) -> Result<Pushed, PushError> {
         let (policies, policy) = (self.policies.clone(), name.to_owned());
         let checks = move || policies.prepare(&policy, &component, None);
         let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
@@ -74,7 +75,7 @@ impl PolicyRollout {
         }
     }
 
-    fn pushed(&self, name: &str, changed: Result<Changed, ChangeError>) -> Result<Pushed, Failure> {
+    fn pushed(&self, name: &str, changed: Result<Changed, ChangeError>) -> Result<Pushed, PushError> {
         match changed {
             Ok(Changed::Live) => self.status_of(name).map(Pushed::Live),
             Ok(Changed::UnderWay { waits_for }) => {
@@ -85,12 +86,12 @@ impl PolicyRollout {
             }
             Err(ChangeError::CalledOff(why) | ChangeError::Refused(why)) => {
                 self.policies.note(name, why.clone());
-                Err(Failure::Refused(why))
+                Err(PushError::Refused(why))
             }
             // No component was refused, so there is nothing to record.
-            Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(Failure::Refused(nothing.to_string())),
-            Err(busy @ ChangeError::Busy { .. }) => Err(Failure::Busy(busy.to_string())),
-            Err(error) => Err(Failure::Store(error.to_string())),
+            Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(PushError::Refused(nothing.to_string())),
+            Err(busy @ ChangeError::Busy { .. }) => Err(PushError::Busy(busy.to_string())),
+            Err(error) => Err(PushError::Unavailable(error.to_string())),
         }
     }
 
@@ -98,43 +99,22 @@ impl PolicyRollout {
         &self,
         name: &str,
         result: Result<Result<Prepared, Rejection>, tokio::task::JoinError>,
-    ) -> Result<Prepared, Failure> {
-        let result = result.map_err(|error| Failure::Store(format!("the check failed: {error}")))?;
+    ) -> Result<Prepared, PushError> {
+        let result = result.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))?;
         result.map_err(|rejection| self.refused(name, &rejection))
     }
 
     /// Records a rejection.
-    fn refused(&self, name: &str, rejection: &Rejection) -> Failure {
+    fn refused(&self, name: &str, rejection: &Rejection) -> PushError {
         if self.policies.get(name).is_none() {
-            return Failure::Unknown;
+            return PushError::Unknown;
         }
         self.policies.reject(name, rejection);
-        Failure::Refused(rejection.to_string())
+        PushError::Refused(rejection.to_string())
     }
 
-    fn status_of(&self, name: &str) -> Result<PolicyStatus, Failure> {
-        self.status().into_iter().find(|status| status.name == name).ok_or(Failure::Unknown)
-    }
-}
-
-/// Why a policy was not replaced.
-enum Failure {
-    Unknown,
-    Refused(String),
-    /// Another change is pending.
-    Busy(String),
-    /// The leases that are held could not be determined: nothing is wrong with the policy.
-    Store(String),
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
-        match failure {
-            Failure::Unknown => Refusal::Unknown,
-            Failure::Refused(why) => Refusal::Refused(why),
-            Failure::Busy(why) => Refusal::Busy(why),
-            Failure::Store(why) => Refusal::Unavailable(format!("{why}; the old policy stays, try again")),
-        }
+    fn status_of(&self, name: &str) -> Result<PolicyStatus, PushError> {
+        self.status().into_iter().find(|status| status.name == name).ok_or(PushError::Unknown)
     }
 }
 
@@ -151,21 +131,21 @@ impl PolicyAdmin for PolicyRollout {
 
     fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed> {
         let (policy_rollout, name) = (self.clone(), name.to_owned());
-        Box::pin(async move { policy_rollout.put(&name, component).await.map_err(Refusal::from) })
+        Box::pin(async move { policy_rollout.put(&name, component).await })
     }
 
-    fn too_large(&self, name: &str, max: usize) -> Refusal {
-        self.refused(name, &Rejection::TooLarge { max }).into()
+    fn too_large(&self, name: &str, max: usize) -> PushError {
+        self.refused(name, &Rejection::TooLarge { max })
     }
 
     fn rollback(&self, name: &str) -> PolicyAnswer<Pushed> {
         let (policy_rollout, name) = (self.clone(), name.to_owned());
         Box::pin(async move {
             if policy_rollout.policies.get(&name).is_none() {
-                return Err(Refusal::Unknown);
+                return Err(PushError::Unknown);
             }
             let changed = policy_rollout.fleet.roll_back(&name).await;
-            Ok(policy_rollout.pushed(&name, changed)?)
+            policy_rollout.pushed(&name, changed)
         })
     }
 }
