@@ -14,10 +14,11 @@ use crate::api::Api;
 use crate::config::{Config, GuardConfig, MemberConfig, ServerChoice, StoreConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
-use crate::http::{self, Listener, TlsError};
+use crate::http;
 use crate::lock::Space;
 use crate::mysql::managed::{ManagedError, ManagedServer};
 use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
+use crate::net::{self, Listener, TlsError};
 use crate::peers::{self, PeerClient};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
 use crate::service::{Parts, Peers, Service};
@@ -92,7 +93,7 @@ fn list(rejections: &[(String, Rejection)]) -> String {
 /// policies are compiled.
 pub fn check(config: &Config) -> Vec<StartError> {
     let files = config.guards.iter().filter_map(|guard| guard.tls.as_ref());
-    let certificates = files.filter_map(|files| http::tls_config(&files.cert, &files.key).err());
+    let certificates = files.filter_map(|files| net::tls_config(&files.cert, &files.key).err());
     let policies = match load_policies(config, &Metrics::default()) {
         Ok(_) => Vec::new(),
         Err(StartError::Policies(refused)) => {
@@ -129,7 +130,7 @@ impl App {
     /// # Errors
     /// A problem that the operator has to fix; nothing is left running.
     pub async fn build(config: Config) -> Result<App, StartError> {
-        http::raise_file_limit();
+        net::raise_file_limit();
         let api = listen("api.listen", config.api)?;
         let admin = listen("admin.listen", config.admin)?;
         let peer_listener = listen("fleet.listen", config.fleet.listen)?;
@@ -306,7 +307,7 @@ fn admin(
 }
 
 fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    http::bind(address).map_err(|source| StartError::Listen { key, address, source })
+    net::bind(address).map_err(|source| StartError::Listen { key, address, source })
 }
 
 /// A guarded listener, with its address.
@@ -316,7 +317,7 @@ fn guarded_listener(guard: &GuardConfig) -> Result<(String, Listener), StartErro
     Ok(match &guard.tls {
         None => (address, Listener::plain(tcp)),
         Some(files) => {
-            let config = http::tls_config(&files.cert, &files.key)?;
+            let config = net::tls_config(&files.cert, &files.key)?;
             (address.replacen("http://", "https://", 1), Listener::tls(tcp, config))
         }
     })

@@ -12,6 +12,7 @@
 //! | [`fleet`] | the proxies that share one store, and the policies that all of them apply |
 //! | [`api`], [`guard`], [`admin`], [`cli`] | front ends: HTTP API, HTTP proxy, admin address, command line |
 //! | `route` | how a guarded route turns a request into a lock request |
+//! | [`net`] | the connections of any wire protocol: listening, limits, TLS, drain |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`peers`] | proxies that notify each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, file watching, wiring |
@@ -37,6 +38,7 @@ pub mod http;
 pub mod latest;
 pub mod lock;
 pub mod mysql;
+pub mod net;
 pub mod peers;
 pub mod policy;
 pub mod random;

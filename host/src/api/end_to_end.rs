@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use super::*;
 use crate::config::{Config, EngineLimits};
 use crate::http;
+use crate::net;
 use crate::policy::{Engine, Policies};
 use crate::service::{NoPeers, Parts};
 use crate::store::memory::Memory;
@@ -47,9 +48,9 @@ fn start_on(memory: &Memory, limits: Limits) -> Proxy {
     });
     let stop = CancellationToken::new();
     let api = Api::new(service, limits, config.http.clone(), stop.clone());
-    let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(http::serve(http::Listener::plain(listener), api, config.http, metrics, stop.clone()));
+    tokio::spawn(http::serve(net::Listener::plain(listener), api, config.http, metrics, stop.clone()));
     Proxy { address, stop }
 }
 

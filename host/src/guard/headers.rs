@@ -170,6 +170,7 @@ pub fn join_cookies(headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net;
 
     fn map(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn who_asked_is_said_and_only_believed_where_trusted() {
-        let peer = Peer::new("[2001:db8::1]:5".parse().unwrap(), true);
+        let peer = Peer::new(net::Peer::new("[2001:db8::1]:5".parse().unwrap(), true));
         let host = HeaderValue::from_static("shop.example");
         let lie = [
             ("x-forwarded-for", "1.2.3.4"),

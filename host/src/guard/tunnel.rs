@@ -13,8 +13,8 @@ use tokio_util::io::InspectReader;
 
 use super::locked::{Locked, lost};
 use crate::clock;
-use crate::http::Stream;
 use crate::lock::Instant;
+use crate::net::Stream;
 
 /// Passes bytes in both directions. Ends when both sides have closed, when neither side has sent anything for `idle`,
 /// or when the lease is lost and the policy cuts off in that case.

@@ -17,8 +17,8 @@ use super::socket::{Patience, Socket};
 use super::upload::Upload;
 use crate::clock;
 use crate::config::UpstreamLimits;
-use crate::http;
 use crate::lock::Instant;
+use crate::net;
 use crate::random;
 use crate::vital;
 
@@ -231,7 +231,7 @@ impl Target {
         };
         let stream = tokio::time::timeout(limit, TcpStream::connect(&self.name)).await.map_err(late)??;
         stream.set_nodelay(true)?;
-        http::keep_alive(&stream)?;
+        net::keep_alive(&stream)?;
         self.speak(stream).await
     }
 

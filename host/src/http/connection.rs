@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,11 +14,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Method, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, debug_span, warn};
 
@@ -27,25 +22,13 @@ use super::activity::{Activity, UnderWay, Verdict};
 use super::gate::Refusal;
 use super::problem::{Kind, Problem, Told, Why};
 use super::socket::Socket;
-use super::{Handler, Peer, Request, Response, Stream, request_id};
+use super::{Handler, Http, Peer, Request, Response, request_id};
 use crate::clock;
 use crate::config::HttpLimits;
-use crate::telemetry::Metrics;
-
-/// The context that the connections of a listener share.
-pub struct ConnectionContext<H> {
-    pub handler: H,
-    pub limits: HttpLimits,
-    pub metrics: Metrics,
-    pub stop: CancellationToken,
-}
+use crate::net::{Connection, Stream};
 
 /// The smallest buffer that hyper accepts.
 const MIN_BUFFER: usize = 8 * 1024;
-/// How long the server waits for a client to read the last answer of a connection that is closed early.
-const LINGER: Duration = Duration::from_secs(1);
-/// How many more bytes of such a client are read and discarded.
-const LINGER_BYTES: usize = 1 << 20;
 /// How often a silent HTTP/2 client is sent a ping.
 const PING_EVERY: Duration = Duration::from_secs(20);
 /// How long an HTTP/2 client may take to answer a ping.
@@ -53,83 +36,40 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The limit of buffered answers per HTTP/2 connection.
 const MAX_SEND_BUFFER: usize = 64 * 1024;
 
-/// Serves an accepted connection, with TLS if `tls` is given.
-pub async fn run<H: Handler>(
-    stream: TcpStream,
-    address: SocketAddr,
-    tls: Option<Arc<ServerConfig>>,
-    shared: Arc<ConnectionContext<H>>,
-) {
-    let mut peer = Peer::new(address, tls.is_some());
+/// Serves a connection.
+pub async fn run<H: Handler>(connection: Connection, http: Arc<Http<H>>) {
+    let Connection { stream, mut peer, handshake_deadline, stop } = connection;
     if H::WATCHES_PEERS {
         peer.watch(&stream);
     }
-    let peer = Arc::new(peer);
-    let deadline = tokio::time::Instant::now() + shared.limits.header_timeout;
-    let stream = match tls {
-        None => Stream::Plain(stream),
-        Some(tls) => match Box::pin(shake_hands(stream, tls, deadline, &shared.stop)).await {
-            Some(stream) => stream,
-            None => return,
-        },
-    };
+    let peer = Arc::new(Peer::new(peer));
     let activity = Activity::new();
     let mut socket =
-        Socket::new(stream, shared.limits.max_header_bytes, Arc::clone(&activity), Arc::clone(&peer));
+        Socket::new(stream, http.limits.max_header_bytes, Arc::clone(&activity), Arc::clone(&peer));
     let sniffed = tokio::select! {
-        sniffed = tokio::time::timeout_at(deadline, socket.sniff()) => sniffed,
-        () = shared.stop.cancelled() => return,
+        sniffed = tokio::time::timeout_at(handshake_deadline, socket.sniff()) => sniffed,
+        () = stop.cancelled() => return,
     };
     match sniffed {
         Ok(Ok(http2)) => {
-            let requests = Requests { shared, activity, peer };
+            let requests = Requests { http, activity, peer };
             // Boxed: the HTTP/2 state is several times larger, and every connection would pay for it.
             if http2 {
-                Box::pin(run_http2(socket, requests)).await;
+                Box::pin(run_http2(socket, requests, stop)).await;
             } else {
-                Box::pin(run_http1(socket, requests)).await;
+                Box::pin(run_http1(socket, requests, stop)).await;
             }
         }
         Ok(Err(error)) => debug!(%error, "a connection broke"),
         // No request has begun, so there is nothing to answer.
         Err(_elapsed) if activity.is_quiet() => {}
-        Err(_elapsed) => Box::pin(timed_out(socket.into_stream(), &shared)).await,
+        Err(_elapsed) => Box::pin(timed_out(socket.into_stream(), &http)).await,
     }
 }
 
-/// Performs the TLS handshake. If it fails, TLS itself alerts the client.
-async fn shake_hands(
-    stream: TcpStream,
-    tls: Arc<ServerConfig>,
-    deadline: tokio::time::Instant,
-    stop: &CancellationToken,
-) -> Option<Stream> {
-    let accept = TlsAcceptor::from(tls).accept(stream);
-    let accepted = tokio::select! {
-        accepted = tokio::time::timeout_at(deadline, accept) => accepted.ok()?,
-        () = stop.cancelled() => return None,
-    };
-    match accepted {
-        Ok(stream) => Some(Stream::Tls(Box::new(stream))),
-        Err(error) => {
-            debug!(%error, "a TLS handshake failed");
-            None
-        }
-    }
-}
-
-/// Writes a problem to a connection on which no request could be read, and closes it.
-pub async fn answer_and_close(mut stream: Stream, problem: &Problem) {
-    let bytes = problem.to_http1();
-    let written = tokio::time::timeout(LINGER, stream.write_all(&bytes)).await;
-    if matches!(written, Ok(Ok(()))) {
-        linger(stream).await;
-    }
-}
-
-async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
-    let Requests { shared, activity, peer } = requests.clone();
-    let limit = shared.limits.max_header_bytes;
+async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>, stop: CancellationToken) {
+    let Requests { http, activity, peer } = requests.clone();
+    let limit = http.limits.max_header_bytes;
     let mut connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_buf_size(limit.max(MIN_BUFFER))
@@ -137,7 +77,7 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
         // Answers are small: one write of a copied buffer is cheaper than a vectored write.
         .writev(false)
         .serve_connection(TokioIo::new(socket), requests);
-    let mut watchdog = pin!(Watchdog::new(&shared, &activity));
+    let mut watchdog = pin!(Watchdog::new(&http.limits, &activity, &stop));
     let mut stopping = false;
     let end = poll_fn(|cx| {
         if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
@@ -176,32 +116,32 @@ async fn run_http1<H: Handler>(socket: Socket, requests: Requests<H>) {
             let upgraded = run(stream, [&parts.read_buf[..], &held].concat().into());
             tokio::select! {
                 () = upgraded => {}
-                () = shared.stop.cancelled() => {}
+                () = stop.cancelled() => {}
             }
         }
         // The client must not take the partial answer for a complete one.
         End::Http(Err(_)) if activity.is_ended_by_close() => socket.into_stream().reset(),
         End::Http(_) if socket.end_seen() => {}
-        End::Http(_) => Box::pin(linger(socket.into_stream())).await,
+        End::Http(_) => Box::pin(socket.into_stream().linger()).await,
         // Part of a request that arrived together with the previous request looks idle to the activity state.
         End::Quiet if parts.read_buf.is_empty() && !socket.holds_bytes() => {}
-        End::Refused => Box::pin(refuse(socket, &shared)).await,
-        End::Quiet | End::SlowHeaders => Box::pin(timed_out(socket.into_stream(), &shared)).await,
+        End::Refused => Box::pin(refuse(socket, &http)).await,
+        End::Quiet | End::SlowHeaders => Box::pin(timed_out(socket.into_stream(), &http)).await,
     }
 }
 
-async fn run_http2<H: Handler>(socket: Socket, requests: Requests<H>) {
-    let Requests { shared, activity, .. } = requests.clone();
+async fn run_http2<H: Handler>(socket: Socket, requests: Requests<H>, stop: CancellationToken) {
+    let Requests { http, activity, .. } = requests.clone();
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
-        .max_concurrent_streams(shared.limits.max_streams)
-        .max_header_list_size(shared.limits.max_header_bytes.try_into().unwrap_or(u32::MAX))
+        .max_concurrent_streams(http.limits.max_streams)
+        .max_header_list_size(http.limits.max_header_bytes.try_into().unwrap_or(u32::MAX))
         .max_send_buf_size(MAX_SEND_BUFFER)
         .serve_connection(TokioIo::new(socket), requests);
     let mut connection = pin!(connection);
-    let mut watchdog = pin!(Watchdog::new(&shared, &activity));
+    let mut watchdog = pin!(Watchdog::new(&http.limits, &activity, &stop));
     let mut leaving = false;
     loop {
         let alarm = tokio::select! {
@@ -250,16 +190,17 @@ struct Watchdog<'a, S> {
 }
 
 impl<'a> Watchdog<'a, ()> {
-    fn new<H>(
-        shared: &'a ConnectionContext<H>,
+    fn new(
+        limits: &'a HttpLimits,
         activity: &'a Activity,
+        stop: &'a CancellationToken,
     ) -> Watchdog<'a, impl Future<Output = ()> + 'a> {
         Watchdog {
-            limits: &shared.limits,
+            limits,
             activity,
-            timer: Box::pin(tokio::time::sleep(shared.limits.header_timeout)),
+            timer: Box::pin(tokio::time::sleep(limits.header_timeout)),
             headers_timed: false,
-            stop: Some(Box::pin(shared.stop.cancelled())),
+            stop: Some(Box::pin(stop.cancelled())),
         }
     }
 }
@@ -297,7 +238,7 @@ impl<S: Future<Output = ()>> Future for Watchdog<'_, S> {
 
 /// Answers the requests of one connection.
 struct Requests<H> {
-    shared: Arc<ConnectionContext<H>>,
+    http: Arc<Http<H>>,
     activity: Arc<Activity>,
     peer: Arc<Peer>,
 }
@@ -305,7 +246,7 @@ struct Requests<H> {
 impl<H> Clone for Requests<H> {
     fn clone(&self) -> Requests<H> {
         Requests {
-            shared: Arc::clone(&self.shared),
+            http: Arc::clone(&self.http),
             activity: Arc::clone(&self.activity),
             peer: Arc::clone(&self.peer),
         }
@@ -345,7 +286,7 @@ impl<H: Handler> Requests<H> {
         if request.method() == Method::CONNECT {
             return Problem::from(Refusal::Connect).into_response();
         }
-        self.shared.handler.handle(request, &self.peer).await
+        self.http.handler.handle(request, &self.peer).await
     }
 
     fn finish(
@@ -356,7 +297,7 @@ impl<H: Handler> Requests<H> {
         under_way: UnderWay,
     ) -> Response {
         let status = response.status();
-        self.shared.metrics.http(H::FRONT, status.as_u16());
+        self.http.metrics.http(H::FRONT, status.as_u16());
         if status.is_server_error()
             && response.extensions().get::<Told>().is_none()
             && let Some(unsaid) = should_warn()
@@ -391,34 +332,15 @@ fn should_warn() -> Option<u64> {
     Some(UNSAID.swap(0, Relaxed))
 }
 
-async fn refuse<H: Handler>(socket: Socket, shared: &ConnectionContext<H>) {
+async fn refuse<H: Handler>(socket: Socket, http: &Http<H>) {
     let Some(refusal) = socket.refusal() else { return };
     let problem = Problem::from(refusal);
-    shared.metrics.http(H::FRONT, problem.status_code());
-    answer_and_close(socket.into_stream(), &problem).await;
+    http.metrics.http(H::FRONT, problem.status_code());
+    socket.into_stream().close_with(&problem.to_http1()).await;
 }
 
-async fn timed_out<H: Handler>(stream: Stream, shared: &ConnectionContext<H>) {
-    shared.metrics.http(H::FRONT, 408);
-    let detail = format!("the headers did not arrive within {} ms", shared.limits.header_timeout.as_millis());
-    answer_and_close(stream, &Problem::new(Kind::Timeout, detail)).await;
-}
-
-/// Ends a connection whose client may still be sending. If unread bytes were left, the kernel would reset the
-/// connection, and the client might never see the answer.
-async fn linger(mut stream: Stream) {
-    let drain = async {
-        if stream.shutdown().await.is_err() {
-            return;
-        }
-        let mut scratch = [0; 2048];
-        let mut left = LINGER_BYTES;
-        while let Ok(read @ 1..) = stream.read(&mut scratch).await {
-            left = left.saturating_sub(read);
-            if left == 0 {
-                return;
-            }
-        }
-    };
-    let _ = tokio::time::timeout(LINGER, drain).await;
+async fn timed_out<H: Handler>(stream: Stream, http: &Http<H>) {
+    http.metrics.http(H::FRONT, 408);
+    let detail = format!("the headers did not arrive within {} ms", http.limits.header_timeout.as_millis());
+    stream.close_with(&Problem::new(Kind::Timeout, detail).to_http1()).await;
 }

@@ -10,11 +10,12 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Stream;
+use super::HTTP2;
 use super::activity::Activity;
 use super::gate::{Gate, Refusal};
 use super::peer::Peer;
 use super::problem::{Kind, Problem};
+use crate::net::Stream;
 
 /// The socket that the HTTP library reads from and writes to.
 pub struct Socket {
@@ -41,7 +42,7 @@ impl Socket {
     /// Wraps a connection. `max_head` limits the head of an HTTP/1 request, in bytes.
     pub fn new(stream: Stream, max_head: usize, activity: Arc<Activity>, peer: Arc<Peer>) -> Socket {
         Socket {
-            http2: stream.is_http2(),
+            http2: stream.alpn() == Some(HTTP2),
             stream,
             gate: Gate::new(max_head),
             held: Vec::new(),

@@ -28,6 +28,7 @@ use crate::guard::{Front, Guard};
 use crate::http::{self, Body, Handler, Peer};
 use crate::latest;
 use crate::lock::{Mode, Token};
+use crate::net;
 
 /// The policy of the guarded routes, which is also the first part of their paths.
 pub const GUARDED: &str = "guarded";
@@ -223,7 +224,7 @@ pub fn connection() -> (DuplexStream, DuplexStream) {
 
 /// The proxy's side of a client connection.
 pub async fn serve(front: Arc<Front>, stream: DuplexStream) {
-    let peer = Arc::new(Peer::new(([10, 0, 0, 1], 1).into(), false));
+    let peer = Arc::new(Peer::new(net::Peer::new(([10, 0, 0, 1], 1).into(), false)));
     let answer = service_fn(move |request| {
         let (front, peer) = (front.clone(), peer.clone());
         async move { Ok::<_, Infallible>(front.handle(request, &peer).await) }

@@ -1,6 +1,7 @@
 //! Tests of the server with TLS.
 
 use std::fs;
+use std::io;
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tokio_rustls::TlsConnector;
@@ -10,6 +11,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion, version};
 
 use super::*;
+use crate::net::tls_config;
 
 /// A server with TLS, and its certificate.
 struct Encrypted {

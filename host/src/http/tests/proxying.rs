@@ -1,6 +1,7 @@
 //! What a reverse proxy needs of the server: the client's identity, upgrades, and streamed bodies.
 
 use std::collections::VecDeque;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -10,6 +11,7 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::net::Stream;
 
 /// Answers `/peer` with the peer's address, `/switch` by echoing capitals on the raw connection, `/whole`, `/chunks`
 /// and `/broken` as [`Script`] does, `/late` with the body and the trailers once the test allows it, and `/unread`
@@ -151,7 +153,7 @@ async fn a_handler_knows_its_peer() {
 
 #[test]
 fn an_ipv4_peer_of_an_ipv6_listener_is_an_ipv4_peer() {
-    let peer = Peer::new("[::ffff:10.1.2.3]:80".parse().unwrap(), false);
+    let peer = net::Peer::new("[::ffff:10.1.2.3]:80".parse().unwrap(), false);
     assert_eq!(peer.address.to_string(), "10.1.2.3:80");
 }
 

@@ -8,6 +8,7 @@ use futures_util::StreamExt;
 use http_body_util::BodyExt;
 use lockkeeper::config::HttpLimits;
 use lockkeeper::http::{self, Body, Handler, Kind, Peer, Problem, Request, Response};
+use lockkeeper::net;
 use lockkeeper::telemetry::Metrics;
 use tokio_util::sync::CancellationToken;
 
@@ -62,12 +63,12 @@ impl Fake {
     /// Starts a server whose locks have this primitive.
     pub fn of(primitive: &'static str, ttl_ms: u32) -> Fake {
         let state = Arc::<Mutex<State>>::default();
-        let listener = http::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
         let front = Front { state: state.clone(), primitive, ttl_ms, stop: stop.clone() };
         let (limits, metrics) = (HttpLimits::default(), Metrics::default());
-        tokio::spawn(http::serve(http::Listener::plain(listener), front, limits, metrics, stop.clone()));
+        tokio::spawn(http::serve(net::Listener::plain(listener), front, limits, metrics, stop.clone()));
         Fake { url, state, stop }
     }
 

@@ -274,7 +274,7 @@ async fn start(url: &str, upstream: &Upstream) -> Proxy {
 
 on_both! {
     async fn a_rolling_restart_loses_nothing(kind: Kind) {
-        lockkeeper::http::raise_file_limit();
+        lockkeeper::net::raise_file_limit();
         let (url, upstream) = (database(kind).await, Upstream::start().await);
         let mut proxies = join_all((0..PROXIES).map(|_| start(&url, &upstream))).await;
         let crowd = Arc::new(Crowd {

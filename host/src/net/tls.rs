@@ -1,18 +1,20 @@
-//! The proxy's certificate and key.
+//! TLS: the proxy's certificate and key, and the handshake.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
+use tracing::debug;
 
-/// The protocols that a client may negotiate, the preferred one first.
-pub const HTTP2: &[u8] = b"h2";
-const HTTP1: &[u8] = b"http/1.1";
+use super::Stream;
 
 /// Why a certificate and a key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -72,8 +74,7 @@ pub enum TlsError {
     },
 }
 
-/// TLS 1.2 and 1.3 with a certificate chain from one PEM file and its key from another (or the same). Clients may
-/// negotiate HTTP/2 and HTTP/1.1.
+/// TLS 1.2 and 1.3 with a certificate chain from one PEM file and its key from another (or the same).
 ///
 /// The files are read once: the result does not follow later changes of the files.
 pub fn tls_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
@@ -89,14 +90,30 @@ pub fn tls_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError
         Error::InconsistentKeys(_) => TlsError::Mismatch { key: key.into(), cert: cert.into() },
         source => TlsError::Certificate { path: cert.into(), source },
     };
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(refused)?
         .with_no_client_auth()
         .with_single_cert(chain, private)
         .map_err(refused)?;
-    config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
     Ok(Arc::new(config))
+}
+
+/// The configuration for a protocol with these names in the handshake.
+pub fn for_protocol(mut config: Arc<ServerConfig>, alpn: &[&[u8]]) -> Arc<ServerConfig> {
+    Arc::make_mut(&mut config).alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
+/// Performs the handshake until `deadline`. If it fails, TLS itself alerts the client.
+pub async fn handshake(stream: TcpStream, config: Arc<ServerConfig>, deadline: Instant) -> Option<Stream> {
+    match timeout_at(deadline, TlsAcceptor::from(config).accept(stream)).await.ok()? {
+        Ok(stream) => Some(Stream::Tls(Box::new(stream))),
+        Err(error) => {
+            debug!(%error, "a TLS handshake failed");
+            None
+        }
+    }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

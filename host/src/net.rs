@@ -1,0 +1,188 @@
+//! Connections of any wire protocol: listening, the limit on connections, TLS, and the drain.
+//!
+//! [`serve`] accepts the connections of one [`Listener`] and gives each of them to a [`Protocol`], as one task. The
+//! protocol reads and writes, until the client leaves or the proxy stops. `http` and `peers` are such protocols.
+//!
+//! | what | who decides |
+//! | --- | --- |
+//! | how many connections there are, and what becomes of others ([`WhenFull`]) | [`Protocol::limits`] |
+//! | the time for the TLS handshake | [`Protocol::limits`]; the protocol may spend what is left on its own handshake |
+//! | the length of a message, the time for it, the time between two messages | the protocol |
+//! | how a connection ends when the proxy stops | the protocol, which is told by [`Connection::stop`] |
+//!
+//! The kernel closes the connection of a client whose machine has disappeared, or that takes nothing of what is sent
+//! to it ([`Peer::set_patience`]).
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::warn;
+
+mod listener;
+mod peer;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+pub use listener::{Listener, bind, keep_alive, raise_file_limit};
+pub use peer::Peer;
+pub use stream::Stream;
+pub use tls::{TlsError, tls_config};
+
+/// Serves the connections of a listener.
+pub trait Protocol: Send + Sync + 'static {
+    /// The listener's name in logs.
+    const NAME: &'static str;
+    /// The names of the protocol in the TLS handshake (ALPN), the preferred name first.
+    const ALPN: &'static [&'static [u8]] = &[];
+
+    /// The limits of the listener.
+    fn limits(&self) -> Limits;
+
+    /// Called for each connection that is refused because there are too many. Returns the last bytes for the client.
+    /// Over TLS they are not sent, as that would cost a handshake.
+    fn refuse(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Serves one connection. The connection counts until the future ends.
+    fn serve(self: Arc<Self>, connection: Connection) -> impl Future<Output = ()> + Send;
+}
+
+/// What bounds the connections of a listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most open connections.
+    pub max_connections: usize,
+    /// What becomes of the connections over `max_connections`.
+    pub when_full: WhenFull,
+    /// The time for the handshake of a connection.
+    pub handshake_timeout: Duration,
+}
+
+/// What becomes of a connection over the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It gets the answer of [`Protocol::refuse`] and is closed: its client can tell a full proxy from a dead network.
+    Refuse,
+    /// It waits in the listener's backlog until another connection has ended.
+    Wait,
+}
+
+/// An accepted connection, after the TLS handshake if there is one.
+pub struct Connection {
+    /// The bytes, decrypted.
+    pub stream: Stream,
+    /// The client.
+    pub peer: Peer,
+    /// When the time for the handshake ends.
+    pub handshake_deadline: Instant,
+    /// Cancelled when the proxy stops: the protocol finishes the requests in progress and takes no other requests.
+    pub stop: CancellationToken,
+}
+
+/// The number of connections over the limit that are answered at the same time; others are closed unanswered.
+const MAX_REFUSALS: usize = 128;
+
+/// Accepts and serves connections until `stop`, then waits until the last connection has ended.
+///
+/// The caller must limit how long that may take.
+pub async fn serve<P: Protocol>(listener: Listener, protocol: P, stop: CancellationToken) {
+    let connections = TaskTracker::new();
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = accept_all(listener, Arc::new(protocol), &connections, &stop) => {}
+    }
+    connections.close();
+    connections.wait().await;
+}
+
+async fn accept_all<P: Protocol>(
+    listener: Listener,
+    protocol: Arc<P>,
+    connections: &TaskTracker,
+    stop: &CancellationToken,
+) {
+    let Limits { max_connections, when_full, handshake_timeout } = protocol.limits();
+    let tls = listener.tls.map(|config| tls::for_protocol(config, P::ALPN));
+    let places = Arc::new(Semaphore::new(max_connections));
+    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+    loop {
+        let place = tokio::select! {
+            biased;
+            place = Arc::clone(&places).acquire_owned() => place,
+            (stream, _) = accept(&listener.tcp, P::NAME), if when_full == WhenFull::Refuse => {
+                let last_words = protocol.refuse();
+                if tls.is_none() {
+                    close_with(stream, last_words, &refusals);
+                }
+                continue;
+            }
+        };
+        let (stream, address) = accept(&listener.tcp, P::NAME).await;
+        let handshake_deadline = tokio::time::Instant::now() + handshake_timeout;
+        let (protocol, tls, stop) = (Arc::clone(&protocol), tls.clone(), stop.clone());
+        connections.spawn(async move {
+            if let Some(connection) = open(stream, address, tls, handshake_deadline, stop).await {
+                protocol.serve(connection).await;
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Performs the TLS handshake, if there is one. `None` if it fails.
+async fn open(
+    stream: TcpStream,
+    address: SocketAddr,
+    tls: Option<Arc<ServerConfig>>,
+    handshake_deadline: Instant,
+    stop: CancellationToken,
+) -> Option<Connection> {
+    let peer = Peer::new(address, tls.is_some());
+    let stream = match tls {
+        None => Stream::Plain(stream),
+        // Boxed, so that a connection does not reserve memory for the handshake.
+        Some(tls) => tokio::select! {
+            stream = Box::pin(tls::handshake(stream, tls, handshake_deadline)) => stream?,
+            () = stop.cancelled() => return None,
+        },
+    };
+    Some(Connection { stream, peer, handshake_deadline, stop })
+}
+
+/// Sends the last bytes to a client, unless too many clients are being told already.
+fn close_with(stream: TcpStream, last_words: Vec<u8>, refusals: &Arc<Semaphore>) {
+    let Ok(place) = Arc::clone(refusals).try_acquire_owned() else { return };
+    tokio::spawn(async move {
+        Stream::Plain(stream).close_with(&last_words).await;
+        drop(place);
+    });
+}
+
+/// The next connection. If file descriptors or memory are exhausted, only waiting helps; other errors concern a
+/// single client.
+async fn accept(listener: &TcpListener, name: &str) -> (TcpStream, SocketAddr) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) if matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted) => {}
+            Err(error) => {
+                warn!(listener = name, %error, "cannot accept connections");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Listening sockets.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio_rustls::rustls::ServerConfig;
+use tracing::debug;
+
+use super::peer::PEER_TIMEOUT;
+
+/// A listening socket, with the TLS configuration if its connections use TLS.
+pub struct Listener {
+    /// The listening socket.
+    pub tcp: TcpListener,
+    /// The TLS configuration. `None`: connections do not use TLS.
+    pub tls: Option<Arc<ServerConfig>>,
+}
+
+impl Listener {
+    /// A listener without TLS.
+    pub fn plain(tcp: TcpListener) -> Listener {
+        Listener { tcp, tls: None }
+    }
+
+    /// A listener with TLS; `config` comes from [`tls_config`](super::tls_config).
+    pub fn tls(tcp: TcpListener, config: Arc<ServerConfig>) -> Listener {
+        Listener { tcp, tls: Some(config) }
+    }
+}
+
+/// The number of connections that may wait to be accepted.
+const BACKLOG: u32 = 4096;
+/// The kernel starts to probe a peer that has been silent for this long.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
+/// The time between two probes of a silent peer.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+
+/// Listens on an address. Port 0 selects any free port.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
+    // Accepted sockets inherit these options, which saves a few system calls per connection.
+    socket2::SockRef::from(&listener).set_tcp_nodelay(true)?;
+    keep_alive(&listener)?;
+    socket2::SockRef::from(&listener).set_tcp_user_timeout(Some(PEER_TIMEOUT))?;
+    Ok(listener)
+}
+
+/// Lets the kernel detect that the peer's machine has disappeared. A slow program is not affected, because its
+/// machine still answers.
+pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
+    let options = socket2::SockRef::from(socket);
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(KEEPALIVE_AFTER)
+        .with_interval(KEEPALIVE_EVERY)
+        .with_retries(3);
+    options.set_tcp_keepalive(&keepalive)
+}
+
+/// Raises the process's limit of open files to its maximum, and returns the resulting limit.
+///
+/// Shells start processes with a limit of 1,024, which is less than `max_connections` needs.
+pub fn raise_file_limit() -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, wanted) {
+        debug!(%error, "the limit of open files cannot be raised");
+    }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
