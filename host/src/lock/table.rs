@@ -9,7 +9,7 @@
 //! held key costs one poll, however many waiters there are. A release and the next waiter's acquire go to the
 //! store in one batch: the handoff is one step in the store.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::record::{
@@ -69,6 +69,8 @@ pub struct Table {
     leases: Leases,
     chores: Chores,
     timers: BTreeSet<(Instant, Timer)>,
+    /// What the caller must do next, the first action first.
+    actions: VecDeque<Action>,
     arrivals: u64,
     tickets: u64,
     choices: u64,
@@ -175,67 +177,73 @@ impl Table {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Processes an event that happened at `now`, and appends the actions that follow to `out`.
-    pub fn handle(&mut self, event: Event, now: Instant, out: &mut Vec<Action>) {
+    /// The next thing that the caller must do; `None` if nothing is left. The actions come in the order in which
+    /// the table decided on them, and that is the order in which the caller must begin them.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Processes an event that happened at `now`. Call [`Table::poll_action`] afterwards.
+    pub fn handle_event(&mut self, event: Event, now: Instant) {
         match event {
-            Event::Enqueue(waiter) => self.enqueue(*waiter, now, out),
-            Event::Cancel(id) => self.cancel(id, now, out),
-            Event::Release { id, release } => self.release(id, release, now, out),
-            Event::Completed { ticket, result } => self.completed(ticket, result, now, out),
-            Event::Chosen { key, choice, waiter } => self.chosen(&key, choice, waiter, now, out),
-            Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now, out),
+            Event::Enqueue(waiter) => self.enqueue(*waiter, now),
+            Event::Cancel(id) => self.cancel(id, now),
+            Event::Release { id, release } => self.release(id, release, now),
+            Event::Completed { ticket, result } => self.completed(ticket, result, now),
+            Event::Chosen { key, choice, waiter } => self.chosen(&key, choice, waiter, now),
+            Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now),
             Event::Renewed { nonce, until } => self.renewed(nonce, until),
-            Event::Lost { nonce } => self.lease_lost(nonce, now, out),
+            Event::Lost { nonce } => self.lease_lost(nonce, now),
             Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
                 self.lease_ended(nonce);
                 let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
-                self.chore(Chore::Abandon { keys, attempt, until }, out);
+                self.chore(Chore::Abandon { keys, attempt, until });
             }
             Event::Taken(key) => {
                 for nonce in self.leases.of(&key) {
-                    self.lease_over(nonce, now, out);
+                    self.lease_over(nonce, now);
                 }
-                self.wake(&key, now, out);
+                self.wake(&key, now);
             }
-            Event::Wake(key) => self.wake(&key, now, out),
-            Event::Orphan { key, next_waiter } => self.orphan(key, next_waiter, now, out),
+            Event::Wake(key) => self.wake(&key, now),
+            Event::Orphan { key, next_waiter } => self.orphan(key, next_waiter, now),
             Event::PeerGone { peer, key } => {
-                self.change_global_queue(key, GlobalQueueChange::Evict { proxy: peer }, out);
+                self.change_global_queue(key, GlobalQueueChange::Evict { proxy: peer });
             }
-            Event::Replan { waiter, claim } => self.replan(waiter, claim, now, out),
-            Event::Shutdown => self.shut_down(out),
+            Event::Replan { waiter, claim } => self.replan(waiter, claim, now),
+            Event::Shutdown => self.shut_down(),
         }
     }
 
-    /// Does all work that is due at `now`, and appends the actions that follow to `out`.
-    pub fn handle_timeout(&mut self, now: Instant, out: &mut Vec<Action>) {
+    /// Does all work that is due at `now`. Call [`Table::poll_action`] afterwards.
+    pub fn handle_timeout(&mut self, now: Instant) {
         while self.timers.first().is_some_and(|(at, _)| *at <= now) {
             match self.timers.pop_first() {
-                Some((_, Timer::Deadline(id))) => self.deadline(id, now, out),
+                Some((_, Timer::Deadline(id))) => self.deadline(id, now),
                 Some((at, Timer::Poll(key))) => {
                     if let Some(queue) = self.queues.get_mut(&key)
                         && queue.poll_at == Some(at)
                     {
                         queue.poll_at = None;
-                        self.wake(&key, now, out);
+                        self.wake(&key, now);
                     }
                 }
                 Some((at, Timer::Lease(nonce))) => {
                     if self.leases.ends_at(nonce) == Some(at) {
-                        self.lease_due(nonce, now, out);
+                        self.lease_due(nonce, now);
                     }
                 }
                 Some((_, Timer::Look(nonce))) => {
                     if self.leases.ends_at(nonce).is_some_and(|end| end <= now) {
-                        self.chore(Chore::Look { nonce }, out);
+                        self.chore(Chore::Look { nonce });
                     }
                 }
-                Some((at, Timer::Chores)) => self.chores_go_on(at.max(now), out),
+                Some((at, Timer::Chores)) => self.chores_go_on(at.max(now)),
                 Some((_, Timer::Leave(key, proxy, ticket))) => {
-                    self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket }, out);
+                    self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket });
                 }
-                Some((_, Timer::Join(key))) => self.join(&key, now, out),
-                Some((_, Timer::Keep(key))) => self.keep_places(&key, now, out),
+                Some((_, Timer::Join(key))) => self.join(&key, now),
+                Some((_, Timer::Keep(key))) => self.keep_places(&key, now),
                 None => break,
             }
         }

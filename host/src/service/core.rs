@@ -139,7 +139,6 @@ pub(super) struct Core {
     draining: Option<oneshot::Sender<()>>,
     under_way: UnderWay,
     serial: u64,
-    actions: Vec<Action>,
 }
 
 impl Core {
@@ -156,7 +155,6 @@ impl Core {
             draining: None,
             under_way: UnderWay::default(),
             serial: 0,
-            actions: Vec::new(),
         }
     }
 
@@ -175,7 +173,7 @@ impl Core {
                 let Ok(message) = messages.try_recv() else { break };
                 self.take(message);
             }
-            self.table.handle_timeout(clock::now(), &mut self.actions);
+            self.table.handle_timeout(clock::now());
             self.act();
             self.shared.metrics.waiters(self.table.waiting());
             self.shared.metrics.leases(self.table.held());
@@ -265,7 +263,7 @@ impl Core {
     }
 
     fn handle(&mut self, event: Event) {
-        self.table.handle(event, clock::now(), &mut self.actions);
+        self.table.handle_event(event, clock::now());
         self.act();
     }
 
@@ -304,11 +302,8 @@ impl Core {
     }
 
     fn act(&mut self) {
-        // Acting can produce more actions; `take` keeps the allocation in the common case.
-        while !self.actions.is_empty() {
-            for action in std::mem::take(&mut self.actions) {
-                self.perform(action);
-            }
+        while let Some(action) = self.table.poll_action() {
+            self.perform(action);
         }
     }
 
@@ -337,7 +332,7 @@ impl Core {
 
     fn notify_peer(&mut self, key: Key, next_waiter: NextWaiter) {
         if next_waiter.proxy == self.shared.proxy {
-            return self.table.handle(Event::Orphan { key, next_waiter }, clock::now(), &mut self.actions);
+            return self.table.handle_event(Event::Orphan { key, next_waiter }, clock::now());
         }
         let peer = next_waiter.proxy;
         let (inbox, name, freed) = (self.shared.inbox.clone(), peer.clone(), key.clone());

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::in_flight::BatchItem;
-use super::{Action, Instant, Key, Table, Timer};
+use super::{Instant, Key, Table, Timer};
 
 /// The most chores that are in flight at a time.
 const FLYING: usize = 64;
@@ -46,9 +46,9 @@ impl Chores {
 }
 
 impl Table {
-    pub(super) fn chore(&mut self, chore: Chore, out: &mut Vec<Action>) {
+    pub(super) fn chore(&mut self, chore: Chore) {
         self.chore_later(chore);
-        self.work_off(out);
+        self.work_off();
     }
 
     /// As [`Table::chore`], but begins when the timers are next processed.
@@ -63,20 +63,20 @@ impl Table {
         }
     }
 
-    pub(super) fn work_off(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn work_off(&mut self) {
         while self.chores.pause_until.is_none() && self.chores.flying < FLYING {
             let Some(chore) = self.chores.waiting.pop_front() else { break };
             let Some(item) = self.item_of(chore) else { continue };
             self.chores.flying += 1;
-            self.submit(vec![item], out);
+            self.submit(vec![item]);
         }
     }
 
     /// The pause is over.
-    pub(super) fn chores_go_on(&mut self, at: Instant, out: &mut Vec<Action>) {
+    pub(super) fn chores_go_on(&mut self, at: Instant) {
         if self.chores.pause_until.is_none_or(|until| until <= at) {
             self.chores.pause_until = None;
-            self.work_off(out);
+            self.work_off();
         }
     }
 

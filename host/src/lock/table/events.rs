@@ -40,7 +40,7 @@ pub struct Waiter {
     pub seed: u32,
 }
 
-/// Something that happened outside the table. [`Table::handle`](super::Table::handle) processes it.
+/// Something that happened outside the table. [`Table::handle_event`](super::Table::handle_event) processes it.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A waiter arrives. [`Action::Finish`] answers it.
@@ -169,7 +169,7 @@ pub enum Next {
     },
 }
 
-/// Something that the caller of the table must do.
+/// Something that the caller of the table must do: see [`Table::poll_action`](super::Table::poll_action).
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Run the operations as one group in the store, and report the answer with [`Event::Completed`].

@@ -11,8 +11,8 @@ use crate::lock::record::{Denial, GlobalQueueChange, Grant, NextWaiter};
 use crate::lock::{Instant, Key, LeaseRef};
 
 impl Table {
-    pub(super) fn change_global_queue(&mut self, key: Key, change: GlobalQueueChange, out: &mut Vec<Action>) {
-        self.submit(vec![BatchItem::GlobalQueue { key, change }], out);
+    pub(super) fn change_global_queue(&mut self, key: Key, change: GlobalQueueChange) {
+        self.submit(vec![BatchItem::GlobalQueue { key, change }]);
     }
 
     /// Probes for the batch of a release, to find the next waiter. Empty if no other proxy can be waiting.
@@ -26,7 +26,7 @@ impl Table {
     }
 
     /// The key is free: lets the next waiter ask for it, on this proxy or through a notification to another.
-    pub(super) fn notify_next_waiter(&mut self, key: &Key, next_waiter: NextWaiter, out: &mut Vec<Action>) {
+    pub(super) fn notify_next_waiter(&mut self, key: &Key, next_waiter: NextWaiter) {
         let waiters = self.queues.get(key).into_iter().flat_map(|queue| queue.in_order());
         let has_it = |entry: &&Entry| next_waiter.ticket.is_some() && entry.ticket() == next_waiter.ticket;
         let first = waiters.filter_map(|id| self.waiters.get(id)).find(has_it);
@@ -38,20 +38,20 @@ impl Table {
                 }
             }
             Some((waiter, true)) => {
-                self.submit(vec![BatchItem::Rejoin { waiter, over: false }], out);
+                self.submit(vec![BatchItem::Rejoin { waiter, over: false }]);
             }
-            None => out.push(Action::NotifyPeer { key: key.clone(), next_waiter }),
+            None => self.actions.push_back(Action::NotifyPeer { key: key.clone(), next_waiter }),
         }
     }
 
     /// A note that this proxy waits may stand for waiters that came later. A ticket stands for one waiter,
     /// which has gone.
-    pub(super) fn orphan(&mut self, key: Key, next_waiter: NextWaiter, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn orphan(&mut self, key: Key, next_waiter: NextWaiter, now: Instant) {
         let NextWaiter { proxy, ticket } = next_waiter;
         if ticket.is_none() && self.queues.get(&key).is_some_and(|queue| queue.len() > 0) {
-            return self.wake(&key, now, out);
+            return self.wake(&key, now);
         }
-        self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket }, out);
+        self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket });
     }
 
     /// The store now has a note that this proxy waits, if the claim asked for one.
@@ -136,7 +136,7 @@ impl Table {
         own.waiter.claim.keys.iter().find(is_behind).cloned()
     }
 
-    pub(super) fn join(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn join(&mut self, key: &Key, now: Instant) {
         let joining = self.queues.get_mut(key).map(|queue| std::mem::take(&mut queue.joining));
         let (mut items, mut seen) = (Vec::new(), HashSet::default());
         for id in joining.into_iter().flatten().filter(|id| seen.insert(*id)) {
@@ -154,7 +154,7 @@ impl Table {
             }
         }
         if !items.is_empty() {
-            self.submit(items, out);
+            self.submit(items);
         }
     }
 
@@ -193,7 +193,7 @@ impl Table {
         }
     }
 
-    pub(super) fn keep_places(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn keep_places(&mut self, key: &Key, now: Instant) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         queue.keep_at = None;
         let entries =
@@ -205,7 +205,7 @@ impl Table {
         }
         if let Some(any) = any {
             self.keep_places_later(any, now);
-            self.change_global_queue(key.clone(), GlobalQueueChange::Keep { tickets }, out);
+            self.change_global_queue(key.clone(), GlobalQueueChange::Keep { tickets });
         }
     }
 }

@@ -61,7 +61,6 @@ impl Table {
         ticket: SubmissionId,
         result: Result<Answered, Unheard>,
         now: Instant,
-        out: &mut Vec<Action>,
     ) {
         let Some(in_flight) = self.in_flight.remove(&ticket) else { return };
         for key in &in_flight.keys {
@@ -78,16 +77,16 @@ impl Table {
         }
         let unheard = result.as_ref().err().map(|unheard| unheard.why.clone());
         match result {
-            Ok(answer) => self.answered(in_flight, answer, &mut touched, now, out),
+            Ok(answer) => self.answered(in_flight, answer, &mut touched, now),
             Err(unheard) => {
                 for item in in_flight.items {
                     self.lands(&item);
-                    self.unanswered(item, &unheard, now, out);
+                    self.unanswered(item, &unheard, now);
                 }
             }
         }
         if let Some(why) = &unheard {
-            self.give_up_behind(&in_flight_keys, why, &mut touched, out);
+            self.give_up_behind(&in_flight_keys, why, &mut touched);
         }
         touched.sort_unstable();
         touched.dedup();
@@ -96,16 +95,16 @@ impl Table {
                 queue.ready |= std::mem::take(&mut queue.woken);
             }
         }
-        self.advance_all(&touched, now, out);
+        self.advance_all(&touched, now);
         for id in std::mem::take(&mut self.late) {
-            self.deadline(id, now, out);
+            self.deadline(id, now);
         }
     }
 
     /// Ends the waiters whose deadline has passed and which stood behind a batch that failed: they have already
     /// waited for the store's time-out, and do not wait for it again. Call this before the keys are asked for
     /// again, because a waiter that is in flight may not leave before its answer.
-    fn give_up_behind(&mut self, keys: &[Key], why: &str, touched: &mut Vec<Key>, out: &mut Vec<Action>) {
+    fn give_up_behind(&mut self, keys: &[Key], why: &str, touched: &mut Vec<Key>) {
         let late = std::mem::take(&mut self.late);
         let (behind, other) = late.into_iter().partition(|id| {
             self.waiters.get(id).is_some_and(|entry| {
@@ -116,7 +115,7 @@ impl Table {
         for id in behind {
             if let Some(entry) = self.waiters.get(&id) {
                 touched.extend(entry.waiter.claim.keys.iter().cloned());
-                self.finish(id, Verdict::Unavailable { why: why.to_owned() }, out);
+                self.finish(id, Verdict::Unavailable { why: why.to_owned() });
             }
         }
     }
@@ -129,14 +128,7 @@ impl Table {
         }
     }
 
-    fn answered(
-        &mut self,
-        in_flight: InFlight,
-        answer: Answered,
-        touched: &mut Vec<Key>,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    fn answered(&mut self, in_flight: InFlight, answer: Answered, touched: &mut Vec<Key>, now: Instant) {
         let granted = answer.outcomes.iter().any(|o| matches!(o, Outcome::Granted(g) if !g.repeated));
         let at = Moment { asked_at: answer.asked_at, server: answer.now };
         let mut from_release = false;
@@ -147,7 +139,7 @@ impl Table {
                 BatchItem::Release { id, release: Release { lease, .. } } => {
                     touched.extend(lease.keys.iter().cloned());
                     from_release |= matches!(outcome, Outcome::Released { levels_left: 0 });
-                    self.released(id, &lease, outcome, granted, now, out);
+                    self.released(id, &lease, outcome, granted, now);
                 }
                 BatchItem::Abandon { keys, .. } => {
                     self.chore_done();
@@ -160,7 +152,7 @@ impl Table {
                 }
                 BatchItem::GlobalQueue { key, .. } => {
                     if let Outcome::GlobalQueue { next_waiter: Some(next_waiter) } = outcome {
-                        self.notify_next_waiter(&key, next_waiter, out);
+                        self.notify_next_waiter(&key, next_waiter);
                     }
                 }
                 BatchItem::Look { lease } => {
@@ -169,14 +161,14 @@ impl Table {
                         Outcome::Renewed { left_us } => {
                             self.renewed(lease.nonce, answer.asked_at.plus_us(left_us));
                         }
-                        _ => self.lease_expired(lease.nonce, now, out),
+                        _ => self.lease_expired(lease.nonce, now),
                     }
                 }
                 BatchItem::Acquire { waiter } => {
-                    self.attempted(waiter, outcome, at, from_release, now, out);
+                    self.attempted(waiter, outcome, at, from_release, now);
                 }
                 BatchItem::Rejoin { waiter, over } => {
-                    self.rejoined(waiter, over, outcome, at, now, out);
+                    self.rejoined(waiter, over, outcome, at, now);
                 }
             }
         }
@@ -189,11 +181,10 @@ impl Table {
         outcome: Outcome,
         handed_off: bool,
         now: Instant,
-        out: &mut Vec<Action>,
     ) {
         if outcome == Outcome::Unknown {
             // If the lease is over, its end is noticed when it is due.
-            out.push(Action::Released { id, result: Err(UNKNOWN.to_owned()) });
+            self.actions.push_back(Action::Released { id, result: Err(UNKNOWN.to_owned()) });
             return;
         }
         let over = !matches!(outcome, Outcome::Released { levels_left: 1.. });
@@ -201,7 +192,13 @@ impl Table {
             let held_ms = now.ms_since(known.since);
             for (key, token) in known.keyed_tokens() {
                 let owner = known.claim.owner.clone();
-                out.push(Action::Note(Note::Released { key, owner, token, held_ms, handed_off }));
+                self.actions.push_back(Action::Note(Note::Released {
+                    key,
+                    owner,
+                    token,
+                    held_ms,
+                    handed_off,
+                }));
             }
         } else if over {
             for key in &*lease.keys {
@@ -210,45 +207,29 @@ impl Table {
                 }
             }
         }
-        out.push(Action::Released { id, result: Ok(outcome) });
+        self.actions.push_back(Action::Released { id, result: Ok(outcome) });
     }
 
-    fn attempted(
-        &mut self,
-        id: WaiterId,
-        outcome: Outcome,
-        at: Moment,
-        from_release: bool,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    fn attempted(&mut self, id: WaiterId, outcome: Outcome, at: Moment, from_release: bool, now: Instant) {
         match outcome {
-            Outcome::Granted(grant) => self.granted(id, grant, at, from_release, now, out),
-            Outcome::Held(denial) => self.denied(id, denial, now, out),
-            Outcome::Done(kept) => self.done(id, &kept, out),
-            Outcome::RequestReused { ended } => self.finish(id, Verdict::RequestReused { ended }, out),
+            Outcome::Granted(grant) => self.granted(id, grant, at, from_release, now),
+            Outcome::Held(denial) => self.denied(id, denial, now),
+            Outcome::Done(kept) => self.done(id, &kept),
+            Outcome::RequestReused { ended } => self.finish(id, Verdict::RequestReused { ended }),
             Outcome::Crowded => {
-                self.finish(id, Verdict::TooManyWaiters { limit: MAX_GLOBAL_QUEUE as u32 }, out);
+                self.finish(id, Verdict::TooManyWaiters { limit: MAX_GLOBAL_QUEUE as u32 });
             }
-            _ => self.finish(id, Verdict::Full, out),
+            _ => self.finish(id, Verdict::Full),
         }
     }
 
-    fn granted(
-        &mut self,
-        id: WaiterId,
-        grant: Grant,
-        at: Moment,
-        from_release: bool,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    fn granted(&mut self, id: WaiterId, grant: Grant, at: Moment, from_release: bool, now: Instant) {
         let contended = !grant.repeated && self.was_marked(id, &grant);
         let Some(entry) = self.remove(id) else { return };
         let claim = entry.waiter.claim;
         if entry.cancelled {
             let until = now.plus_ms(claim.ttl_ms).plus_ms(ABANDON_MS);
-            self.chore(Chore::Abandon { keys: claim.keys.clone(), attempt: claim.attempt, until }, out);
+            self.chore(Chore::Abandon { keys: claim.keys.clone(), attempt: claim.attempt, until });
             return;
         }
         let until = at.asked_at.plus_us(grant.left_us);
@@ -257,7 +238,7 @@ impl Table {
             None => claim,
         };
         let keys = claim.keys.clone();
-        let freed = self.leases_followed(&claim, grant.nonce, now, out);
+        let freed = self.leases_followed(&claim, grant.nonce, now);
         let (tokens, since) = (grant.tokens.clone(), now);
         let lease = Lease { claim: claim.clone(), tokens, since, until, contended };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
@@ -270,7 +251,7 @@ impl Table {
             if new {
                 queue.granted(&entry.waiter.group);
                 let owner = claim.owner.clone();
-                out.push(Action::Note(Note::Granted {
+                self.actions.push_back(Action::Note(Note::Granted {
                     key: key.clone(),
                     owner,
                     token: *token,
@@ -279,7 +260,7 @@ impl Table {
             }
         }
         let waited_ms = now.ms_since(entry.arrived);
-        out.push(Action::Finish {
+        self.actions.push_back(Action::Finish {
             waiter: id,
             verdict: Verdict::Granted {
                 grant,
@@ -289,11 +270,11 @@ impl Table {
                 waited_ms,
             },
         });
-        self.advance_all(&freed, now, out);
+        self.advance_all(&freed, now);
     }
 
     /// Also tells the outcome to all other waiters for the same keys, without asking the store.
-    fn done(&mut self, id: WaiterId, kept: &StoredValue, out: &mut Vec<Action>) {
+    fn done(&mut self, id: WaiterId, kept: &StoredValue) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let keys = &entry.waiter.claim.keys;
         let same = |other: &Entry| {
@@ -303,11 +284,11 @@ impl Table {
         let waiting = self.queues.get(&keys[0]).into_iter().flat_map(|queue| queue.in_order()).copied();
         let told: Vec<WaiterId> = waiting.filter(|other| self.waiters.get(other).is_some_and(same)).collect();
         for id in told {
-            self.finish(id, Verdict::Done(kept.clone()), out);
+            self.finish(id, Verdict::Done(kept.clone()));
         }
     }
 
-    fn denied(&mut self, id: WaiterId, denial: Denial, now: Instant, out: &mut Vec<Action>) {
+    fn denied(&mut self, id: WaiterId, denial: Denial, now: Instant) {
         self.has_no_lease(id);
         // None of several is free.
         let any = self.waiters.get(&id).filter(|entry| entry.waiter.claim.any);
@@ -320,7 +301,7 @@ impl Table {
         }
         // One notification is enough: a second one would come when the key is taken.
         if let Some(next_waiter) = denial.next_waiter.as_ref().filter(|_| !self.looking) {
-            self.notify_next_waiter(&denial.key, next_waiter.clone(), out);
+            self.notify_next_waiter(&denial.key, next_waiter.clone());
         }
         self.keep_places_later(id, now);
         self.marked(id, &denial);
@@ -335,65 +316,57 @@ impl Table {
             entry.denial = Some(denial);
             entry.store_error = None;
         }
-        self.stay_or_go(id, now, out);
+        self.stay_or_go(id, now);
     }
 
-    fn rejoined(
-        &mut self,
-        id: WaiterId,
-        over: bool,
-        outcome: Outcome,
-        at: Moment,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    fn rejoined(&mut self, id: WaiterId, over: bool, outcome: Outcome, at: Moment, now: Instant) {
         if outcome == Outcome::Absent {
             self.has_no_lease(id);
         }
         match outcome {
             Outcome::Absent if over => match self.waiters.get(&id) {
-                Some(entry) if entry.deadline <= now && !entry.cancelled => self.give_up(id, None, now, out),
+                Some(entry) if entry.deadline <= now && !entry.cancelled => self.give_up(id, None, now),
                 Some(entry) => {
                     let verdict = self.turned_away(&entry.waiter, now);
-                    self.finish(id, verdict, out);
+                    self.finish(id, verdict);
                 }
                 None => {}
             },
-            Outcome::Absent => self.stay_or_go(id, now, out),
-            outcome => self.attempted(id, outcome, at, false, now, out),
+            Outcome::Absent => self.stay_or_go(id, now),
+            outcome => self.attempted(id, outcome, at, false, now),
         }
     }
 
     /// After an attempt without a grant: the waiter keeps its position unless its deadline has passed.
-    fn stay_or_go(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
+    fn stay_or_go(&mut self, id: WaiterId, now: Instant) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if entry.cancelled {
             self.drop_out(id);
         } else if self.shutting_down {
-            self.finish(id, Verdict::ShuttingDown, out);
+            self.finish(id, Verdict::ShuttingDown);
         } else if entry.replan.is_some() && entry.denial.is_some() && entry.deadline <= now {
             // Its deadline has passed and it was refused, so it does not also wait for batches of its new keys.
-            self.give_up(id, None, now, out);
+            self.give_up(id, None, now);
         } else if let Some(claim) = entry.replan.take() {
-            self.replan(id, claim, now, out);
+            self.replan(id, claim, now);
         } else if entry.deadline <= now {
-            self.deadline(id, now, out);
+            self.deadline(id, now);
         } else if std::mem::take(&mut entry.again) {
-            self.submit(vec![BatchItem::Rejoin { waiter: id, over: false }], out);
+            self.submit(vec![BatchItem::Rejoin { waiter: id, over: false }]);
         }
     }
 
-    fn finish(&mut self, id: WaiterId, verdict: Verdict, out: &mut Vec<Action>) {
+    fn finish(&mut self, id: WaiterId, verdict: Verdict) {
         if self.drop_out(id).is_some_and(|entry| !entry.cancelled) {
-            out.push(Action::Finish { waiter: id, verdict });
+            self.actions.push_back(Action::Finish { waiter: id, verdict });
         }
     }
 
     /// The store did not answer: the item may have been applied, if it was sent.
-    fn unanswered(&mut self, item: BatchItem, unheard: &Unheard, now: Instant, out: &mut Vec<Action>) {
+    fn unanswered(&mut self, item: BatchItem, unheard: &Unheard, now: Instant) {
         match item {
             BatchItem::Release { id, .. } => {
-                out.push(Action::Released { id, result: Err(unheard.why.clone()) });
+                self.actions.push_back(Action::Released { id, result: Err(unheard.why.clone()) });
             }
             BatchItem::Abandon { keys, attempt, until } => {
                 let again = (now < until).then_some(Chore::Abandon { keys, attempt, until });
@@ -404,31 +377,24 @@ impl Table {
                 let again = end.is_some_and(|end| now < end.plus_ms(ABANDON_MS));
                 if !again {
                     // The fate of the lease is unknown, so no note reports it.
-                    self.lease_over(nonce, now, out);
+                    self.lease_over(nonce, now);
                 }
                 self.chore_failed(again.then_some(Chore::Look { nonce }), now);
             }
             // A place that is not extended expires.
             BatchItem::GlobalQueue { .. } => {}
             BatchItem::Rejoin { waiter, over } => {
-                self.store_failed(waiter, over, unheard, now, out);
+                self.store_failed(waiter, over, unheard, now);
             }
             BatchItem::Acquire { waiter } => {
-                self.store_failed(waiter, false, unheard, now, out);
+                self.store_failed(waiter, false, unheard, now);
             }
         }
     }
 
     /// Handles an attempt without an answer, which may have been granted if it was sent. `over`: the attempt
     /// cannot be repeated.
-    fn store_failed(
-        &mut self,
-        id: WaiterId,
-        over: bool,
-        Unheard { why, sent }: &Unheard,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    fn store_failed(&mut self, id: WaiterId, over: bool, Unheard { why, sent }: &Unheard, now: Instant) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         entry.store_error = Some(why.clone());
         if *sent {
@@ -438,9 +404,9 @@ impl Table {
         let keys = entry.waiter.claim.keys.clone();
         self.pause(&keys, now);
         if over {
-            self.finish(id, Verdict::Unavailable { why: why.clone() }, out);
+            self.finish(id, Verdict::Unavailable { why: why.clone() });
         } else {
-            self.stay_or_go(id, now, out);
+            self.stay_or_go(id, now);
         }
     }
 

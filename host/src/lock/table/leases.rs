@@ -62,14 +62,6 @@ impl Lease {
     pub fn keyed_tokens(&self) -> impl Iterator<Item = (Key, Token)> {
         self.claim.keys.iter().cloned().zip(self.tokens.iter().copied())
     }
-
-    fn note_expired(&self, now: Instant, out: &mut Vec<Action>) {
-        let held_ms = now.ms_since(self.since);
-        for (key, token) in self.keyed_tokens() {
-            let owner = self.claim.owner.clone();
-            out.push(Action::Note(Note::Expired { key, owner, token, held_ms }));
-        }
-    }
 }
 
 impl Table {
@@ -117,34 +109,34 @@ impl Table {
         Some(lease)
     }
 
-    pub(super) fn lease_over(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn lease_over(&mut self, nonce: u64, now: Instant) {
         if let Some(lease) = self.lease_ended(nonce) {
-            out.push(Action::Gone { nonce });
-            self.advance_all(&lease.claim.keys, now, out);
+            self.actions.push_back(Action::Gone { nonce });
+            self.advance_all(&lease.claim.keys, now);
         }
     }
 
     /// The lease was found lost, unless a release that is in flight has ended it.
-    pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant) {
         let mut items = self.in_flight.values().flat_map(|in_flight| &in_flight.items);
         let releases = |item: &BatchItem| matches!(item, BatchItem::Release { release, .. } if release.lease.nonce == nonce);
         if items.any(releases) {
-            out.push(Action::Gone { nonce });
+            self.actions.push_back(Action::Gone { nonce });
             return;
         }
         if let Some(lease) = self.leases.by_nonce.get(&nonce) {
             let held_ms = now.ms_since(lease.since);
             for (key, token) in lease.keyed_tokens() {
                 let owner = lease.claim.owner.clone();
-                out.push(Action::Note(Note::Lost { key, owner, token, held_ms }));
+                self.actions.push_back(Action::Note(Note::Lost { key, owner, token, held_ms }));
             }
         }
-        self.lease_over(nonce, now, out);
+        self.lease_over(nonce, now);
     }
 
     /// The lease has ended as far as this proxy knows, so its keys may be asked for. Another proxy may have
     /// renewed it, so the proxy asks the store before it reports the end.
-    pub(super) fn lease_due(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn lease_due(&mut self, nonce: u64, now: Instant) {
         let Some(keys) = self.leases.claim(nonce).map(|claim| claim.keys.clone()) else { return };
         self.timers.insert((now.plus_ms(LOOK_MS), Timer::Look(nonce)));
         for key in &*keys {
@@ -154,24 +146,26 @@ impl Table {
                 queue.holder = None;
             }
         }
-        self.advance_all(&keys, now, out);
+        self.advance_all(&keys, now);
     }
 
-    pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant) {
         let Some(lease) = self.lease_ended(nonce) else { return };
-        lease.note_expired(now, out);
-        self.advance_all(&lease.claim.keys, now, out);
+        self.note_expired(&lease, now);
+        self.advance_all(&lease.claim.keys, now);
+    }
+
+    fn note_expired(&mut self, lease: &Lease, now: Instant) {
+        let held_ms = now.ms_since(lease.since);
+        for (key, token) in lease.keyed_tokens() {
+            let owner = lease.claim.owner.clone();
+            self.actions.push_back(Action::Note(Note::Expired { key, owner, token, held_ms }));
+        }
     }
 
     /// Ends the leases that would exclude this grant: as the store made the grant, they are over, although the
     /// store has not been asked about them. Returns their keys, which may be asked for.
-    pub(super) fn leases_followed(
-        &mut self,
-        claim: &Claim,
-        nonce: u64,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) -> Vec<Key> {
+    pub(super) fn leases_followed(&mut self, claim: &Claim, nonce: u64, now: Instant) -> Vec<Key> {
         let mut freed = Vec::new();
         for key in &*claim.keys {
             let due = self.queues.get(key).map_or_else(Vec::new, |queue| queue.due.clone());
@@ -181,7 +175,7 @@ impl Table {
                 if (excludes(claim.mode) || earlier.is_some_and(excludes))
                     && let Some(lease) = self.lease_ended(due)
                 {
-                    lease.note_expired(now, out);
+                    self.note_expired(&lease, now);
                     freed.extend(lease.claim.keys.iter().cloned());
                 }
             }

@@ -223,14 +223,12 @@ impl Sim {
     fn timeouts(&mut self) {
         self.chosen = false;
         for proxy in 0..PROXIES {
-            let mut out = Vec::new();
-            self.proxies[proxy].handle_timeout(self.now, &mut out);
-            self.perform(proxy, out);
+            self.proxies[proxy].handle_timeout(self.now);
+            self.perform(proxy);
         }
     }
 
     fn tell(&mut self, proxy: usize, event: Event) {
-        let mut out = Vec::new();
         self.chosen = matches!(event, Event::Chosen { .. });
         if let Event::Completed { ticket, result } = &event {
             let asked = self.under_way.remove(&(proxy, *ticket)).unwrap_or_default();
@@ -239,12 +237,12 @@ impl Sim {
             let answered = asked.into_iter().zip(outcomes).filter(|(_, outcome)| is_answer(outcome));
             self.answered.extend(answered.filter_map(|(attempt, _)| attempt));
         }
-        self.proxies[proxy].handle(event, self.now, &mut out);
-        self.perform(proxy, out);
+        self.proxies[proxy].handle_event(event, self.now);
+        self.perform(proxy);
     }
 
-    fn perform(&mut self, proxy: usize, actions: Vec<Action>) {
-        for action in actions {
+    fn perform(&mut self, proxy: usize) {
+        while let Some(action) = self.proxies[proxy].poll_action() {
             if self.trace {
                 println!("{:>9}   {proxy} {action:?}", self.now.0);
             }

@@ -11,7 +11,7 @@ use crate::lock::record::{Op, Release};
 use crate::lock::{Instant, Key, Mode, Token};
 
 impl Table {
-    pub(super) fn wake(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn wake(&mut self, key: &Key, now: Instant) {
         if let Some(queue) = self.queues.get_mut(key) {
             queue.ready = true;
             queue.woken = queue.in_flight.is_some();
@@ -19,17 +19,17 @@ impl Table {
                 head.again = head.in_global_queue && head.in_flight.is_some();
             }
         }
-        self.advance(key, now, out);
+        self.advance(key, now);
     }
 
-    pub(super) fn advance_all(&mut self, keys: &[Key], now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn advance_all(&mut self, keys: &[Key], now: Instant) {
         for key in keys {
-            self.advance(key, now, out);
+            self.advance(key, now);
         }
     }
 
     /// Lets the next waiters of a key ask the store, if there are any and the key may be free.
-    pub(super) fn advance(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn advance(&mut self, key: &Key, now: Instant) {
         let Some(queue) = self.queues.get(key) else { return };
         if queue.is_idle() {
             if let Some(at) = queue.poll_at {
@@ -42,14 +42,14 @@ impl Table {
             return;
         }
         if !queue.ready {
-            return self.arm(key, now, out);
+            return self.arm(key, now);
         }
         if self.asks_choice(key) {
-            return self.ask_choice(key, None, now, out);
+            return self.ask_choice(key, None, now);
         }
         let items = self.run(key, &HashSet::default());
         if !items.is_empty() {
-            self.submit(items, out);
+            self.submit(items);
         }
     }
 
@@ -97,13 +97,7 @@ impl Table {
         queue.len() > 1 && head.is_some_and(|entry| entry.waiter.asks_choice && entry.in_flight.is_none())
     }
 
-    pub(super) fn ask_choice(
-        &mut self,
-        key: &Key,
-        release: Option<(ReleaseId, Release)>,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn ask_choice(&mut self, key: &Key, release: Option<(ReleaseId, Release)>, now: Instant) {
         self.choices += 1;
         let choice = self.choices;
         let Some(queue) = self.queues.get_mut(key) else { return };
@@ -117,17 +111,10 @@ impl Table {
         };
         let candidates = queue.first_of_each_group(VIEW_WAITERS).into_iter().filter_map(candidate).collect();
         let groups = queue.shares();
-        out.push(Action::Choose { key: key.clone(), choice, candidates, groups });
+        self.actions.push_back(Action::Choose { key: key.clone(), choice, candidates, groups });
     }
 
-    pub(super) fn chosen(
-        &mut self,
-        key: &Key,
-        choice: u64,
-        waiter: Option<WaiterId>,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn chosen(&mut self, key: &Key, choice: u64, waiter: Option<WaiterId>, now: Instant) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         if queue.choice.as_ref().is_none_or(|open| open.id != choice) {
             return;
@@ -150,16 +137,16 @@ impl Table {
         }
         items.append(&mut looks);
         if !items.is_empty() {
-            self.submit(items, out);
+            self.submit(items);
         } else if self.queues.get(key).is_some_and(Queue::is_idle) {
-            self.advance(key, now, out);
+            self.advance(key, now);
         } else {
-            self.arm(key, now, out);
+            self.arm(key, now);
         }
     }
 
     /// Sends a batch to the store and marks its waiters and their keys as in flight.
-    pub(super) fn submit(&mut self, items: Vec<BatchItem>, out: &mut Vec<Action>) {
+    pub(super) fn submit(&mut self, items: Vec<BatchItem>) {
         self.tickets += 1;
         let ticket = SubmissionId(self.tickets);
         let mut ops = Vec::with_capacity(items.len());
@@ -214,10 +201,10 @@ impl Table {
             }
         }
         self.in_flight.insert(ticket, InFlight { items, keys });
-        out.push(Action::Submit { ticket, ops });
+        self.actions.push_back(Action::Submit { ticket, ops });
     }
 
-    pub(super) fn release(&mut self, id: ReleaseId, release: Release, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn release(&mut self, id: ReleaseId, release: Release, now: Instant) {
         let lease = &release.lease;
         let freed: HashSet<Key> = lease.keys.iter().cloned().collect();
         if let [key] = &*lease.keys
@@ -225,7 +212,7 @@ impl Table {
             && self.asks_choice(key)
         {
             let key = key.clone();
-            return self.ask_choice(&key, Some((id, release)), now, out);
+            return self.ask_choice(&key, Some((id, release)), now);
         }
         let mut items = vec![BatchItem::Release { id, release: release.clone() }];
         let mut taken = HashSet::default();
@@ -237,7 +224,7 @@ impl Table {
             }
         }
         items.extend(self.looks(lease));
-        self.submit(items, out);
+        self.submit(items);
     }
 
     /// The first waiter whose client is still there.
@@ -249,7 +236,7 @@ impl Table {
     /// Schedules the next poll of a held key: at the time that the policy of the first waiter says, and at the
     /// latest when the holder's lease ends. A waiter whose client has gone leaves with the answer to its batch;
     /// the policy of the next waiter is asked then.
-    pub(super) fn arm(&mut self, key: &Key, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn arm(&mut self, key: &Key, now: Instant) {
         let first = self.first_present(key);
         let Some(queue) = self.queues.get_mut(key) else { return };
         if queue.poll_at.is_some() || queue.in_flight.is_some() || queue.asked_backoff {
@@ -274,35 +261,28 @@ impl Table {
         };
         if head.waiter.asks_backoff {
             queue.asked_backoff = true;
-            out.push(Action::Backoff { waiter: head.waiter.id, key: key.clone(), contention });
+            self.actions.push_back(Action::Backoff { waiter: head.waiter.id, key: key.clone(), contention });
         } else {
             let next = built_in_backoff(contention.attempt, head.waiter.seed);
             self.sleep(key, &next, now);
         }
     }
 
-    pub(super) fn backed_off(
-        &mut self,
-        id: WaiterId,
-        key: &Key,
-        next: Next,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn backed_off(&mut self, id: WaiterId, key: &Key, next: Next, now: Instant) {
         if let Some(queue) = self.queues.get_mut(key) {
             queue.asked_backoff = false;
         }
         let at_head = self.first_present(key) == Some(id);
         match next {
             Next::GiveUp { reason } if self.waiters.get(&id).is_some_and(|e| e.in_flight.is_none()) => {
-                if !self.looks_again(id, now, out) {
-                    self.give_up(id, Some(reason), now, out);
+                if !self.looks_again(id, now) {
+                    self.give_up(id, Some(reason), now);
                 }
             }
             next if at_head && self.queues.get(key).is_some_and(|q| !q.ready && q.poll_at.is_none()) => {
                 self.sleep(key, &next, now);
             }
-            _ => self.advance(key, now, out),
+            _ => self.advance(key, now),
         }
     }
 

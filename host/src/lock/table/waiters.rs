@@ -10,10 +10,10 @@ use crate::lock::record::{Claim, Denial, HeldBy};
 use crate::lock::{Instant, Key, Mode, Token};
 
 impl Table {
-    pub(super) fn enqueue(&mut self, waiter: Waiter, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn enqueue(&mut self, waiter: Waiter, now: Instant) {
         let id = waiter.id;
         if self.shutting_down {
-            out.push(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });
+            self.actions.push_back(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });
             return;
         }
         let full =
@@ -24,7 +24,7 @@ impl Table {
         let may_rejoin = may_have_its_lease || asks_at_once;
         if waiter.claim.keys.iter().any(full) && !may_have_its_lease {
             let verdict = self.turned_away(&waiter, now);
-            out.push(Action::Finish { waiter: id, verdict });
+            self.actions.push_back(Action::Finish { waiter: id, verdict });
             return;
         }
         let over = waiter.claim.keys.iter().any(full);
@@ -54,15 +54,15 @@ impl Table {
         self.reopen(&keys);
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
-        self.advance_all(&keys, now, out);
+        self.advance_all(&keys, now);
         let waits = self.waiters.get(&id).is_some_and(|entry| entry.in_flight.is_none());
         if waits && asks_at_once && self.joins_later(id, now) {
             return;
         }
         if waits && may_rejoin {
-            self.probe(id, over, out);
+            self.probe(id, over);
         } else if waits && deadline <= now {
-            self.deadline(id, now, out);
+            self.deadline(id, now);
         }
     }
 
@@ -96,24 +96,24 @@ impl Table {
 
     /// Asks the store, without regard to the queue, whether the waiter already has its grant. `over`: the queue
     /// has no room for the waiter if it has no grant.
-    pub(super) fn probe(&mut self, id: WaiterId, over: bool, out: &mut Vec<Action>) {
-        self.submit(vec![BatchItem::Rejoin { waiter: id, over }], out);
+    pub(super) fn probe(&mut self, id: WaiterId, over: bool) {
+        self.submit(vec![BatchItem::Rejoin { waiter: id, over }]);
     }
 
-    pub(super) fn cancel(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn cancel(&mut self, id: WaiterId, now: Instant) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if entry.in_flight.is_some() {
             entry.cancelled = true;
         } else {
-            self.leave(id, now, out);
+            self.leave(id, now);
         }
     }
 
     /// Takes the waiter out of its queues and lets the next one move up.
-    pub(super) fn leave(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> Option<Entry> {
+    pub(super) fn leave(&mut self, id: WaiterId, now: Instant) -> Option<Entry> {
         let entry = self.drop_out(id)?;
         let keys = entry.waiter.claim.keys.clone();
-        self.advance_all(&keys, now, out);
+        self.advance_all(&keys, now);
         Some(entry)
     }
 
@@ -154,12 +154,12 @@ impl Table {
 
     /// The waiter's deadline has passed. If a batch for the waiter is in flight, its answer decides; so does a
     /// batch that the waiter is next after.
-    pub(super) fn deadline(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn deadline(&mut self, id: WaiterId, now: Instant) {
         let Some(entry) = self.waiters.get(&id) else { return };
         if entry.in_flight.is_some() {
             return;
         }
-        if self.looks_again(id, now, out) {
+        if self.looks_again(id, now) {
             return;
         }
         let Some(entry) = self.waiters.get(&id) else { return };
@@ -170,20 +170,20 @@ impl Table {
                 Some(entry) => {
                     entry.store_error =
                         Some("the store took too long to answer the waiters ahead".to_owned());
-                    self.give_up(id, None, now, out);
+                    self.give_up(id, None, now);
                 }
                 None => self.late.push(id),
             }
             return;
         }
-        if !self.ask_once(id, out) {
-            self.give_up(id, None, now, out);
+        if !self.ask_once(id) {
+            self.give_up(id, None, now);
         }
     }
 
     /// Asks the store once more whether the lease that blocks the waiter is its own, before the waiter is told
     /// that its key is held. Returns false if there is no reason to ask.
-    pub(super) fn looks_again(&mut self, id: WaiterId, now: Instant, out: &mut Vec<Action>) -> bool {
+    pub(super) fn looks_again(&mut self, id: WaiterId, now: Instant) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let claim = &entry.waiter.claim;
         // It was to join the global queue behind others, and has not asked for anything so far.
@@ -207,7 +207,7 @@ impl Table {
         if let Some(entry) = self.waiters.get_mut(&id) {
             entry.looked_for = is_late.then_some(looks_for);
         }
-        self.probe(id, over, out);
+        self.probe(id, over);
         true
     }
 
@@ -241,7 +241,7 @@ impl Table {
 
     /// A refusal always follows a question to the store: another proxy may have released the lease. Returns
     /// false if the store has already been asked for the waiter, or if waiters ahead of it ask.
-    fn ask_once(&mut self, id: WaiterId, out: &mut Vec<Action>) -> bool {
+    fn ask_once(&mut self, id: WaiterId) -> bool {
         let Some(entry) = self.waiters.get(&id) else { return false };
         let is_next = |key: &Key| {
             let queue = self.queues.get(key);
@@ -250,7 +250,7 @@ impl Table {
         if entry.attempts > 0 || !entry.waiter.claim.keys.iter().all(is_next) {
             return false;
         }
-        self.submit(vec![BatchItem::Acquire { waiter: id }], out);
+        self.submit(vec![BatchItem::Acquire { waiter: id }]);
         true
     }
 
@@ -280,13 +280,7 @@ impl Table {
         waits_for_batch
     }
 
-    pub(super) fn give_up(
-        &mut self,
-        id: WaiterId,
-        reason: Option<String>,
-        now: Instant,
-        out: &mut Vec<Action>,
-    ) {
+    pub(super) fn give_up(&mut self, id: WaiterId, reason: Option<String>, now: Instant) {
         let Some(entry) = self.waiters.get(&id) else { return };
         let position = self.position(entry);
         let Some(mut entry) = self.drop_out(id) else { return };
@@ -295,8 +289,8 @@ impl Table {
             None => self.contended(&entry.waiter.claim.keys, entry.denial.as_ref(), position, reason, now),
         };
         let keys = entry.waiter.claim.keys.clone();
-        out.push(Action::Finish { waiter: id, verdict });
-        self.advance_all(&keys, now, out);
+        self.actions.push_back(Action::Finish { waiter: id, verdict });
+        self.advance_all(&keys, now);
     }
 
     pub(super) fn contended(
@@ -323,7 +317,7 @@ impl Table {
         places.map(|queue| queue.ahead_of(entry.place).count() as u32 + 1).max().unwrap_or(1)
     }
 
-    pub(super) fn replan(&mut self, id: WaiterId, claim: Box<Claim>, now: Instant, out: &mut Vec<Action>) {
+    pub(super) fn replan(&mut self, id: WaiterId, claim: Box<Claim>, now: Instant) {
         let Some(entry) = self.waiters.get_mut(&id) else { return };
         if entry.in_flight.is_some() {
             let joins_global_queue = claim.global.is_some() && !entry.in_global_queue;
@@ -348,21 +342,21 @@ impl Table {
         self.timers.insert((entry.deadline, Timer::Deadline(id)));
         self.join_queues(id, &entry);
         self.waiters.insert(id, entry);
-        self.advance_all(&old, now, out);
-        self.advance_all(&new, now, out);
+        self.advance_all(&old, now);
+        self.advance_all(&new, now);
         let waits = self.waiters.get(&id).is_some_and(|entry| entry.in_flight.is_none());
         if joins && waits && !self.joins_later(id, now) {
-            self.probe(id, false, out);
+            self.probe(id, false);
         }
     }
 
-    pub(super) fn shut_down(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn shut_down(&mut self) {
         self.shutting_down = true;
         let queued: BTreeSet<_> =
             self.waiters.iter().filter(|(_, entry)| entry.in_flight.is_none()).map(|(id, _)| *id).collect();
         for id in queued {
             self.drop_out(id);
-            out.push(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });
+            self.actions.push_back(Action::Finish { waiter: id, verdict: Verdict::ShuttingDown });
         }
     }
 }

@@ -38,23 +38,21 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
 
 /// Enqueues all waiters while the batch of the first one is in flight. Returns the waiters that are granted.
 fn granted(waiters: Vec<Waiter>) -> Vec<u64> {
-    let (mut sim, mut table, mut out) = (Sim::new(1, false), Table::new(), Vec::new());
+    let (mut sim, mut table) = (Sim::new(1, false), Table::new());
     for waiter in waiters {
-        table.handle(Event::Enqueue(Box::new(waiter)), sim.now, &mut out);
+        table.handle_event(Event::Enqueue(Box::new(waiter)), sim.now);
     }
     let mut granted = Vec::new();
-    while !out.is_empty() {
-        for action in std::mem::take(&mut out) {
-            match action {
-                Action::Submit { ticket, ops } => {
-                    let server = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                    let answer = Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now: server };
-                    sim.now = sim.now.plus_ms(1);
-                    table.handle(Event::Completed { ticket, result: Ok(answer) }, sim.now, &mut out);
-                }
-                Action::Finish { waiter, verdict: Verdict::Granted { .. } } => granted.push(waiter.0),
-                _ => {}
+    while let Some(action) = table.poll_action() {
+        match action {
+            Action::Submit { ticket, ops } => {
+                let server = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+                let answer = Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now: server };
+                sim.now = sim.now.plus_ms(1);
+                table.handle_event(Event::Completed { ticket, result: Ok(answer) }, sim.now);
             }
+            Action::Finish { waiter, verdict: Verdict::Granted { .. } } => granted.push(waiter.0),
+            _ => {}
         }
     }
     granted.sort_unstable();

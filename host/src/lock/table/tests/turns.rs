@@ -54,21 +54,22 @@ fn a_proxy_with_a_queue_lets_another_one_have_its_turn() {
 /// The changes that a proxy sends to the store when it stops while `waiter` is in the global queue.
 fn said_at_a_stop(returns: bool) -> Vec<GlobalQueueChange> {
     let mut sim = Sim::new(1, false);
-    let (mut table, mut out) = (Table::new(), Vec::new());
+    let mut table = Table::new();
     let holder = waiter(1, Mode::Exclusive, 0);
     sim.on_store(vec![Op::Acquire(holder.claim)]);
     let mut waits = waiter(2, Mode::Exclusive, 60_000);
     waits.claim.global = Some(GlobalTicket { number: 7, rank: 0, joined: None, returns });
-    table.handle(Event::Enqueue(Box::new(waits)), sim.now, &mut out);
-    let Some(Action::Submit { ticket, ops }) = out.pop() else { panic!("it asks") };
+    table.handle_event(Event::Enqueue(Box::new(waits)), sim.now);
+    let Some(Action::Submit { ticket, ops }) = table.poll_action() else { panic!("it asks") };
     let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
     let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
-    table.handle(Event::Completed { ticket, result }, sim.now, &mut out);
-    table.handle(Event::Shutdown, sim.now, &mut out);
-    table.handle_timeout(sim.now, &mut out);
+    table.handle_event(Event::Completed { ticket, result }, sim.now);
+    table.handle_event(Event::Shutdown, sim.now);
+    table.handle_timeout(sim.now);
+    let actions: Vec<Action> = std::iter::from_fn(|| table.poll_action()).collect();
     let told = |action: &Action| matches!(action, Action::Finish { verdict: Verdict::ShuttingDown, .. });
-    assert_eq!(out.iter().filter(|action| told(action)).count(), 1, "the client is told: {out:?}");
-    let ops = out.into_iter().flat_map(|action| match action {
+    assert_eq!(actions.iter().filter(|action| told(action)).count(), 1, "the client is told: {actions:?}");
+    let ops = actions.into_iter().flat_map(|action| match action {
         Action::Submit { ops, .. } => ops,
         _ => Vec::new(),
     });
@@ -86,25 +87,23 @@ fn a_proxy_that_stops_leaves_the_places_of_requests_that_can_be_repeated() {
 fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
     let mut sim = Sim::new(1, false);
     sim.on_store(vec![Op::Acquire(waiter(1, Mode::Exclusive, 0).claim)]);
-    let (mut table, mut out) = (Table::new(), Vec::new());
+    let mut table = Table::new();
     for (id, wait_ms) in [(2, 0), (3, 60_000), (4, 60_000)] {
         let mut waits = Waiter { asks_backoff: true, ..waiter(id, Mode::Exclusive, wait_ms) };
         waits.claim.request = (id == 3).then(|| "r".into());
-        table.handle(Event::Enqueue(Box::new(waits)), sim.now, &mut out);
+        table.handle_event(Event::Enqueue(Box::new(waits)), sim.now);
     }
-    table.handle(Event::Cancel(WaiterId(3)), sim.now, &mut out);
+    table.handle_event(Event::Cancel(WaiterId(3)), sim.now);
     let mut asked = Vec::new();
-    while !out.is_empty() {
-        for action in std::mem::take(&mut out) {
-            match action {
-                Action::Submit { ticket, ops } => {
-                    let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
-                    let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
-                    table.handle(Event::Completed { ticket, result }, sim.now, &mut out);
-                }
-                Action::Backoff { waiter, .. } => asked.push(waiter),
-                _ => {}
+    while let Some(action) = table.poll_action() {
+        match action {
+            Action::Submit { ticket, ops } => {
+                let now = ServerTime(sim.now.0 + SERVER_AHEAD_US);
+                let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: sim.now, now });
+                table.handle_event(Event::Completed { ticket, result }, sim.now);
             }
+            Action::Backoff { waiter, .. } => asked.push(waiter),
+            _ => {}
         }
     }
     assert_eq!(asked, [WaiterId(4)]);
@@ -115,33 +114,33 @@ fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
 fn waiters_that_come_into_line_keep_their_order() {
     let mut sim = Sim::new(1, false);
     sim.on_store(vec![Op::Acquire(waiter(1, Mode::Exclusive, 0).claim)]);
-    let (mut table, mut out, now) = (Table::new(), Vec::new(), sim.now);
+    let (mut table, now) = (Table::new(), sim.now);
     let in_global_queue = |id: u64| {
         let global = Some(GlobalTicket { number: 100 - id, rank: 0, joined: None, returns: false });
         Claim { global, attempt: 10 + id, ..waiter(id, Mode::Exclusive, 60_000).claim }
     };
-    let mut submits = |table: &mut Table, out: &mut Vec<Action>| {
-        while let Some(action) = out.pop() {
+    let mut submits = |table: &mut Table| {
+        while let Some(action) = table.poll_action() {
             let Action::Submit { ticket, ops } = action else { continue };
             let at = ServerTime(now.0 + SERVER_AHEAD_US);
             let result = Ok(Answered { outcomes: sim.on_store(ops), asked_at: now, now: at });
-            table.handle(Event::Completed { ticket, result }, now, out);
+            table.handle_event(Event::Completed { ticket, result }, now);
         }
     };
     for id in [2, 3] {
         let early = waiter(id, Mode::Exclusive, 60_000);
-        table.handle(Event::Enqueue(Box::new(early)), now, &mut out);
-        submits(&mut table, &mut out);
+        table.handle_event(Event::Enqueue(Box::new(early)), now);
+        submits(&mut table);
     }
     for id in [2, 3] {
         let event = Event::Replan { waiter: WaiterId(id), claim: Box::new(in_global_queue(id)) };
-        table.handle(event, now, &mut out);
+        table.handle_event(event, now);
     }
     let late = Waiter { claim: in_global_queue(4), ..waiter(4, Mode::Exclusive, 60_000) };
-    table.handle(Event::Enqueue(Box::new(late)), now, &mut out);
-    submits(&mut table, &mut out);
-    table.handle_timeout(now.plus_ms(JOIN_MS), &mut out);
-    submits(&mut table, &mut out);
+    table.handle_event(Event::Enqueue(Box::new(late)), now);
+    submits(&mut table);
+    table.handle_timeout(now.plus_ms(JOIN_MS));
+    submits(&mut table);
     let places: Vec<u64> = sim.store[&key(0)].global_queue.iter().map(|place| place.ticket).collect();
     assert_eq!(places, [98, 97, 96]);
 }

@@ -23,8 +23,8 @@ impl Scene {
         }
     }
 
-    fn take(&mut self, out: Vec<Action>) {
-        for action in out {
+    fn perform(&mut self) {
+        while let Some(action) = self.table.poll_action() {
             match action {
                 Action::Submit { ticket, ops } => self.submitted.push((ticket, ops)),
                 Action::Note(note) => self.notes.push(note),
@@ -35,16 +35,14 @@ impl Scene {
     }
 
     fn handle(&mut self, event: Event) {
-        let mut out = Vec::new();
-        self.table.handle(event, self.now, &mut out);
-        self.take(out);
+        self.table.handle_event(event, self.now);
+        self.perform();
     }
 
     fn pass_ms(&mut self, ms: u32) {
         self.now = self.now.plus_ms(ms);
-        let mut out = Vec::new();
-        self.table.handle_timeout(self.now, &mut out);
-        self.take(out);
+        self.table.handle_timeout(self.now);
+        self.perform();
     }
 
     /// Answers the oldest open batch.
