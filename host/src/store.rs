@@ -11,6 +11,7 @@ use crate::lock::record::{Doubt, Holder, Op, Outcome, Record, UNKNOWN};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 
 pub mod contract;
+pub mod local_records;
 pub mod memory;
 mod quorum;
 pub mod registry;

@@ -26,14 +26,12 @@ use super::store::MysqlStore;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashMap;
-use crate::lock::record::{Env, Op, Outcome};
+use crate::lock::record::Op;
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
+use crate::store::local_records::{DecisionInputs, LocalRecords, page};
 use crate::store::{Done, Health, Loss, Page, Store, StoreError, StoreFuture, Stored};
 
-use guarded::{Guarded, page};
-
 pub mod advisory;
-mod guarded;
 pub mod row;
 mod slot;
 
@@ -63,7 +61,7 @@ pub struct Pinned<G> {
 
 /// The state that the task and its users share.
 struct Common<G> {
-    held: Mutex<Guarded<G>>,
+    held: Mutex<LocalRecords<G>>,
     time: Time,
     losses: Losses,
     /// The life of the membership that the leases belong to, see `Standing`.
@@ -86,7 +84,7 @@ impl<G> Pinned<G> {
 }
 
 impl<G: Clone> Common<G> {
-    fn held(&self) -> MutexGuard<'_, Guarded<G>> {
+    fn held(&self) -> MutexGuard<'_, LocalRecords<G>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -96,7 +94,8 @@ impl<G: Clone> Common<G> {
         self.held().is_held(now, which)
     }
 
-    /// The inputs for decisions now. `grants_from` is on our own clock.
+    /// The inputs for decisions now. `grants_from` is on our own clock, and `heard` is the last sign of life of
+    /// the session.
     ///
     /// Leases of an earlier life of this proxy end here: other proxies may have granted the same resources
     /// since, by other keys.
@@ -118,7 +117,10 @@ impl<G: Clone> Common<G> {
         }
         let (own, now) = moment(&self.time);
         let grants_from = self.time.at(grants_from.max(context.waits_until()));
-        DecisionInputs { own, now, above, grants_from, heard, member_until: standing.until }
+        // A holder is certain only as long as the server surely keeps the session, and the fleet waits for this
+        // proxy: after that the others may use other keys.
+        let certain_until = heard.plus_us(CERTAIN_US).min(standing.until);
+        DecisionInputs { own, now, above, grants_from, certain_until }
     }
 
     /// Ends the leases on such guards and tells their holders, who may be certain of them until `certain`.
@@ -220,51 +222,6 @@ impl Time {
     /// The time at `own`.
     pub fn at(&self, own: Instant) -> ServerTime {
         ServerTime(own.0 + self.0.get().copied().unwrap_or_default())
-    }
-}
-
-/// The inputs for the decisions of one batch.
-#[derive(Clone, Copy)]
-pub struct DecisionInputs {
-    pub own: Instant,
-    pub now: ServerTime,
-    /// New tokens are above this. There are enough of them for the whole batch.
-    pub above: Token,
-    /// By the clock of the records, like `now`.
-    pub grants_from: ServerTime,
-    /// The last sign of life of the session.
-    pub heard: Instant,
-    /// Until when this proxy is a member of its fleet. After that the others may use other keys.
-    pub member_until: Instant,
-}
-
-impl DecisionInputs {
-    fn env(&self) -> Env {
-        Env {
-            now: self.now,
-            floor: Token::default(),
-            renamed: Token::default(),
-            others: self.above,
-            grants_from: self.grants_from,
-            takeover: true,
-            longest_us: u64::MAX,
-            set_back_us: 0,
-            steady: true,
-        }
-    }
-
-    /// A holder is certain only as long as the server surely keeps the session, and the fleet waits for this
-    /// proxy.
-    fn capped(&self, outcome: Outcome) -> Outcome {
-        let certain = self.heard.plus_us(CERTAIN_US).min(self.member_until).us_since(self.own);
-        match outcome {
-            Outcome::Granted(mut grant) => {
-                grant.left_us = grant.left_us.min(certain);
-                Outcome::Granted(grant)
-            }
-            Outcome::Renewed { left_us } => Outcome::Renewed { left_us: left_us.min(certain) },
-            outcome => outcome,
-        }
     }
 }
 

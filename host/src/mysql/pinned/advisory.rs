@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use super::{
-    Common, DecisionInputs, PATIENCE, Pinned, SESSION_S, SILENCE_US, SWEEP, certain_until, counted, number,
-    reserve_tokens, tokens_for,
+    Common, PATIENCE, Pinned, SESSION_S, SILENCE_US, SWEEP, certain_until, counted, number, reserve_tokens,
+    tokens_for,
 };
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -36,6 +36,7 @@ use crate::mysql::queue::{Batch, LATE, Queue, Responder, first_deadline};
 use crate::mysql::sql;
 use crate::mysql::store::MysqlStore;
 use crate::store::Reply;
+use crate::store::local_records::DecisionInputs;
 use crate::vital;
 
 /// The number of names that one statement asks for.

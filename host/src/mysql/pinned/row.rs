@@ -13,9 +13,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
-use super::guarded::Guarded;
 use super::slot::{Counter, Freed, Locked, RowLockRequest, Slot, Strength};
-use super::{Common, DecisionInputs, Pinned, SILENCE_US, SWEEP, certain_until, moment, tokens_for};
+use super::{CERTAIN_US, Common, Pinned, SILENCE_US, SWEEP, certain_until, moment, tokens_for};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
@@ -27,6 +26,7 @@ use crate::mysql::link::Link;
 use crate::mysql::queue::{Job, LATE};
 use crate::mysql::store::MysqlStore;
 use crate::store::Reply;
+use crate::store::local_records::{DecisionInputs, LocalRecords};
 use crate::vital;
 
 /// How long a claim waits for a connection, in microseconds.
@@ -202,7 +202,7 @@ impl Coordinator {
             let mut held = self.common.held();
             for op in &job.ops[decided.len()..] {
                 let fit = |guard: &Guard| guard.is_fit(op);
-                let inputs = DecisionInputs { heard: heard(&self.slots, &held, op, inputs.own), ..inputs };
+                let inputs = inputs_for(op, inputs, &self.slots, &held);
                 match held.try_apply(op, &inputs, fit) {
                     Some(outcome) => decided.push(outcome),
                     None => break,
@@ -413,7 +413,7 @@ impl Coordinator {
             responder.sent = true;
             let mut held = self.common.held();
             for op in &ops[decided.len()..] {
-                let inputs = DecisionInputs { heard: heard(&self.slots, &held, op, inputs.own), ..inputs };
+                let inputs = inputs_for(op, inputs, &self.slots, &held);
                 decided.push(held.apply(op, &inputs, |guard| guard.is_fit(op)));
             }
         }
@@ -531,8 +531,16 @@ async fn confirmed<T>(
     Ok(result)
 }
 
-/// The earliest of the last signs of life of the sessions that guard the operation's keys.
-fn heard(slots: &HashMap<u64, Slot>, held: &Guarded<Guard>, op: &Op, now: Instant) -> Instant {
+/// The inputs for one operation. The server surely keeps a session only for some time after its last sign of
+/// life.
+fn inputs_for(
+    op: &Op,
+    inputs: DecisionInputs,
+    slots: &HashMap<u64, Slot>,
+    held: &LocalRecords<Guard>,
+) -> DecisionInputs {
     let guards = op.keys().iter().filter_map(|key| held.guard(key));
-    guards.filter_map(|guard| slots.get(&guard.slot)).map(|slot| slot.heard).min().unwrap_or(now)
+    let heard = guards.filter_map(|guard| slots.get(&guard.slot)).map(|slot| slot.heard).min();
+    let certain_until = heard.map_or(Instant(u64::MAX), |heard| heard.plus_us(CERTAIN_US));
+    DecisionInputs { certain_until: certain_until.min(inputs.certain_until), ..inputs }
 }

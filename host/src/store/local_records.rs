@@ -1,12 +1,18 @@
-//! The keys that the sessions of this proxy guard, and the leases on them.
+//! Records in this proxy's memory, for keys that it alone decides on.
+//!
+//! A *guard* excludes the other proxies from a key: something that the database gives to one session, such as a
+//! named lock or the lock of a row. While this proxy has the guard, the key's record is valid in its memory, and
+//! [`record::apply`] decides on it as on a record in the database. When the guard is given back, other proxies
+//! may grant the key. When it is lost, the leases on the key are lost too.
+//!
+//! This module takes no guards and asks no server; its caller does both.
 
 use std::collections::VecDeque;
 
-use super::DecisionInputs;
+use super::{Page, Stored};
 use crate::lock::maps::HashMap;
-use crate::lock::record::{self, Claim, Denial, Doubt, Op, Outcome, Record, Records};
-use crate::lock::{Key, ServerTime};
-use crate::store::{Page, Stored};
+use crate::lock::record::{self, Claim, Denial, Doubt, Env, Op, Outcome, Record, Records};
+use crate::lock::{Instant, Key, ServerTime, Token};
 
 /// After this many grants in a row a guard goes back to the server, so that other proxies have a chance.
 const PASSES: u32 = 64;
@@ -17,7 +23,7 @@ const PAST: usize = 4_096;
 const ELSEWHERE_US: u64 = 30_000_000;
 
 /// The guarded keys, and recent keys whose guard was given back. `G` says what guards a key.
-pub struct Guarded<G> {
+pub struct LocalRecords<G> {
     entries: HashMap<Key, Entry<G>>,
     /// To recognize a repeated call. It does not show what other proxies have done to the key since.
     past: HashMap<Key, Record>,
@@ -33,13 +39,57 @@ struct Entry<G> {
     ended: bool,
 }
 
-impl<G> Default for Guarded<G> {
-    fn default() -> Guarded<G> {
-        Guarded { entries: HashMap::default(), past: HashMap::default(), forgetting: VecDeque::new() }
+/// The inputs for the decisions of one batch.
+#[derive(Clone, Copy)]
+pub struct DecisionInputs {
+    /// The time on our own clock.
+    pub own: Instant,
+    /// The time by the clock of the records.
+    pub now: ServerTime,
+    /// New tokens are above this. There are enough of them for the whole batch.
+    pub above: Token,
+    /// Nothing is granted before this, by the clock of the records.
+    pub grants_from: ServerTime,
+    /// Until when the guards surely exclude other proxies, on our own clock. No holder is certain of its lease
+    /// for longer.
+    pub certain_until: Instant,
+}
+
+impl DecisionInputs {
+    fn env(&self) -> Env {
+        Env {
+            now: self.now,
+            floor: Token::default(),
+            renamed: Token::default(),
+            others: self.above,
+            grants_from: self.grants_from,
+            takeover: true,
+            longest_us: u64::MAX,
+            set_back_us: 0,
+            steady: true,
+        }
+    }
+
+    fn capped(&self, outcome: Outcome) -> Outcome {
+        let certain = self.certain_until.us_since(self.own);
+        match outcome {
+            Outcome::Granted(mut grant) => {
+                grant.left_us = grant.left_us.min(certain);
+                Outcome::Granted(grant)
+            }
+            Outcome::Renewed { left_us } => Outcome::Renewed { left_us: left_us.min(certain) },
+            outcome => outcome,
+        }
     }
 }
 
-impl<G: Clone> Guarded<G> {
+impl<G> Default for LocalRecords<G> {
+    fn default() -> LocalRecords<G> {
+        LocalRecords { entries: HashMap::default(), past: HashMap::default(), forgetting: VecDeque::new() }
+    }
+}
+
+impl<G: Clone> LocalRecords<G> {
     /// Whether this proxy guards the key.
     pub fn has(&self, key: &Key) -> bool {
         self.entries.contains_key(key)
@@ -197,7 +247,7 @@ impl<G: Clone> Guarded<G> {
         self.take_if_idle(idle.iter(), now, which)
     }
 
-    /// Like [`Guarded::take_idle`], for these keys only.
+    /// Like [`LocalRecords::take_idle`], for these keys only.
     pub fn take_if_idle<'a>(
         &mut self,
         keys: impl Iterator<Item = &'a Key>,
@@ -290,7 +340,7 @@ impl<G: Clone> Guarded<G> {
     }
 }
 
-/// One page of the items that [`Guarded::list`] found.
+/// One page of the items that [`LocalRecords::list`] found.
 pub fn page(mut items: Vec<Stored>, limit: usize) -> Page {
     items.sort_by(|a, b| a.key.cmp(&b.key));
     let more = items.len() > limit;
@@ -312,8 +362,8 @@ fn each_once(mut nonces: Vec<u64>) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::LeaseRef;
     use crate::lock::record::{Grant, Release};
-    use crate::lock::{Instant, LeaseRef, Token};
     use crate::store::contract;
 
     /// The inputs at this many milliseconds, by both clocks.
@@ -324,16 +374,15 @@ mod tests {
             now: ServerTime(own.0),
             above: Token(ms),
             grants_from: ServerTime(0),
-            heard: own,
-            member_until: Instant(u64::MAX),
+            certain_until: Instant(u64::MAX),
         }
     }
 
-    fn acquire(held: &mut Guarded<u8>, claim: &Claim, ms: u64) -> Option<Outcome> {
+    fn acquire(held: &mut LocalRecords<u8>, claim: &Claim, ms: u64) -> Option<Outcome> {
         held.try_apply(&Op::Acquire(claim.clone()), &inputs(ms), |_| true)
     }
 
-    fn granted(held: &mut Guarded<u8>, claim: &Claim) -> LeaseRef {
+    fn granted(held: &mut LocalRecords<u8>, claim: &Claim) -> LeaseRef {
         let outcome = held.apply(&Op::Acquire(claim.clone()), &inputs(0), |_| true);
         let Outcome::Granted(Grant { nonce, tokens, .. }) = outcome else { panic!("{outcome:?}") };
         LeaseRef { keys: claim.keys.clone(), nonce, token: tokens[0] }
@@ -341,7 +390,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_is_held_while_anybody_is_certain_and_is_never_renewed() {
-        let mut held = Guarded::default();
+        let mut held = LocalRecords::default();
         let mine = Claim { reentrant: true, request: Some("r".into()), ..contract::claim(&["k"], "me") };
         let other = contract::claim(&["other"], "me");
         for (claim, guard) in [(&mine, 1), (&other, 2)] {
@@ -387,7 +436,7 @@ mod tests {
     /// If the server does not answer, the whole group comes again.
     #[test]
     fn nothing_is_done_of_a_group_that_waits_for_the_server() {
-        let mut held = Guarded::default();
+        let mut held = LocalRecords::default();
         let mine = Claim { reentrant: true, ..contract::claim(&["k"], "me") };
         held.insert(mine.keys[0].clone(), 1);
         let lease = granted(&mut held, &mine);
@@ -397,7 +446,7 @@ mod tests {
         let other = Op::Acquire(contract::claim(&["other"], "you"));
         let (key, now) = (&mine.keys[0], ServerTime(0));
         let levels =
-            |held: &Guarded<u8>| held.read(key, now).map(|stored| stored.record.holders[0].levels.len());
+            |held: &LocalRecords<u8>| held.read(key, now).map(|stored| stored.record.holders[0].levels.len());
         assert_eq!(held.try_group(&[release.clone(), other.clone()], &inputs(0)), None);
         assert_eq!(levels(&held), Some(2));
         assert_eq!(held.try_group(&[other], &inputs(0)), None);
@@ -408,7 +457,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_can_be_given_up() {
-        let mut held = Guarded::default();
+        let mut held = LocalRecords::default();
         let mine = contract::claim(&["k"], "me");
         held.insert(mine.keys[0].clone(), 1);
         let lease = granted(&mut held, &mine);
