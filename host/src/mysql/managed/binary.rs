@@ -1,20 +1,12 @@
-//! Finds a server's program and its kind.
+//! Finds a server's program, and asks it for its kind.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::ManagedError;
+use super::error::ManagedError;
+use super::kind::Kind;
 use crate::config::ServerBinary;
-
-/// MySQL or MariaDB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// MySQL: `mysqld`.
-    Mysql,
-    /// MariaDB: `mariadbd`.
-    Mariadb,
-}
 
 /// A program that reported its version.
 #[derive(Clone, Debug)]
@@ -113,15 +105,6 @@ fn supported(binary: Binary) -> Result<Binary, String> {
         return Err(format!("{binary} is too old: at least {}.{} is needed", least.0, least.1));
     }
     Ok(binary)
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Mysql => "MySQL",
-            Kind::Mariadb => "MariaDB",
-        })
-    }
 }
 
 impl fmt::Display for Binary {

@@ -1,4 +1,4 @@
-//! The data folder: claims it, creates it, and names its files.
+//! The data folder: claims it, and names its files.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::binary::{Binary, Kind};
-use super::guardian::Guardian;
-use super::{ManagedError, options};
+use super::error::ManagedError;
+use super::kind::Kind;
 
 const LOCK: &str = "lockkeeper.lock";
 /// The kernel's limit on a socket's path, without the final zero.
@@ -34,18 +33,21 @@ impl Folder {
     /// Creates the folder if it is missing, and claims it.
     pub fn open(dir: &Path) -> Result<Folder, ManagedError> {
         make_private(dir)?;
-        let dir = dir.canonicalize().map_err(|source| failed("cannot resolve", dir, source))?;
+        let dir = dir.canonicalize().map_err(|source| ManagedError::folder("cannot resolve", dir, source))?;
         let path = dir.join(LOCK);
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.map_err(|source| failed("cannot open", &path, source))?;
+        let lock = lock.map_err(|source| ManagedError::folder("cannot open", &path, source))?;
         match claim(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(ManagedError::InUse { dir }),
-            Err(TryLockError::Error(source)) => return Err(failed("cannot lock", &path, source)),
+            Err(TryLockError::Error(source)) => {
+                return Err(ManagedError::folder("cannot lock", &path, source));
+            }
         }
         // Only now is the folder known to be ours.
         let private = fs::Permissions::from_mode(0o700);
-        fs::set_permissions(&dir, private).map_err(|source| failed("cannot protect", &dir, source))?;
+        fs::set_permissions(&dir, private)
+            .map_err(|source| ManagedError::folder("cannot protect", &dir, source))?;
         let socket = socket(&dir)?;
         Ok(Folder { dir, socket, _lock: Arc::new(lock) })
     }
@@ -107,43 +109,16 @@ impl Folder {
         let mut lock = self.socket.clone().into_os_string();
         lock.push(".lock");
         for path in [self.socket.clone(), lock.into(), self.pid_file()] {
-            gone(fs::remove_file(&path)).map_err(|source| failed("cannot remove", &path, source))?;
+            gone(fs::remove_file(&path))
+                .map_err(|source| ManagedError::folder("cannot remove", &path, source))?;
         }
         if fs::metadata(self.log()).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
             let path = self.log();
             let kept = fs::rename(&path, path.with_extension("log.old"));
-            kept.map_err(|source| failed("cannot put aside", &path, source))?;
+            kept.map_err(|source| ManagedError::folder("cannot put aside", &path, source))?;
         }
         Ok(())
     }
-
-    /// Lets the server make its data in a temporary place, and moves the data to [`Folder::data`] when it is
-    /// complete.
-    pub fn initialise(&self, binary: &Binary) -> Result<(), ManagedError> {
-        let new = self.unfinished();
-        gone(fs::remove_dir_all(&new)).map_err(|source| failed("cannot remove", &new, source))?;
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&new)
-            .map_err(|source| failed("cannot make", &new, source))?;
-        let guardian = Guardian::spawn(&options::initialise(binary, self)?, self)
-            .map_err(|error| ManagedError::Init { why: error.to_string() })?;
-        let status = guardian.wait().map_err(|error| ManagedError::Init { why: error.to_string() })?;
-        if !status.success() {
-            let why = format!("{binary} ended with {status}. {}", self.log_tail());
-            return Err(ManagedError::Init { why });
-        }
-        options::initialised(binary, self)?;
-        let data = self.data();
-        fs::rename(&new, &data).map_err(|source| failed("cannot move into place", &new, source))?;
-        let synced = File::open(&self.dir).and_then(|dir| dir.sync_all());
-        synced.map_err(|source| failed("cannot sync", &self.dir, source))
-    }
-}
-
-/// An error of the data folder.
-pub(super) fn failed(what: &'static str, path: &Path, source: io::Error) -> ManagedError {
-    ManagedError::Folder { what, path: path.to_path_buf(), source }
 }
 
 /// Retries for a moment, because another proxy may just be stopping.
@@ -161,14 +136,14 @@ fn claim(lock: &File) -> Result<(), TryLockError> {
 /// another folder into a database.
 fn make_private(dir: &Path) -> Result<(), ManagedError> {
     if let Some(parent) = dir.parent() {
-        fs::create_dir_all(parent).map_err(|source| failed("cannot make", parent, source))?;
+        fs::create_dir_all(parent).map_err(|source| ManagedError::folder("cannot make", parent, source))?;
     }
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(source) => return Err(failed("cannot make", dir, source)),
+        Err(source) => return Err(ManagedError::folder("cannot make", dir, source)),
     }
-    let mut entries = fs::read_dir(dir).map_err(|source| failed("cannot read", dir, source))?;
+    let mut entries = fs::read_dir(dir).map_err(|source| ManagedError::folder("cannot read", dir, source))?;
     if !dir.join(LOCK).exists() && entries.next().is_some() {
         return Err(ManagedError::Foreign { dir: dir.to_path_buf() });
     }
@@ -192,13 +167,14 @@ fn socket(dir: &Path) -> Result<PathBuf, ManagedError> {
             found.is_dir() && found.uid() == owner && found.mode() & 0o077 == 0
         });
         if !ours {
-            return Err(failed("the socket's folder is not ours alone:", &short, source));
+            return Err(ManagedError::folder("the socket's folder is not ours alone:", &short, source));
         }
     }
     Ok(short.join("server.sock"))
 }
 
-fn gone(result: io::Result<()>) -> io::Result<()> {
+/// The result of a removal, which succeeds if there was nothing to remove.
+pub fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

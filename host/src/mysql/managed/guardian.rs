@@ -9,8 +9,8 @@ use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
+use super::command_line::CommandLine;
 use super::folder::Folder;
-use super::options::CommandLine;
 
 /// The guardian's `$0`, which distinguishes its command line from the server's.
 pub const NAME: &str = "lockkeeper-guardian";

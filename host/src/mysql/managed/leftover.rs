@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::command_line;
+use super::error::ManagedError;
 use super::folder::Folder;
-use super::{ManagedError, guardian, options};
+use super::guardian;
 
 const POLL: Duration = Duration::from_millis(50);
 /// The number of polls before a server is killed, and before the attempt is given up.
@@ -22,7 +24,7 @@ const LAST_PATIENCE: u32 = 100;
 /// Stops every server of this folder, and waits until it is gone. Blocks for 35 s at most for each server,
 /// and for a few milliseconds if there is none.
 pub fn stop_all(folder: &Folder) -> Result<(), ManagedError> {
-    let marks = [options::datadir(&folder.data()), options::datadir(&folder.unfinished())];
+    let marks = [command_line::datadir(&folder.data()), command_line::datadir(&folder.unfinished())];
     for pid in servers(&marks) {
         stop(pid, &marks).map_err(|error| ManagedError::Leftover {
             pid,

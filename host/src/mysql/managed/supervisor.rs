@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::command_line::CommandLine;
 use super::folder::Folder;
 use super::guardian::Guardian;
 use super::leftover;
-use super::options::CommandLine;
 use crate::clock;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -1,22 +1,16 @@
-//! The command lines that make a data folder and serve it.
+//! Makes the data of a new data folder.
 
-use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::ManagedError;
-use super::binary::{Binary, Kind};
-use super::folder::{Folder, failed};
-
-/// The command that the guardian runs.
-#[derive(Clone, Debug)]
-pub struct CommandLine {
-    pub program: PathBuf,
-    pub args: Vec<OsString>,
-    /// A file that the program reads as its input.
-    pub input: PathBuf,
-}
+use super::binary::Binary;
+use super::command_line::CommandLine;
+use super::error::ManagedError;
+use super::folder::{Folder, gone};
+use super::guardian::Guardian;
+use super::kind::Kind;
 
 /// MariaDB's system tables, in the order of its own installer, under the names of 10.x and of 11.x.
 const SYSTEM_TABLES: [[&str; 2]; 6] = [
@@ -28,33 +22,29 @@ const SYSTEM_TABLES: [[&str; 2]; 6] = [
     ["mysql_sys_schema.sql", "mariadb_sys_schema.sql"],
 ];
 
-/// Serves the folder only on its socket. Every commit is on disk before it is answered; the defaults of MySQL
-/// and MariaDB could lose some.
-pub fn serve(binary: &Binary, folder: &Folder) -> CommandLine {
-    let mut line = CommandLine::new(binary, folder, &folder.data());
-    line.path("--socket", folder.socket());
-    line.path("--pid-file", &folder.pid_file());
-    line.path("--log-error", &folder.log());
-    line.flags(&[
-        "--skip-networking",
-        "--max-connections=200",
-        "--innodb-buffer-pool-size=128M",
-        "--innodb-flush-log-at-trx-commit=1",
-        "--sync-binlog=1",
-        "--performance-schema=OFF",
-    ]);
-    if binary.kind == Kind::Mysql {
-        // The binary log is on by default, and would grow for a month.
-        line.flags(&["--max-binlog-size=128M", "--binlog-expire-logs-seconds=3600"]);
-        // The server has no replicas, so the log need not contain whole rows.
-        line.flags(&["--binlog-row-image=MINIMAL"]);
-        line.flags(&["--loose-mysqlx=OFF", "--secure-file-priv=NULL"]);
+/// Lets the server make its data in a temporary place, and moves the data to [`Folder::data`] when it is
+/// complete.
+pub fn initialise(binary: &Binary, folder: &Folder) -> Result<(), ManagedError> {
+    let failed = ManagedError::folder;
+    let new = folder.unfinished();
+    gone(fs::remove_dir_all(&new)).map_err(|source| failed("cannot remove", &new, source))?;
+    fs::DirBuilder::new().mode(0o700).create(&new).map_err(|source| failed("cannot make", &new, source))?;
+    let guardian = Guardian::spawn(&command(binary, folder)?, folder)
+        .map_err(|error| ManagedError::Init { why: error.to_string() })?;
+    let status = guardian.wait().map_err(|error| ManagedError::Init { why: error.to_string() })?;
+    if !status.success() {
+        let why = format!("{binary} ended with {status}. {}", folder.log_tail());
+        return Err(ManagedError::Init { why });
     }
-    line
+    complete(binary, folder)?;
+    let data = folder.data();
+    fs::rename(&new, &data).map_err(|source| failed("cannot move into place", &new, source))?;
+    let synced = File::open(folder.dir()).and_then(|dir| dir.sync_all());
+    synced.map_err(|source| failed("cannot sync", folder.dir(), source))
 }
 
 /// Makes the data in [`Folder::unfinished`], with one account, `root@localhost`, without a password.
-pub fn initialise(binary: &Binary, folder: &Folder) -> Result<CommandLine, ManagedError> {
+fn command(binary: &Binary, folder: &Folder) -> Result<CommandLine, ManagedError> {
     let mut line = CommandLine::new(binary, folder, &folder.unfinished());
     match binary.kind {
         Kind::Mysql => {
@@ -62,7 +52,8 @@ pub fn initialise(binary: &Binary, folder: &Folder) -> Result<CommandLine, Manag
         }
         Kind::Mariadb => {
             let sql = folder.dir().join("bootstrap.sql");
-            fs::write(&sql, bootstrap_sql(binary)?).map_err(|source| failed("cannot write", &sql, source))?;
+            fs::write(&sql, bootstrap_sql(binary)?)
+                .map_err(|source| ManagedError::folder("cannot write", &sql, source))?;
             line.flags(&["--bootstrap", "--silent-startup", "--enforce-storage-engine="]);
             line.input = sql;
         }
@@ -71,52 +62,15 @@ pub fn initialise(binary: &Binary, folder: &Folder) -> Result<CommandLine, Manag
 }
 
 /// Completes [`Folder::unfinished`] after the server has filled it.
-pub fn initialised(binary: &Binary, folder: &Folder) -> Result<(), ManagedError> {
+fn complete(binary: &Binary, folder: &Folder) -> Result<(), ManagedError> {
     if binary.kind == Kind::Mariadb {
         let sql = folder.dir().join("bootstrap.sql");
-        fs::remove_file(&sql).map_err(|source| failed("cannot remove", &sql, source))?;
+        fs::remove_file(&sql).map_err(|source| ManagedError::folder("cannot remove", &sql, source))?;
         let info = folder.unfinished().join("mysql_upgrade_info");
         let text = format!("{}-MariaDB", binary.version);
-        fs::write(&info, text).map_err(|source| failed("cannot write", &info, source))?;
+        fs::write(&info, text).map_err(|source| ManagedError::folder("cannot write", &info, source))?;
     }
     Ok(())
-}
-
-impl CommandLine {
-    fn new(binary: &Binary, folder: &Folder, data: &Path) -> CommandLine {
-        let mut line = CommandLine {
-            program: binary.path.clone(),
-            args: vec!["--no-defaults".into(), datadir(data)],
-            input: "/dev/null".into(),
-        };
-        // Temporary tables are named by the process number, and a server in another container that shares
-        // /tmp may have the same number.
-        line.path("--tmpdir", folder.dir());
-        if rustix::process::geteuid().is_root() {
-            line.flags(&["--user=root"]);
-        }
-        line
-    }
-
-    fn flags(&mut self, flags: &[&str]) {
-        self.args.extend(flags.iter().map(OsString::from));
-    }
-
-    fn path(&mut self, name: &str, path: &Path) {
-        self.args.push(option(name, path));
-    }
-}
-
-/// The argument by which a server of this folder is recognized.
-pub fn datadir(data: &Path) -> OsString {
-    option("--datadir", data)
-}
-
-fn option(name: &str, path: &Path) -> OsString {
-    let mut text = OsString::from(name);
-    text.push("=");
-    text.push(path);
-    text
 }
 
 /// MariaDB has no option that makes a data folder. Its installer feeds these files to the server.
@@ -129,7 +83,7 @@ fn bootstrap_sql(binary: &Binary) -> Result<Vec<u8>, ManagedError> {
             let why = format!("{} has no {} to make the system tables from", share.display(), names[0]);
             return Err(ManagedError::Init { why });
         };
-        sql.extend(fs::read(&path).map_err(|source| failed("cannot read", &path, source))?);
+        sql.extend(fs::read(&path).map_err(|source| ManagedError::folder("cannot read", &path, source))?);
         sql.push(b'\n');
     }
     // The scripts also create accounts for TCP, which this server does not use.
