@@ -15,8 +15,8 @@
 //! | [`optimistic`], [`cache`] | one statement on remembered rows, in one round trip |
 //! | [`link`], [`fault`] | a checked connection and one exchange with the server; why an exchange failed |
 //! | [`backoff`] | when to try again |
-//! | [`preflight`], [`schema`], [`identity`] | what is checked, created and recorded when a connection is opened; which server the tables were used on last |
-//! | [`servers`], [`prober`] | which of several servers is in use, and the state of the others |
+//! | [`preflight`], [`schema`] | what is checked and created when a connection is opened |
+//! | [`failover`] | which of several servers is in use, and what happens before another one is |
 //! | [`registry`], [`membership`] | the proxies of a server, their policies, and until when this proxy may write |
 //! | [`clock_steps`], [`clock_watch`], [`clock_record`] | whether the server's clock was set: while this process watched, and before |
 //! | [`clean`], [`read`] | deletes unused rows; lists rows |
@@ -39,21 +39,19 @@ mod clock_steps;
 mod clock_watch;
 mod codec;
 mod context;
+mod failover;
 mod fault;
 mod health;
-mod identity;
 mod lanes;
 mod link;
 mod membership;
 mod optimistic;
 mod pinned;
 mod preflight;
-mod prober;
 mod queue;
 mod read;
 mod registry;
 mod schema;
-mod servers;
 mod sql;
 mod store;
 pub mod wire;

@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::cache::Cache;
 use super::clock_steps::ClockSteps;
+use super::failover::identity::Identity;
+use super::failover::servers::Servers;
 use super::fault::Fault;
 use super::health::LaneHealth;
-use super::identity::Identity;
 use super::membership::Membership;
-use super::servers::Servers;
 use crate::clock;
 use crate::lock::Instant;
 use crate::telemetry::Metrics;

@@ -67,6 +67,16 @@ impl From<Error> for Fault {
     }
 }
 
+/// Whether a connection names a database that does not exist.
+pub fn is_missing_database(error: &Error) -> bool {
+    matches!(error, Error::Server(error) if error.code == 1049)
+}
+
+/// Whether a statement names a table that does not exist.
+pub fn is_missing_table(error: &Error) -> bool {
+    matches!(error, Error::Server(error) if error.code == 1146)
+}
+
 /// Sends statements on a connection that is not checked yet.
 pub async fn exchange(wire: &mut Wire, sql: impl AsQuery + 'static) -> Result<Vec<Vec<Row>>, Fault> {
     Ok(wire.exchange(sql).await?)

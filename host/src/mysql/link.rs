@@ -5,19 +5,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mysql_async::prelude::AsQuery;
-use mysql_async::{Error, Row, Value};
+use mysql_async::{Row, Value};
 
 use super::backoff::OptimisticThrottle;
 use super::cache::CacheScope;
 use super::clock_record;
 use super::clock_steps::{ClockStep, DRIFT_PER_MILLION};
 use super::context::Context;
-use super::fault::{Fault, exchange, variables};
+use super::failover::prober;
+use super::failover::servers::{Endpoint, ServerInUse};
+use super::failover::takeover::take_over;
+use super::fault::{self, Fault, exchange, variables};
 use super::membership::Membership;
 use super::preflight::{self, Server};
-use super::prober;
 use super::schema;
-use super::servers::{Endpoint, ServerInUse};
 use super::sql::{self, LOCK_WAIT_S, SESSION_TIMEOUT_S};
 use super::wire::Wire;
 use crate::clock;
@@ -116,7 +117,8 @@ impl Link {
                     .to_owned(),
             );
         }
-        let identity = schema::prepare(&mut wire, &server, context, &server_in_use).await?;
+        let recorded = schema::prepare(&mut wire, &server, context, server_in_use.generation).await?;
+        let identity = take_over(&mut wire, &server, context, &server_in_use, recorded).await?;
         if server.galera {
             exchange(&mut wire, READ_OWN).await?;
         }
@@ -284,7 +286,7 @@ fn note_clock(context: &Context, sample: &Sample) {
 /// Opens the connection. Creates the database if it is missing and the account has the privilege.
 async fn connect(endpoint: &Endpoint) -> Result<Wire, Fault> {
     match Wire::connect(&endpoint.target).await {
-        Err(Error::Server(error)) if error.code == 1049 => {
+        Err(error) if fault::is_missing_database(&error) => {
             let mut plain = Wire::connect_plain(&endpoint.target).await?;
             let name = endpoint.database.replace('`', "``");
             exchange(&mut plain, format!("CREATE DATABASE IF NOT EXISTS `{name}`")).await?;

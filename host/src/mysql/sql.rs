@@ -88,17 +88,12 @@ pub fn raise_floor(least: impl std::fmt::Display) -> String {
 pub fn lock_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
     // FORCE INDEX: on a small table the optimizer prefers a scan, which would wait for the locks of other
     // rows.
-    let mut sql =
-        format!("BEGIN;SELECT k,token,revision,state FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN (");
-    for (n, key) in keys.enumerate() {
-        if n > 0 {
-            sql.push(',');
-        }
-        hex(&mut sql, key.as_str().as_bytes());
-    }
-    sql.push_str(") ORDER BY k FOR UPDATE;");
-    sql.push_str(&sample());
-    sql
+    format!(
+        "BEGIN;SELECT k,token,revision,state FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) \
+         ORDER BY k FOR UPDATE;{}",
+        hexed_list(keys.map(Key::as_str)),
+        sample()
+    )
 }
 
 /// Writes rows. If `stored`, this transaction has locked the rows, so they exist and none is inserted.
@@ -155,7 +150,7 @@ pub fn commit_before(deadline: ServerTime, floor: Option<u64>) -> String {
 /// The time is high enough, because a key has far less than one grant a microsecond since the floor was last
 /// set. If the clock is behind the floor, or hardly ahead of it, some tokens are skipped instead: more than a
 /// key gets until the clock has caught up. They are few unless the clock was set back, because tokens stay
-/// close to the clock (see `schema`).
+/// close to the clock (see [`election`](super::failover::election)).
 ///
 /// The new floor is also kept in a row of its own, for [`Env::renamed`](crate::lock::record::Env::renamed).
 pub fn raise_above_all() -> String {
@@ -268,6 +263,25 @@ pub fn hex(sql: &mut String, bytes: &[u8]) {
         sql.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
     sql.push('\'');
+}
+
+/// `x'…'`.
+pub fn hexed(bytes: &[u8]) -> String {
+    let mut sql = String::new();
+    hex(&mut sql, bytes);
+    sql
+}
+
+/// `x'…',x'…'`: keys of rows.
+pub fn hexed_list<K: AsRef<[u8]>>(keys: impl IntoIterator<Item = K>) -> String {
+    let mut sql = String::new();
+    for (n, key) in keys.into_iter().enumerate() {
+        if n > 0 {
+            sql.push(',');
+        }
+        hex(&mut sql, key.as_ref());
+    }
+    sql
 }
 
 /// Appends `_binary'…'`. This is half the size of hexadecimal, and readable in the server's logs. It needs a

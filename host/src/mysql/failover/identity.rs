@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use mysql_async::Error;
-
-use super::fault::Fault;
-use super::sql::{HEARTBEAT, META, NOW_US};
-use super::wire::Wire;
 use crate::lock::Token;
+use crate::mysql::fault::{self, Fault};
+use crate::mysql::sql::{HEARTBEAT, META, NOW_US};
+use crate::mysql::wire::Wire;
 
 /// The schema version of this program. A higher version is refused, a lower one is migrated.
 pub const VERSION: u32 = 3;
@@ -33,7 +31,7 @@ pub struct InUseHeartbeat {
 pub async fn read(wire: &mut Wire, lock: &str) -> Result<Option<(u32, Identity)>, Fault> {
     let sql = format!("SELECT version,identity,epoch,floor FROM {META} WHERE id=1 {lock}");
     let row: Option<(u32, Vec<u8>, u64, u64)> = match wire.first(sql).await {
-        Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
+        Err(error) if fault::is_missing_table(&error) => return Ok(None),
         row => row?,
     };
     let Some((version, identity, epoch, floor)) = row else { return Ok(None) };
@@ -52,7 +50,7 @@ pub async fn read(wire: &mut Wire, lock: &str) -> Result<Option<(u32, Identity)>
 pub async fn read_heartbeat(wire: &mut Wire) -> Result<Option<InUseHeartbeat>, Fault> {
     let row: Option<(u64, u64)> =
         match wire.first(format!("SELECT used_us,{NOW_US} FROM {HEARTBEAT} WHERE id=1")).await {
-            Err(Error::Server(error)) if error.code == 1146 => return Ok(None),
+            Err(error) if fault::is_missing_table(&error) => return Ok(None),
             row => row?,
         };
     Ok(row.map(|(used_us, now_us)| InUseHeartbeat { used_us, now_us }))
@@ -88,5 +86,19 @@ impl InUseHeartbeat {
     /// The statement that renews the heartbeat.
     pub fn set() -> String {
         format!("UPDATE {HEARTBEAT} SET used_us={NOW_US} WHERE id=1")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_from_the_future_is_none() {
+        let age = |used_us, now_us| InUseHeartbeat { used_us, now_us }.age().map(|age| age.as_micros());
+        assert_eq!(age(10_000_000, 12_000_000), Some(2_000_000));
+        assert_eq!(age(13_000_000, 12_000_000), Some(0));
+        assert_eq!(age(90_000_000, 12_000_000), None);
+        assert_eq!(age(0, 12_000_000), Some(12_000_000));
     }
 }

@@ -1,20 +1,21 @@
-//! Probes all servers of `store.url` at the same time, on connections of its own.
+//! Probes all servers of `store.url` at the same time, on connections of its own. A new connection gets its server
+//! here: the one in use, or else the one that is chosen after a round of probes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql_async::Error;
 use tokio::task::JoinSet;
 
-use super::context::Context;
-use super::fault::{self, Fault};
+use super::election::{Probe, ServerStatus};
 use super::identity::{self, FRESH, InUseHeartbeat};
-use super::preflight;
-use super::servers::{Probe, ROUND, ServerInUse, ServerStatus};
-use super::sql::{LOCK_WAIT_S, SESSION_TIMEOUT_S};
-use super::wire::{Target, Wire};
+use super::servers::{ROUND, ServerInUse};
 use crate::clock;
 use crate::lock::Instant;
+use crate::mysql::context::Context;
+use crate::mysql::fault::{self, Fault};
+use crate::mysql::preflight;
+use crate::mysql::sql::{LOCK_WAIT_S, SESSION_TIMEOUT_S};
+use crate::mysql::wire::{Target, Wire};
 use crate::vital;
 
 /// The longest time to wait for one server.
@@ -127,7 +128,7 @@ async fn keep_marked(wire: &mut Wire) -> Result<Option<Duration>, Fault> {
 /// Also tells whether the database exists; a server that was never used has none.
 async fn connect(target: &Target) -> Result<(Wire, bool), Fault> {
     let (mut wire, has_database) = match Wire::connect(target).await {
-        Err(Error::Server(error)) if error.code == 1049 => (Wire::connect_plain(target).await?, false),
+        Err(error) if fault::is_missing_database(&error) => (Wire::connect_plain(target).await?, false),
         wire => (wire?, true),
     };
     let setup = format!(
