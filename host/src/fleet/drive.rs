@@ -465,7 +465,7 @@ impl Fleet {
             service.go_live(next).await?;
             self.0.metrics.fleet_change("live");
         } else if record.candidate.is_none() && naming.candidate.is_some() {
-            service.name_alone(&record.name);
+            policies.name_with(&record.name, None);
             reached(Branch::CalledOff);
             self.0.metrics.fleet_change("called_off");
             if let Some(why) = &record.note {

@@ -103,6 +103,27 @@ pub enum AcquireError {
     ShuttingDown,
 }
 
+impl AcquireError {
+    /// A stable name for metrics.
+    pub fn slug(&self) -> &'static str {
+        match self {
+            AcquireError::Contended { .. } => "contended",
+            AcquireError::Refused { .. } => "refused",
+            AcquireError::PolicyFault { .. } => "policy_fault",
+            AcquireError::TooManyWaiters { .. } => "too_many_waiters",
+            AcquireError::TooManyHolders { .. } => "too_many_holders",
+            AcquireError::Invalid { .. } => "invalid",
+            AcquireError::RequestReused { .. } => "request_id_reused",
+            AcquireError::Conflict(_) => "conflict",
+            AcquireError::NoPrimitive { .. } => "no_primitive",
+            AcquireError::Done(_) => "done",
+            AcquireError::Store(_) => "store_unavailable",
+            AcquireError::NotYet { .. } => "not_yet",
+            AcquireError::ShuttingDown => "shutting_down",
+        }
+    }
+}
+
 /// Why a renewal or release had no effect.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::Decision;
+use super::views::Decision;
 use crate::clock;
 use crate::lock::maps::HashMap;
 use crate::lock::table::{Next, WaiterId};

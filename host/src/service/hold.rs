@@ -5,10 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tokio::sync::oneshot;
 
-use super::acquire::Planned;
-use super::core::Msg;
+use super::acquire::acquire;
+use super::context::Service;
+use super::errors::{AcquireError, LeaseError};
 use super::history::What;
-use super::{HoldEvent, Lease, LeaseError, Releasing, Renewed, Service, new_release};
+use super::lease::{Lease, Releasing, Renewed, new_release};
+use super::message::Msg;
+use super::planning::{Call, Planned};
+use super::request::Request;
 use crate::clock;
 use crate::latest;
 use crate::lock::record::{Left, Origin, Release};
@@ -23,6 +27,27 @@ const RETRY_MS: u32 = 200;
 
 /// The reason for the loss if the store or an operator has ended the lease.
 const TAKEN: &str = "the lease was taken away, or its session is gone";
+
+/// An event that a client with a held connection is told.
+#[derive(Clone, Debug)]
+pub enum HoldEvent {
+    /// The lease was renewed.
+    Renewed(Renewed),
+    /// The proxy stops. The lease stays valid until `valid_until`, and its holder can continue with it through
+    /// any proxy. No event follows.
+    Draining {
+        /// The holder may count on the lease until this moment, and not after.
+        valid_until: Instant,
+    },
+    /// The lease is not renewed any more, and no event follows. Its holder may count on the lease until
+    /// `valid_until`, which may be now.
+    Lost {
+        /// Why the lease is not renewed any more.
+        reason: String,
+        /// The holder may count on the lease until this moment, and not after.
+        valid_until: Instant,
+    },
+}
 
 /// A lease that the proxy renews. Dropping the `Hold` releases the lease, unless [`Hold::leave`] was called.
 pub struct Hold {
@@ -81,6 +106,17 @@ impl From<Planned> for Terms {
             on_loss: plan.on_loss,
             labels: plan.labels,
         }
+    }
+}
+
+impl Service {
+    /// As [`Service::acquire`], but the lease is renewed until the [`Hold`] is dropped.
+    ///
+    /// # Errors
+    /// [`AcquireError`]: why there is no lease.
+    pub async fn hold(&self, request: Request) -> Result<Hold, AcquireError> {
+        let (lease, planned) = acquire(&self.shared, &request, Call::Acquire).await?;
+        Ok(Hold::new(self.clone(), lease, planned.into(), None))
     }
 }
 

@@ -1,33 +1,41 @@
 //! Continuing a lease that this proxy or another one has granted.
 
-use super::hold::Terms;
-use super::{Hold, Lease, LeaseError, Service, ServiceContext, swap};
+use super::context::{Service, ServiceContext};
+use super::errors::LeaseError;
+use super::hold::{Hold, Terms};
+use super::lease::Lease;
+use super::tag;
 use crate::lock::record::Holder;
 use crate::lock::{LeaseRef, Space, Token};
 use crate::policy::OnLoss;
 
-/// Finds the lease in the store, asks its policy for its terms, and renews it.
-pub(super) async fn resume(service: &Service, lease: LeaseRef) -> Result<Hold, LeaseError> {
-    let shared = &service.shared;
-    let Stored { holder, held_ms, tokens } = stored(shared, &lease).await?;
-    let terms = terms(shared, &holder);
-    // The rest of the longest hold, as at every other renewal; 0 only checks whether the lease still lasts.
-    let ttl_ms = terms.ttl_ms.min(terms.max_hold_ms.saturating_sub(held_ms));
-    let renewed = service.renew(lease.clone(), Some(ttl_ms)).await?;
-    let lease = Lease {
-        primitive: primitive(&lease, &holder),
-        lease,
-        resource: holder.tag.resource.into(),
-        owner: holder.owner.into(),
-        mode: holder.mode,
-        tokens,
-        ttl_ms: terms.ttl_ms,
-        valid_until: renewed.valid_until,
-        waited_ms: 0,
-        policy: holder.tag.policy.into(),
-        levels: holder.levels.len() as u32,
-    };
-    Ok(Hold::new(service.clone(), lease, terms, Some(held_ms)))
+impl Service {
+    /// As [`Service::hold`], for a lease that any proxy has granted. Its longest hold counts from the grant.
+    ///
+    /// # Errors
+    /// [`LeaseError`]: the lease is lost, or the store did not answer.
+    pub async fn resume(&self, lease: LeaseRef) -> Result<Hold, LeaseError> {
+        let shared = &self.shared;
+        let Stored { holder, held_ms, tokens } = stored(shared, &lease).await?;
+        let terms = terms(shared, &holder);
+        // The rest of the longest hold, as at every other renewal; 0 only checks whether the lease still lasts.
+        let ttl_ms = terms.ttl_ms.min(terms.max_hold_ms.saturating_sub(held_ms));
+        let renewed = self.renew(lease.clone(), Some(ttl_ms)).await?;
+        let lease = Lease {
+            primitive: primitive(&lease, &holder),
+            lease,
+            resource: holder.tag.resource.into(),
+            owner: holder.owner.into(),
+            mode: holder.mode,
+            tokens,
+            ttl_ms: terms.ttl_ms,
+            valid_until: renewed.valid_until,
+            waited_ms: 0,
+            policy: holder.tag.policy.into(),
+            levels: holder.levels.len() as u32,
+        };
+        Ok(Hold::new(self.clone(), lease, terms, Some(held_ms)))
+    }
 }
 
 /// A lease as the store knows it.
@@ -59,7 +67,7 @@ async fn stored(shared: &ServiceContext, lease: &LeaseRef) -> Result<Stored, Lea
 /// the built-in hooks would do, within the limits of this proxy.
 fn terms(shared: &ServiceContext, holder: &Holder) -> Terms {
     let generation = shared.policies.get(shared.policy_of_tag(&holder.tag));
-    let request = swap::request(&holder.tag, &holder.owner, holder.mode);
+    let request = tag::request(&holder.tag, &holder.owner, holder.mode);
     let plan = generation.as_ref().and_then(|generation| generation.plan(&request).ok());
     let (max_hold_ms, on_loss, labels) = match plan {
         Some(plan) => (plan.max_hold_ms, plan.on_loss, plan.labels),

@@ -1,34 +1,73 @@
-//! How a fleet changes a policy: which generations name keys during the change, and when all earlier claims are
-//! settled.
+//! Replaces a policy while locks are held.
+//!
+//! If the new generation names keys differently, a holder of the old key and a holder of the new key must never
+//! exist together. So before a generation goes live, it is asked again about every held lease, here and in the
+//! store, and about every waiter:
+//!
+//! - A lease that lacks its new keys becomes a [`Shadow`]: until it ends, claims for one of its new keys also
+//!   take its old keys.
+//! - If the new generation refuses the request of a lease, for example for a mode that its primitive lacks, the
+//!   new keys are those of the same request in exclusive mode. If the generation refuses that request, too, the
+//!   keys are not known: a change waits for the end of the lease ([`Service::holds_up`]), and a proxy that starts
+//!   grants nothing by the policy before that.
+//! - A waiter waits for the old and the new keys, and keeps its position. If the new generation wants a global
+//!   queue, the waiter joins it. A waiter that the new generation refuses is refused.
+//!
+//! The event loop applies the result in one step: see [`super::swap`]. Requests that were planned by the old
+//! generation are planned again.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::acquire::Call;
-use super::core::Msg;
-use super::{AcquireError, Service, swap};
+use super::context::{Service, ServiceContext};
+use super::message::{Msg, Plans, Swap, SwapStep};
+use super::shadow::{NewPlan, Shadow};
+use super::survey::{self, Held};
 use crate::clock;
+use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::lock::maps::HashMap;
-use crate::lock::record::Op;
-use crate::lock::table::SubmissionId;
-use crate::policy::{Generation, Plan, Prepared};
+use crate::lock::record::Holder;
+use crate::policy::{Again, Generation, PlanRequest, Prepared};
 use crate::store::StoreError;
+use crate::vital;
 
-/// How much later than the moment at which its answer was given up a write may take effect, if the server
-/// checked its deadline in time.
-const LATE_MS: u32 = 1_000;
+/// How many rounds a swap makes: in each round, claims that have arrived since the last planning are planned.
+/// Then the swap fails.
+const ROUNDS: usize = 64;
 /// How long to wait before a store that could not be read is tried again.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 impl Service {
-    /// Begins to grant locks, until [`Service::close`]. The leases that are already in the store must have been
-    /// examined: see [`Service::look_again`].
-    pub fn open(&self) {
-        self.shared.gate.open();
+    /// Makes a checked policy generation live. Holders and waiters of the previous generation keep their locks,
+    /// even if the new one names keys differently.
+    ///
+    /// A closed service makes it live at once: it grants nothing, and has to examine the leases before it is
+    /// opened.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or requests arrive faster than the new policy can be asked about them.
+    pub async fn go_live(&self, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+        match self.is_open() {
+            true => look(&self.shared, prepared).await,
+            false => swap(&self.shared, prepared, None, false).await,
+        }
+    }
+
+    /// Examines the leases in the store, because other proxies or an earlier run may have granted them by other
+    /// policies. New claims and present waiters wait for leases that lack the keys of the policy's live
+    /// generation.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
+        match self.shared.policies.get(policy) {
+            Some(live) => look(&self.shared, Prepared::Unchanged(live)).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Examines the leases in the store by the live generation of every policy, and retries until that has
@@ -46,42 +85,47 @@ impl Service {
         }
     }
 
-    /// Stops granting locks until [`Service::open`]. Claims that are in flight are not affected.
-    pub fn close(&self) {
-        self.shared.gate.close();
-    }
-
-    /// Whether locks are granted.
-    pub fn is_open(&self) -> bool {
-        self.shared.gate.is_open()
-    }
-
-    /// From now on the candidate names keys together with the live generation. Requests that were planned by
-    /// the live generation alone may still be in flight when this returns: see [`Service::settled`].
+    /// From now on the candidate names keys together with the live generation. Leases that lack the candidate's
+    /// keys do no harm yet: each new grant takes the keys of the live generation as well. Requests that were
+    /// planned by the live generation alone may still be in flight when this returns: see [`Service::settled`].
     ///
     /// # Errors
     /// If requests arrive faster than the candidate can be asked about them.
     pub async fn name_with(&self, candidate: Prepared) -> Result<(), StoreError> {
-        swap::name_with(&self.shared, candidate).await
+        swap(&self.shared, candidate, None, true).await.map(drop)
     }
 
-    /// Why proxies cannot apply the candidate's keys alone yet, in a sentence: it names leases that have to end
-    /// first. The list of leases is complete only after [`Service::settled`].
+    /// Why proxies cannot apply the candidate's keys alone yet, in a sentence. The list of leases is complete only
+    /// after [`Service::settled`]. The candidate waits for two kinds of leases to end:
+    ///
+    /// - leases that a session of this proxy holds and that lack the candidate's keys. Other proxies do not see
+    ///   them, and cannot take their old keys for as long as the leases last;
+    /// - leases whose resource the candidate refuses, so that their new keys are not known.
     ///
     /// # Errors
     /// If a store cannot be read.
     pub async fn holds_up(&self, candidate: Arc<Generation>) -> Result<Option<String>, StoreError> {
-        swap::holds_up(&self.shared, candidate).await
-    }
-
-    /// The leases in the store that were granted to guarded requests, with their resources, by nonce. They
-    /// include leases of requests and proxies that have ended. Of the locks that a session holds, only those of
-    /// this proxy are included.
-    ///
-    /// # Errors
-    /// If not all of them can be read.
-    pub async fn guarded_leases(&self) -> Result<HashMap<u64, String>, StoreError> {
-        swap::guarded_leases(&self.shared).await
+        let shared = &self.shared;
+        // Sessions can always be read. If a store cannot be read, its leases are waited for when the candidate
+        // goes live.
+        let (held, _) = survey::held(shared, |tag| shared.policy_of_tag(tag) == candidate.name()).await?;
+        let asked = held.iter().map(|lease| lease.request.clone()).collect();
+        let plans = plans_for(shared, candidate, HashMap::default(), asked).await?;
+        let has_no_keys = |lease: &&Held| plans.get(&lease.request).is_none_or(Option::is_none);
+        let rests = |lease: &&Held| lease.keys.iter().any(|key| key.space().rests_on_session());
+        let unknown: Vec<&Held> = held.iter().filter(has_no_keys).collect();
+        if let Some(first) = unknown.first() {
+            let (count, first) = (unknown.len(), &first.request.resource);
+            return Ok(Some(format!(
+                "it refuses the resources of {count} leases that have not ended, such as that of {first}"
+            )));
+        }
+        let lacking: Vec<&Held> =
+            held.iter().filter(rests).filter(|lease| lease.shadow(&plans, "").is_some()).collect();
+        Ok(lacking.first().map(|first| {
+            let (count, first) = (lacking.len(), &first.request.resource);
+            format!("{count} of its leases rest on sessions and lack the new keys, such as that of {first}")
+        }))
     }
 
     /// Raises the token floors of the stores other than the table above all tokens that they have given,
@@ -92,128 +136,102 @@ impl Service {
     pub async fn raise_tokens(&self) -> Result<(), StoreError> {
         self.shared.store.raise_tokens(None).await.map(drop)
     }
-
-    /// From now on the live generation of the policy names keys alone.
-    pub fn name_alone(&self, policy: &str) {
-        self.shared.policies.name_with(policy, None);
-    }
-
-    /// Examines the leases in the store, because other proxies or an earlier run may have granted them by other
-    /// policies. New claims and present waiters wait for leases that lack the keys of the policy's live
-    /// generation.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub async fn look_again(&self, policy: &str) -> Result<(), StoreError> {
-        match self.shared.policies.get(policy) {
-            Some(live) => swap::look(&self.shared, Prepared::Unchanged(live)).await.map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Waits until every claim that was sent to the store before is answered, so that nothing that was planned
-    /// earlier can be granted later.
-    pub async fn settled(&self) {
-        let (reply, settled) = oneshot::channel();
-        self.shared.tell(Msg::Settle(reply));
-        if let Ok(given_up) = settled.await {
-            clock::sleep_until(given_up.plus_ms(LATE_MS)).await;
-        }
-    }
 }
 
-/// Adds the keys that the candidate names to the plan. This is not possible for a version, which belongs to one
-/// key: with two keys, two clients could commit what they read as one. Nor is it possible for a claim for any
-/// one of several keys.
-pub(super) fn name(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), AcquireError> {
-    let same = plan.any == next.any && plan.keys == next.keys;
-    let any = plan.any || next.any;
-    if same || (!any && next.keys.iter().all(|key| plan.keys.contains(key))) {
-        return Ok(());
-    }
-    if any || call == Call::Version {
-        let why = "its policy is being replaced by a policy that names other keys; try again in a moment";
-        return Err(AcquireError::NotYet { why: why.to_owned() });
-    }
-    plan.keys = swap::union(&plan.keys, next.keys.iter());
-    Ok(())
+/// Makes a checked generation live, or leaves the live one in place, and examines all leases.
+async fn look(shared: &Arc<ServiceContext>, prepared: Prepared) -> Result<Arc<Generation>, StoreError> {
+    let (name, looked_at) = (prepared.generation().name(), clock::now());
+    let held = survey::complete(survey::held(shared, |tag| shared.policy_of_tag(tag) == name).await?)?;
+    swap(shared, prepared, Some((looked_at, held)), false).await
 }
 
-/// Claims that were sent to the store and are not answered yet. Releases are not included: they grant nothing,
-/// and may wait until this proxy has joined its fleet.
-#[derive(Default)]
-pub(super) struct UnderWay {
-    claims: BTreeSet<SubmissionId>,
-    last: SubmissionId,
-    /// Claims up to this one are awaited.
-    boundary: SubmissionId,
-    given_up: Instant,
-    waiting: Vec<oneshot::Sender<Instant>>,
-}
-
-impl UnderWay {
-    pub fn began(&mut self, ticket: SubmissionId, ops: &[Op]) {
-        if ops.iter().any(|op| matches!(op, Op::Acquire(_))) {
-            self.last = self.last.max(ticket);
-            self.claims.insert(ticket);
-        }
-    }
-
-    pub fn ended(&mut self, ticket: SubmissionId, answered: bool) {
-        if self.claims.remove(&ticket) {
-            if !answered {
-                self.given_up = clock::now();
-            }
-            self.tell();
-        }
-    }
-
-    /// Replies when every claim that is in flight now has ended, with the moment at which a claim was last
-    /// given up without an answer.
-    pub fn await_all(&mut self, reply: oneshot::Sender<Instant>) {
-        self.boundary = self.last;
-        self.waiting.push(reply);
-        self.tell();
-    }
-
-    fn tell(&mut self) {
-        if self.claims.first().is_none_or(|first| *first > self.boundary) {
-            for reply in self.waiting.drain(..) {
-                let _ = reply.send(self.given_up);
+/// Asks the generation about all leases and waiters, and lets the loop apply it. `look`: the leases in the store, and
+/// when they were surveyed.
+async fn swap(
+    shared: &Arc<ServiceContext>,
+    prepared: Prepared,
+    look: Option<(Instant, Vec<Held>)>,
+    beside: bool,
+) -> Result<Arc<Generation>, StoreError> {
+    let candidate = prepared.generation().clone();
+    let (looked_at, held) = look.map_or((None, Vec::new()), |(at, held)| (Some(at), held));
+    let mut plans = HashMap::default();
+    let mut asked: Vec<PlanRequest> = held.iter().map(|lease| lease.request.clone()).collect();
+    for _ in 0..ROUNDS {
+        plans = plans_for(shared, candidate.clone(), plans, asked).await?;
+        let stored = held.iter().filter_map(|lease| lease.shadow(&plans, candidate.name())).collect();
+        let (reply, step) = oneshot::channel();
+        let swap =
+            Swap { prepared: prepared.clone(), beside, plans: plans.clone(), stored, looked_at, reply };
+        shared.tell(Msg::Swap(swap));
+        match step.await.map_err(|_| StoreError::stopped())? {
+            SwapStep::Missing(more) => asked = more,
+            SwapStep::Live { generation, shadows } => {
+                watch_shadows(shared, shadows);
+                return Ok(generation);
             }
         }
     }
+    let why = "requests arrive faster than the new policy can be asked about them".to_owned();
+    Err(StoreError::Unavailable { why })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lock::Key;
-    use crate::store::contract;
+/// Asks the new generation about claims, outside the runtime's workers, because there may be thousands.
+async fn plans_for(
+    shared: &Arc<ServiceContext>,
+    generation: Arc<Generation>,
+    mut plans: Plans,
+    asked: Vec<PlanRequest>,
+) -> Result<Plans, StoreError> {
+    let shared = shared.clone();
+    let work = move || {
+        for request in asked {
+            if let Entry::Vacant(place) = plans.entry(request) {
+                let named = generation.plan_again(place.key()).map(|Again { plan, is_refused }| match shared
+                    .within_reach("", plan.clone())
+                {
+                    Ok(plan) => NewPlan::of(&plan, is_refused),
+                    Err(_) => NewPlan::of(&plan, true),
+                });
+                place.insert(named);
+            }
+        }
+        plans
+    };
+    // A lease without a plan would cast no shadow.
+    let work = vital::blocking(|| vital::run("the planning of a swap", work)).await;
+    work.map_err(|_| StoreError::stopped())
+}
 
-    fn claim() -> Op {
-        Op::Acquire(contract::claim(&["k"], "o"))
+/// Removes shadows whose lease is over.
+fn watch_shadows(shared: &Arc<ServiceContext>, shadows: Vec<Shadow>) {
+    if shadows.is_empty() {
+        return;
     }
+    tracing::info!(leases = shadows.len(), "leases of old keys have not ended yet");
+    let shared = shared.clone();
+    vital::spawn("the watch over leases of old keys", async move {
+        let mut left = shadows;
+        while !left.is_empty() {
+            let mut still = Vec::new();
+            for shadow in left {
+                match is_over(&shared, &shadow).await {
+                    true => shared.tell(Msg::ShadowOver { nonce: shadow.nonce }),
+                    false => still.push(shadow),
+                }
+            }
+            left = still;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        reached(Branch::ShadowOver);
+        tracing::info!("the last lease of old keys is over");
+    });
+}
 
-    #[test]
-    fn who_waits_is_told_when_all_claims_of_before_have_ended() {
-        let mut under_way = UnderWay::default();
-        let release = Op::Force { key: Key::new("k").expect("it is a key") };
-        under_way.began(SubmissionId(1), std::slice::from_ref(&release));
-        let (reply, mut first) = oneshot::channel();
-        under_way.await_all(reply);
-        assert!(first.try_recv().is_ok(), "no claim is under way");
-
-        under_way.began(SubmissionId(2), &[release, claim()]);
-        under_way.began(SubmissionId(3), &[claim()]);
-        let (reply, mut second) = oneshot::channel();
-        under_way.await_all(reply);
-        under_way.began(SubmissionId(4), &[claim()]);
-        under_way.ended(SubmissionId(1), true);
-        under_way.ended(SubmissionId(4), true);
-        under_way.ended(SubmissionId(3), true);
-        assert!(second.try_recv().is_err(), "the second is under way");
-        under_way.ended(SubmissionId(2), false);
-        assert!(second.try_recv().is_ok_and(|given_up| given_up > Instant(0)));
-    }
+async fn is_over(shared: &ServiceContext, shadow: &Shadow) -> bool {
+    let Ok(stored) = shared.store.read(shadow.old[0].clone()).await else { return false };
+    let casts = |holder: &&Holder| holder.nonce == shadow.nonce;
+    stored.is_none_or(|stored| {
+        stored.record.holders.iter().filter(casts).all(|holder| stored.has_ended(holder))
+    })
 }

@@ -2,14 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use super::acquire::{Call, Planned, acquire, enqueue, plan};
+use super::acquire::{acquire, enqueue};
+use super::planning::{Call, Planned, plan};
 use super::*;
+use crate::clock;
 use crate::config::{EngineLimits, PolicyConfig, PolicySource};
-use crate::lock::ServerTime;
-use crate::lock::record::{Claim, Tag};
-use crate::policy::{Engine, builtin};
+use crate::lock::record::{Claim, Op, Outcome, Tag};
+use crate::lock::{Instant, LeaseRef, Mode, ServerTime, Space};
+use crate::policy::{Engine, Prepared, builtin};
 use crate::store::memory::{Memory, MemoryStore};
-use crate::store::{Done, Reply, Stored};
+use crate::store::{Done, Page, Reply, StoreError, Stored};
 
 pub(crate) fn service(memory: &Memory) -> Service {
     Service::start(parts(memory))

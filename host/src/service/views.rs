@@ -1,15 +1,10 @@
-//! The locks, their holders and the decisions about them, in the form that the fronts show.
+//! The locks, their holders, the decisions about them and their changes, in the form that the fronts show.
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
-use super::ServiceContext;
-use super::core::Msg;
 use crate::lock::record::{Holder, StoredValue};
-use crate::lock::{Key, Mode, Space, Token};
-use crate::policy::PlanRequest;
-use crate::store::{StoreError, Stored};
+use crate::lock::{Key, Mode, Token};
+use crate::store::Stored;
 
 /// One page of locks.
 #[derive(Clone, Debug)]
@@ -100,61 +95,58 @@ pub struct Decision {
     pub what: String,
 }
 
-pub(super) fn entry(stored: &Stored) -> LockEntry {
-    let live = stored.record.holders.iter().filter(|holder| holder.over_at() > stored.now);
-    let holder = |holder: &Holder| HolderEntry {
-        resource: holder.tag.resource.to_string(),
-        owner: holder.owner.to_string(),
-        mode: holder.mode,
-        token: holder.token,
-        since_us: holder.since.0,
-        until_us: holder.until.0,
-        left_ms: holder.until.ms_since(stored.now),
-        levels: holder.levels.len() as u32,
-        policy: holder.tag.policy.to_string(),
-    };
-    LockEntry {
-        key: stored.key.clone(),
-        token: stored.record.token,
-        holders: live.map(holder).collect(),
-        kept: stored.record.kept.clone().filter(|kept| kept.until > stored.now),
-    }
+/// A change of a key, for watchers.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    /// The key that has changed.
+    pub key: Key,
+    /// What happened to the key.
+    pub kind: NoticeKind,
+    /// The owner of the lease; empty for [`NoticeKind::Forced`].
+    pub owner: Box<str>,
+    /// The fencing token of the lease; 0 for [`NoticeKind::Forced`].
+    pub token: Token,
+    /// Microseconds since 1970, this machine's clock.
+    pub at_us: u64,
 }
 
-pub(super) async fn show(shared: &Arc<ServiceContext>, name: &str) -> Result<Option<LockView>, StoreError> {
-    for key in candidates(shared, name) {
-        let stored = shared.store.read(key.clone()).await?;
-        let (reply, answer) = oneshot::channel();
-        shared.tell(Msg::View { key: key.clone(), reply });
-        let (queue, decisions) = answer.await.map_err(|_| StoreError::stopped())?;
-        if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
-            let none = || LockEntry { key, token: Token::default(), holders: Vec::new(), kept: None };
-            let entry = stored.as_ref().map_or_else(none, entry);
-            return Ok(Some(LockView { entry, queue, decisions }));
+/// The kind of a [`Notice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoticeKind {
+    /// The key was granted.
+    Granted,
+    /// The holder released its lease, and no waiter got the key in the same step.
+    Released,
+    /// The lease reached its end without a release.
+    Expired,
+    /// Released and granted to the next holder in one step; `owner` and `token` are the new holder's.
+    HandedOff,
+    /// Taken away by an operator.
+    Forced,
+    /// The holder found the lease lost, or the session that held it is gone.
+    Lost,
+}
+
+impl LockEntry {
+    /// The key with its leases and its value that have not ended.
+    pub(super) fn of(stored: &Stored) -> LockEntry {
+        let live = stored.record.holders.iter().filter(|holder| holder.over_at() > stored.now);
+        let holder = |holder: &Holder| HolderEntry {
+            resource: holder.tag.resource.to_string(),
+            owner: holder.owner.to_string(),
+            mode: holder.mode,
+            token: holder.token,
+            since_us: holder.since.0,
+            until_us: holder.until.0,
+            left_ms: holder.until.ms_since(stored.now),
+            levels: holder.levels.len() as u32,
+            policy: holder.tag.policy.to_string(),
+        };
+        LockEntry {
+            key: stored.key.clone(),
+            token: stored.record.token,
+            holders: live.map(holder).collect(),
+            kept: stored.record.kept.clone().filter(|kept| kept.until > stored.now),
         }
     }
-    Ok(None)
-}
-
-/// The keys that a name may mean: the keys that its policy names for it as a resource, and the name itself in
-/// each space.
-fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
-    let request = PlanRequest {
-        resource: name.to_owned(),
-        owner: String::new(),
-        mode: Mode::Exclusive,
-        ttl_ms: None,
-        wait_ms: None,
-        labels: Vec::new(),
-        http: None,
-        seed: 0,
-    };
-    let generation = shared.policies.get(shared.policy_of(name));
-    let planned = generation.and_then(|generation| generation.plan(&request).ok());
-    let planned = planned.and_then(|plan| shared.within_reach("", plan).ok());
-    let mut keys: Vec<Key> = planned.map(|plan| plan.keys.to_vec()).unwrap_or_default();
-    for space in Space::ALL {
-        keys.extend(Key::new(name).map(|key| key.within(space)).filter(|key| !keys.contains(key)));
-    }
-    keys
 }

@@ -5,19 +5,21 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::context::ServiceContext;
 use super::history::{History, What};
-use super::rollout::UnderWay;
-use super::swap::{Shadows, Swap, SwapStep};
-use super::{Notice, NoticeKind, QueueEntry, ServiceContext};
+use super::in_flight::ClaimsInFlight;
+use super::message::{Msg, Pending, Swap, WaiterReply};
+use super::shadow::Shadows;
+use super::views::{Notice, NoticeKind, QueueEntry};
 use crate::clock;
-use crate::lock::maps::{HashMap, HashSet};
-use crate::lock::record::{Claim, NextWaiter, Op, Outcome, Release};
+use crate::lock::maps::HashMap;
+use crate::lock::record::{NextWaiter, Op, Outcome};
 use crate::lock::table::{
-    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, Standing,
-    SubmissionId, Table, Unheard, Verdict, Waiter, WaiterId,
+    Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, SubmissionId, Table,
+    Unheard, Verdict, Waiter, WaiterId,
 };
-use crate::lock::{Instant, Key, Token};
-use crate::policy::{self, Backoff, Generation, GroupView, QueueView, WaiterView};
+use crate::lock::{Key, Token};
+use crate::policy::{self, Backoff, GroupView, QueueView, WaiterView};
 use crate::random;
 use crate::store::{Reply, StoreError};
 use crate::vital;
@@ -25,125 +27,25 @@ use crate::vital;
 /// How many messages the loop takes before it checks its timers again.
 const BURST: usize = 256;
 
-pub(super) enum Msg {
-    Acquire {
-        waiter: Box<Waiter>,
-        pending: Pending,
-    },
-    Cancel(WaiterId),
-    Undelivered {
-        nonce: u64,
-        keys: Arc<[Key]>,
-        attempt: u64,
-        ttl_ms: u32,
-    },
-    Release {
-        release: Release,
-        reply: oneshot::Sender<Result<Outcome, String>>,
-    },
-    Completed {
-        ticket: SubmissionId,
-        result: Result<Reply, StoreError>,
-    },
-    Chosen {
-        key: Key,
-        choice: u64,
-        waiter: Option<WaiterId>,
-        by: Arc<str>,
-    },
-    Backoff {
-        waiter: WaiterId,
-        key: Key,
-        decision: Next,
-        by: Arc<str>,
-    },
-    Renewed {
-        nonce: u64,
-        until: Instant,
-    },
-    /// These leases were found lost, or the sessions that held them are gone.
-    Lost(Vec<u64>),
-    /// A task keeps the lease alive; `over` tells it when to stop.
-    Held {
-        nonce: u64,
-        /// This run of this proxy granted the lease, so the table knows it as long as it runs.
-        granted_here: bool,
-        over: oneshot::Sender<()>,
-    },
-    /// A task no longer keeps the lease alive; the other end of its `over` is gone.
-    Left {
-        nonce: u64,
-    },
-    Taken(Key),
-    Wake(Key),
-    PeerGone {
-        peer: Arc<str>,
-        key: Key,
-    },
-    /// A decision about a key that was made outside the loop.
-    Decided {
-        key: Key,
-        by: Arc<str>,
-        what: What,
-    },
-    View {
-        key: Key,
-        reply: oneshot::Sender<(Vec<QueueEntry>, Vec<super::Decision>)>,
-    },
-    /// Asks for the length of the queue, for the renewal hook.
-    Waiting {
-        key: Key,
-        reply: oneshot::Sender<u32>,
-    },
-    Swap(Swap),
-    /// Answered when no claim that is in flight now can be granted any more.
-    Settle(oneshot::Sender<Instant>),
-    ShadowOver {
-        nonce: u64,
-    },
-    Drain {
-        reply: oneshot::Sender<()>,
-    },
-}
-
-/// A caller that waits, with the plan of its policy.
-pub(super) struct Pending {
-    pub generation: Arc<Generation>,
-    /// The version of the generations that named the keys.
-    pub version: (u64, Option<u64>),
-    pub weight: u32,
-    pub labels: Arc<[(Box<str>, Box<str>)]>,
-    pub reply: oneshot::Sender<WaiterReply>,
-}
-
-pub(super) enum WaiterReply {
-    Verdict(Verdict),
-    /// The policy was replaced since the request was planned.
-    Replan,
-    /// The store answers, but this cannot be granted at the moment.
-    NotYet {
-        why: String,
-    },
-}
-
-pub(super) struct Core {
+/// The state of the loop.
+pub(super) struct EventLoop {
     shared: Arc<ServiceContext>,
-    pub(super) table: Table,
+    table: Table,
     pending: HashMap<WaiterId, Pending>,
     releases: HashMap<ReleaseId, oneshot::Sender<Result<Outcome, String>>>,
     /// The tasks that keep a lease alive, by its nonce; several if the owner acquired it again.
     holds: HashMap<u64, Vec<oneshot::Sender<()>>>,
-    pub(super) shadows: Shadows,
+    shadows: Shadows,
     requests: RequestLog,
     history: History,
     draining: Option<oneshot::Sender<()>>,
-    under_way: UnderWay,
+    in_flight: ClaimsInFlight,
     serial: u64,
 }
 
-impl Core {
-    pub fn new(shared: Arc<ServiceContext>) -> Core {
-        Core {
+impl EventLoop {
+    pub fn new(shared: Arc<ServiceContext>) -> EventLoop {
+        EventLoop {
             shared,
             table: Table::new(),
             pending: HashMap::default(),
@@ -153,7 +55,7 @@ impl Core {
             requests: RequestLog::default(),
             history: History::default(),
             draining: None,
-            under_way: UnderWay::default(),
+            in_flight: ClaimsInFlight::default(),
             serial: 0,
         }
     }
@@ -202,7 +104,7 @@ impl Core {
                 self.handle(Event::Release { id, release });
             }
             Msg::Completed { ticket, result } => {
-                self.under_way.ended(ticket, result.is_ok());
+                self.in_flight.ended(ticket, result.is_ok());
                 let answered = |reply: Reply| Answered {
                     outcomes: reply.outcomes,
                     asked_at: reply.asked_at,
@@ -253,7 +155,7 @@ impl Core {
                 let _ = reply.send(self.table.queue(&key, clock::now()).len() as u32);
             }
             Msg::Swap(swap) => self.swap(swap),
-            Msg::Settle(reply) => self.under_way.await_all(reply),
+            Msg::Settle(reply) => self.in_flight.await_all(reply),
             Msg::ShadowOver { nonce } => self.shadows.remove(nonce),
             Msg::Drain { reply } => {
                 self.handle(Event::Shutdown);
@@ -280,19 +182,9 @@ impl Core {
             let _ = pending.reply.send(WaiterReply::Verdict(verdict));
             return;
         }
-        if let Some(why) = self.shadows.block(pending.generation.name()) {
+        if let Err(why) = self.shadows.admit(pending.generation.name(), &mut waiter.claim) {
             let _ = pending.reply.send(WaiterReply::NotYet { why });
             return;
-        }
-        match self.shadows.widen(&waiter.claim.keys) {
-            // A claim for any one of several keys cannot be combined with other keys.
-            Some(_) if waiter.claim.any => {
-                let why = "leases of keys that its policy named earlier have not ended yet".to_owned();
-                let _ = pending.reply.send(WaiterReply::NotYet { why });
-                return;
-            }
-            Some(keys) => waiter.claim.keys = keys,
-            None => {}
         }
         let what =
             What::Planned { mode: waiter.claim.mode, ttl_ms: waiter.claim.ttl_ms, wait_ms: waiter.wait_ms };
@@ -341,7 +233,7 @@ impl Core {
     }
 
     fn submit(&mut self, ticket: SubmissionId, ops: Vec<Op>) {
-        self.under_way.began(ticket, &ops);
+        self.in_flight.began(ticket, &ops);
         let inbox = self.shared.inbox.clone();
         let done = Box::new(move |result| {
             let _ = inbox.send(Msg::Completed { ticket, result });
@@ -483,38 +375,7 @@ impl Core {
     }
 
     fn swap(&mut self, swap: Swap) {
-        let claims = self.table.claims().map(|(_, claim)| claim);
-        let missing = claims.filter(|claim| swap.lacks(&self.shared, claim));
-        let missing: Vec<_> = missing.map(super::swap::request_of).take(BURST * 64).collect();
-        if !missing.is_empty() {
-            swap.reply(SwapStep::Missing(missing));
-            return;
-        }
-        let mut replans = Vec::new();
-        for (standing, claim) in self.table.claims() {
-            swap.collect(&self.shared, standing, claim, &mut self.shadows, &mut replans);
-        }
-        swap.commit(&self.shared, &mut self.shadows);
-        self.replan(replans);
-    }
-
-    /// Gives the waiters in `replans` their new claims, and adds the keys of the shadows to the claims of all
-    /// other waiters.
-    fn replan(&mut self, mut replans: Vec<(WaiterId, Option<Box<Claim>>)>) {
-        // Waiters that join the global queue do so in the order of their arrival.
-        replans.sort_unstable_by_key(|(waiter, _)| *waiter);
-        let moved: HashSet<WaiterId> = replans.iter().map(|(waiter, _)| *waiter).collect();
-        let (shadows, shared) = (&self.shadows, &self.shared);
-        let widened = self.table.claims().filter_map(|(standing, claim)| match standing {
-            Standing::Waiter { id } if moved.contains(&id) => None,
-            Standing::Waiter { id } if shadows.block(shared.policy_of_tag(&claim.tag)).is_some() => {
-                Some((id, None))
-            }
-            Standing::Waiter { id } => shadows.widened(id, claim),
-            Standing::Lease { .. } => None,
-        });
-        let widened: Vec<_> = widened.collect();
-        for (waiter, claim) in replans.into_iter().chain(widened) {
+        for (waiter, claim) in swap.apply(&self.shared, &self.table, &mut self.shadows) {
             match claim {
                 Some(claim) => self.handle(Event::Replan { waiter, claim }),
                 None => {

@@ -1,16 +1,17 @@
-//! How a guarded request is stored with its lease, so that any proxy can ask a policy about it again.
+//! The part of a request that is stored with its lease, so that any proxy can ask a policy about the lease again.
 //!
-//! The parts that the policy saw become labels whose names begin with a colon. Names of client labels never do.
+//! The parts of a guarded request that the policy saw become labels whose names begin with a colon. Names of client
+//! labels never do.
 
 use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-use super::Request;
+use super::request::Request;
 use crate::lock::Mode;
-use crate::lock::record::Tag;
-use crate::policy::HttpView;
+use crate::lock::record::{Claim, Tag};
+use crate::policy::{HttpView, PlanRequest};
 
 /// The first character of reserved label names; labels of clients do not begin with it.
 pub const RESERVED: char = ':';
@@ -22,15 +23,6 @@ const QUERY: &str = ":query.";
 const HEADER: &str = ":header.";
 const BODY: &str = ":body";
 const MODE: &str = ":mode";
-
-/// What came with a request through a guarded route.
-#[derive(Clone, Debug)]
-pub struct RoutedRequest {
-    /// The policy of the route.
-    pub policy: Arc<str>,
-    /// The HTTP request, as the policy sees it.
-    pub http: Arc<HttpView>,
-}
 
 /// The labels for what a policy must be told again but the plan does not contain. The mode is included if the
 /// plan has another one.
@@ -46,6 +38,30 @@ pub(super) fn labels(request: &Request, planned: Mode) -> Vec<(Box<str>, Box<str
     labels
 }
 
+/// The part of a claim's request that decides its keys, as far as it is stored with a lease.
+pub(super) fn request_of(claim: &Claim) -> PlanRequest {
+    request(&claim.tag, &claim.owner, claim.mode)
+}
+
+/// The request of a lease, as far as it is stored with the lease.
+pub(super) fn request(tag: &Tag, owner: &str, lease_mode: Mode) -> PlanRequest {
+    let mode = match mode(tag).unwrap_or(lease_mode) {
+        Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
+        mode => mode,
+    };
+    let (labels, http) = split(tag);
+    PlanRequest {
+        resource: tag.resource.to_string(),
+        owner: owner.to_owned(),
+        mode,
+        ttl_ms: None,
+        wait_ms: None,
+        labels,
+        http,
+        seed: 0,
+    }
+}
+
 fn kind(mode: Mode) -> String {
     match mode {
         Mode::Exclusive => "exclusive".to_owned(),
@@ -55,7 +71,7 @@ fn kind(mode: Mode) -> String {
 }
 
 /// The requested mode, if the plan has another one.
-pub(super) fn mode(tag: &Tag) -> Option<Mode> {
+fn mode(tag: &Tag) -> Option<Mode> {
     let (_, text) = tag.labels.iter().find(|(name, _)| &**name == MODE)?;
     match &**text {
         "exclusive" => Some(Mode::Exclusive),
@@ -80,7 +96,7 @@ fn of_http(http: &HttpView) -> Vec<(Box<str>, Box<str>)> {
 }
 
 /// The labels of the client, and the part of the guarded request that the policy saw.
-pub(super) fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>) {
+fn split(tag: &Tag) -> (Vec<(String, String)>, Option<Arc<HttpView>>) {
     let mut plain = Vec::new();
     let mut http: Option<HttpView> = None;
     for (name, value) in &tag.labels {

@@ -1,0 +1,115 @@
+//! What the loop, the calls and the background tasks share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
+
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::errors::AcquireError;
+use super::gate::Gate;
+use super::message::Msg;
+use super::peers::Peers;
+use super::request::Request;
+use super::tag;
+use super::views::Notice;
+use crate::clock;
+use crate::config::{Limits, Route};
+use crate::lock::Instant;
+use crate::lock::record::{Op, Outcome, Tag};
+use crate::policy::Policies;
+use crate::store::{Health, Store, StoreError};
+use crate::telemetry::Metrics;
+
+/// The interface for all fronts. Cheap to clone. Each file of this module adds the calls of its subject.
+#[derive(Clone)]
+pub struct Service {
+    pub(super) shared: Arc<ServiceContext>,
+}
+
+/// The state behind a [`Service`].
+pub(super) struct ServiceContext {
+    pub store: Arc<dyn Store>,
+    pub peers: Arc<dyn Peers>,
+    /// [`Peers::name`].
+    pub proxy: Arc<str>,
+    pub policies: Policies,
+    pub routes: Vec<Route>,
+    pub limits: Limits,
+    pub store_timeout_ms: u32,
+    pub metrics: Metrics,
+    pub inbox: mpsc::UnboundedSender<Msg>,
+    /// How many acquires are being planned, queued or answered; bounded by [`Limits::max_waiters_total`].
+    pub waiting: AtomicUsize,
+    /// The number of the next waiter.
+    pub serial: AtomicU64,
+    pub notices: broadcast::Sender<Notice>,
+    /// Closed until the leases from before the start have been examined.
+    pub gate: Gate,
+}
+
+impl ServiceContext {
+    /// Sends a message to the loop.
+    pub fn tell(&self, message: Msg) {
+        // The loop ends only with the runtime.
+        let _ = self.inbox.send(message);
+    }
+
+    /// Runs one operation that does not go through a queue.
+    pub async fn ask(&self, op: Op) -> Result<Outcome, StoreError> {
+        let (done, answer) = oneshot::channel();
+        let tell = Box::new(move |result| drop(done.send(result)));
+        self.store.submit(vec![op], self.store_deadline(), tell);
+        let reply = answer.await.unwrap_or_else(|_| Err(StoreError::stopped()))?;
+        match reply.outcomes.into_iter().next() {
+            Some(Outcome::Unknown) => Err(StoreError::unknown()),
+            outcome => outcome.ok_or_else(StoreError::stopped),
+        }
+    }
+
+    pub fn store_deadline(&self) -> Instant {
+        clock::now().plus_ms(self.store_timeout_ms)
+    }
+
+    /// The moment until which a holder may count on a lease that had `left_us` microseconds left after
+    /// `asked_at`: less by a margin for clock drift.
+    pub fn less_drift(&self, asked_at: Instant, left_us: u64) -> Instant {
+        let margin = left_us / 1_000 * u64::from(self.limits.drift_per_mille);
+        asked_at.plus_us(left_us - margin.min(left_us))
+    }
+
+    /// Waits until the leases that were in the store at the start have been examined; until then nothing is
+    /// granted.
+    pub async fn opened(&self) -> Result<(), AcquireError> {
+        if self.gate.is_open() {
+            return Ok(());
+        }
+        let limit = Duration::from_millis(u64::from(self.store_timeout_ms));
+        match tokio::time::timeout(limit, self.gate.opened()).await {
+            Ok(()) => Ok(()),
+            Err(_elapsed) => Err(match self.store.health() {
+                Health::Unavailable { why } => StoreError::Unavailable { why }.into(),
+                Health::Ready { .. } => {
+                    let why = "the proxy is not in the fleet yet; its /ready says why".to_owned();
+                    AcquireError::NotYet { why }
+                }
+            }),
+        }
+    }
+
+    /// The policy that decides about a lease.
+    pub fn policy_of_tag<'a>(&'a self, tag: &'a Tag) -> &'a str {
+        tag::policy(tag).unwrap_or_else(|| self.policy_of(&tag.resource))
+    }
+
+    /// The policy that decides about a request.
+    pub fn policy_for<'a>(&'a self, request: &'a Request) -> &'a str {
+        request.routed.as_ref().map_or_else(|| self.policy_of(&request.resource), |routed| &routed.policy)
+    }
+
+    /// The policy that decides about a resource.
+    pub fn policy_of(&self, resource: &str) -> &str {
+        let route = self.routes.iter().find(|route| route.matches(resource));
+        route.map_or("default", |route| &route.policy)
+    }
+}

@@ -1,0 +1,74 @@
+//! Looking at the locks: a list, one key with its queue and the decisions about it, and notices of changes.
+
+use tokio::sync::{broadcast, oneshot};
+
+use super::context::{Service, ServiceContext};
+use super::message::Msg;
+use super::views::{LockEntry, LockPage, LockView, Notice};
+use crate::lock::{Key, Mode, Space, Token};
+use crate::policy::PlanRequest;
+use crate::store::{Page, StoreError};
+
+impl Service {
+    /// A page of at most `limit` held keys with this prefix, in byte order, that come after `after`.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub async fn list(
+        &self,
+        prefix: String,
+        after: Option<Key>,
+        limit: usize,
+    ) -> Result<LockPage, StoreError> {
+        let Page { items, more, unheard } = self.shared.store.list(prefix, after, limit).await?;
+        Ok(LockPage { locks: items.iter().map(LockEntry::of).collect(), more, unheard })
+    }
+
+    /// Shows a key, or a key that the policy of a resource names; `None` if nothing is known of it.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub async fn show(&self, name: &str) -> Result<Option<LockView>, StoreError> {
+        for key in candidates(&self.shared, name) {
+            let stored = self.shared.store.read(key.clone()).await?;
+            let (reply, answer) = oneshot::channel();
+            self.shared.tell(Msg::View { key: key.clone(), reply });
+            let (queue, decisions) = answer.await.map_err(|_| StoreError::stopped())?;
+            if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
+                let none = || LockEntry { key, token: Token::default(), holders: Vec::new(), kept: None };
+                let entry = stored.as_ref().map_or_else(none, LockEntry::of);
+                return Ok(Some(LockView { entry, queue, decisions }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notices of all changes from now on. A reader that falls behind by more than `limits.watch_buffer`
+    /// notices misses the oldest ones and is told how many.
+    pub fn watch(&self) -> broadcast::Receiver<Notice> {
+        self.shared.notices.subscribe()
+    }
+}
+
+/// The keys that a name may mean: the keys that its policy names for it as a resource, and the name itself in
+/// each space.
+fn candidates(shared: &ServiceContext, name: &str) -> Vec<Key> {
+    let request = PlanRequest {
+        resource: name.to_owned(),
+        owner: String::new(),
+        mode: Mode::Exclusive,
+        ttl_ms: None,
+        wait_ms: None,
+        labels: Vec::new(),
+        http: None,
+        seed: 0,
+    };
+    let generation = shared.policies.get(shared.policy_of(name));
+    let planned = generation.and_then(|generation| generation.plan(&request).ok());
+    let planned = planned.and_then(|plan| shared.within_reach("", plan).ok());
+    let mut keys: Vec<Key> = planned.map(|plan| plan.keys.to_vec()).unwrap_or_default();
+    for space in Space::ALL {
+        keys.extend(Key::new(name).map(|key| key.within(space)).filter(|key| !keys.contains(key)));
+    }
+    keys
+}

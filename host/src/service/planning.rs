@@ -1,0 +1,127 @@
+//! From a request to the plan of its policy.
+
+use std::sync::Arc;
+
+use super::context::ServiceContext;
+use super::errors::AcquireError;
+use super::request::Request;
+use super::shadow::union;
+use crate::policy::{Generation, Plan, PlanError, Primitive};
+
+/// What a client called. The call must match the primitive that the policy chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Acquire,
+    Once,
+    Version,
+    /// A guarded request, which accepts any primitive except `version`.
+    Guard,
+}
+
+impl Call {
+    fn of(primitive: Primitive) -> Call {
+        match primitive {
+            Primitive::Once => Call::Once,
+            Primitive::Version => Call::Version,
+            Primitive::Lease | Primitive::Row | Primitive::Advisory | Primitive::Quorum => Call::Acquire,
+        }
+    }
+
+    fn check(self, policy: &str, primitive: Primitive) -> Result<(), AcquireError> {
+        let right = Call::of(primitive);
+        if right == self || (self == Call::Guard && right != Call::Version) {
+            return Ok(());
+        }
+        let calls = match right {
+            Call::Acquire | Call::Guard => "/v1/acquire or /v1/hold (`lockkeeper acquire`, `hold` or `run`)",
+            Call::Once => "/v1/once/begin (`lockkeeper once`)",
+            Call::Version => "/v1/versions/read and /v1/versions/commit (`lockkeeper version`)",
+        };
+        let primitive = primitive.as_str();
+        let detail = format!("its policy `{policy}` guards it with `{primitive}`: call {calls}");
+        Err(AcquireError::Invalid { field: "resource", detail })
+    }
+}
+
+/// The plan of a granted request.
+pub(super) struct Planned {
+    pub generation: Arc<Generation>,
+    pub plan: Plan,
+    /// The version of the generations that named the keys.
+    pub version: (u64, Option<u64>),
+}
+
+impl Planned {
+    /// Whether the same generations still name keys.
+    pub fn is_current(&self, shared: &ServiceContext) -> bool {
+        let active = shared.policies.active(self.generation.name());
+        active.is_none_or(|active| active.version() == self.version)
+    }
+}
+
+/// The plan by the current generations of the policy.
+pub(super) fn planned(
+    shared: &ServiceContext,
+    policy: &str,
+    request: &Request,
+    call: Call,
+) -> Result<Planned, AcquireError> {
+    let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
+    let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
+    call.check(policy, planned.primitive)?;
+    if let Some(candidate) = &active.candidate {
+        // A request that either generation refuses is refused: other proxies may already apply the candidate
+        // alone.
+        let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
+        add_keys(&mut planned, &next, call)?;
+    }
+    Ok(Planned { generation: active.live.clone(), plan: planned, version: active.version() })
+}
+
+pub(super) fn no_policy(policy: &str) -> AcquireError {
+    let detail = "no generation of the policy is live".to_owned();
+    AcquireError::PolicyFault { policy: policy.to_owned(), reason: "not_live", detail }
+}
+
+/// The plan by one generation.
+pub(super) fn plan(generation: &Generation, policy: &str, request: &Request) -> Result<Plan, AcquireError> {
+    generation.plan(&request.for_policy()).map_err(|error| match error {
+        PlanError::Refused { reason } => AcquireError::Refused { reason },
+        PlanError::Fault(fault) => AcquireError::PolicyFault {
+            policy: policy.to_owned(),
+            reason: fault.kind.as_str(),
+            detail: fault.detail,
+        },
+    })
+}
+
+/// Adds the keys that the candidate names to the plan. This is not possible for a version, which belongs to one
+/// key: with two keys, two clients could commit what they read as one. Nor is it possible for a claim for any
+/// one of several keys.
+fn add_keys(plan: &mut Plan, next: &Plan, call: Call) -> Result<(), AcquireError> {
+    let same = plan.any == next.any && plan.keys == next.keys;
+    let any = plan.any || next.any;
+    if same || (!any && next.keys.iter().all(|key| plan.keys.contains(key))) {
+        return Ok(());
+    }
+    if any || call == Call::Version {
+        let why = "its policy is being replaced by a policy that names other keys; try again in a moment";
+        return Err(AcquireError::NotYet { why: why.to_owned() });
+    }
+    plan.keys = union(&plan.keys, next.keys.iter());
+    Ok(())
+}
+
+impl ServiceContext {
+    /// The plan, with its second choice of primitive if the store lacks the first one.
+    pub(super) fn within_reach(&self, policy: &str, plan: Plan) -> Result<Plan, AcquireError> {
+        let Some(why) = self.store.lacks(plan.primitive.space()) else { return Ok(plan) };
+        match plan.second {
+            Some(second) if self.store.lacks(second.space()).is_none() => Ok(plan.with_primitive(second)),
+            _ => {
+                let (policy, primitive) = (policy.to_owned(), plan.primitive.as_str());
+                Err(AcquireError::NoPrimitive { policy, primitive, why })
+            }
+        }
+    }
+}

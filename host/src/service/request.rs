@@ -1,0 +1,79 @@
+//! A lock request, as a front passes it to the service.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use crate::lock::Mode;
+use crate::policy::{HttpView, PlanRequest};
+use crate::random;
+
+/// A lock request of an application.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What to lock; its policy names the keys.
+    pub resource: String,
+    /// The future holder; the front makes up a name if the client gives none.
+    pub owner: String,
+    /// How to hold the lock. The `limit` of permits is 0 here, because the policy sets it.
+    pub mode: Mode,
+    /// The lease time that the client wants, in milliseconds.
+    pub ttl_ms: Option<u32>,
+    /// How long the client wants to wait, in milliseconds.
+    pub wait_ms: Option<u32>,
+    /// Identifies the request when the client repeats it.
+    pub request_id: Option<String>,
+    /// Names and values for the policy.
+    pub labels: Vec<(String, String)>,
+    /// Set for a guarded request.
+    pub routed: Option<RoutedRequest>,
+}
+
+/// What came with a request through a guarded route.
+#[derive(Clone, Debug)]
+pub struct RoutedRequest {
+    /// The policy of the route.
+    pub policy: Arc<str>,
+    /// The HTTP request, as the policy sees it.
+    pub http: Arc<HttpView>,
+}
+
+impl Request {
+    /// The request in the form that its policy gets.
+    pub(super) fn for_policy(&self) -> PlanRequest {
+        PlanRequest {
+            resource: self.resource.clone(),
+            owner: self.owner.clone(),
+            mode: self.mode,
+            ttl_ms: self.ttl_ms,
+            wait_ms: self.wait_ms,
+            labels: self.labels.clone(),
+            http: self.routed.as_ref().map(|routed| routed.http.clone()),
+            seed: random::number(),
+        }
+    }
+
+    /// A hash of everything that must be equal in two requests with one id: all of the request but the wait, and
+    /// `more`.
+    pub(super) fn fingerprint(&self, more: &[&str]) -> u64 {
+        let mut hash = Sha256::new();
+        let mode = match self.mode {
+            Mode::Exclusive => 0,
+            Mode::Shared => 1,
+            Mode::Permits { count, .. } => u64::from(count) + 2,
+        };
+        let ttl = self.ttl_ms.map_or(u64::MAX, u64::from);
+        hash.update(mode.to_le_bytes());
+        hash.update(ttl.to_le_bytes());
+        let labels = self.labels.iter().flat_map(|(name, value)| [name, value]);
+        let texts = [&self.resource, &self.owner].into_iter().chain(labels).map(String::as_str);
+        for text in texts.chain(more.iter().copied()) {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        }
+        let digest: [u8; 32] = hash.finalize().into();
+        u64::from_le_bytes([
+            digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
+        ])
+    }
+}
