@@ -131,8 +131,8 @@ impl App {
     /// A problem that the operator has to fix; nothing is left running.
     pub async fn build(config: Config) -> Result<App, StartError> {
         net::raise_file_limit();
-        let api = listen("api.listen", config.api)?;
-        let admin = listen("admin.listen", config.admin)?;
+        let api = listen("api.listen", config.listeners.api)?;
+        let admin = listen("admin.listen", config.listeners.admin)?;
         let peer_listener = listen("fleet.listen", config.fleet.listen)?;
         let guards = config.guards.iter().map(guarded_listener).collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
@@ -250,13 +250,16 @@ impl App {
         let operators = vital::spawn("the listener of the admin API", serve);
 
         stop.cancelled().await;
-        tracing::info!(grace = ?self.config.grace, "stopping");
-        tokio::time::sleep(self.config.grace).await;
+        tracing::info!(grace = ?self.config.shutdown.grace, "stopping");
+        tokio::time::sleep(self.config.shutdown.grace).await;
         draining.cancel();
-        tracing::info!(longest = ?self.config.drain, "draining");
+        tracing::info!(longest = ?self.config.shutdown.drain, "draining");
         drop((watcher, config_watcher));
         reloads.iter().for_each(JoinHandle::abort);
-        if tokio::time::timeout(self.config.drain, drain(&self.service, fronts, &guard)).await.is_err() {
+        if tokio::time::timeout(self.config.shutdown.drain, drain(&self.service, fronts, &guard))
+            .await
+            .is_err()
+        {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");
         }
         drained.cancel();
@@ -344,7 +347,7 @@ fn members(config: &Config, metrics: &Metrics) -> Result<Vec<(String, Arc<MysqlS
         let store = MysqlStore::open(&config.store, &member.url, config.limits.max_ttl_ms, metrics.clone())?;
         Ok((member.name.clone(), Arc::new(store)))
     };
-    config.stores.iter().map(open).collect()
+    config.quorum.members.iter().map(open).collect()
 }
 
 /// All primitives behind one store.
@@ -359,7 +362,7 @@ fn spaces(config: &Config, store: &Arc<MysqlStore>, members: &[(String, Arc<Mysq
             |(name, store): &(String, Arc<MysqlStore>)| Member { name: name.clone(), store: store.clone() };
         let fleet = store.clone();
         let allowed = Arc::new(move || fleet.may_write_until());
-        let quorum = Quorum::new(members.iter().map(member).collect(), config.quorum_patience, allowed);
+        let quorum = Quorum::new(members.iter().map(member).collect(), config.quorum.patience, allowed);
         others.push((Space::Quorum, Arc::new(quorum)));
     }
     Router::new(store.clone(), others)

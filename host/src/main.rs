@@ -50,7 +50,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
         tracing::warn!("{warning}");
     }
     let result = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.threads)
+        .worker_threads(config.runtime.threads)
         .event_interval(EVENT_INTERVAL)
         .enable_all()
         .build()

@@ -1,17 +1,27 @@
 //! `[[guard]]`: listeners that pass requests on to an application, under locks.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
+mod lock;
+mod naming;
 mod pattern;
-mod read;
+mod route;
 
+pub(super) use lock::NO_LOCK;
+pub use lock::{GuardLock, MAX_SEEN_BYTES};
+pub use naming::naming;
 pub use pattern::{Fit, Matched, Part, PathPattern, Template};
-pub(super) use read::{NO_LOCK, guards, upstreams};
+pub use route::GuardRoute;
 
-use crate::lock::Mode;
+use super::limits::Limits;
+use super::listeners::ListenerConfig;
+use super::policies::PolicyConfig;
+use super::reader::Section;
+use super::values::{self, NAME_RULE, address, is_plain_name};
+
+/// The longest name of an application, which becomes part of a name in the store.
+const MAX_APPLICATION: usize = 48;
 
 /// A listener and its routes.
 #[derive(Clone, Debug)]
@@ -42,153 +52,85 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// A kind of request, and how the proxy handles it.
-#[derive(Clone, Debug)]
-pub struct GuardRoute {
-    /// In upper case. An empty list stands for all methods; GET includes HEAD.
-    pub methods: Vec<String>,
-    /// The pattern that the path must match.
-    pub path: PathPattern,
-    /// Whether the case of letters in the path matters. If it does not, a request cannot avoid its lock by spelling
-    /// the path in capital letters.
-    pub exact_case: bool,
-    /// Whether to pass on paths that different applications interpret differently.
-    pub ambiguous_paths: bool,
-    /// Names in lower case; `None` matches any value.
-    pub headers: Vec<(String, Option<String>)>,
-    /// Upstreams as `host:port`, at least one.
-    pub upstreams: Vec<String>,
-    /// `None`: requests are passed on without a lock.
-    pub lock: Option<GuardLock>,
-    /// The time from the end of the request to the head of the answer.
-    pub response_timeout: Duration,
-    /// The time between two pieces of a body, in either direction.
-    pub idle_timeout: Duration,
-    /// A path that is requested periodically. An upstream whose answer is not a success is not used.
-    pub health: Option<String>,
-}
-
-/// The upper bound of `see_body_bytes`: how much of a body a policy may see.
-pub const MAX_SEEN_BYTES: usize = 8_192;
-
-/// The lock of a route's requests.
-#[derive(Clone, Debug)]
-pub struct GuardLock {
-    /// The name of the policy that decides about the lock.
-    pub policy: String,
-    /// The template for the name of the resource to lock.
-    pub resource: Template,
-    /// The requested mode.
-    pub mode: Mode,
-    /// The requested length of the lease. `None`: the policy decides.
-    pub ttl_ms: Option<u32>,
-    /// The requested longest wait. `None`: the policy decides.
-    pub wait_ms: Option<u32>,
-    /// The labels of the lock request: their names, and the templates for their values.
-    pub labels: Vec<(String, Template)>,
-    /// Headers that the policy may see, in lower case.
-    pub see_headers: Vec<String>,
-    /// How many bytes of the body the policy may see.
-    pub see_body_bytes: usize,
-    /// Whether requests are passed on without their lock while the store is unavailable.
-    pub fail_open: bool,
-    /// Headers, in lower case, that identify the sender of a request. A kept answer is only given to the same sender.
-    pub caller: Vec<String>,
-    /// The size limit of an answer that is kept for a `once`, with its headers.
-    pub max_replay_bytes: usize,
-}
-
-/// For each application, a text of all settings that decide the lock names of its requests. Two configurations with
-/// the same text name the same requests alike.
-pub fn naming(guards: &[GuardConfig]) -> BTreeMap<String, String> {
-    let mut by_application: BTreeMap<String, String> = BTreeMap::new();
-    for guard in guards {
-        let text = by_application.entry(guard.application.clone()).or_default();
-        if !text.is_empty() {
-            // Separates the listeners: a route that moves to another listener names the requests of that listener.
-            text.push('|');
+/// Reads `[[guard]]`, and collects warnings for operators. `others`: the listeners that are no guards.
+pub(super) fn read(
+    top: &Section<'_>,
+    policies: &[PolicyConfig],
+    limits: &Limits,
+    others: &ListenerConfig,
+) -> (Vec<GuardConfig>, Vec<String>) {
+    let mut guards: Vec<GuardConfig> = Vec::new();
+    let mut silent = Vec::new();
+    for section in top.list("guard") {
+        let listen = section.required("listen", address);
+        if let Some(listen) = listen
+            && listen.port() != 0
+            && ([others.api, others.admin].contains(&listen)
+                || guards.iter().any(|guard| guard.listen == listen))
+        {
+            section.complain("listen", format!("is {listen}, which another listener has"));
         }
-        for route in &guard.routes {
-            let GuardRoute { methods, path, exact_case, ambiguous_paths, headers, lock, .. } = route;
-            let lock = lock.as_ref().map(|lock| {
-                let GuardLock { policy, resource, mode, labels, see_headers, see_body_bytes, caller, .. } =
-                    lock;
-                (policy, resource, mode, labels, see_headers, see_body_bytes, caller)
+        let sections = section.list("routes");
+        if sections.is_empty() {
+            section.complain_of_it("has no [[guard.routes]]; it needs at least one");
+        }
+        let mut routes: Vec<GuardRoute> = Vec::new();
+        for route in &sections {
+            if routes.iter().any(GuardRoute::takes_all) {
+                route.complain_of_it("is never reached: a route before it takes every request");
+            }
+            if !route.holds("policy") {
+                silent.push((guards.len(), routes.len()));
+            }
+            routes.extend(GuardRoute::read(route, policies, limits));
+        }
+        let tls = section.holds("tls").then(|| TlsFiles::read(&section.section("tls"))).flatten();
+        let application =
+            section.parsed("application", "default".to_owned(), |text, _| match is_plain_name(text) {
+                true if text.len() <= MAX_APPLICATION => Ok(text.to_owned()),
+                true => Err(format!("has {} characters; may have {MAX_APPLICATION}", text.len())),
+                false => Err(format!("is `{text}`; {NAME_RULE}")),
             });
-            text.push_str(&format!("{methods:?}{path}{exact_case}{ambiguous_paths}{headers:?}{lock:?};"));
-        }
-        text.push_str(&guard.header_rules());
-    }
-    by_application
-}
-
-impl GuardConfig {
-    /// The settings that change headers before the routes read them. Empty if the routes read none of those headers.
-    fn header_rules(&self) -> String {
-        let read: BTreeSet<&str> = self.routes.iter().flat_map(GuardRoute::reads_headers).collect();
-        let is_forwarded = |name: &&str| {
-            let name = name.replace('_', "-");
-            name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-")
-        };
-        let trusts = self.trust_forwarded && read.iter().any(is_forwarded);
-        let kept: BTreeSet<&str> = self.keep_headers.iter().map(String::as_str).collect();
-        let kept: Vec<&&str> = kept.intersection(&read).collect();
-        if trusts || !kept.is_empty() { format!("{trusts}{kept:?};") } else { String::new() }
-    }
-}
-
-impl GuardRoute {
-    /// The headers that decide whether a request matches and how its lock is named.
-    fn reads_headers(&self) -> impl Iterator<Item = &str> {
-        let matched = self.headers.iter().map(|(name, _)| name.as_str());
-        matched.chain(self.lock.iter().flat_map(GuardLock::reads_headers))
-    }
-}
-
-impl GuardLock {
-    fn reads_headers(&self) -> impl Iterator<Item = &str> {
-        let templates = self.labels.iter().map(|(_, template)| template).chain([&self.resource]);
-        let named = templates.flat_map(Template::parts).filter_map(|part| match part {
-            Part::Header(name) => Some(name.as_str()),
-            _ => None,
-        });
-        named.chain(self.see_headers.iter().map(String::as_str))
-    }
-
-    /// Whether the lock's name or a label contains something from the body.
-    pub fn names_body(&self) -> bool {
-        let labels = self.labels.iter().map(|(_, template)| template);
-        labels.chain([&self.resource]).any(Template::reads_body)
-    }
-}
-
-/// Settings that all upstreams share.
-#[derive(Clone, Debug)]
-pub struct UpstreamLimits {
-    /// The longest time to connect to an upstream.
-    pub connect_timeout: Duration,
-    /// How long an idle connection is kept for the next request. It must be shorter than the upstream's own limit, or
-    /// the upstream may close the connection while a request is on its way.
-    pub keepalive: Duration,
-    /// Concurrent requests to one upstream; further requests are answered with 503.
-    pub max_requests: usize,
-    /// The size limit of an answer's status line and headers.
-    pub max_header_bytes: usize,
-    /// How long an upstream that refused a connection is skipped while another upstream is available.
-    pub down: Duration,
-    /// The interval of the requests for a route's `health` path.
-    pub health_every: Duration,
-}
-
-impl Default for UpstreamLimits {
-    fn default() -> UpstreamLimits {
-        UpstreamLimits {
-            connect_timeout: Duration::from_secs(2),
-            keepalive: Duration::from_secs(4),
-            max_requests: 1_024,
-            max_header_bytes: 65_536,
-            down: Duration::from_secs(5),
-            health_every: Duration::from_secs(2),
+        let trust_forwarded = section.boolean("trust_forwarded", false);
+        let keep_headers = section.texts("keep_headers", header_names).unwrap_or_default();
+        section.finish();
+        if let Some(listen) = listen {
+            guards.push(GuardConfig { listen, application, tls, trust_forwarded, keep_headers, routes });
         }
     }
+    let warnings = unlocked(&guards, &silent);
+    (guards, warnings)
+}
+
+/// Warnings about routes that do not say whether they take a lock, if other routes lock the same application.
+fn unlocked(guards: &[GuardConfig], silent: &[(usize, usize)]) -> Vec<String> {
+    let routes = || guards.iter().flat_map(|guard| &guard.routes);
+    let is_locked =
+        |upstream: &&String| routes().any(|route| route.lock.is_some() && route.upstreams.contains(upstream));
+    let warning = |(n, m): &(usize, usize)| {
+        let route = guards.get(*n)?.routes.get(*m)?;
+        let upstream = route.upstreams.iter().find(is_locked)?;
+        Some(format!(
+            "guard[{n}].routes[{m}] passes requests for {} to http://{upstream} without a lock, and other routes lock \
+             requests to it; say policy = \"{NO_LOCK}\" if that is meant",
+            route.path
+        ))
+    };
+    silent.iter().filter_map(warning).collect()
+}
+
+impl TlsFiles {
+    fn read(section: &Section<'_>) -> Option<TlsFiles> {
+        let (cert, key) = (section.required("cert", values::file), section.required("key", values::file));
+        section.finish();
+        Some(TlsFiles { cert: cert?, key: key? })
+    }
+}
+
+fn header_names(texts: &[&str]) -> Result<Vec<String>, String> {
+    let name = |text: &&str| match hyper::header::HeaderName::from_bytes(text.as_bytes()) {
+        Ok(name) => Ok(name.as_str().to_owned()),
+        Err(_) => Err(format!("`{text}` is not the name of a header")),
+    };
+    texts.iter().map(name).collect()
 }

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use toml::Spanned;
@@ -43,6 +44,13 @@ pub struct Section<'a> {
     takes_env: bool,
 }
 
+/// What `read` makes of a section that is absent: each key has its default.
+pub fn defaults<T>(read: impl FnOnce(&Section<'_>) -> T) -> T {
+    let env = Env::new();
+    let document = Document::new(Path::new(""), "", &env);
+    read(&document.absent())
+}
+
 /// A scalar and the place where it was given.
 enum Given<'a> {
     File(&'a DeValue<'a>),
@@ -57,11 +65,15 @@ impl<'a> Document<'a> {
 
     /// The top-level section.
     pub fn top(&'a self, table: &'a DeTable<'a>) -> Section<'a> {
+        Section { table: Some(table), ..self.absent() }
+    }
+
+    fn absent(&'a self) -> Section<'a> {
         Section {
             document: self,
             path: String::new(),
             place: Location::File(self.file.to_owned()),
-            table: Some(table),
+            table: None,
             known: RefCell::default(),
             takes_env: true,
         }
@@ -128,6 +140,16 @@ impl<'a> Section<'a> {
             self.fault(place, key, format!("is {shown}; must be {bound}"));
             default
         })
+    }
+
+    /// Reads a duration in milliseconds.
+    pub fn milliseconds(&self, key: &'static str, range: RangeInclusive<u64>, default_ms: u64) -> Duration {
+        Duration::from_millis(self.integer(key, range, default_ms))
+    }
+
+    /// Reads a duration in seconds.
+    pub fn seconds(&self, key: &'static str, range: RangeInclusive<u64>, default_s: u64) -> Duration {
+        Duration::from_secs(self.integer(key, range, default_s))
     }
 
     /// As [`Section::integer`], for a key that may be absent.

@@ -8,7 +8,7 @@ fn parse(text: &str) -> Result<Config, Vec<String>> {
 
 fn parse_with(text: &str, env: &[(&str, &str)]) -> Result<Config, Vec<String>> {
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    raw::parse(Path::new("config.toml"), text, &env)
+    Config::parse(Path::new("config.toml"), text, &env)
         .map_err(|faults| faults.iter().map(Fault::to_string).collect())
 }
 
@@ -32,9 +32,9 @@ fn the_file_has_every_default() {
 #[test]
 fn the_file_has_every_key() {
     let env = Env::new();
-    let document = reader::Document::new(Path::new("config.toml"), "", &env);
-    let table = toml::de::DeTable::parse("").unwrap();
-    raw::read(&document.top(table.get_ref()));
+    let document = Document::new(Path::new("config.toml"), "", &env);
+    let table = DeTable::parse("").unwrap();
+    Config::read(&document.top(table.get_ref()));
     let keys = document.known_keys();
     assert!(keys.len() > 45, "{keys:?}");
     let table: toml::Table = FILE.parse().unwrap();
@@ -205,7 +205,7 @@ fn the_environment_replaces_the_file() {
         parse_with("[store]\nlanes = 2\n[policies.fair-groups]\npath = \"builtin:backoff\"", &env).unwrap();
     assert_eq!(config.store.lanes, 9);
     assert!(config.store.require_durable);
-    assert_eq!(config.api.to_string(), "[::1]:1");
+    assert_eq!(config.listeners.api.to_string(), "[::1]:1");
     assert_eq!(config.policies[1].source, PolicySource::Builtin("fair-groups".into()));
     let ServerChoice::Managed(managed) = config.store.server else { panic!("managed") };
     assert_eq!((managed.binary, managed.data_dir), (ServerBinary::Mariadb, "data".into()));

@@ -1,0 +1,51 @@
+//! `[engine]`: limits on one call of a policy.
+
+use std::time::Duration;
+
+use super::reader::{Section, defaults};
+use super::values::MAX_DURATION_MS;
+
+/// Limits on one call of a policy.
+#[derive(Clone, Debug)]
+pub struct EngineLimits {
+    /// The approximate number of WebAssembly instructions.
+    pub fuel: u64,
+    /// The longest duration of the call.
+    pub time: Duration,
+    /// The size limit of the linear memory.
+    pub memory_bytes: usize,
+    /// The size limit of a component file.
+    pub max_component_bytes: usize,
+    /// The size limit of one answer.
+    pub max_answer_bytes: usize,
+    /// The most concurrent calls.
+    pub instances: u32,
+    /// After this many consecutive faults, a hook is not called for the time `suspend`.
+    pub faults_to_suspend: u32,
+    /// How long a hook is not called after `faults_to_suspend` faults.
+    pub suspend: Duration,
+}
+
+impl EngineLimits {
+    /// Reads `[engine]`.
+    pub(super) fn read(section: &Section<'_>) -> EngineLimits {
+        let limits = EngineLimits {
+            fuel: section.integer("fuel", 10_000..=1_000_000_000_000, 10_000_000),
+            time: section.milliseconds("time_ms", 1..=10_000, 10),
+            memory_bytes: section.integer("memory_bytes", 65_536..=268_435_456, 16 << 20),
+            max_component_bytes: section.integer("max_component_bytes", 1_024..=67_108_864, 2 << 20),
+            max_answer_bytes: section.integer("max_answer_bytes", 1_024..=1_048_576, 65_536),
+            instances: section.integer("instances", 1..=1_000, 64),
+            faults_to_suspend: section.integer("faults_to_suspend", 1..=1_000_000, 10),
+            suspend: section.milliseconds("suspend_ms", 0..=MAX_DURATION_MS, 1_000),
+        };
+        section.finish();
+        limits
+    }
+}
+
+impl Default for EngineLimits {
+    fn default() -> EngineLimits {
+        defaults(EngineLimits::read)
+    }
+}
