@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -107,13 +106,12 @@ pub fn check(config: &Config) -> Vec<StartError> {
 /// A proxy that is ready to serve.
 pub struct App {
     config: Config,
-    api: TcpListener,
-    admin: TcpListener,
-    /// The listeners, each with its address.
-    guards: Vec<(String, Listener)>,
+    api: Listener,
+    admin: Listener,
+    guards: Vec<Listener>,
     guard: Guard,
     /// Where other proxies send notifications to this proxy, and its name among them.
-    peer_listener: (TcpListener, String),
+    peers: (Listener, String),
     managed: Option<ManagedServer>,
     stores: Vec<Arc<MysqlStore>>,
     policy_rollout: PolicyRollout,
@@ -154,11 +152,11 @@ impl App {
         log_health(&store.ready(STORE_PATIENCE).await);
         let members = members(&config, &metrics)?;
         let reached_at = reached_at(&config, &peer_listener);
-        let peers = PeerClient::new(reached_at);
-        let peer_listener = (peer_listener, peers.name().to_owned());
+        let peer_client = PeerClient::new(reached_at);
+        let peers = (peer_listener, peer_client.name().to_owned());
         let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
         let service = Service::start_closed(Parts {
-            peers: Arc::new(peers),
+            peers: Arc::new(peer_client),
             store: Arc::new(spaces(&config, &store, &members)),
             policies: policies.clone(),
             routes: config.routes.clone(),
@@ -192,7 +190,7 @@ impl App {
             admin,
             guards,
             guard,
-            peer_listener,
+            peers,
             managed,
             stores,
             policy_rollout,
@@ -230,23 +228,22 @@ impl App {
         );
         let admin =
             admin(&self.config, &self.service, &self.fleet, &self.metrics, policy_rollout, refused, &stop);
-        let guards: Vec<&str> = self.guards.iter().map(|(address, _)| address.as_str()).collect();
-        tracing::info!(api = %address(&self.api), admin = %address(&self.admin), guard = guards.join(","), "serving");
+        let guards: Vec<String> = self.guards.iter().map(url).collect();
+        tracing::info!(api = %url(&self.api), admin = %url(&self.admin), guard = guards.join(","), "serving");
         let (limits, metrics) = (self.config.http, self.metrics);
-        let (peers, name) = self.peer_listener;
+        let (peers, name) = self.peers;
         vital::spawn(
             "notifications from other proxies",
             peers::serve(peers, name, self.service.clone(), draining.clone()),
         );
-        let (api_listener, admin_listener) = (Listener::plain(self.api), Listener::plain(self.admin));
-        let serve = http::serve(api_listener, api, limits.clone(), metrics.clone(), draining.clone());
+        let serve = http::serve(self.api, api, limits.clone(), metrics.clone(), draining.clone());
         let mut fronts = vec![vital::spawn("the listener of the API", serve)];
-        for ((_, listener), front) in self.guards.into_iter().zip(guard.fronts()) {
+        for (listener, front) in self.guards.into_iter().zip(guard.fronts()) {
             let serve = http::serve(listener, front, limits.clone(), metrics.clone(), draining.clone());
             fronts.push(vital::spawn("a guarded listener", serve));
         }
         // The admin API serves until the end, to report that the proxy is not ready.
-        let serve = http::serve(admin_listener, admin, limits, metrics, drained.clone());
+        let serve = http::serve(self.admin, admin, limits, metrics, drained.clone());
         let operators = vital::spawn("the listener of the admin API", serve);
 
         stop.cancelled().await;
@@ -309,31 +306,29 @@ fn admin(
     }
 }
 
-fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    net::bind(address).map_err(|source| StartError::Listen { key, address, source })
+fn listen(key: &'static str, address: SocketAddr) -> Result<Listener, StartError> {
+    let tcp = net::bind(address).map_err(|source| StartError::Listen { key, address, source })?;
+    Ok(Listener::plain(tcp))
 }
 
-/// A guarded listener, with its address.
-fn guarded_listener(guard: &GuardConfig) -> Result<(String, Listener), StartError> {
-    let tcp = listen("guard.listen", guard.listen)?;
-    let address = address(&tcp);
+fn guarded_listener(guard: &GuardConfig) -> Result<Listener, StartError> {
+    let Listener { tcp, .. } = listen("guard.listen", guard.listen)?;
     Ok(match &guard.tls {
-        None => (address, Listener::plain(tcp)),
-        Some(files) => {
-            let config = net::tls_config(&files.cert, &files.key)?;
-            (address.replacen("http://", "https://", 1), Listener::tls(tcp, config))
-        }
+        None => Listener::plain(tcp),
+        Some(files) => Listener::tls(tcp, net::tls_config(&files.cert, &files.key)?),
     })
 }
 
 /// The address at which other proxies reach the listener.
-fn reached_at(config: &Config, peers: &TcpListener) -> SocketAddr {
-    let bound = peers.local_addr().unwrap_or(config.fleet.listen);
+fn reached_at(config: &Config, peers: &Listener) -> SocketAddr {
+    let bound = peers.tcp.local_addr().unwrap_or(config.fleet.listen);
     config.fleet.advertise.unwrap_or(bound)
 }
 
-fn address(listener: &TcpListener) -> String {
-    listener.local_addr().map_or_else(|_| "closed".to_owned(), |address| format!("http://{address}"))
+fn url(listener: &Listener) -> String {
+    let scheme = if listener.tls.is_some() { "https" } else { "http" };
+    let address = listener.tcp.local_addr();
+    address.map_or_else(|_| "closed".to_owned(), |address| format!("{scheme}://{address}"))
 }
 
 fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {

@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -86,7 +85,7 @@ pub struct Connection {
     /// The client.
     pub peer: Peer,
     /// When the time for the handshake ends.
-    pub handshake_deadline: Instant,
+    pub handshake_deadline: tokio::time::Instant,
     /// Cancelled when the proxy stops: the protocol finishes the requests in progress and takes no other requests.
     pub stop: CancellationToken,
 }
@@ -147,7 +146,7 @@ async fn open(
     stream: TcpStream,
     address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
-    handshake_deadline: Instant,
+    handshake_deadline: tokio::time::Instant,
     stop: CancellationToken,
 ) -> Option<Connection> {
     let peer = Peer::new(address, tls.is_some());
