@@ -11,9 +11,11 @@
 //! | --- | --- |
 //! | [`store`], [`context`] | [`MysqlStore`]: the handle, which starts and stops the tasks; what the tasks share |
 //! | [`lanes`], [`queue`] | one task a connection: collects a batch, runs it, retries it, answers it |
+//! | [`rows`] | rows as both ways below read, decide on and write them |
 //! | [`batch`] | one transaction for many groups, in two round trips |
 //! | [`optimistic`], [`cache`] | one statement on remembered rows, in one round trip |
-//! | [`link`], [`fault`] | a checked connection and one exchange with the server; why an exchange failed |
+//! | [`link`], [`fault`] | a checked connection and its calls; why an exchange failed |
+//! | [`spare`] | a connection that is opened on demand and kept for the next call |
 //! | [`backoff`] | when to try again |
 //! | [`preflight`], [`schema`] | what is checked and created when a connection is opened |
 //! | [`failover`] | which of several servers is in use, and what happens before another one is |
@@ -23,7 +25,7 @@
 //! | [`health`] | whether the store can be used |
 //! | [`codec`], [`sql`] | records as JSON; statements as text |
 //! | [`wire`] | carries the statements to a real or a simulated server |
-//! | [`pinned`] | primitives that depend on a session: `advisory`, `row` |
+//! | [`session_locks`] | primitives that depend on a session: `advisory`, `row` |
 //! | [`managed`] | a private server |
 //! | [`conditions`] | when a statement is applied, as tests for real servers and the simulated one |
 
@@ -46,19 +48,21 @@ mod lanes;
 mod link;
 mod membership;
 mod optimistic;
-mod pinned;
 mod preflight;
 mod queue;
 mod read;
 mod registry;
+mod rows;
 mod schema;
+mod session_locks;
+mod spare;
 mod sql;
 mod store;
 pub mod wire;
 
-pub use pinned::advisory::Advisory;
-#[cfg(any(test, feature = "simulation"))]
-pub use pinned::advisory::simulated_name;
-pub use pinned::row::Row;
 pub use registry::MysqlRegistry;
+pub use session_locks::advisory::Advisory;
+#[cfg(any(test, feature = "simulation"))]
+pub use session_locks::advisory::simulated_name;
+pub use session_locks::row::Row;
 pub use store::{MysqlStore, OpenError};

@@ -90,14 +90,14 @@ async fn free_rows(link: &mut Link) -> Result<usize, Fault> {
     loop {
         let locked = format!(
             "BEGIN;SELECT k FROM {ROWS} WHERE k>{} ORDER BY k LIMIT {CHUNK} FOR UPDATE SKIP LOCKED",
-            hexed(&after)
+            sql::hexed(&after)
         );
         let free = keys(link.exchange(locked).await?.pop());
         let Some(last) = free.last().cloned() else {
             link.rollback().await?;
             return Ok(deleted);
         };
-        let delete = format!("DELETE FROM {ROWS} WHERE k IN ({});COMMIT", list(&free));
+        let delete = format!("DELETE FROM {ROWS} WHERE k IN ({});COMMIT", sql::hexed_list(&free));
         link.exchange(delete).await?;
         deleted += free.len();
         after = last;
@@ -117,7 +117,7 @@ async fn page(context: &Context, link: &mut Link, after: &[u8]) -> Result<Vec<Id
     // Without locks, because it may read many rows that are in use.
     let found = format!(
         "SELECT k,revision,token FROM {LEASES} WHERE k>{} AND until_us<{} ORDER BY k LIMIT {PAGE}",
-        hexed(after),
+        sql::hexed(after),
         idle_since.0
     );
     let rows = link.exchange(found).await?.pop().unwrap_or_default();
@@ -149,7 +149,7 @@ async fn delete(link: &mut Link, idle: &[Idle]) -> Result<usize, Fault> {
     let locked = format!(
         "BEGIN;SELECT k,revision FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({}) \
          ORDER BY k FOR UPDATE SKIP LOCKED",
-        list(&wanted)
+        sql::hexed_list(&wanted)
     );
     let rows = link.exchange(locked).await?.pop().unwrap_or_default();
     let rows = rows.into_iter().filter_map(|row| mysql_async::from_row_opt::<(Vec<u8>, u64)>(row).ok());
@@ -160,7 +160,7 @@ async fn delete(link: &mut Link, idle: &[Idle]) -> Result<usize, Fault> {
         link.rollback().await?;
         return Ok(0);
     }
-    link.exchange(format!("DELETE FROM {LEASES} WHERE k IN ({});COMMIT", list(&gone))).await?;
+    link.exchange(format!("DELETE FROM {LEASES} WHERE k IN ({});COMMIT", sql::hexed_list(&gone))).await?;
     reached(Branch::RowsDeleted);
     Ok(gone.len())
 }
@@ -171,14 +171,4 @@ async fn within_limit<T>(what: &str, step: impl Future<Output = Result<T, Fault>
 
 fn keys(rows: Option<Vec<Row>>) -> Vec<Vec<u8>> {
     rows.unwrap_or_default().into_iter().filter_map(|mut row| row.take::<Vec<u8>, _>(0)).collect()
-}
-
-fn hexed(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    sql::hex(&mut text, bytes);
-    text
-}
-
-fn list<K: AsRef<[u8]>>(keys: &[K]) -> String {
-    keys.iter().map(|key| hexed(key.as_ref())).collect::<Vec<_>>().join(",")
 }

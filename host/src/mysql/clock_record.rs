@@ -2,7 +2,7 @@
 
 use mysql_async::Row;
 
-use super::clock_steps::{MARGIN_US, UNSEEN_US};
+use super::clock_steps::{MARGIN_US, SetBack, UNSEEN_US};
 use super::context::Context;
 use super::fault::{self, Fault};
 use super::sql::{CLOCK, META, NOW_US};
@@ -12,6 +12,8 @@ use crate::lock::ServerTime;
 
 /// [`begin`] uses an answer only if it is no older than this, in microseconds.
 const LONGEST_BEGIN_US: u64 = 5_000_000;
+/// A proxy does not repeat what another proxy has recorded less than this long ago, in microseconds.
+const RECENT_US: u64 = 500_000;
 /// A wait after a change of the server lasts at most the longest lease plus this, in microseconds.
 const LONGEST_MARGIN_US: u64 = 10_000_000;
 
@@ -48,7 +50,7 @@ pub async fn begin(wire: &mut Wire, context: &Context) -> Result<(), Fault> {
 /// lease is in doubt for longer than its duration. A step that is longer ago than the longest lease plus
 /// [`UNSEEN_US`] does not count any more. A wait that was not over when the clock was last watched is
 /// extended by the step.
-pub fn step(ahead: &str, by_us: &str, since: &str, longest_us: u64) -> String {
+fn step(ahead: &str, by_us: &str, since: &str, longest_us: u64) -> String {
     let grants_from = format!("GREATEST(grants_us,(SELECT grants_from FROM {META} WHERE id=1))");
     let latest = format!("{NOW_US}+{}", longest_us + LONGEST_MARGIN_US);
     let counts_us = UNSEEN_US + longest_us + MARGIN_US;
@@ -57,6 +59,31 @@ pub fn step(ahead: &str, by_us: &str, since: &str, longest_us: u64) -> String {
         "grants_us=IF({ahead} AND {grants_from}>seen_us,LEAST({grants_from}+{by_us},{latest}),grants_us),\
          by_us=IF({ahead},IF(stepped_us+{counts_us}>seen_us,by_us,0)+{by_us},by_us),\
          stepped_us=IF({ahead},{since},stepped_us)"
+    )
+}
+
+/// The statement that records that the clock was watched up to `seen`, and was set forward by `by_us`
+/// meanwhile. A clock that was set back is recorded for a while as if it was not, just as leases are granted:
+/// see [`ClockSteps::set_back_us`](super::clock_steps::ClockSteps::set_back_us).
+pub fn watched(seen: ServerTime, by_us: u64, set_back: SetBack, longest_us: u64) -> String {
+    let (set_back_us, may_lower) = match set_back {
+        SetBack::By(us) => (us, true),
+        SetBack::Unknown => (0, false),
+    };
+    let seen_us = seen.0 + set_back_us;
+    if by_us > 0 {
+        let step = step("TRUE", &by_us.to_string(), NOW_US, longest_us);
+        return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
+    }
+    // Compares with the server's current clock, because a statement that arrives late is behind what other
+    // proxies have seen since, and must not undo the step that they have recorded.
+    let is_back = match may_lower {
+        true => format!("seen_us>{NOW_US}+{}", set_back_us + RECENT_US),
+        false => "0>1".to_owned(),
+    };
+    format!(
+        "UPDATE {CLOCK} SET stepped_us=IF({is_back},LEAST(stepped_us,{seen_us}),stepped_us),seen_us={seen_us} \
+         WHERE id=1 AND (seen_us+{RECENT_US}<{seen_us} OR {is_back})"
     )
 }
 

@@ -14,22 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backoff::Backoff;
-use super::clock_record::step;
-use super::clock_steps::{ClockStep, ClockSteps, SetBack};
+use super::clock_steps::{ClockStep, ClockSteps};
 use super::context::Context;
 use super::fault::Fault;
-use super::lanes::EXCHANGE_LIMIT;
-use super::link::Link;
-use super::schema;
-use super::sql::{CLOCK, NOW_US};
+use super::link::{EXCHANGE_LIMIT, Link};
 use crate::clock;
-use crate::lock::ServerTime;
 
 /// The time between two readings.
 const ROUND: Duration = Duration::from_secs(1);
-/// A proxy does not repeat what another proxy has recorded less than this long ago, in microseconds.
-const RECENT_US: u64 = 500_000;
-
 /// Watches the clock until the store is closed.
 pub async fn run(context: Arc<Context>) {
     let mut backoff = Backoff::new();
@@ -87,37 +79,12 @@ impl Watch {
             self.unrecorded_us += at_most_us;
         }
         let set_back = context.clock_steps().recorded(clock::now());
-        link.exchange(said(seen.now, self.unrecorded_us, set_back, context.longest_us())).await?;
+        link.record_clock(self.unrecorded_us, set_back, context.longest_us()).await?;
         self.unrecorded_us = 0;
         if !self.has_claimed && context.membership.may_write() {
-            link.exchange(schema::claim_version()).await?;
+            link.claim_version().await?;
             self.has_claimed = true;
         }
         Ok(())
     }
-}
-
-/// The statement that records that the clock was watched up to `seen`, and was set forward by `by_us`
-/// meanwhile. A clock that was set back is recorded for a while as if it was not, just as leases are granted:
-/// see [`ClockSteps::set_back_us`].
-fn said(seen: ServerTime, by_us: u64, set_back: SetBack, longest_us: u64) -> String {
-    let (set_back_us, may_lower) = match set_back {
-        SetBack::By(us) => (us, true),
-        SetBack::Unknown => (0, false),
-    };
-    let seen_us = seen.0 + set_back_us;
-    if by_us > 0 {
-        let step = step("TRUE", &by_us.to_string(), NOW_US, longest_us);
-        return format!("UPDATE {CLOCK} SET {step},seen_us={seen_us} WHERE id=1");
-    }
-    // Compares with the server's current clock, because a statement that arrives late is behind what other
-    // proxies have seen since, and must not undo the step that they have recorded.
-    let is_back = match may_lower {
-        true => format!("seen_us>{NOW_US}+{}", set_back_us + RECENT_US),
-        false => "0>1".to_owned(),
-    };
-    format!(
-        "UPDATE {CLOCK} SET stepped_us=IF({is_back},LEAST(stepped_us,{seen_us}),stepped_us),seen_us={seen_us} \
-         WHERE id=1 AND (seen_us+{RECENT_US}<{seen_us} OR {is_back})"
-    )
 }

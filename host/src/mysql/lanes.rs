@@ -6,21 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backoff::Backoff;
-use super::batch::{self};
+use super::batch;
 use super::context::Context;
 use super::fault::Fault;
-use super::link::{IDLE_S, Link};
+use super::link::{EXCHANGE_LIMIT, IDLE_S, Link};
 use super::optimistic;
-use super::queue::{Batch, Decided, LATE, Queue, Responder, first_deadline};
+use super::queue::{Batch, Decided, LATE, Queue, Responder, expire, first_deadline};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::lock::record::{Op, Tried};
 use crate::store::Reply;
 use crate::store::registry::NO_MEMBER;
-
-/// The longest time that a transaction may take. After that, its connection is given up.
-pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often waiting claims are failed while this proxy is not a member.
 const GATE_POLL: Duration = Duration::from_millis(50);
@@ -81,11 +78,8 @@ pub async fn open(context: &Context, queue: &mut Queue, lane_index: Option<usize
 /// `Ok` once the store is closed and every operation is answered.
 async fn serve(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     loop {
-        if context.stop.is_cancelled() {
-            queue.close();
-            if !queue.has_work() {
-                return Ok(());
-            }
+        if context.stop.is_cancelled() && queue.close() {
+            return Ok(());
         }
         tokio::select! {
             biased;
@@ -125,8 +119,6 @@ async fn may_write(context: &Context, queue: &mut Queue) {
 /// Runs one batch. Operations that get no answer go back to the front of the queue.
 async fn run_batch(context: &Context, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
     let mut batch = queue.batch();
-    expire(&mut batch.responders, LATE);
-    batch.retain_open();
     let Some(deadline) = batch.deadline() else { return Ok(()) };
     let fault = match exchange(context, link, queue, &mut batch, deadline).await {
         Ok(replies) => {
@@ -237,37 +229,25 @@ async fn execute(
 }
 
 /// Waits for the work until the last deadline of its callers, and no longer than [`EXCHANGE_LIMIT`].
-pub async fn watched<T>(
+async fn watched<T>(
     mut work: impl Future<Output = Result<T, Fault>> + Unpin,
     responders: &mut [Responder],
     queue: &mut Queue,
 ) -> Result<T, Fault> {
     let limit = clock::now().plus_us(EXCHANGE_LIMIT.as_micros() as u64);
-    loop {
-        let Some(deadline) = first_deadline(responders) else { return Err(Fault::timeout("a transaction")) };
-        tokio::select! {
-            biased;
-            done = &mut work => return done,
-            () = clock::sleep_until(deadline.min(limit)) => {}
+    while first_deadline(responders).is_some() {
+        if let Some(done) = queue.work_until(&mut work, responders, limit).await {
+            return done;
         }
-        expire(responders, LATE);
-        queue.expire_now(LATE);
         if limit <= clock::now() {
-            return Err(Fault::timeout("a transaction"));
+            break;
         }
     }
+    Err(Fault::timeout("a transaction"))
 }
 
 fn reject(context: &Context, batch: Batch, why: &str) {
     context.metrics.store_error("rejected");
     tracing::error!("an operation cannot be carried out on the MySQL server: {why}");
     batch.fail(why);
-}
-
-/// Answers the responders whose deadline has passed.
-pub fn expire(responders: &mut [Responder], why: &str) {
-    let now = clock::now();
-    for responder in responders {
-        responder.expire(now, why);
-    }
 }

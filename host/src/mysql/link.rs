@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use mysql_async::Row;
 use mysql_async::prelude::AsQuery;
-use mysql_async::{Row, Value};
 
 use super::backoff::OptimisticThrottle;
 use super::cache::CacheScope;
 use super::clock_record;
-use super::clock_steps::{ClockStep, DRIFT_PER_MILLION};
+use super::clock_steps::{ClockStep, DRIFT_PER_MILLION, SetBack};
 use super::context::Context;
 use super::failover::prober;
 use super::failover::servers::{Endpoint, ServerInUse};
@@ -19,15 +19,17 @@ use super::fault::{self, Fault, exchange, variables};
 use super::membership::Membership;
 use super::preflight::{self, Server};
 use super::schema;
-use super::sql::{self, LOCK_WAIT_S, SESSION_TIMEOUT_S};
+use super::sql::{self, LOCK_WAIT_S, META, PREPARED_ROWS, RowWrite, SESSION_TIMEOUT_S};
 use super::wire::Wire;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::BatchId;
-use crate::lock::{Instant, ServerTime};
+use crate::lock::{Instant, Key, ServerTime, Token};
 use crate::random;
 use crate::store::registry::NO_MEMBER;
 
+/// The longest time that a transaction may take. After that, its connection is given up.
+pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(3);
 /// An idle lane sends a statement this often, in seconds, so that its session does not end.
 pub const IDLE_S: u64 = 1;
 /// Makes a Galera node apply all writes that the other nodes have committed before it answers a read, because
@@ -200,11 +202,62 @@ impl Link {
         Ok(sets)
     }
 
-    /// Runs one statement with these values. The connection prepares the statement on first use.
-    pub async fn execute(&mut self, sql: String, params: Vec<Value>) -> Result<(), Fault> {
+    /// Locks the rows of these keys in a transaction, and reads them; then takes a sample.
+    pub async fn lock_rows<'a>(
+        &mut self,
+        context: &Context,
+        keys: impl Iterator<Item = &'a Key>,
+    ) -> Result<Vec<Row>, Fault> {
+        let before = clock::now();
+        let mut sets = self.exchange(sql::lock_rows(keys)).await?;
+        self.learn(context, sets.pop(), before)?;
+        Ok(sets.pop().unwrap_or_default())
+    }
+
+    /// Writes these rows, all or none, if they are as remembered since the last sample and the server's clock is
+    /// within the bounds; see [`sql::write_if_same`]. The connection prepares a short statement on first use.
+    pub async fn write_if_same(
+        &mut self,
+        rows: Vec<RowWrite>,
+        bounds: (ServerTime, ServerTime),
+    ) -> Result<(), Fault> {
+        let (count, sql) = (rows.len(), sql::write_if_same(rows.len()));
+        let params = sql::write_if_same_params(rows, self.sample.floor, bounds);
+        if count > PREPARED_ROWS {
+            return self.exchange(sql::fill_in(&sql, &params)).await.map(drop);
+        }
         let statement = self.wire.prepare(sql).await?;
         self.server_in_use.check()?;
         Ok(self.wire.execute(statement, params).await?)
+    }
+
+    /// Raises the token floor at least to `least`. Without it, raises the floor above every token that was given
+    /// out. Returns the floor.
+    pub async fn raise_tokens(&mut self, least: Option<Token>) -> Result<Token, Fault> {
+        let raise = least.map_or_else(sql::raise_above_all, |least| sql::raise_floor(least.0));
+        let raise = format!("BEGIN;{raise};SELECT floor FROM {META} WHERE id=1;COMMIT");
+        let floor = self.commit(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
+        floor.map(Token).ok_or_else(|| Fault::Broken { why: format!("{META} is empty"), slug: "schema" })
+    }
+
+    /// Makes the server keep the session for this long while it is idle, in seconds.
+    pub async fn keep_idle(&mut self, session_s: u32) -> Result<(), Fault> {
+        self.exchange(format!("SET SESSION wait_timeout={session_s}")).await.map(drop)
+    }
+
+    /// Records that this proxy has watched the server's clock up to the last sample; see [`clock_record::watched`].
+    pub async fn record_clock(
+        &mut self,
+        by_us: u64,
+        set_back: SetBack,
+        longest_us: u64,
+    ) -> Result<(), Fault> {
+        self.exchange(clock_record::watched(self.sample.now, by_us, set_back, longest_us)).await.map(drop)
+    }
+
+    /// Makes the tables refuse proxies of earlier versions; see [`schema::claim_version`].
+    pub async fn claim_version(&mut self) -> Result<(), Fault> {
+        self.exchange(schema::claim_version()).await.map(drop)
     }
 
     /// The latest time at which a decision of now may be written: the caller waits until `deadline`, and this
@@ -307,7 +360,7 @@ fn read_sample(
     let row = set.and_then(|mut rows| rows.pop());
     let read = row.and_then(|row| mysql_async::from_row_opt::<Columns>(row).ok());
     let Some((now, epoch, floor, renamed, counter, grants_from, read_only, used_on)) = read else {
-        let why = format!("the row in {} is missing: were its tables dropped?", sql::META);
+        let why = format!("the row in {META} is missing: were its tables dropped?");
         return Err(Fault::Broken { why, slug: "schema" });
     };
     if preflight::is_read_only(&read_only) {

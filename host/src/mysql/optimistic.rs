@@ -10,14 +10,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use super::batch::{PACKET_BYTES, environment, next_revision, row_write};
+use super::batch::PACKET_BYTES;
 use super::cache;
 use super::clock_steps;
 use super::context::Context;
 use super::fault::Fault;
 use super::link::Link;
 use super::queue::Decided;
-use super::sql::{self, LOCK_WAIT_S, RowWrite};
+use super::rows::{environment, next_revision, row_write};
+use super::sql::{LOCK_WAIT_S, RowWrite};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::{self, BatchId, Op, Outcome, Record, Records};
@@ -26,10 +27,6 @@ use crate::store::Reply;
 
 /// A sample of the clock is used for this long, in microseconds.
 const SAMPLE_US: u64 = 1_000_000;
-
-/// Batches of up to this many rows use prepared statements, which cost a sixth less than text. The server
-/// keeps one statement of each size for each connection, so there is a bound.
-pub const PREPARED_ROWS: usize = 64;
 
 /// Runs the groups if the remembered rows allow it. False: nothing was applied, and the server has to be
 /// asked.
@@ -147,15 +144,7 @@ impl Plan {
         }
         // If the clock is past the margin, it was set forward, and a lease would be too short.
         let not_after = self.latest.plus_us(clock_steps::MARGIN_US).min(link.latest(deadline));
-        let sql = sql::write_if_same(writes.len());
-        let is_prepared = writes.len() <= PREPARED_ROWS;
-        let params = sql::write_if_same_params(writes, link.sample.floor, (self.earliest, not_after));
-        let written = if is_prepared {
-            link.execute(sql, params).await
-        } else {
-            link.exchange(sql::fill_in(&sql, &params)).await.map(drop)
-        };
-        match written {
+        match link.write_if_same(writes, (self.earliest, not_after)).await {
             Ok(()) => {
                 reached(Branch::FastWritten);
                 Ok(true)

@@ -150,7 +150,7 @@ impl Batch {
     }
 
     /// Drops the groups that are answered.
-    pub fn retain_open(&mut self) {
+    fn retain_open(&mut self) {
         let open: Vec<bool> = self.responders.iter().map(Responder::is_open).collect();
         let (mut groups, mut tried) = (open.iter(), open.iter());
         self.groups.retain(|_| groups.next().is_some_and(|open| *open));
@@ -213,6 +213,14 @@ pub fn first_deadline(responders: &[Responder]) -> Option<Instant> {
     responders.iter().filter(|responder| responder.is_open()).map(|responder| responder.deadline).min()
 }
 
+/// Answers the responders whose deadline has passed.
+pub fn expire(responders: &mut [Responder], why: &str) {
+    let now = clock::now();
+    for responder in responders {
+        responder.expire(now, why);
+    }
+}
+
 impl Queue {
     /// The jobs that come through `incoming`; a batch has at most `max_ops` operations, or one group.
     pub fn new(incoming: UnboundedReceiver<Job>, max_ops: usize) -> Queue {
@@ -236,7 +244,8 @@ impl Queue {
         !self.waiting.is_empty()
     }
 
-    /// The next batch: as many groups as fit in one transaction. It splits no group and keeps their order.
+    /// The next batch: as many groups as fit in one transaction. It splits no group and keeps their order. Groups
+    /// whose deadline has passed are answered instead.
     pub fn batch(&mut self) -> Batch {
         let mut batch = Batch::default();
         let (mut ops, mut keys, mut bytes) = (0, 0, 0);
@@ -253,7 +262,28 @@ impl Queue {
             }
             batch.push(job);
         }
+        expire(&mut batch.responders, LATE);
+        batch.retain_open();
         batch
+    }
+
+    /// Waits for work of the lane until `until`, or until the first deadline of its callers. Answers the callers
+    /// and the queued jobs whose deadline has passed. `None` if the work goes on.
+    pub async fn work_until<T>(
+        &mut self,
+        work: impl Future<Output = T> + Unpin,
+        responders: &mut [Responder],
+        until: Instant,
+    ) -> Option<T> {
+        let next = first_deadline(responders).map_or(until, |deadline| deadline.min(until));
+        tokio::select! {
+            biased;
+            done = work => return Some(done),
+            () = clock::sleep_until(next) => {}
+        }
+        expire(responders, LATE);
+        self.expire_now(LATE);
+        None
     }
 
     /// Puts the open groups back to the front of the queue.
@@ -313,9 +343,10 @@ impl Queue {
         }
     }
 
-    /// Accepts no more jobs. The waiting ones still run.
-    pub fn close(&mut self) {
+    /// Accepts no more jobs. The waiting ones still run. Returns whether there are none.
+    pub fn close(&mut self) -> bool {
         self.incoming.close();
+        !self.has_work()
     }
 
     fn collect(&mut self) {

@@ -4,17 +4,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use mysql_async::Row;
-use tokio::sync::Mutex;
-
-use super::codec;
 use super::context::Context;
 use super::fault::Fault;
-use super::link::Link;
-use super::sql::{self, LEASES, NOW_US};
+use super::rows::read_row;
+use super::spare::SpareLink;
+use super::sql::{self, LEASES, NOW_US, ROW};
 use crate::clock;
-use crate::lock::record::Doubt;
-use crate::lock::{Key, ServerTime};
+use crate::lock::Key;
 use crate::store::{Page, StoreError, Stored};
 
 /// The number of rows that one statement reads.
@@ -23,20 +19,18 @@ const CHUNK: usize = 256;
 /// Reads rows on a connection of its own.
 pub struct Reader {
     context: Arc<Context>,
-    /// Taken out while it is used, so a call that is dropped half-way leaves no connection behind.
-    link: Mutex<Option<Link>>,
+    link: SpareLink,
 }
 
 impl Reader {
     /// Opens no connection yet.
     pub fn new(context: Arc<Context>) -> Reader {
-        Reader { context, link: Mutex::new(None) }
+        Reader { context, link: SpareLink::default() }
     }
 
     /// The row of `key`, if there is one.
     pub async fn read(&self, key: Key) -> Result<Option<Stored>, StoreError> {
-        let mut condition = String::from("k=");
-        sql::hex(&mut condition, key.as_str().as_bytes());
+        let condition = format!("k={}", sql::hexed(key.as_str().as_bytes()));
         let rows = self.within(self.rows(&condition, 1)).await?;
         Ok(rows.into_iter().next())
     }
@@ -48,9 +42,7 @@ impl Reader {
 
     /// Closes the connection.
     pub async fn close(&self) {
-        if let Some(link) = self.link.lock().await.take() {
-            link.close().await;
-        }
+        self.link.close().await;
     }
 
     async fn page(&self, prefix: &str, mut after: Option<Key>, limit: usize) -> Result<Page, Fault> {
@@ -82,32 +74,21 @@ impl Reader {
     }
 
     async fn rows(&self, condition: &str, limit: usize) -> Result<Vec<Stored>, Fault> {
-        let mut place = self.link.lock().await;
-        let mut link = match place.take() {
-            Some(link) => link,
-            None => Link::open(&self.context).await?,
-        };
         let sql = format!(
-            "{};SELECT k,token,state FROM {LEASES} WHERE {condition} ORDER BY k LIMIT {limit}",
+            "{};SELECT {ROW} FROM {LEASES} WHERE {condition} ORDER BY k LIMIT {limit}",
             sql::sample()
         );
-        let mut asked_at = clock::now();
-        let mut sets = match link.exchange(sql.clone()).await {
-            Ok(sets) => sets,
-            // The connection was idle for longer than the server keeps it.
-            Err(_) => {
-                link = Link::open(&self.context).await?;
-                asked_at = clock::now();
-                link.exchange(sql).await?
-            }
-        };
-        let rows = sets.pop().unwrap_or_default();
-        link.learn(&self.context, sets.pop(), asked_at)?;
-        self.context.check_watched()?;
-        let now = link.sample.now;
-        let doubt = self.context.clock_steps().doubt(clock::now());
-        *place = Some(link);
-        rows.into_iter().map(|row| read_row(row, now, doubt)).collect()
+        let context = &self.context;
+        let mut answer = self.link.ask(context, sql, context.timeout).await?;
+        let rows = answer.sets.pop().unwrap_or_default();
+        let sample = answer.sets.pop();
+        answer.link.learn(context, sample, answer.asked_at)?;
+        context.check_watched()?;
+        let now = answer.link.sample.now;
+        let doubt = context.clock_steps().doubt(clock::now());
+        answer.keep();
+        let stored = |(key, (record, _))| Stored { key, record, now, doubt };
+        rows.into_iter().map(|row| read_row(row).map(stored)).collect()
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, StoreError> {
@@ -121,20 +102,11 @@ impl Reader {
 /// that ended in the last `in_doubt_us` microseconds are included.
 fn range(prefix: &str, after: Option<&Key>, in_doubt_us: u64) -> String {
     let mut condition = match after {
-        Some(after) if after.as_str() >= prefix => {
-            let mut condition = String::from("k>");
-            sql::hex(&mut condition, after.as_str().as_bytes());
-            condition
-        }
-        _ => {
-            let mut condition = String::from("k>=");
-            sql::hex(&mut condition, prefix.as_bytes());
-            condition
-        }
+        Some(after) if after.as_str() >= prefix => format!("k>{}", sql::hexed(after.as_str().as_bytes())),
+        _ => format!("k>={}", sql::hexed(prefix.as_bytes())),
     };
     if let Some(end) = end_of(prefix) {
-        condition.push_str(" AND k<");
-        sql::hex(&mut condition, &end);
+        condition.push_str(&format!(" AND k<{}", sql::hexed(&end)));
     }
     // A value that is kept for ever ends at the column's largest number, so nothing may be added to it.
     condition.push_str(&format!(" AND until_us>GREATEST({NOW_US}-{in_doubt_us},0)"));
@@ -155,16 +127,6 @@ fn end_of(prefix: &str) -> Option<Vec<u8>> {
 
 fn is_held(row: &Stored) -> bool {
     row.record.until() > row.now || row.record.holders.iter().any(|holder| !row.has_ended(holder))
-}
-
-fn read_row(row: Row, now: ServerTime, doubt: Doubt) -> Result<Stored, Fault> {
-    let rejected = |why: String| Fault::Rejected { why };
-    let (key, token, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, Vec<u8>)>(row)
-        .map_err(|error| rejected(format!("a row was not written by this program: {error}")))?;
-    let text = String::from_utf8_lossy(&key);
-    let key = Key::new(&text).ok_or_else(|| rejected(format!("{text:?} is not a key")))?;
-    let record = codec::decode(token, &state).map_err(|error| rejected(format!("{text:?}: {error}")))?;
-    Ok(Stored { key, record, now, doubt })
 }
 
 #[cfg(test)]

@@ -21,9 +21,9 @@ use super::membership::Membership;
 use super::queue::{Job, Places, Queue};
 use super::read::Reader;
 use super::registry::MysqlRegistry;
-use super::sql::META;
+use super::sql::PREPARED_ROWS;
 use super::wire::Target;
-use super::{clean, clock_watch, lanes, optimistic, sql};
+use super::{clean, clock_watch, lanes};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space, Token};
@@ -274,16 +274,12 @@ impl Store for MysqlStore {
 
     fn raise_tokens(&self, least: Option<Token>) -> StoreFuture<Result<Token, StoreError>> {
         let context = self.context.clone();
-        let raise = least.map_or_else(sql::raise_above_all, |least| sql::raise_floor(least.0));
-        let raise = format!("BEGIN;{raise};SELECT floor FROM {META} WHERE id=1;COMMIT");
         Box::pin(async move {
             let work = async {
                 let mut link = Link::open(&context).await?;
-                let floor = link.commit(raise).await?.pop().and_then(|mut rows| rows.pop()?.take(0));
+                let floor = link.raise_tokens(least).await?;
                 link.close().await;
-                floor
-                    .map(Token)
-                    .ok_or_else(|| Fault::Broken { why: format!("{META} is empty"), slug: "schema" })
+                Ok(floor)
             };
             let done = tokio::time::timeout(context.timeout, work).await;
             let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the token floor")));
@@ -310,7 +306,7 @@ pub(super) fn read_url(url: &str) -> Result<Endpoint, OpenError> {
         // The socket path that a server reports may lead to another server on this machine.
         .prefer_socket(false)
         // One statement for each number of rows.
-        .stmt_cache_size(optimistic::PREPARED_ROWS)
+        .stmt_cache_size(PREPARED_ROWS)
         .into();
     Ok(Endpoint { target: Target::Address(opts), database, address })
 }

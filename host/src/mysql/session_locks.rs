@@ -17,15 +17,10 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::context::Context;
-use super::fault::Fault;
-use super::link::{self};
-use super::preflight::Server;
 use super::queue::{Job, Places};
-use super::sql::{self, COUNTER, LEASES, META, NOW_US};
 use super::store::MysqlStore;
 use crate::clock;
 use crate::coverage::{Branch, reached};
-use crate::lock::maps::HashMap;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
 use crate::store::local_records::{DecisionInputs, LocalRecords, page};
@@ -34,6 +29,7 @@ use crate::store::{Done, Health, Loss, Page, Store, StoreError, StoreFuture, Sto
 pub mod advisory;
 pub mod row;
 mod slot;
+mod tokens;
 
 /// How long the server keeps an idle session, in seconds. A proxy that was cut off keeps others out for that
 /// long.
@@ -51,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE_US: u64 = 1_000_000;
 
 /// The handle on the task that keeps the guards of one space.
-pub struct Pinned<G> {
+pub struct SessionLocks<G> {
     space: Space,
     jobs: UnboundedSender<Job>,
     places: Places,
@@ -68,9 +64,13 @@ struct Common<G> {
     life: AtomicU64,
 }
 
-impl<G> Pinned<G> {
+impl<G> SessionLocks<G> {
     /// The handle, and the receiver for the task.
-    fn open(space: Space, store: &MysqlStore, max_queued: usize) -> (Pinned<G>, UnboundedReceiver<Job>) {
+    fn open(
+        space: Space,
+        store: &MysqlStore,
+        max_queued: usize,
+    ) -> (SessionLocks<G>, UnboundedReceiver<Job>) {
         let (jobs, incoming) = unbounded_channel();
         let (places, context) = (Places::new(max_queued), store.context.clone());
         let common = Common {
@@ -79,7 +79,7 @@ impl<G> Pinned<G> {
             losses: Losses::default(),
             life: AtomicU64::new(context.membership.standing().life),
         };
-        (Pinned { space, jobs, places, context, common: Arc::new(common) }, incoming)
+        (SessionLocks { space, jobs, places, context, common: Arc::new(common) }, incoming)
     }
 }
 
@@ -146,7 +146,7 @@ fn certain_until(context: &Context, heard: Instant) -> Instant {
     heard.plus_us(CERTAIN_US).min(context.membership.standing().latest)
 }
 
-impl<G: Clone + Send + Sync + 'static> Store for Pinned<G> {
+impl<G: Clone + Send + Sync + 'static> Store for SessionLocks<G> {
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
         if let Some(job) = self.places.admit(group, deadline, done) {
             // If the task is gone, the job's responder answers when it is dropped.
@@ -251,115 +251,6 @@ impl Losses {
     }
 }
 
-/// The most tokens of one key that the operations may need.
-pub fn tokens_for<'a>(ops: impl Iterator<Item = &'a Op>) -> u64 {
-    let mut counts: HashMap<&Key, u64> = HashMap::default();
-    for op in ops.filter(|op| matches!(op, Op::Acquire(_))) {
-        for key in op.keys() {
-            *counts.entry(key).or_default() += 1;
-        }
-    }
-    counts.into_values().max().unwrap_or(0)
-}
-
-/// The number of tokens that one number of the server stands for: a group makes at most this many grants of a
-/// key.
-const PER_NUMBER: u64 = 64;
-/// The most tokens that are reserved at a time. Leases in rows are granted above the block, and no token may
-/// be far ahead of the clock. So a block ends at the current time, if that leaves [`LEAST_BLOCK`] tokens.
-const BLOCK: u64 = PER_NUMBER * 1_000_000;
-const LEAST_BLOCK: u64 = PER_NUMBER * 16;
-
-/// Asks for a number that is higher than every number that the server gave before, to any session.
-/// `UUID_SHORT` counts in memory, so nothing is written. Ask once the keys are guarded. Returns one row.
-///
-/// The database has the token of the number `run`, and the last token of the block. After a restart the
-/// server's numbers are different, and outside of the block. The block is also of no use if the floor has
-/// risen past it, for example because another server was in use meanwhile.
-pub fn number<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
-    let rows = highest_of_rows(keys);
-    format!(
-        "SELECT UUID_SHORT() AS n,LAST_INSERT_ID() AS own,run,base,token,GREATEST({rows},floor) AS r,grants_from,{NOW_US} AS now,identity \
-         FROM {COUNTER} JOIN {META} USING (id) WHERE id=1"
-    )
-}
-
-/// Reserves the next block of tokens, above every token that may have been given out, and above every token
-/// of these keys in the lease table. Also reserves `tokens` below the block for the caller.
-pub fn reserve_tokens<'a>(epoch: u64, tokens: u64, keys: impl Iterator<Item = &'a Key>) -> String {
-    let epoch = Token::floor_of_epoch(epoch).0;
-    let rows = highest_of_rows(keys);
-    // Assignments run from left to right, so the new token uses the new base. The floor rises too: proxies
-    // grant leases above the block. They may have read it a second ago, and check that the floor is
-    // unchanged.
-    format!(
-        "UPDATE {COUNTER} SET base=LAST_INSERT_ID(GREATEST(token,{epoch},(SELECT floor FROM {META} WHERE id=1),\
-         {rows})+{tokens}+1),run=UUID_SHORT(),\
-         token=IF(base+{LEAST_BLOCK}<{NOW_US},LEAST(base+{BLOCK},{NOW_US}),base+{LEAST_BLOCK}) WHERE id=1;{}",
-        sql::raise_floor(0)
-    )
-}
-
-fn highest_of_rows<'a>(keys: impl Iterator<Item = &'a Key>) -> String {
-    let mut list = String::new();
-    for key in keys {
-        if !list.is_empty() {
-            list.push(',');
-        }
-        sql::hex(&mut list, key.as_str().as_bytes());
-    }
-    match list.is_empty() {
-        true => "0".to_owned(),
-        false => {
-            format!("(SELECT COALESCE(MAX(token),0) FROM {LEASES} FORCE INDEX (PRIMARY) WHERE k IN ({list}))")
-        }
-    }
-}
-
-/// Reads the answer to [`number`], for this many `tokens`: the token that the new ones are above, and when
-/// grants may begin, on our own clock. (The clock of the records may be that of an earlier server.) `None` if
-/// tokens have to be reserved first. `laid_by`: this session has reserved them in the same request.
-pub fn counted(
-    server: &Server,
-    set: Option<Vec<mysql_async::Row>>,
-    tokens: u64,
-    until: ServerTime,
-    laid_by: bool,
-) -> Result<Option<(Token, Instant)>, Fault> {
-    let row = set.and_then(|mut rows| rows.pop());
-    type Columns = (u64, u64, u64, u64, u64, u64, u64, u64, Vec<u8>);
-    let read = row.and_then(|row| mysql_async::from_row_opt::<Columns>(row).ok());
-    let Some((number, own, run, base, last, above, from, now, used_on)) = read else {
-        let why = format!("the row in {COUNTER} is missing: were its tables dropped?");
-        return Err(Fault::Broken { why, slug: "schema" });
-    };
-    link::check_use(server, &used_on)?;
-    link::check_member(ServerTime(now), until)?;
-    let from = begins(from, now, clock::now());
-    if tokens > PER_NUMBER {
-        return Ok(laid_by.then(|| (Token(own - tokens - 1), from)));
-    }
-    if just_started(number, now) {
-        let why = "the server has just started; its numbers can be used from the next second on".to_owned();
-        return Err(Fault::Conflict { why });
-    }
-    let token = number.checked_sub(run).and_then(|n| n.checked_mul(PER_NUMBER)?.checked_add(base));
-    let fits = |token: &u64| *token + PER_NUMBER <= last && *token > above;
-    Ok(token.filter(fits).map(|token| (Token(token - 1), from)))
-}
-
-/// Whether the server was started in this second of its clock or in the last one. `UUID_SHORT` counts from
-/// the second of the start, so a server that restarts within the same second would give a number again.
-fn just_started(number: u64, now_us: u64) -> bool {
-    let started_s = (number >> 24) & u64::from(u32::MAX);
-    (started_s..=started_s + 1).contains(&(now_us / 1_000_000))
-}
-
-/// When grants may begin, on our own clock. `from` and `now` are by the clock of the server that answered.
-fn begins(from: u64, now: u64, own: Instant) -> Instant {
-    own.plus_us(from.saturating_sub(now))
-}
-
 /// The current moment, on both clocks.
 pub fn moment(time: &Time) -> (Instant, ServerTime) {
     let own = clock::now();
@@ -369,27 +260,6 @@ pub fn moment(time: &Time) -> (Instant, ServerTime) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_wait_is_as_long_on_a_server_with_another_clock() {
-        let time = Time::default();
-        time.calibrate(ServerTime(1_000_000_000), Instant(0));
-        let own = Instant(5_000_000);
-        let left = |from, now| time.at(begins(from, now, own)).us_since(time.at(own));
-        assert_eq!(left(1_019_000_000, 1_005_000_000), 14_000_000, "the first one");
-        assert_eq!(left(1_009_000_000, 995_000_000), 14_000_000, "one that is ten seconds behind it");
-        assert_eq!(left(1_009_000_000, 1_015_000_000), 0, "it was over before");
-    }
-
-    #[test]
-    fn a_number_is_used_once_the_second_of_the_start_is_over() {
-        let number = |started_s: u64| (7 << 56) + (started_s << 24) + 3;
-        let started = 1_795_314_151;
-        for (now_us, just) in [(0, true), (999_999, true), (1_999_999, true), (2_000_000, false)] {
-            assert_eq!(just_started(number(started), started * 1_000_000 + now_us), just, "{now_us}");
-        }
-        assert!(!just_started(number(started), (started - 60) * 1_000_000), "the clock was set back since");
-    }
 
     #[test]
     fn a_galera_node_has_rows_and_no_names() {

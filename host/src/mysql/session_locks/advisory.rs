@@ -18,10 +18,8 @@ use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::{
-    Common, PATIENCE, Pinned, SESSION_S, SILENCE_US, SWEEP, certain_until, counted, number, reserve_tokens,
-    tokens_for,
-};
+use super::tokens::{counted, number, tokens_for};
+use super::{Common, PATIENCE, SESSION_S, SILENCE_US, SWEEP, SessionLocks, certain_until};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
@@ -30,9 +28,9 @@ use crate::lock::{Instant, Key, Space, Token};
 use crate::mysql::backoff::Backoff;
 use crate::mysql::context::Context;
 use crate::mysql::fault::Fault;
-use crate::mysql::lanes::{self, EXCHANGE_LIMIT};
-use crate::mysql::link::Link;
-use crate::mysql::queue::{Batch, LATE, Queue, Responder, first_deadline};
+use crate::mysql::lanes;
+use crate::mysql::link::{EXCHANGE_LIMIT, Link};
+use crate::mysql::queue::{Batch, LATE, Queue, Responder};
 use crate::mysql::sql;
 use crate::mysql::store::MysqlStore;
 use crate::store::Reply;
@@ -60,16 +58,16 @@ pub struct Guard {
 }
 
 /// Named locks on the server of a [`MysqlStore`].
-pub type Advisory = Pinned<Guard>;
+pub type Advisory = SessionLocks<Guard>;
 
-impl Pinned<Guard> {
+impl SessionLocks<Guard> {
     /// Starts the session's task, which ends with the store. `batch` and `max_queued` as in
     /// [`StoreConfig`](crate::config::StoreConfig).
     ///
     /// # Panics
     /// Outside of a tokio runtime, or if no thread can be started for the session.
     pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
-        let (advisory, incoming) = Pinned::open(Space::Advisory, store, max_queued);
+        let (advisory, incoming) = SessionLocks::open(Space::Advisory, store, max_queued);
         let session = Session {
             context: advisory.context.clone(),
             common: advisory.common.clone(),
@@ -188,16 +186,12 @@ impl Session {
     /// `Ok` once the store is closed and every operation is answered.
     async fn serve(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         self.heard = clock::now();
-        let lasts = link.exchange(format!("SET SESSION wait_timeout={SESSION_S}"));
-        self.patiently(lasts, &mut [], queue).await?;
+        self.patiently(link.keep_idle(SESSION_S), &mut [], queue).await?;
         let mut sweep = tokio::time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if self.context.stop.is_cancelled() {
-                queue.close();
-                if !queue.has_work() {
-                    return Ok(());
-                }
+            if self.context.stop.is_cancelled() && queue.close() {
+                return Ok(());
             }
             tokio::select! {
                 biased;
@@ -259,15 +253,10 @@ impl Session {
         let patient = |limit: Duration| began.plus_us(limit.as_micros() as u64);
         let mut limit = patient(EXCHANGE_LIMIT);
         loop {
-            let next = first_deadline(responders).map_or(limit, |deadline| deadline.min(limit));
-            let next = next.min(clock::now().plus_us(LOOK_US));
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = clock::sleep_until(next) => {}
+            let next = limit.min(clock::now().plus_us(LOOK_US));
+            if let Some(done) = queue.work_until(work.as_mut(), responders, next).await {
+                return done;
             }
-            lanes::expire(responders, LATE);
-            queue.expire_now(LATE);
             if clock::now() < limit {
                 continue;
             }
@@ -303,8 +292,6 @@ impl Session {
     /// Runs one batch. If the session is lost meanwhile, undecided groups go back to the queue.
     async fn run_batch(&mut self, link: &mut Link, queue: &mut Queue) -> Result<(), Fault> {
         let mut batch = queue.batch();
-        lanes::expire(&mut batch.responders, LATE);
-        batch.retain_open();
         // All groups expired in the queue.
         if batch.groups.is_empty() {
             return Ok(());
@@ -425,15 +412,8 @@ async fn exchange(
     let mut sets = link.exchange(statements(free, want, tokens)).await?;
     if tokens > 0 {
         let until = context.membership.until();
-        let keys = || want.iter().map(|(key, _)| key);
-        let mut had = counted(&link.server, sets.pop(), tokens, until, false)?;
-        if had.is_none() {
-            let sql = format!("{};{}", reserve_tokens(link.sample.epoch, tokens, keys()), number(keys()));
-            let set = link.exchange(sql).await?.pop();
-            had = counted(&link.server, set, tokens, until, true)?;
-        }
-        let used_up = || Fault::Conflict { why: "the tokens were used up meanwhile".to_owned() };
-        (answer.above, answer.grants_from) = had.ok_or_else(used_up)?;
+        let keys = want.iter().map(|(key, _)| key);
+        (answer.above, answer.grants_from) = counted(link, sets.pop(), tokens, keys, until).await?;
     } else {
         link.check_used(&mut sets)?;
     }

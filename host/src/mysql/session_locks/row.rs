@@ -14,7 +14,8 @@ use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use super::slot::{Counter, Freed, Locked, RowLockRequest, Slot, Strength};
-use super::{CERTAIN_US, Common, Pinned, SILENCE_US, SWEEP, certain_until, moment, tokens_for};
+use super::tokens::{Counted, tokens_for};
+use super::{CERTAIN_US, Common, SILENCE_US, SWEEP, SessionLocks, certain_until, moment};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
@@ -50,15 +51,15 @@ impl Guard {
 }
 
 /// Row locks on the server of a [`MysqlStore`].
-pub type Row = Pinned<Guard>;
+pub type Row = SessionLocks<Guard>;
 
-impl Pinned<Guard> {
+impl SessionLocks<Guard> {
     /// Starts the task, which ends with the store. At most `connections` connections hold locks at a time.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn new(store: &MysqlStore, connections: usize, max_queued: usize) -> Row {
-        let (row, incoming) = Pinned::open(Space::Row, store, max_queued);
+        let (row, incoming) = SessionLocks::open(Space::Row, store, max_queued);
         let (events, happened) = unbounded_channel();
         let coordinator = Coordinator {
             context: row.context.clone(),
@@ -88,7 +89,7 @@ enum Event {
     },
     Counted {
         batch: SessionBatch,
-        result: Result<(Token, Instant), Fault>,
+        result: Result<Counted, Fault>,
     },
     Freed {
         slot: u64,

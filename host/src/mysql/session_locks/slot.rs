@@ -1,19 +1,17 @@
-//! A connection with an open transaction that holds row locks, and the connection that counts tokens.
-
-use std::time::Duration;
+//! A connection with an open transaction that holds row locks, and the connection that asks for tokens.
 
 use mysql_async::Row;
-use tokio::sync::Mutex;
 
-use super::{PATIENCE, SESSION_S, counted, number, reserve_tokens};
+use super::tokens::{Counted, counted, number};
+use super::{PATIENCE, SESSION_S};
 use crate::clock;
 use crate::lock::maps::HashSet;
-use crate::lock::{Instant, Key, Token};
+use crate::lock::{Instant, Key};
 use crate::mysql::context::Context;
 use crate::mysql::fault::Fault;
-use crate::mysql::lanes::EXCHANGE_LIMIT;
-use crate::mysql::link::Link;
+use crate::mysql::link::{EXCHANGE_LIMIT, Link};
 use crate::mysql::queue::Responder;
+use crate::mysql::spare::SpareLink;
 use crate::mysql::sql::{self, ROWS};
 use crate::store::Reply;
 
@@ -63,7 +61,7 @@ pub struct Locked {
     pub heard: Instant,
     /// The token that new ones are above, and when grants may begin; `None` if another session has one of the
     /// rows.
-    pub counted: Option<(Token, Instant)>,
+    pub counted: Option<Counted>,
 }
 
 /// The result of [`Slot::free`].
@@ -137,52 +135,31 @@ impl Slot {
     }
 }
 
-/// The connection for the numbers of tokens.
-#[derive(Default)]
-pub struct Counter {
-    /// Taken out while it is used, so a call that is dropped half-way leaves no connection behind.
-    link: Mutex<Option<Link>>,
+/// The connection that asks for the numbers of tokens.
+pub struct Counter(SpareLink);
+
+impl Default for Counter {
+    fn default() -> Counter {
+        Counter(SpareLink::lasting(SESSION_S))
+    }
 }
 
 impl Counter {
     /// See [`number`]. The rows of `keys` are locked. `keys` are all keys of the claims, including those that
     /// this proxy had locked before: another proxy with a shared lock may have given such a key a higher
     /// token since.
-    pub async fn next(
-        &self,
-        context: &Context,
-        tokens: u64,
-        keys: &[Key],
-    ) -> Result<(Token, Instant), Fault> {
-        let mut place = self.link.lock().await;
-        let mut link = match place.take() {
-            Some(link) => link,
-            None => open(context).await?,
-        };
-        let until = context.membership.until();
-        let ask = number(keys.iter());
-        let mut sets = match within(link.exchange(ask.clone())).await {
-            // The connection was idle for longer than the server keeps it.
-            Err(Fault::Broken { .. }) => {
-                link = open(context).await?;
-                within(link.exchange(ask.clone())).await?
-            }
-            sets => sets?,
-        };
-        let mut had = counted(&link.server, sets.pop(), tokens, until, false)?;
-        if had.is_none() {
-            let sql = format!("{};{ask}", reserve_tokens(link.sample.epoch, tokens, keys.iter()));
-            let set = within(link.exchange(sql)).await?.pop();
-            had = counted(&link.server, set, tokens, until, true)?;
-        }
-        *place = Some(link);
-        had.ok_or_else(|| Fault::Conflict { why: "the tokens were used up meanwhile".to_owned() })
+    pub async fn next(&self, context: &Context, tokens: u64, keys: &[Key]) -> Result<Counted, Fault> {
+        let mut answer = self.0.ask(context, number(keys.iter()), EXCHANGE_LIMIT).await?;
+        let (until, first) = (context.membership.until(), answer.sets.pop());
+        let counted = within(counted(&mut answer.link, first, tokens, keys.iter(), until)).await?;
+        answer.keep();
+        Ok(counted)
     }
 }
 
 async fn open(context: &Context) -> Result<Link, Fault> {
     let mut link = Link::open(context).await?;
-    within(link.exchange(format!("SET SESSION wait_timeout={SESSION_S}"))).await?;
+    within(link.keep_idle(SESSION_S)).await?;
     Ok(link)
 }
 
@@ -190,26 +167,25 @@ impl RowLockRequest {
     async fn select(&self, link: &mut Link) -> Result<Found, Fault> {
         if self.any {
             // LIMIT 1 would hide a missing row, so look for missing rows first.
-            let mut sql = format!("SELECT k FROM {ROWS} WHERE k IN (");
-            list(&mut sql, &self.keys);
-            sql.push(')');
+            let sql = format!("SELECT k FROM {ROWS} WHERE k IN ({})", list(&self.keys));
             let missing = self.missing(link.exchange(sql).await?);
             if !missing.is_empty() {
                 return Ok(Found::Missing(missing));
             }
         }
-        let mut sql = format!("BEGIN;SELECT k FROM {ROWS} FORCE INDEX (PRIMARY) WHERE k IN (");
-        list(&mut sql, &self.keys);
         let mariadb = link.server.name.starts_with("MariaDB");
-        sql.push_str(match self.strength {
-            _ if self.any => ") ORDER BY k LIMIT 1 FOR UPDATE SKIP LOCKED",
-            Strength::Exclusive => ") ORDER BY k FOR UPDATE NOWAIT",
-            Strength::Shared if mariadb => ") ORDER BY k LOCK IN SHARE MODE NOWAIT",
-            Strength::Shared => ") ORDER BY k FOR SHARE NOWAIT",
-        });
-        // Read once the rows are locked, because another node may be in use by then.
-        sql.push(';');
-        sql.push_str(&sql::used_on());
+        let locking = match self.strength {
+            _ if self.any => "LIMIT 1 FOR UPDATE SKIP LOCKED",
+            Strength::Exclusive => "FOR UPDATE NOWAIT",
+            Strength::Shared if mariadb => "LOCK IN SHARE MODE NOWAIT",
+            Strength::Shared => "FOR SHARE NOWAIT",
+        };
+        // The server in use is read once the rows are locked, because another node may be in use by then.
+        let sql = format!(
+            "BEGIN;SELECT k FROM {ROWS} FORCE INDEX (PRIMARY) WHERE k IN ({}) ORDER BY k {locking};{}",
+            list(&self.keys),
+            sql::used_on()
+        );
         let mut sets = match link.exchange(sql).await {
             // 3572 on MySQL, 1205 on MariaDB.
             Err(Fault::Conflict { .. }) => return Ok(Found::Taken),
@@ -239,30 +215,19 @@ impl RowLockRequest {
 /// Creates rows, in a transaction of its own. Other sessions may create or lock the same rows at the same
 /// time.
 async fn make(link: &mut Link, keys: &[Key]) -> Result<(), Fault> {
-    let mut sql = format!("ROLLBACK;INSERT IGNORE INTO {ROWS} (k) VALUES (");
-    for (n, key) in keys.iter().enumerate() {
-        if n > 0 {
-            sql.push_str("),(");
-        }
-        list(&mut sql, std::slice::from_ref(key));
-    }
-    sql.push(')');
+    let rows: Vec<String> =
+        keys.iter().map(|key| format!("({})", sql::hexed(key.as_str().as_bytes()))).collect();
+    let sql = format!("ROLLBACK;INSERT IGNORE INTO {ROWS} (k) VALUES {}", rows.join(","));
     match link.exchange(sql).await {
         Ok(_) | Err(Fault::Conflict { .. }) => Ok(()),
         Err(fault) => Err(fault),
     }
 }
 
-fn list(sql: &mut String, keys: &[Key]) {
-    for (n, key) in keys.iter().enumerate() {
-        if n > 0 {
-            sql.push(',');
-        }
-        sql::hex(sql, key.as_str().as_bytes());
-    }
+fn list(keys: &[Key]) -> String {
+    sql::hexed_list(keys.iter().map(Key::as_str))
 }
 
 async fn within<T>(work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
-    let limit: Duration = EXCHANGE_LIMIT;
-    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(Fault::timeout("a row lock")))
+    tokio::time::timeout(EXCHANGE_LIMIT, work).await.unwrap_or_else(|_| Err(Fault::timeout("a row lock")))
 }
