@@ -10,6 +10,7 @@ use super::history::{History, What};
 use super::in_flight::ClaimsInFlight;
 use super::message::{Msg, Pending, Swap, WaiterReply};
 use super::shadow::Shadows;
+use super::swap;
 use super::views::{Notice, NoticeKind, QueueEntry};
 use crate::clock;
 use crate::lock::maps::HashMap;
@@ -375,7 +376,7 @@ impl EventLoop {
     }
 
     fn swap(&mut self, swap: Swap) {
-        for (waiter, claim) in swap.apply(&self.shared, &self.table, &mut self.shadows) {
+        for (waiter, claim) in swap::apply(swap, &self.shared, &self.table, &mut self.shadows) {
             match claim {
                 Some(claim) => self.handle(Event::Replan { waiter, claim }),
                 None => {

@@ -25,27 +25,32 @@ const MISSING: usize = 16_384;
 /// The new claim of a waiter; `None` if its caller has to plan the request again.
 pub(super) type Replan = (WaiterId, Option<Box<Claim>>);
 
-impl Swap {
-    /// Makes the generation live and returns the new claims of waiters, unless the generation was not asked about
-    /// all claims yet: then nothing changes.
-    pub fn apply(self, shared: &ServiceContext, table: &Table, shadows: &mut Shadows) -> Vec<Replan> {
-        let missing = self.missing(shared, table);
-        if !missing.is_empty() {
-            let _ = self.reply.send(SwapStep::Missing(missing));
-            return Vec::new();
-        }
-        let mut replans = Vec::new();
-        for (standing, claim) in table.claims() {
-            self.collect(shared, standing, claim, shadows, &mut replans);
-        }
-        self.commit(shared, shadows);
-        // Waiters that join the global queue do so in the order of their arrival.
-        replans.sort_unstable_by_key(|(waiter, _)| *waiter);
-        let widened = widened(shared, table, shadows, &replans);
-        replans.extend(widened);
-        replans
+/// Makes the generation live and returns the new claims of waiters, unless the generation was not asked about all
+/// claims yet: then nothing changes.
+pub(super) fn apply(
+    swap: Swap,
+    shared: &ServiceContext,
+    table: &Table,
+    shadows: &mut Shadows,
+) -> Vec<Replan> {
+    let missing = swap.missing(shared, table);
+    if !missing.is_empty() {
+        let _ = swap.reply.send(SwapStep::Missing(missing));
+        return Vec::new();
     }
+    let mut replans = Vec::new();
+    for (standing, claim) in table.claims() {
+        swap.collect(shared, standing, claim, shadows, &mut replans);
+    }
+    swap.commit(shared, shadows);
+    // Waiters that join the global queue do so in the order of their arrival.
+    replans.sort_unstable_by_key(|(waiter, _)| *waiter);
+    let widened = widened(shared, table, shadows, &replans);
+    replans.extend(widened);
+    replans
+}
 
+impl Swap {
     /// The requests that the policy decides about, and that it has no plan for here yet.
     fn missing(&self, shared: &ServiceContext, table: &Table) -> Vec<PlanRequest> {
         let claims = table.claims().map(|(_, claim)| claim).filter(|claim| self.decides(shared, claim));

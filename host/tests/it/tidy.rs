@@ -1,5 +1,5 @@
-//! Rules for the source: which modules may import which, which modules read the clock, and how long files and
-//! functions may be.
+//! Rules for the source: which modules may import which, that files import each other in one direction, which
+//! modules read the clock, and how long files and functions may be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,6 +7,27 @@ use std::path::{Path, PathBuf};
 
 /// These modules import everything, and nothing imports them.
 const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
+
+/// The first file of each circle of files that import each other. Each circle should be opened.
+const CIRCLES: [&str; 17] = [
+    "admin",
+    "api",
+    "cli",
+    "config::guard",
+    "fleet",
+    "guard",
+    "http",
+    "lock::record",
+    "lock::table",
+    "mysql::conditions",
+    "peers",
+    "policy",
+    "simulation",
+    "simulation::server",
+    "store",
+    "store::contract",
+    "telemetry",
+];
 
 /// Names that the lock core must not use.
 const IMPURE: [&str; 10] = [
@@ -172,6 +193,139 @@ fn modules_have_no_circle() {
     assert!(left.is_empty(), "these import each other: {left:?}");
 }
 
+/// The files of the program by their module paths, such as `service::swap`; `lib.rs` has the empty path.
+struct Files(BTreeMap<String, Paths>);
+
+/// The paths that a file names.
+#[derive(Default)]
+struct Paths {
+    /// The names that `use` brings into the file, with their paths.
+    used: BTreeMap<String, String>,
+    /// All paths, in the code and in `use`.
+    all: BTreeSet<String>,
+}
+
+impl Files {
+    fn read() -> Files {
+        let mut files = BTreeMap::new();
+        for source in shipped() {
+            let path = source.path.trim_start_matches("host/src/").trim_end_matches(".rs").replace('/', "::");
+            files.insert(path.replace("lib", ""), Paths::of(&source));
+        }
+        Files(files)
+    }
+
+    /// The file that has the thing that a path in the file `from` means; `None` if it is of another crate.
+    fn file_of(&self, from: &str, path: &str) -> Option<String> {
+        let mut at = from.to_owned();
+        let mut rest = path;
+        while !rest.is_empty() {
+            let (word, after) = rest.split_once("::").unwrap_or((rest, ""));
+            let inner = format!("{at}::{word}").trim_start_matches("::").to_owned();
+            match word {
+                "crate" => at.clear(),
+                "self" => {}
+                "super" => at = at.rsplit_once("::").map_or("", |(parent, _)| parent).to_owned(),
+                _ if self.0.contains_key(&inner) => at = inner,
+                _ => {
+                    // The file may take the name from another one.
+                    let used = self.0[&at].used.get(word).filter(|used| first_word(used) != word);
+                    let Some(used) = used else { return (rest != path).then_some(at) };
+                    return self.file_of(&at, format!("{used}::{after}").trim_end_matches("::"));
+                }
+            }
+            rest = after;
+        }
+        Some(at)
+    }
+
+    fn imports_of(&self, file: &str) -> BTreeSet<String> {
+        let found = self.0[file].all.iter().filter_map(|path| self.file_of(file, path));
+        found.filter(|imported| imported != file).collect()
+    }
+}
+
+impl Paths {
+    fn of(source: &Source) -> Paths {
+        let (mut paths, mut tree, mut is_for_tests) = (Paths::default(), String::new(), false);
+        for (_, line) in source.code() {
+            let line = line.trim();
+            if let Some(rest) = line
+                .split_once("use ")
+                .filter(|(before, _)| tree.is_empty() && (before.is_empty() || before.starts_with("pub")))
+            {
+                tree = rest.1.to_owned();
+            } else if tree.is_empty() {
+                let words = line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+                let words = words.map(|word| word.trim_end_matches(':'));
+                paths.all.extend(words.filter(|word| word.contains("::")).map(str::to_owned));
+                is_for_tests = line == "#[cfg(test)]";
+            } else {
+                tree.push_str(line);
+            }
+            if tree.ends_with(';') {
+                if !is_for_tests {
+                    paths.add(tree.trim_end_matches(';'));
+                }
+                (tree, is_for_tests) = (String::new(), false);
+            }
+        }
+        paths
+    }
+
+    /// Adds what a `use` names: `a::{b, c::{self, d}}` names `a::b`, `a::c` and `a::c::d`.
+    fn add(&mut self, tree: &str) {
+        let Some((before, list)) = tree.split_once('{') else {
+            let (path, name) = tree.split_once(" as ").unwrap_or((tree, tree));
+            let path = path.trim().trim_end_matches("::self");
+            let name = name.trim().trim_end_matches("::self").rsplit("::").next().unwrap_or_default();
+            self.used.insert(name.to_owned(), path.to_owned());
+            self.all.insert(path.to_owned());
+            return;
+        };
+        let (list, _) = list.rsplit_once('}').expect("a list ends");
+        let mut depth = 0;
+        let parts = list.split(|c| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            depth == 0 && c == ','
+        });
+        for part in parts.map(str::trim).filter(|part| !part.is_empty()) {
+            self.add(&format!("{before}{part}"));
+        }
+    }
+}
+
+/// The files that a file imports, and those that they import.
+fn reached_from<'a>(imports: &'a BTreeMap<&str, BTreeSet<String>>, file: &'a str) -> BTreeSet<&'a str> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![file]);
+    while let Some(file) = next.pop() {
+        let found = imports[file].iter().map(String::as_str);
+        next.extend(found.filter(|found| reached.insert(*found)));
+    }
+    reached
+}
+
+#[test]
+fn files_have_no_circle() {
+    let files = Files::read();
+    let imports: BTreeMap<&str, BTreeSet<String>> =
+        files.0.keys().map(|file| (file.as_str(), files.imports_of(file))).collect();
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        imports.keys().map(|file| (*file, reached_from(&imports, file))).collect();
+    let mut circles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for file in reached.keys() {
+        // A circle has the name of its first file.
+        if let Some(first) = reached[file].iter().find(|other| reached[*other].contains(file)) {
+            circles.entry(first).or_default().push(file);
+        }
+    }
+    let new = circles.iter().filter(|(first, _)| !CIRCLES.contains(first));
+    let mut faults: Vec<String> = new.map(|(_, circle)| circle.join(", ")).collect();
+    let open = CIRCLES.iter().filter(|first| !circles.contains_key(*first));
+    faults.extend(open.map(|first| format!("{first}: is in no circle now; take it off the list")));
+    found_none("files that import each other", &faults);
+}
+
 #[test]
 fn the_lock_core_is_pure() {
     let mut faults = Vec::new();
@@ -293,4 +447,16 @@ fn functions_are_short() {
 fn imports_are_found() {
     let found: Vec<&str> = imports("use crate::{api, mysql::Store}; crate::clock::now()").collect();
     assert_eq!(found, ["api", "mysql", "clock"]);
+}
+
+#[test]
+fn files_of_paths_are_found() {
+    let file = |text: &str| Paths::of(&Source { path: String::new(), text: text.to_owned() });
+    let files = Files(BTreeMap::from([
+        ("a".to_owned(), file("mod b;\nmod c;\npub use b::{self, B as Name};")),
+        ("a::b".to_owned(), file("use std::fmt;\nuse super::c::{\n    C,\n};\nfn f() { crate::a::A }")),
+        ("a::c".to_owned(), file("#[cfg(test)]\nuse super::b::B;\nuse super::{Name, Other};")),
+    ]));
+    let imports = ["a", "a::b", "a::c"].map(|file| files.imports_of(file).into_iter().collect::<Vec<_>>());
+    assert_eq!(imports, [vec!["a::b"], vec!["a", "a::c"], vec!["a", "a::b"]]);
 }
