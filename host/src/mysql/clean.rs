@@ -2,7 +2,7 @@
 //!
 //! First the floor is raised above the tokens of these rows, so that the next token of each key is above its
 //! last one. Then the rows that have not changed since the rise are deleted. They were written in an earlier
-//! [`CacheScope`](super::cache::CacheScope), so a proxy that remembers one of them does not use it any more.
+//! [`CacheScope`](super::pipeline::cache::CacheScope), so a proxy that remembers one of them does not use it any more.
 //! Rows that are in use are skipped.
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use mysql_async::Row;
 
-use super::backoff::Backoff;
 use super::context::Context;
-use super::fault::Fault;
-use super::link::Link;
+use super::pipeline::backoff::Backoff;
+use super::session::fault::Fault;
+use super::session::link::Link;
 use super::sql::{self, LEASES, ROWS};
 use crate::clock;
 use crate::coverage::{Branch, reached};

@@ -4,9 +4,9 @@ use mysql_async::Row;
 
 use super::clock_steps::{MARGIN_US, SetBack, UNSEEN_US};
 use super::context::Context;
-use super::fault::{self, Fault};
+use super::session::fault::{self, Fault};
+use super::session::wire::Wire;
 use super::sql::{CLOCK, META, NOW_US};
-use super::wire::Wire;
 use crate::clock;
 use crate::lock::ServerTime;
 

@@ -13,11 +13,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::backoff::Backoff;
 use super::clock_steps::{ClockStep, ClockSteps};
 use super::context::Context;
-use super::fault::Fault;
-use super::link::{EXCHANGE_LIMIT, Link};
+use super::pipeline::backoff::Backoff;
+use super::session::fault::Fault;
+use super::session::link::{EXCHANGE_LIMIT, Link};
 use crate::clock;
 
 /// The time between two readings.

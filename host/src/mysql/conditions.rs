@@ -12,8 +12,8 @@ mod sessions;
 
 pub use sessions::*;
 
+use super::session::wire::{Target, Wire};
 use super::sql::NOW_US;
-use super::wire::{Target, Wire};
 use super::{MysqlStore, Row, store};
 use crate::clock;
 use crate::config::StoreConfig;
@@ -55,7 +55,7 @@ impl Stranger {
 
     /// Connects to a simulated server.
     #[cfg(any(test, feature = "simulation"))]
-    pub async fn simulated(route: Arc<dyn super::wire::Connect>) -> Stranger {
+    pub async fn simulated(route: Arc<dyn super::session::wire::Connect>) -> Stranger {
         Stranger::to(&Target::Simulated(route)).await
     }
 

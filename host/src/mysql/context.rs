@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::cache::Cache;
 use super::clock_steps::ClockSteps;
 use super::failover::identity::Identity;
 use super::failover::servers::Servers;
-use super::fault::Fault;
 use super::health::LaneHealth;
 use super::membership::Membership;
+use super::pipeline::cache::Cache;
+use super::session::fault::Fault;
 use crate::clock;
 use crate::lock::Instant;
 use crate::telemetry::Metrics;

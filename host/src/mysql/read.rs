@@ -5,9 +5,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::context::Context;
-use super::fault::Fault;
-use super::rows::read_row;
-use super::spare::SpareLink;
+use super::pipeline::rows::read_row;
+use super::session::fault::Fault;
+use super::session::spare::SpareLink;
 use super::sql::{self, LEASES, NOW_US, ROW};
 use crate::clock;
 use crate::lock::Key;

@@ -11,9 +11,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::context::Context;
-use super::fault::Fault;
-use super::link::Link;
-use super::spare::SpareLink;
+use super::session::fault::Fault;
+use super::session::link::Link;
+use super::session::spare::SpareLink;
 use crate::lock::{Instant, ServerTime};
 use crate::store::registry::{Component, PolicyVersion, Pulse, Registry, View};
 use crate::store::{StoreError, StoreFuture};

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::context::Context;
-use super::queue::{Job, Places};
+use super::pipeline::queue::{Job, Places};
 use super::store::MysqlStore;
 use crate::clock;
 use crate::coverage::{Branch, reached};

@@ -9,6 +9,9 @@ use mysql_async::Value;
 
 use crate::lock::{Key, ServerTime};
 
+/// The schema version of this program. A higher version is refused, a lower one is migrated.
+pub const VERSION: u32 = 3;
+
 /// The table of leases: a row for each key.
 pub const LEASES: &str = "lockkeeper_lease";
 /// The table of the row that all proxies share: schema version, identity, epoch, floor.
@@ -82,7 +85,7 @@ pub fn epoch() -> String {
 }
 
 /// Raises the floor by at least one, and at least to `least` (a number or an expression). So every rise
-/// begins a new [`CacheScope`](super::cache::CacheScope), and rows that were remembered before it are
+/// begins a new [`CacheScope`](super::pipeline::cache::CacheScope), and rows that were remembered before it are
 /// forgotten.
 pub fn raise_floor(least: impl std::fmt::Display) -> String {
     format!("UPDATE {META} SET floor=GREATEST(floor+1,{least}) WHERE id=1")
@@ -201,7 +204,7 @@ fn huge_if(condition: &str) -> String {
 ///
 /// A stored row must still have the revision before its new one. Otherwise its revision is set to -1, which
 /// strict mode refuses with error 1264. Any other row is inserted, and must be missing:
-/// [`next_revision`](super::rows::next_revision) ensures that no stored row has the revision before a first
+/// [`next_revision`](super::pipeline::rows::next_revision) ensures that no stored row has the revision before a first
 /// one.
 ///
 /// The statement fails with error 1690 if the server's clock is not within the bounds, or if the floor is not

@@ -9,21 +9,22 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cache::{Cache, spread};
 use super::clock_steps::ClockSteps;
 use super::context::{Context, longest_us};
 use super::failover::prober;
 use super::failover::servers::{Endpoint, Servers};
-use super::fault::Fault;
 use super::health::LaneHealth;
-use super::link::Link;
 use super::membership::Membership;
-use super::queue::{Job, Places, Queue};
+use super::pipeline::cache::{Cache, spread};
+use super::pipeline::lanes;
+use super::pipeline::queue::{Job, Places, Queue};
 use super::read::Reader;
 use super::registry::MysqlRegistry;
+use super::session::fault::Fault;
+use super::session::link::Link;
+use super::session::wire::Target;
 use super::sql::PREPARED_ROWS;
-use super::wire::Target;
-use super::{clean, clock_watch, lanes};
+use super::{clean, clock_watch};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space, Token};
@@ -100,7 +101,7 @@ impl MysqlStore {
     #[cfg(any(test, feature = "simulation"))]
     pub fn simulated(
         config: &StoreConfig,
-        servers: Vec<(String, Arc<dyn super::wire::Connect>)>,
+        servers: Vec<(String, Arc<dyn super::session::wire::Connect>)>,
         max_ttl_ms: u32,
         metrics: Metrics,
     ) -> MysqlStore {

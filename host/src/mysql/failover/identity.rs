@@ -3,12 +3,10 @@
 use std::time::Duration;
 
 use crate::lock::Token;
-use crate::mysql::fault::{self, Fault};
-use crate::mysql::sql::{HEARTBEAT, META, NOW_US};
-use crate::mysql::wire::Wire;
+use crate::mysql::session::fault::{self, Fault};
+use crate::mysql::session::wire::Wire;
+use crate::mysql::sql::{HEARTBEAT, META, NOW_US, VERSION};
 
-/// The schema version of this program. A higher version is refused, a lower one is migrated.
-pub const VERSION: u32 = 3;
 /// How long a heartbeat is fresh. No server can be promoted and grant a lease within this time.
 pub const FRESH: Duration = Duration::from_secs(4);
 

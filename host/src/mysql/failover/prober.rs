@@ -12,10 +12,10 @@ use super::servers::{ROUND, ServerInUse};
 use crate::clock;
 use crate::lock::Instant;
 use crate::mysql::context::Context;
-use crate::mysql::fault::{self, Fault};
-use crate::mysql::preflight;
+use crate::mysql::session::fault::{self, Fault};
+use crate::mysql::session::preflight;
+use crate::mysql::session::wire::{Target, Wire};
 use crate::mysql::sql::{LOCK_WAIT_S, SESSION_TIMEOUT_S};
-use crate::mysql::wire::{Target, Wire};
 use crate::vital;
 
 /// The longest time to wait for one server.

@@ -10,8 +10,8 @@ use super::identity::Identity;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
-use crate::mysql::fault::Fault;
-use crate::mysql::wire::{Target, Wire};
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::wire::{Target, Wire};
 
 /// The time between two probe rounds.
 pub const ROUND: Duration = Duration::from_secs(1);

@@ -10,10 +10,10 @@ use super::servers::ServerInUse;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::mysql::context::Context;
-use crate::mysql::fault::{self, Fault};
-use crate::mysql::preflight::Server;
+use crate::mysql::session::fault::{self, Fault};
+use crate::mysql::session::preflight::Server;
+use crate::mysql::session::wire::Wire;
 use crate::mysql::sql::{self, META, NOW_US};
-use crate::mysql::wire::Wire;
 
 /// Raises the epoch or the token floor if another server may have been in use since the tables were last used
 /// on this one. `recorded` is the record of the tables. Several proxies may run this at the same time. Returns

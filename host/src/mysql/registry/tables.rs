@@ -8,8 +8,8 @@ use mysql_async::Row;
 use crate::clock;
 use crate::lock::ServerTime;
 use crate::mysql::context::Context;
-use crate::mysql::fault::Fault;
-use crate::mysql::link::Link;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::Link;
 use crate::mysql::sql::{self, NOW_US};
 use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, View};
 

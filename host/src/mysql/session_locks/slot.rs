@@ -8,10 +8,10 @@ use crate::clock;
 use crate::lock::maps::HashSet;
 use crate::lock::{Instant, Key};
 use crate::mysql::context::Context;
-use crate::mysql::fault::Fault;
-use crate::mysql::link::{EXCHANGE_LIMIT, Link};
-use crate::mysql::queue::Responder;
-use crate::mysql::spare::SpareLink;
+use crate::mysql::pipeline::queue::Responder;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::{EXCHANGE_LIMIT, Link};
+use crate::mysql::session::spare::SpareLink;
 use crate::mysql::sql::{self, ROWS};
 use crate::store::Reply;
 

@@ -7,9 +7,9 @@ use crate::clock;
 use crate::lock::maps::HashMap;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, ServerTime, Token};
-use crate::mysql::fault::Fault;
-use crate::mysql::link::{self, Link};
-use crate::mysql::preflight::Server;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::{self, Link};
+use crate::mysql::session::preflight::Server;
 use crate::mysql::sql::{self, COUNTER, LEASES, META, NOW_US};
 
 /// The most tokens of one key that the operations may need.

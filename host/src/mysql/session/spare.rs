@@ -8,12 +8,12 @@ use std::time::Duration;
 use mysql_async::Row;
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::context::Context;
 use super::fault::Fault;
 use super::link::Link;
-use super::sql::SESSION_TIMEOUT_S;
 use crate::clock;
 use crate::lock::Instant;
+use crate::mysql::context::Context;
+use crate::mysql::sql::SESSION_TIMEOUT_S;
 
 /// A connection that was idle for longer may have been closed by the server, in microseconds.
 const FRESH_US: u64 = (SESSION_TIMEOUT_S as u64 - 1) * 1_000_000;

@@ -5,12 +5,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::context::Context;
-use super::failover::identity::{Identity, VERSION, read};
 use super::fault::Fault;
 use super::preflight::Server;
-use super::sql::{self, CLOCK, COUNTER, LEASES, META, NOW_US, ROWS};
 use super::wire::Wire;
+use crate::mysql::context::Context;
+use crate::mysql::failover::identity::{Identity, read};
+use crate::mysql::sql::{self, CLOCK, COUNTER, LEASES, META, NOW_US, ROWS, VERSION};
 use crate::random;
 
 /// Creates missing tables, and checks the account's privileges once for each server generation. Returns the

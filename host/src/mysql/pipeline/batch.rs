@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::cache;
-use super::context::Context;
-use super::fault::Fault;
-use super::link::Link;
 use super::queue::Decided;
 use super::rows::{environment, next_revision, read_row, row_write};
-use super::sql::{self, RowWrite};
 use crate::clock;
 use crate::lock::maps::HashMap;
 use crate::lock::record::{self, Op, Record, Records, Tried};
 use crate::lock::{Instant, Key, ServerTime};
+use crate::mysql::context::Context;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::Link;
+use crate::mysql::sql::{self, RowWrite};
 use crate::store::Reply;
 
 /// A packet is sent once its statements are this long. Servers accept 16 MB and more.

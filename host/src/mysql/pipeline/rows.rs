@@ -3,15 +3,15 @@
 
 use mysql_async::Row;
 
-use super::codec;
-use super::context::Context;
-use super::fault::Fault;
-use super::link::Link;
-use super::sql::RowWrite;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::{self, Env, Holder, Record, Records};
 use crate::lock::{Key, ServerTime, Token};
+use crate::mysql::codec;
+use crate::mysql::context::Context;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::Link;
+use crate::mysql::sql::RowWrite;
 
 /// Reads the columns [`sql::ROW`]: the key, its record, and the revision.
 pub fn read_row(row: Row) -> Result<(Key, (Record, u64)), Fault> {

@@ -25,7 +25,7 @@ pub struct Row {
 }
 
 /// Within a cache scope no row is deleted, and a revision identifies the content of a row. The floor rises
-/// before every deletion of rows (see [`clean`](super::clean)), which begins a new scope.
+/// before every deletion of rows (see [`clean`](crate::mysql::clean)), which begins a new scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheScope {
     /// The server generation.

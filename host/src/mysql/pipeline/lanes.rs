@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use super::backoff::Backoff;
 use super::batch;
-use super::context::Context;
-use super::fault::Fault;
-use super::link::{EXCHANGE_LIMIT, IDLE_S, Link};
 use super::optimistic;
 use super::queue::{Batch, Decided, LATE, Queue, Responder, expire, first_deadline};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::lock::record::{Op, Tried};
+use crate::mysql::context::Context;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::{EXCHANGE_LIMIT, IDLE_S, Link};
 use crate::store::Reply;
 use crate::store::registry::NO_MEMBER;
 

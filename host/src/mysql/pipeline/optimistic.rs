@@ -12,17 +12,17 @@ use std::sync::atomic::Ordering;
 
 use super::batch::PACKET_BYTES;
 use super::cache;
-use super::clock_steps;
-use super::context::Context;
-use super::fault::Fault;
-use super::link::Link;
 use super::queue::Decided;
 use super::rows::{environment, next_revision, row_write};
-use super::sql::{LOCK_WAIT_S, RowWrite};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::{self, BatchId, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
+use crate::mysql::clock_steps;
+use crate::mysql::context::Context;
+use crate::mysql::session::fault::Fault;
+use crate::mysql::session::link::Link;
+use crate::mysql::sql::{LOCK_WAIT_S, RowWrite};
 use crate::store::Reply;
 
 /// A sample of the clock is used for this long, in microseconds.
@@ -187,14 +187,14 @@ fn changes_between(record: &Record, earliest: ServerTime, latest: ServerTime) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mysql::backoff::OptimisticThrottle;
+    use crate::mysql::pipeline::backoff::OptimisticThrottle;
 
     /// A holder stops blocking others a moment after its lease has ended, or after its delay.
     #[test]
     fn a_record_changes_where_its_holder_is_out_of_the_way() {
         let state =
             r#"{"holders":[{"nonce":1,"owner":"me","token":1,"since":0,"until":1000000,"ttl_ms":1000}]}"#;
-        let mut record = super::super::codec::decode(1, state.as_bytes()).expect("it is a record");
+        let mut record = crate::mysql::codec::decode(1, state.as_bytes()).expect("it is a record");
         for delay_ms in [0, 5_000] {
             record.holders[0].delay_ms = delay_ms;
             let holder = &record.holders[0];
