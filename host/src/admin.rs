@@ -17,11 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
 use crate::fleet::Fleet;
-use crate::http::{self, Handler, Kind, Peer, Problem, Request, Response, decode_path};
+use crate::http::{self, Handler, Peer, Problem, Request, Response, decode_path};
 use crate::latest;
 use crate::lock::Key;
 use crate::service::Service;
-use crate::store::StoreError;
 use crate::telemetry::Metrics;
 
 mod fleet;
@@ -105,9 +104,7 @@ impl Admin {
             let bound = format!("1 to {} bytes", Key::MAX_BYTES);
             Problem::invalid("key", format!("must have {bound}")).with("bound", bound)
         })?;
-        let holders = self.service.force_release(key).await.map_err(|error: StoreError| {
-            Problem::new(Kind::StoreUnavailable, error.to_string()).retry_after_ms(1_000)
-        })?;
+        let holders = self.service.force_release(key).await?;
         tracing::warn!(key = text, holders, "an operator took a lock away");
         Ok(http::json(&json!({"key": text, "holders": holders})))
     }

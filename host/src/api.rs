@@ -2,7 +2,8 @@
 //!
 //! | call | file |
 //! | --- | --- |
-//! | `POST /v1/acquire`, `POST /v1/renew`, `POST /v1/release` | `leases` |
+//! | `POST /v1/acquire` | `acquire` |
+//! | `POST /v1/renew`, `POST /v1/release` | `leases` |
 //! | `POST /v1/hold` | `hold` |
 //! | `POST /v1/once/begin`, `POST /v1/once/finish` | `once` |
 //! | `POST /v1/versions/read`, `POST /v1/versions/commit` | `versions` |
@@ -25,12 +26,9 @@ use crate::service::Service;
 mod acquire;
 #[cfg(test)]
 mod end_to_end;
-mod fields;
 mod hold;
-mod lease_id;
 mod leases;
 mod locks;
-mod mode;
 mod once;
 mod versions;
 mod watch;
@@ -53,7 +51,7 @@ impl Api {
     async fn route(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
         let path = request.uri().path();
         match path {
-            "/v1/acquire" => leases::acquire(self, self.body(request).await?).await,
+            "/v1/acquire" => acquire::acquire(self, self.body(request).await?).await,
             "/v1/renew" => leases::renew(self, self.body(request).await?).await,
             "/v1/release" => leases::release(self, self.body(request).await?).await,
             "/v1/once/begin" => once::begin(self, self.body(request).await?).await,
@@ -91,7 +89,7 @@ impl Api {
         {
             let shown = String::from_utf8_lossy(kind.as_bytes());
             let detail = format!("the content type is {shown}; send application/json");
-            return Err(Problem::new(Kind::UnsupportedMediaType, detail));
+            return Err(Problem::new(Kind::UNSUPPORTED_MEDIA_TYPE, detail));
         }
         Ok(read_body(request, self.http.max_body_bytes, self.http.body_timeout).await?)
     }

@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock;
 use crate::config::{GuardConfig, GuardLock, HttpLimits, Limits, Matched, UpstreamLimits};
+use crate::fronts::Code;
 use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
 use crate::random;
@@ -150,7 +151,7 @@ impl Handler for Front {
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
         let (outcome, response) = match self.answer(request, peer).await {
             Ok(answered) => answered,
-            Err(problem) => (problem.kind().slug(), problem.into_response()),
+            Err(problem) => (problem.kind().slug, problem.into_response()),
         };
         self.shared.metrics.guarded(outcome);
         response
@@ -245,7 +246,7 @@ impl Front {
             grant = self.lock(lock, (&wanted, begun), parts, entry, waited) => grant,
             () = outdated.cancelled() => Ok(None),
             () = peer.gone(), if waits_for_body => {
-                Err(Problem::new(Kind::Timeout, "the client went away while it waited for the lock"))
+                Err(Problem::new(Kind::TIMEOUT, "the client went away while it waited for the lock"))
             }
         }
     }
@@ -335,7 +336,7 @@ enum Grant {
 /// The policy's answer to a client that does not get its lock. The answer does not name the holder; only operators
 /// may see it.
 fn contended(answer: RefusalResponse, error: &AcquireError) -> Response {
-    let mut problem = Problem::new(Kind::Contended, answer.detail)
+    let mut problem = Problem::new(Code::Contended, answer.detail)
         .status(answer.status)
         .with("retry_after_ms", answer.retry_after_ms)
         .retry_after_ms(answer.retry_after_ms);
@@ -396,5 +397,5 @@ fn empty(head: hyper::http::response::Parts) -> Response {
 }
 
 fn upstream_failed(detail: impl Into<std::borrow::Cow<'static, str>>) -> Problem {
-    Problem::new(Kind::UpstreamFailed, detail)
+    Problem::new(Kind::UPSTREAM_FAILED, detail)
 }

@@ -110,7 +110,7 @@ impl<H: Handler> Protocol for Http<H> {
         self.metrics.http(H::FRONT, 503);
         let limit = self.limits.max_connections;
         let detail = format!("the proxy has {limit} connections, which is its limit");
-        let problem = Problem::new(Kind::Overloaded, detail).with("bound", "http.max_connections");
+        let problem = Problem::new(Kind::OVERLOADED, detail).with("bound", "http.max_connections");
         problem.retry_after_ms(1_000).to_http1()
     }
 

@@ -32,7 +32,7 @@ pub mod clock;
 pub mod config;
 pub mod coverage;
 pub mod fleet;
-mod fronts;
+pub mod fronts;
 pub mod guard;
 pub mod http;
 pub mod latest;

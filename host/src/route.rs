@@ -126,7 +126,7 @@ pub fn asked(
         let bound = lock.see_body_bytes;
         let detail =
             format!("the body is over {bound} bytes, which is what this route reads to name its lock");
-        return Err(Problem::new(Kind::TooLarge, detail).with("bound", bound));
+        return Err(Problem::new(Kind::TOO_LARGE, detail).with("bound", bound));
     }
     let http = view(parts, matched, lock, seen.body)?;
     let fill = |template| fill(template, parts, &http, limits);
@@ -200,7 +200,7 @@ fn view(parts: &Parts, matched: Matched, lock: &GuardLock, body: Vec<u8>) -> Res
         let detail = format!(
             "the path, the query and the headers that the policy sees have {bytes} bytes; may have {MAX_BYTES}"
         );
-        return Err(Problem::new(Kind::HeadersTooLarge, detail).with("bound", MAX_BYTES));
+        return Err(Problem::new(Kind::HEADERS_TOO_LARGE, detail).with("bound", MAX_BYTES));
     }
     Ok(view)
 }

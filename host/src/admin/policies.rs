@@ -9,8 +9,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Admin;
+use crate::fronts::Code;
 use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
 use crate::policy::PolicyStatus;
+
+/// A policy component that the proxy refuses to make live.
+const POLICY_REFUSED: Kind = Kind::new("refused", 422, "The policy was refused");
 
 /// The operations on policies that the admin API needs.
 pub trait PolicyAdmin: Send + Sync + 'static {
@@ -141,7 +145,7 @@ impl Admin {
     fn too_large(&self, name: &str, limit: usize) -> Problem {
         match self.policies.too_large(name, limit) {
             PushError::Refused(why) => {
-                Problem::new(Kind::TooLarge, why).with("bound", limit).with("policy", name)
+                Problem::new(Kind::TOO_LARGE, why).with("bound", limit).with("policy", name)
             }
             unknown => self.refused(name, unknown),
         }
@@ -149,19 +153,19 @@ impl Admin {
 
     fn refused(&self, name: &str, error: PushError) -> Problem {
         match error {
-            PushError::Refused(why) => Problem::new(Kind::PolicyRefused, why).with("policy", name),
+            PushError::Refused(why) => Problem::new(POLICY_REFUSED, why).with("policy", name),
             PushError::Busy(why) => {
-                Problem::new(Kind::Conflict, why).with("policy", name).retry_after_ms(1_000)
+                Problem::new(Code::Conflict, why).with("policy", name).retry_after_ms(1_000)
             }
             PushError::Unavailable(why) => {
                 let detail = format!("{why}; the old policy stays, try again");
-                Problem::new(Kind::StoreUnavailable, detail).with("policy", name)
+                Problem::new(Code::StoreUnavailable, detail).with("policy", name)
             }
             PushError::Unknown => {
                 let known: Vec<String> =
                     self.policies.status().into_iter().map(|policy| policy.name).collect();
                 let detail = format!("no policy is named `{name}`; there are {}", known.join(", "));
-                Problem::new(Kind::NotFound, detail).with("known", known)
+                Problem::new(Kind::NOT_FOUND, detail).with("known", known)
             }
         }
     }

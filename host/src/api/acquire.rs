@@ -1,25 +1,37 @@
-//! The body of `/v1/acquire` and `/v1/hold`, and the JSON of a grant.
+//! `POST /v1/acquire`: the body of a lock request, and the JSON of a grant. `/v1/hold` and `/v1/once/begin` have them,
+//! too.
 
+use bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::fields::{Fields, Json, shown};
-use super::{lease_id, mode};
+use super::Api;
 use crate::clock;
 use crate::config::Limits;
-use crate::fronts::mode::Shown;
-use crate::http::Problem;
+use crate::fronts::fields::{Fields, Json, shown};
+use crate::fronts::mode::{self, Shown};
+use crate::fronts::{Refusal, lease_id};
+use crate::http::{Problem, Response, json};
 use crate::lock::{Instant, Key};
 use crate::random;
 use crate::service::{Lease, RESERVED, Request};
 
+/// `POST /v1/acquire`.
+pub async fn acquire(api: &Api, body: Bytes) -> Result<Response, Problem> {
+    let request = parse(&body, &api.limits)?;
+    // The wait can take an hour; free the body first.
+    drop(body);
+    let lease = api.service.acquire(request).await?;
+    Ok(json(&Granted::new(&lease)))
+}
+
 /// Reads and checks the body of an acquire.
-pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Problem> {
+pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Refusal> {
     read(Fields::parse(body)?, limits)
 }
 
 /// As [`parse`], for a body from which some fields were already taken.
-pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Problem> {
+pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Refusal> {
     let request_id = fields.text("request_id", 1..=limits.max_request_id_bytes)?;
     let owner = fields.text("owner", 1..=limits.max_owner_bytes)?;
     let request = Request {
@@ -37,7 +49,7 @@ pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Problem>
 }
 
 /// Reads and checks the `labels` of a request; absent means none.
-pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, String)>, Problem> {
+pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, String)>, Refusal> {
     let members = match value {
         None => return Ok(Vec::new()),
         Some(Json::Object(members)) => members,
@@ -45,16 +57,16 @@ pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, S
     };
     if members.len() > limits.max_labels {
         let detail = format!("has {} members; may have {}", members.len(), limits.max_labels);
-        return Err(Problem::invalid("labels", detail).with("bound", limits.max_labels));
+        return Err(Refusal::invalid("labels", detail).with("bound", limits.max_labels));
     }
     let mut labels: Vec<(String, String)> = Vec::with_capacity(members.len());
     for (name, value) in members {
         let field = format!("labels.{}", shown(&name));
         if labels.iter().any(|(before, _)| *before == name) {
-            return Err(Problem::invalid(field, "given twice"));
+            return Err(Refusal::invalid(field, "given twice"));
         }
         if name.starts_with(RESERVED) {
-            return Err(Problem::invalid(field, format!("a name may not begin with `{RESERVED}`")));
+            return Err(Refusal::invalid(field, format!("a name may not begin with `{RESERVED}`")));
         }
         let name = Json::Text(name).into_text("labels", &(1..=limits.max_label_bytes))?;
         labels.push((name, value.into_text(&field, &(0..=limits.max_label_bytes))?));
@@ -170,7 +182,7 @@ mod tests {
     use crate::lock::{LeaseRef, Mode, Space, Token};
 
     fn parsed(body: &str) -> Result<Request, String> {
-        parse(body.as_bytes(), &Limits::default()).map_err(|problem| problem.detail().to_owned())
+        parse(body.as_bytes(), &Limits::default()).map_err(|refusal| refusal.detail)
     }
 
     #[test]

@@ -10,10 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Api;
 use super::acquire::{self, Anchored, Granted};
-use super::fields::Fields;
-use super::lease_id;
-use super::leases::known_lease;
 use crate::clock;
+use crate::fronts::fields::Fields;
+use crate::fronts::lease_id;
 use crate::http::{Body, Peer, Problem, Response};
 use crate::lock::Instant;
 use crate::service::{AcquireError, Hold, HoldEvent};
@@ -33,7 +32,7 @@ pub async fn hold(api: &Api, body: Bytes, peer: &Arc<Peer>) -> Result<Response, 
 
 async fn begin(api: &Api, body: Bytes) -> Result<Hold, Problem> {
     let mut fields = Fields::parse(&body)?;
-    let Some(id) = fields.text("lease_id", 1..=lease_id::MAX_BYTES)? else {
+    let Some(id) = lease_id::take(&mut fields)? else {
         let request = acquire::read(fields, &api.limits)?;
         // The wait can take an hour; free the body first.
         drop(body);
@@ -43,7 +42,7 @@ async fn begin(api: &Api, body: Bytes) -> Result<Hold, Problem> {
     if api.stop.is_cancelled() {
         return Err(AcquireError::ShuttingDown.into());
     }
-    Ok(api.service.resume(known_lease(&id)?).await?)
+    Ok(api.service.resume(lease_id::parse(&id)?).await?)
 }
 
 /// A lock, with the request that holds it.

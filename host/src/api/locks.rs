@@ -38,7 +38,7 @@ pub async fn show(api: &Api, name: &str) -> Result<Response, Problem> {
     }
     match api.service.show(name).await? {
         Some(view) => Ok(json(&View::from(view))),
-        None => Err(Problem::new(Kind::NotFound, format!("nothing is known of `{name}`: it is free"))),
+        None => Err(Problem::new(Kind::NOT_FOUND, format!("nothing is known of `{name}`: it is free"))),
     }
 }
 

@@ -6,9 +6,8 @@ use serde_json::value::RawValue;
 
 use super::Api;
 use super::acquire::{self, Granted};
-use super::fields::{Fields, raw};
-use super::leases::{known_lease, lease_id_of};
-use crate::fronts::time;
+use crate::fronts::fields::{Fields, kept_value, raw};
+use crate::fronts::{lease_id, time};
 use crate::http::{Problem, Response, json};
 use crate::lock::Mode;
 use crate::lock::record::StoredValue;
@@ -32,11 +31,11 @@ pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
 /// `POST /v1/once/finish`: stores the outcome and releases the lease.
 pub async fn finish(api: &Api, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
-    let id = lease_id_of(&mut fields)?;
+    let id = lease_id::take_required(&mut fields)?;
     let outcome = raw(&body, &mut fields, "outcome", api.limits.max_value_bytes)?;
     fields.finish()?;
     let outcome = outcome.map_or("null", RawValue::get);
-    api.service.finish(known_lease(&id)?, outcome.into()).await?;
+    api.service.finish(lease_id::parse(&id)?, outcome.into()).await?;
     Ok(json(&Finished { lease_id: &id, finished: true }))
 }
 
@@ -67,7 +66,7 @@ impl<'a> Done<'a> {
     fn new(kept: &'a StoredValue) -> Result<Done<'a>, Problem> {
         Ok(Done {
             state: "done",
-            outcome: super::fields::kept_value(kept)?,
+            outcome: kept_value(kept)?,
             since: time::rfc3339(kept.since.0),
             until: time::rfc3339(kept.until.0),
         })

@@ -7,9 +7,9 @@ use serde_json::value::RawValue;
 
 use super::Api;
 use super::acquire::labels;
-use super::fields::{Fields, kept_value, raw};
-use crate::fronts::time;
-use crate::http::{Kind, Problem, Response, json};
+use crate::fronts::fields::{Fields, kept_value, raw};
+use crate::fronts::{Code, time};
+use crate::http::{Problem, Response, json};
 use crate::lock::{Mode, Token};
 use crate::service::{AcquireError, Request};
 
@@ -54,7 +54,7 @@ pub async fn commit(api: &Api, body: Bytes) -> Result<Response, Problem> {
         Err(AcquireError::Conflict(now)) => {
             let value: Option<serde_json::Value> = now.kept.as_ref().map(kept_value).transpose()?;
             let detail = format!("`{}` is at version {} by now", request.resource, now.version);
-            Err(Problem::new(Kind::Conflict, detail).with("version", now.version.0).with("value", value))
+            Err(Problem::new(Code::Conflict, detail).with("version", now.version.0).with("value", value))
         }
         Err(error) => Err(error.into()),
     }

@@ -3,7 +3,33 @@
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use super::Refusal;
+use super::fields::{Json, shown};
 use crate::lock::Mode;
+
+/// Parses the mode that a client asks for; absent means exclusive.
+///
+/// # Errors
+/// If the value is no mode, or asks for more than `max_permits` permits.
+pub fn parse(value: Option<Json<'_>>, max_permits: u32) -> Result<Mode, Refusal> {
+    const EXPECTED: &str = "\"exclusive\", \"shared\" or {\"permits\": n}";
+    match value {
+        None => Ok(Mode::Exclusive),
+        Some(Json::Text(text)) => match &*text {
+            "exclusive" => Ok(Mode::Exclusive),
+            "shared" => Ok(Mode::Shared),
+            other => Err(Refusal::invalid("mode", format!("must be {EXPECTED}, not `{}`", shown(other)))),
+        },
+        Some(Json::Object(mut members)) => match members.pop() {
+            Some((name, count)) if name == "permits" && members.is_empty() => {
+                let count = count.into_integer("mode.permits", &(1..=u64::from(max_permits)))?;
+                Ok(Mode::Permits { count: u32::try_from(count).unwrap_or(max_permits), limit: 0 })
+            }
+            _ => Err(Refusal::invalid("mode", format!("must be {EXPECTED}"))),
+        },
+        Some(other) => Err(other.not("mode", EXPECTED)),
+    }
+}
 
 /// Serializes a mode for clients.
 pub struct Shown(pub Mode);

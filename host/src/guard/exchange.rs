@@ -20,6 +20,7 @@ use super::upload::{Sending, Upload};
 use super::upstream::{self, Connection, SendError};
 use super::{empty, headers, tunnel, upstream_failed};
 use crate::clock;
+use crate::fronts::Code;
 use crate::http::{Body, Kind, Peer, Problem, Response};
 use crate::vital;
 
@@ -122,11 +123,11 @@ impl Exchange {
             }
             limit = silence(&self.sending, self.route.config.response_timeout) => {
                 let detail = format!("the upstream did not answer within {} ms", limit.as_millis());
-                Err(Problem::new(Kind::UpstreamTimeout, detail))
+                Err(Problem::new(Kind::UPSTREAM_TIMEOUT, detail))
             }
             why = lost(cut) => {
                 let detail = format!("the lease was lost while the upstream worked: {why}");
-                Err(Problem::new(Kind::Lost, detail).status(503))
+                Err(Problem::new(Code::Lost, detail).status(503))
             }
         }
     }
@@ -142,20 +143,20 @@ impl Exchange {
             source = cause.source();
         }
         let said = match error {
-            _ if self.sending.failed() => Problem::new(Kind::Timeout, "the request did not arrive in whole"),
+            _ if self.sending.failed() => Problem::new(Kind::TIMEOUT, "the request did not arrive in whole"),
             SendError::Busy { limit, .. } => {
                 let busy = "the application has as many requests under way as it may have";
-                Problem::new(Kind::Overloaded, busy).with("bound", *limit).retry_after_ms(1_000)
+                Problem::new(Kind::OVERLOADED, busy).with("bound", *limit).retry_after_ms(1_000)
             }
             SendError::Late => {
-                Problem::new(Kind::Lost, "the lease ended before the request could be sent").status(503)
+                Problem::new(Code::Lost, "the lease ended before the request could be sent").status(503)
             }
             SendError::Connect { .. } if error.is_timeout() => {
-                Problem::new(Kind::UpstreamTimeout, "the application could not be connected to in time")
+                Problem::new(Kind::UPSTREAM_TIMEOUT, "the application could not be connected to in time")
             }
             SendError::Connect { .. } => upstream_failed("the application cannot be reached"),
             SendError::Broken { .. } if error.is_timeout() => {
-                Problem::new(Kind::UpstreamTimeout, "the application did not take the request in time")
+                Problem::new(Kind::UPSTREAM_TIMEOUT, "the application did not take the request in time")
             }
             SendError::Broken { .. } => upstream_failed("the application gave no whole answer"),
         };

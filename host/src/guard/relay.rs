@@ -28,6 +28,7 @@ use super::upload::{Sending, with_more};
 use super::upstream::Connection;
 use super::upstream_failed;
 use crate::clock;
+use crate::fronts::Code;
 use crate::http::{BrokenBody, Kind, Problem};
 use crate::lock::Instant;
 use crate::vital;
@@ -113,9 +114,9 @@ impl From<Broken> for Problem {
     fn from(broken: Broken) -> Problem {
         let detail = broken.to_string();
         match broken {
-            Broken::Lost(_) => Problem::new(Kind::Lost, detail).status(503),
+            Broken::Lost(_) => Problem::new(Code::Lost, detail).status(503),
             Broken::Upstream(_) => upstream_failed("the application gave no whole answer").inside(detail),
-            Broken::Silent(_) => Problem::new(Kind::UpstreamTimeout, detail),
+            Broken::Silent(_) => Problem::new(Kind::UPSTREAM_TIMEOUT, detail),
         }
     }
 }

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::headers;
-use crate::http::{Body, Kind, Problem, Response};
+use crate::fronts::Code;
+use crate::http::{Body, Problem, Response};
 use crate::lock::record::{Origin, StoredValue};
 use crate::service::HttpView;
 
@@ -166,20 +167,20 @@ pub fn replay(kept: &StoredValue, fingerprint: &str, resource: &str) -> Result<R
         Ok(outcome) if kept.origin == Origin::Route => outcome,
         _ => {
             let detail = "it was done before, but not by a guarded request: there is no answer to give";
-            return Err(Problem::new(Kind::Conflict, detail));
+            return Err(Problem::new(Code::Conflict, detail));
         }
     };
     if outcome.request != fingerprint {
         let detail = format!("`{resource}` was done before, for another request, or for somebody else");
-        return Err(Problem::new(Kind::RequestIdReused, detail).status(422));
+        return Err(Problem::new(Code::RequestIdReused, detail).status(422));
     }
     if outcome.withheld {
         let detail = "it was done before, and the application does not let its answer be kept";
-        return Err(Problem::new(Kind::Conflict, detail).with("original_status", outcome.status));
+        return Err(Problem::new(Code::Conflict, detail).with("original_status", outcome.status));
     }
     if outcome.too_large {
         let detail = "it was done before, and the answer was too large to be kept";
-        return Err(Problem::new(Kind::Conflict, detail).with("original_status", outcome.status));
+        return Err(Problem::new(Code::Conflict, detail).with("original_status", outcome.status));
     }
     let body = match (outcome.text, outcome.base64) {
         (Some(text), _) => Bytes::from(text),

@@ -136,9 +136,9 @@ impl From<BodyError> for Problem {
     fn from(error: BodyError) -> Problem {
         let detail = error.to_string();
         match error {
-            BodyError::TooLarge { limit } => Problem::new(Kind::TooLarge, detail).with("bound", limit),
-            BodyError::Slow { .. } => Problem::new(Kind::Timeout, detail),
-            BodyError::Broken(_) => Problem::new(Kind::Invalid, detail).with("field", "body"),
+            BodyError::TooLarge { limit } => Problem::new(Kind::TOO_LARGE, detail).with("bound", limit),
+            BodyError::Slow { .. } => Problem::new(Kind::TIMEOUT, detail),
+            BodyError::Broken(_) => Problem::new(Kind::INVALID, detail).with("field", "body"),
         }
     }
 }

@@ -342,5 +342,5 @@ async fn refuse<H: Handler>(socket: Socket, http: &Http<H>) {
 async fn timed_out<H: Handler>(stream: Stream, http: &Http<H>) {
     http.metrics.http(H::FRONT, 408);
     let detail = format!("the headers did not arrive within {} ms", http.limits.header_timeout.as_millis());
-    stream.close_with(&Problem::new(Kind::Timeout, detail).to_http1()).await;
+    stream.close_with(&Problem::new(Kind::TIMEOUT, detail).to_http1()).await;
 }

@@ -390,9 +390,9 @@ impl From<Refusal> for Problem {
         let detail = refusal.to_string();
         match refusal {
             Refusal::TooLarge => {
-                Problem::new(Kind::HeadersTooLarge, detail).with("bound", "http.max_header_bytes")
+                Problem::new(Kind::HEADERS_TOO_LARGE, detail).with("bound", "http.max_header_bytes")
             }
-            _ => Problem::new(Kind::Invalid, detail),
+            _ => Problem::new(Kind::INVALID, detail),
         }
     }
 }

@@ -27,19 +27,19 @@ pub fn check(request: &Request, hosts: &[String]) -> Result<(), Problem> {
                 "the proxy does not answer to the host {name}; use an address or localhost, or list the host in \
                  http.hosts of config.toml"
             );
-            return Err(Problem::new(Kind::Misdirected, detail));
+            return Err(Problem::new(Kind::MISDIRECTED, detail));
         }
     }
     let own = request.headers().get(HOST).map(text).or(authority).unwrap_or_default();
     let is_own = |origin: &str| origin.split_once("://").is_some_and(|(_, host)| host == own);
     if let Some(origin) = request.headers().get_all(ORIGIN).iter().map(text).find(|origin| !is_own(origin)) {
-        return Err(Problem::new(Kind::CrossSite, format!("the request comes from a web page of {origin}")));
+        return Err(Problem::new(Kind::CROSS_SITE, format!("the request comes from a web page of {origin}")));
     }
     match request.headers().get(FETCH_SITE).map(text) {
         None | Some("none" | "same-origin") => Ok(()),
         Some(site) => {
             let detail = format!("a browser sent the request for a web page of another origin ({site})");
-            Err(Problem::new(Kind::CrossSite, detail))
+            Err(Problem::new(Kind::CROSS_SITE, detail))
         }
     }
 }

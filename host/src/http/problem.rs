@@ -10,55 +10,15 @@ use serde_json::Value;
 use super::body::Body;
 use super::request_id;
 
-/// The kind of a problem, for programs. The slug, status and title of a kind never change.
+/// The kind of a problem, for programs. HTTP's own kinds are constants here; a front adds those of what it offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A field or the form of the request is invalid.
-    Invalid,
-    /// Another client holds the lock, and the request waits no longer.
-    Contended,
-    /// Another change came first or is in progress, or the work was already done.
-    Conflict,
-    /// The policy refused the request.
-    Refused,
-    /// A policy component that the proxy refuses to make live.
-    PolicyRefused,
-    /// The policy failed, or asks for a primitive that the store does not support.
-    PolicyFault,
-    /// The queue is full.
-    TooManyWaiters,
-    /// The lock has as many holders as it can have.
-    TooManyHolders,
-    /// The lease has ended.
-    Lost,
-    /// The request id was used before: with another request, or for a lease that has ended.
-    RequestIdReused,
-    /// The store cannot be reached, or the proxy may not grant locks yet.
-    StoreUnavailable,
-    /// The body exceeds its size limit.
-    TooLarge,
-    /// The request line or the headers exceed their size limit.
-    HeadersTooLarge,
-    /// The request did not arrive in time or in whole.
-    Timeout,
-    /// The path, the lock or the policy is unknown.
-    NotFound,
-    /// The host of the request names another server.
-    Misdirected,
-    /// A web page made a browser send the request.
-    CrossSite,
-    /// The path exists, but not for this method.
-    MethodNotAllowed,
-    /// The body is not declared as JSON.
-    UnsupportedMediaType,
-    /// The proxy is shutting down.
-    ShuttingDown,
-    /// Too many connections.
-    Overloaded,
-    /// The application behind the proxy gave no usable answer.
-    UpstreamFailed,
-    /// The application behind the proxy took too long.
-    UpstreamTimeout,
+pub struct Kind {
+    /// The `type` of the problem. It never changes.
+    pub slug: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// The kind in words.
+    pub title: &'static str,
 }
 
 /// An error answer.
@@ -84,51 +44,52 @@ pub struct Why(pub String);
 pub struct Told;
 
 impl Kind {
-    /// The `type` of the problem.
-    pub fn slug(self) -> &'static str {
-        self.parts().0
-    }
+    /// A field or the form of the request is invalid.
+    pub const INVALID: Kind = Kind::new("invalid", 400, "The request is not valid");
+    /// The body exceeds its size limit.
+    pub const TOO_LARGE: Kind = Kind::new("too_large", 413, "The body is too large");
+    /// The request line or the headers exceed their size limit.
+    pub const HEADERS_TOO_LARGE: Kind = Kind::new("headers_too_large", 431, "The headers are too large");
+    /// The request did not arrive in time or in whole.
+    pub const TIMEOUT: Kind = Kind::new("timeout", 408, "The request took too long to arrive");
+    /// The path, the lock or the policy is unknown.
+    pub const NOT_FOUND: Kind = Kind::new("not_found", 404, "There is nothing here");
+    /// The host of the request names another server.
+    pub const MISDIRECTED: Kind = Kind::new("misdirected", 421, "The proxy has another name");
+    /// A web page made a browser send the request.
+    pub const CROSS_SITE: Kind = Kind::new("cross_site", 403, "Web pages may not send this request");
+    /// The path exists, but not for this method.
+    pub const METHOD_NOT_ALLOWED: Kind =
+        Kind::new("method_not_allowed", 405, "Another method is needed here");
+    /// The body is not declared as JSON.
+    pub const UNSUPPORTED_MEDIA_TYPE: Kind =
+        Kind::new("unsupported_media_type", 415, "The body must be JSON");
+    /// Too many connections.
+    pub const OVERLOADED: Kind = Kind::new("overloaded", 503, "The proxy has too many connections");
+    /// The application behind the proxy gave no usable answer.
+    pub const UPSTREAM_FAILED: Kind =
+        Kind::new("upstream_failed", 502, "The application gave no usable answer");
+    /// The application behind the proxy took too long.
+    pub const UPSTREAM_TIMEOUT: Kind = Kind::new("upstream_timeout", 504, "The application took too long");
 
-    fn parts(self) -> (&'static str, u16, &'static str) {
-        match self {
-            Kind::Invalid => ("invalid", 400, "The request is not valid"),
-            Kind::Contended => ("contended", 409, "The lock is held"),
-            Kind::Conflict => ("conflict", 409, "Somebody else changed it first"),
-            Kind::Refused => ("refused", 403, "The policy refused the request"),
-            Kind::PolicyRefused => ("refused", 422, "The policy was refused"),
-            Kind::PolicyFault => ("policy_fault", 500, "The policy could not decide"),
-            Kind::TooManyHolders => ("too_many_holders", 429, "The lock has as many holders as it can have"),
-            Kind::TooManyWaiters => ("too_many_waiters", 429, "Too many are waiting for this lock"),
-            Kind::Lost => ("lost", 410, "The lease is lost"),
-            Kind::RequestIdReused => ("request_id_reused", 409, "The request id was used before"),
-            Kind::StoreUnavailable => ("store_unavailable", 503, "The store is unavailable"),
-            Kind::TooLarge => ("too_large", 413, "The body is too large"),
-            Kind::HeadersTooLarge => ("headers_too_large", 431, "The headers are too large"),
-            Kind::Timeout => ("timeout", 408, "The request took too long to arrive"),
-            Kind::NotFound => ("not_found", 404, "There is nothing here"),
-            Kind::Misdirected => ("misdirected", 421, "The proxy has another name"),
-            Kind::CrossSite => ("cross_site", 403, "Web pages may not send this request"),
-            Kind::MethodNotAllowed => ("method_not_allowed", 405, "Another method is needed here"),
-            Kind::UnsupportedMediaType => ("unsupported_media_type", 415, "The body must be JSON"),
-            Kind::ShuttingDown => ("shutting_down", 503, "The proxy is shutting down"),
-            Kind::Overloaded => ("overloaded", 503, "The proxy has too many connections"),
-            Kind::UpstreamFailed => ("upstream_failed", 502, "The application gave no usable answer"),
-            Kind::UpstreamTimeout => ("upstream_timeout", 504, "The application took too long"),
-        }
+    /// A kind from its slug, status and title.
+    pub const fn new(slug: &'static str, status: u16, title: &'static str) -> Kind {
+        Kind { slug, status, title }
     }
 }
 
 impl Problem {
     /// A problem with the status of its kind.
-    pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Problem {
+    pub fn new(kind: impl Into<Kind>, detail: impl Into<Cow<'static, str>>) -> Problem {
+        let kind = kind.into();
         Problem {
             kind,
-            status: kind.parts().1,
+            status: kind.status,
             detail: detail.into(),
             members: Vec::new(),
             retry_after_s: None,
             allow: None,
-            close: matches!(kind, Kind::TooLarge | Kind::HeadersTooLarge | Kind::Timeout),
+            close: [Kind::TOO_LARGE, Kind::HEADERS_TOO_LARGE, Kind::TIMEOUT].contains(&kind),
             inside: None,
         }
     }
@@ -136,12 +97,12 @@ impl Problem {
     /// A problem with an invalid field of the request, and the reason.
     pub fn invalid(field: impl Into<String>, detail: impl AsRef<str>) -> Problem {
         let field = field.into();
-        Problem::new(Kind::Invalid, format!("{field}: {}", detail.as_ref())).with("field", field)
+        Problem::new(Kind::INVALID, format!("{field}: {}", detail.as_ref())).with("field", field)
     }
 
     /// A problem with the method; `allow` lists the allowed methods.
     pub fn method_not_allowed(allow: &'static str) -> Problem {
-        let mut problem = Problem::new(Kind::MethodNotAllowed, format!("allowed here: {allow}"));
+        let mut problem = Problem::new(Kind::METHOD_NOT_ALLOWED, format!("allowed here: {allow}"));
         problem.allow = Some(allow);
         problem
     }
@@ -150,7 +111,7 @@ impl Problem {
     pub fn not_found(path: &str) -> Problem {
         // The client chooses the path, which may be long; its beginning is enough to recognize it.
         let shown: String = path.chars().take(200).collect();
-        Problem::new(Kind::NotFound, format!("no such path: {shown}"))
+        Problem::new(Kind::NOT_FOUND, format!("no such path: {shown}"))
     }
 
     /// Adds a member to the body.
@@ -242,10 +203,9 @@ const CONTENT_TYPE: &str = "application/problem+json";
 
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (slug, _, title) = self.kind.parts();
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("type", slug)?;
-        map.serialize_entry("title", title)?;
+        map.serialize_entry("type", self.kind.slug)?;
+        map.serialize_entry("title", self.kind.title)?;
         map.serialize_entry("status", &self.status)?;
         map.serialize_entry("detail", &self.detail)?;
         for (name, value) in &self.members {
@@ -274,14 +234,14 @@ mod tests {
     #[test]
     fn retry_after_is_in_seconds_and_never_zero() {
         for (ms, seconds) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
-            let response = Problem::new(Kind::Contended, "held").retry_after_ms(ms).into_response();
+            let response = Problem::new(Kind::OVERLOADED, "full").retry_after_ms(ms).into_response();
             assert_eq!(response.headers()["retry-after"], seconds);
         }
     }
 
     #[test]
     fn raw_answers_are_complete() {
-        let text = String::from_utf8(Problem::new(Kind::Timeout, "slow").to_http1()).unwrap();
+        let text = String::from_utf8(Problem::new(Kind::TIMEOUT, "slow").to_http1()).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{head}");

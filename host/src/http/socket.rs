@@ -243,14 +243,14 @@ fn instead_of(answer: &[u8]) -> Option<Vec<u8>> {
     let status = answer.strip_prefix(b"HTTP/1.1 ").or_else(|| answer.strip_prefix(b"HTTP/1.0 "))?.get(..3)?;
     let problem = match status {
         b"431" => Problem::new(
-            Kind::HeadersTooLarge,
+            Kind::HEADERS_TOO_LARGE,
             "the request line and headers are over the limit in bytes or in number".to_owned(),
         )
         .with("bound", "http.max_header_bytes"),
         b"414" => {
-            Problem::new(Kind::HeadersTooLarge, "the request target is too long".to_owned()).status(414)
+            Problem::new(Kind::HEADERS_TOO_LARGE, "the request target is too long".to_owned()).status(414)
         }
-        b"400" => Problem::new(Kind::Invalid, "this is not an HTTP/1.1 or HTTP/2 request".to_owned()),
+        b"400" => Problem::new(Kind::INVALID, "this is not an HTTP/1.1 or HTTP/2 request".to_owned()),
         _ => return None,
     };
     Some(problem.to_http1())

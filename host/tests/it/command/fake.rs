@@ -7,7 +7,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body_util::BodyExt;
 use lockkeeper::config::HttpLimits;
-use lockkeeper::http::{self, Body, Handler, Kind, Peer, Problem, Request, Response};
+use lockkeeper::fronts::Code;
+use lockkeeper::http::{self, Body, Handler, Peer, Problem, Request, Response};
 use lockkeeper::net;
 use lockkeeper::telemetry::Metrics;
 use tokio_util::sync::CancellationToken;
@@ -133,9 +134,9 @@ impl Handler for Front {
                 tokio::time::sleep(time).await;
                 self.works(&path)
             }
-            Answer::Unavailable => Problem::new(Kind::StoreUnavailable, "down").into_response(),
-            Answer::ShuttingDown => Problem::new(Kind::ShuttingDown, "stopping").into_response(),
-            Answer::Lost => Problem::new(Kind::Lost, "taken").into_response(),
+            Answer::Unavailable => Problem::new(Code::StoreUnavailable, "down").into_response(),
+            Answer::ShuttingDown => Problem::new(Code::ShuttingDown, "stopping").into_response(),
+            Answer::Lost => Problem::new(Code::Lost, "taken").into_response(),
             Answer::Hangs => std::future::pending().await,
         }
     }

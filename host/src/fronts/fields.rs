@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::http::{Kind, Problem};
+use super::{Code, Refusal};
 use crate::lock::record::{Origin, StoredValue};
 
 /// The members of a JSON object that have not been read yet.
@@ -20,37 +20,43 @@ pub struct Fields<'a> {
 /// A JSON value that borrows from the body and keeps duplicate members.
 #[derive(Debug)]
 pub enum Json<'a> {
+    /// `null`.
     Null,
+    /// `true` or `false`.
     Bool,
+    /// A whole number of up to 64 bits.
     Integer(u64),
     /// A number that is negative, fractional, or larger than 64 bits.
     OtherNumber(f64),
+    /// A text.
     Text(Cow<'a, str>),
+    /// A list, whose members are not kept.
     List,
+    /// An object, with its members in their order.
     Object(Vec<(Cow<'a, str>, Json<'a>)>),
 }
 
 impl<'a> Fields<'a> {
     /// Parses a body, which must be a JSON object without duplicate members.
-    pub fn parse(body: &'a [u8]) -> Result<Fields<'a>, Problem> {
+    pub fn parse(body: &'a [u8]) -> Result<Fields<'a>, Refusal> {
         let members = match serde_json::from_slice(body) {
             Ok(Json::Object(members)) => members,
             Ok(other) => {
                 let detail = format!("must be a JSON object, not {}", other.name());
-                return Err(Problem::invalid("body", detail));
+                return Err(Refusal::invalid("body", detail));
             }
             Err(_) if body.trim_ascii().is_empty() => {
-                return Err(Problem::invalid("body", "must be a JSON object, and is empty"));
+                return Err(Refusal::invalid("body", "must be a JSON object, and is empty"));
             }
             Err(error) => {
-                return Err(Problem::invalid("body", format!("not JSON: {error}"))
+                return Err(Refusal::invalid("body", format!("not JSON: {error}"))
                     .with("line", error.line())
                     .with("column", error.column()));
             }
         };
         for (at, (name, _)) in members.iter().enumerate() {
             if members[..at].iter().any(|(before, _)| before == name) {
-                return Err(Problem::invalid(shown(name), "given twice"));
+                return Err(Refusal::invalid(shown(name), "given twice"));
             }
         }
         Ok(Fields { members, known: Vec::with_capacity(8) })
@@ -69,7 +75,7 @@ impl<'a> Fields<'a> {
         &mut self,
         name: &'static str,
         bytes: RangeInclusive<usize>,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<Option<String>, Refusal> {
         self.take(name).map(|value| value.into_text(name, &bytes)).transpose()
     }
 
@@ -78,9 +84,9 @@ impl<'a> Fields<'a> {
         &mut self,
         name: &'static str,
         bytes: RangeInclusive<usize>,
-    ) -> Result<String, Problem> {
+    ) -> Result<String, Refusal> {
         let bound = format!("{} to {} bytes", bytes.start(), bytes.end());
-        self.text(name, bytes)?.ok_or_else(|| Problem::invalid(name, "is required").with("bound", bound))
+        self.text(name, bytes)?.ok_or_else(|| Refusal::invalid(name, "is required").with("bound", bound))
     }
 
     /// An optional whole number in `range`.
@@ -88,40 +94,40 @@ impl<'a> Fields<'a> {
         &mut self,
         name: &'static str,
         range: RangeInclusive<u32>,
-    ) -> Result<Option<u32>, Problem> {
+    ) -> Result<Option<u32>, Refusal> {
         let range = u64::from(*range.start())..=u64::from(*range.end());
         let number = self.number(name, range)?;
         Ok(number.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
     }
 
     /// As [`Fields::integer`], for numbers of up to 64 bits.
-    pub fn number(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
+    pub fn number(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
         self.take(name).map(|value| value.into_integer(name, &range)).transpose()
     }
 
     /// Refuses members that were not read.
-    pub fn finish(self) -> Result<(), Problem> {
+    pub fn finish(self) -> Result<(), Refusal> {
         let Some((name, _)) = self.members.first() else { return Ok(()) };
         let known = self.known.join(", ");
-        Err(Problem::new(Kind::Invalid, format!("unknown field `{}`; known are {known}", shown(name)))
+        Err(Refusal::new(Code::Invalid, format!("unknown field `{}`; known are {known}", shown(name)))
             .with("field", shown(name)))
     }
 }
 
 impl Json<'_> {
-    /// The text, if its length in bytes is within `bytes`; otherwise a problem that names `field`.
-    pub fn into_text(self, field: &str, bytes: &RangeInclusive<usize>) -> Result<String, Problem> {
+    /// The text, if its length in bytes is within `bytes`; otherwise a refusal that names `field`.
+    pub fn into_text(self, field: &str, bytes: &RangeInclusive<usize>) -> Result<String, Refusal> {
         let Json::Text(text) = self else { return Err(self.not(field, "text")) };
         if bytes.contains(&text.len()) {
             return Ok(text.into_owned());
         }
         let bound = format!("{} to {} bytes", bytes.start(), bytes.end());
-        Err(Problem::invalid(field, format!("has {} bytes; must have {bound}", text.len()))
+        Err(Refusal::invalid(field, format!("has {} bytes; must have {bound}", text.len()))
             .with("bound", bound))
     }
 
-    /// The whole number, if it is in `range`; otherwise a problem that names `field`.
-    pub fn into_integer(self, field: &str, range: &RangeInclusive<u64>) -> Result<u64, Problem> {
+    /// The whole number, if it is in `range`; otherwise a refusal that names `field`.
+    pub fn into_integer(self, field: &str, range: &RangeInclusive<u64>) -> Result<u64, Refusal> {
         let bound = format!("{} to {}", range.start(), range.end());
         let given = match self {
             Json::Integer(value) if range.contains(&value) => return Ok(value),
@@ -131,13 +137,13 @@ impl Json<'_> {
                 return Err(other.not(field, &format!("a whole number from {bound}")).with("bound", bound));
             }
         };
-        Err(Problem::invalid(field, format!("is {given}; must be a whole number from {bound}"))
+        Err(Refusal::invalid(field, format!("is {given}; must be a whole number from {bound}"))
             .with("bound", bound))
     }
 
-    /// The problem for a value of the wrong type.
-    pub fn not(&self, field: &str, expected: &str) -> Problem {
-        Problem::invalid(field, format!("must be {expected}, not {}", self.name()))
+    /// The refusal of a value of the wrong type.
+    pub fn not(&self, field: &str, expected: &str) -> Refusal {
+        Refusal::invalid(field, format!("must be {expected}, not {}", self.name()))
     }
 
     fn name(&self) -> &'static str {
@@ -158,17 +164,17 @@ pub fn raw<'b>(
     fields: &mut Fields<'_>,
     name: &'static str,
     max: usize,
-) -> Result<Option<&'b RawValue>, Problem> {
+) -> Result<Option<&'b RawValue>, Refusal> {
     if fields.take(name).is_none() {
         return Ok(None);
     }
     let members: Result<HashMap<String, &'b RawValue>, _> = serde_json::from_slice(body);
     let value = members.ok().and_then(|mut members| members.remove(name));
-    let value = value.ok_or_else(|| Problem::invalid(name, "must be JSON"))?;
+    let value = value.ok_or_else(|| Refusal::invalid(name, "must be JSON"))?;
     let bytes = value.get().len();
     if bytes > max {
         let detail = format!("has {bytes} bytes; may have {max}");
-        return Err(Problem::invalid(name, detail).with("bound", max));
+        return Err(Refusal::invalid(name, detail).with("bound", max));
     }
     Ok(Some(value))
 }
@@ -178,13 +184,13 @@ pub fn raw<'b>(
 /// # Errors
 /// If the value is the answer to a guarded request: only clients of that route may see it. Also if the stored value
 /// is not JSON.
-pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a StoredValue) -> Result<T, Problem> {
+pub fn kept_value<'a, T: Deserialize<'a>>(kept: &'a StoredValue) -> Result<T, Refusal> {
     if kept.origin != Origin::Api {
         let detail = "it was done by a guarded request, and the answer is for the clients of its route";
-        return Err(Problem::new(Kind::Conflict, detail).with("state", "done"));
+        return Err(Refusal::new(Code::Conflict, detail).with("state", "done"));
     }
     serde_json::from_str(&kept.value)
-        .map_err(|error| Problem::new(Kind::StoreUnavailable, format!("the store keeps no JSON: {error}")))
+        .map_err(|error| Refusal::new(Code::StoreUnavailable, format!("the store keeps no JSON: {error}")))
 }
 
 /// A client's own name for something, shortened to 64 characters for an error message.
@@ -270,13 +276,13 @@ mod tests {
     use super::*;
 
     fn detail(body: &str) -> String {
-        let read = |body| -> Result<(), Problem> {
+        let read = |body| -> Result<(), Refusal> {
             let mut fields = Fields::parse(body)?;
             fields.required_text("resource", 1..=8)?;
             fields.integer("ttl_ms", 100..=5000)?;
             fields.finish()
         };
-        read(body.as_bytes()).map_or_else(|problem| problem.detail().to_owned(), |()| "fine".to_owned())
+        read(body.as_bytes()).map_or_else(|refusal| refusal.detail, |()| "fine".to_owned())
     }
 
     #[test]
@@ -319,6 +325,6 @@ mod tests {
         assert!(detail(r#"{"resource": "r"} x"#).contains("trailing characters at line 1"));
         assert!(detail(&"[".repeat(5000)).contains("recursion limit"));
         let invalid = Fields::parse(b"{\"resource\": \"\xff\"}").err().unwrap();
-        assert!(invalid.detail().starts_with("body: not JSON"), "{}", invalid.detail());
+        assert!(invalid.detail.starts_with("body: not JSON"), "{}", invalid.detail);
     }
 }

@@ -8,10 +8,13 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use super::Refusal;
+use super::fields::Fields;
 use crate::lock::{Key, LeaseRef, Space, Token};
+use crate::service::LeaseError;
 
 /// The longest lease id that a client may send. All issued ids are shorter.
-pub const MAX_BYTES: usize = 32 * 1024;
+const MAX_BYTES: usize = 32 * 1024;
 
 /// The text form of `lease`.
 pub fn encode(lease: &LeaseRef) -> String {
@@ -29,8 +32,32 @@ pub fn encode(lease: &LeaseRef) -> String {
     text
 }
 
-/// Parses a lease id. `None` unless the text is exactly what [`encode`] makes of some lease.
-pub fn decode(text: &str) -> Option<LeaseRef> {
+/// Takes the field `lease_id` from a request.
+///
+/// # Errors
+/// If the id is longer than any id.
+pub fn take(fields: &mut Fields<'_>) -> Result<Option<String>, Refusal> {
+    fields.text("lease_id", 1..=MAX_BYTES)
+}
+
+/// As [`take`], for a request that must have the field.
+///
+/// # Errors
+/// If there is no id, or it is longer than any id.
+pub fn take_required(fields: &mut Fields<'_>) -> Result<String, Refusal> {
+    fields.required_text("lease_id", 1..=MAX_BYTES)
+}
+
+/// Parses a lease id.
+///
+/// # Errors
+/// [`LeaseError::Lost`] for an id that no proxy issued.
+pub fn parse(text: &str) -> Result<LeaseRef, LeaseError> {
+    decode(text).ok_or(LeaseError::Lost)
+}
+
+/// `None` unless the text is exactly what [`encode`] makes of some lease.
+fn decode(text: &str) -> Option<LeaseRef> {
     if text.len() > MAX_BYTES {
         return None;
     }

@@ -1,0 +1,117 @@
+//! Refusals as HTTP problems.
+
+use super::refusal::{Code, Refusal};
+use crate::http::{Kind, Problem};
+use crate::service::{AcquireError, LeaseError};
+use crate::store::StoreError;
+
+impl From<Code> for Kind {
+    fn from(code: Code) -> Kind {
+        let (status, title) = match code {
+            Code::Invalid => return Kind::INVALID,
+            Code::Contended => (409, "The lock is held"),
+            Code::Conflict => (409, "Somebody else changed it first"),
+            Code::Refused => (403, "The policy refused the request"),
+            Code::PolicyFault => (500, "The policy could not decide"),
+            Code::TooManyWaiters => (429, "Too many are waiting for this lock"),
+            Code::TooManyHolders => (429, "The lock has as many holders as it can have"),
+            Code::Lost => (410, "The lease is lost"),
+            Code::RequestIdReused => (409, "The request id was used before"),
+            Code::StoreUnavailable => (503, "The store is unavailable"),
+            Code::ShuttingDown => (503, "The proxy is shutting down"),
+        };
+        Kind::new(code.slug(), status, title)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Problem {
+        let problem = Problem::new(refusal.code, refusal.detail);
+        let problem =
+            refusal.fields.into_iter().fold(problem, |problem, (name, value)| problem.with(name, value));
+        match refusal.retry_after_ms {
+            Some(ms) => problem.retry_after_ms(ms),
+            None => problem,
+        }
+    }
+}
+
+impl From<AcquireError> for Problem {
+    fn from(error: AcquireError) -> Problem {
+        Refusal::from(error).into()
+    }
+}
+
+impl From<LeaseError> for Problem {
+    fn from(error: LeaseError) -> Problem {
+        Refusal::from(error).into()
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Problem {
+        Refusal::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::record::HeldBy;
+    use crate::lock::{Mode, ServerTime, Token};
+
+    #[test]
+    fn contention_says_who_where_and_when() {
+        let holder = HeldBy {
+            owner: "worker-1".into(),
+            request: None,
+            mode: Mode::Shared,
+            token: Token(17),
+            since: ServerTime(0),
+            until: ServerTime(10_000_000),
+        };
+        let error = AcquireError::Contended {
+            resource: "r".into(),
+            key: crate::lock::Key::new("r").unwrap(),
+            holder: Some(Box::new(holder)),
+            position: 3,
+            retry_after_ms: 2_500,
+            reason: None,
+        };
+        let problem = Problem::from(error);
+        let body = serde_json::to_value(&problem).unwrap();
+        assert_eq!(body["type"], "contended");
+        assert_eq!(body["status"], 409);
+        assert_eq!(body["holder"]["owner"], "worker-1");
+        assert_eq!(body["holder"]["until"], "1970-01-01T00:00:10.000Z");
+        assert_eq!((body["position"].as_u64(), body["retry_after_ms"].as_u64()), (Some(3), Some(2_500)));
+        assert_eq!(problem.into_response().headers()["retry-after"], "3");
+    }
+
+    #[test]
+    fn each_error_has_its_slug_and_status() {
+        let store = || StoreError::Unavailable { why: "down".into() };
+        let cases: [(Problem, &str, u16); 9] = [
+            (AcquireError::Refused { reason: "no".into() }.into(), "refused", 403),
+            (
+                AcquireError::PolicyFault { policy: "p".into(), reason: "trap", detail: "x".into() }.into(),
+                "policy_fault",
+                500,
+            ),
+            (AcquireError::TooManyWaiters { resource: "r".into(), limit: 5 }.into(), "too_many_waiters", 429),
+            (AcquireError::RequestReused { ended: true }.into(), "request_id_reused", 409),
+            (AcquireError::Store(store()).into(), "store_unavailable", 503),
+            (AcquireError::NotYet { why: "soon".into() }.into(), "store_unavailable", 503),
+            (AcquireError::ShuttingDown.into(), "shutting_down", 503),
+            (LeaseError::Lost.into(), "lost", 410),
+            (LeaseError::Invalid { field: "ttl_ms", detail: "x".into() }.into(), "invalid", 400),
+        ];
+        for (problem, slug, status) in cases {
+            let body = serde_json::to_value(&problem).unwrap();
+            assert_eq!((body["type"].as_str(), body["status"].as_u64()), (Some(slug), Some(status.into())));
+            // A client should not ask a stopping proxy again, but may ask another proxy at once.
+            let says_when = matches!(status, 503 | 429) && slug != "shutting_down";
+            assert_eq!(problem.into_response().headers().contains_key("retry-after"), says_when, "{slug}");
+        }
+    }
+}
