@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
 use crate::fleet::Fleet;
+use crate::fronts::admit;
 use crate::http::{self, Handler, Peer, Problem, Request, Response, decode_path};
 use crate::latest;
 use crate::lock::Key;
@@ -114,8 +115,9 @@ impl Handler for Admin {
     const FRONT: &'static str = "admin";
 
     async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
-        let answer = match http::check_origin(&request, &self.http.hosts) {
-            Ok(()) => self.route(request).await,
+        // Every client that is admitted counts as an operator.
+        let answer = match admit(&request, &self.http.hosts) {
+            Ok(_principal) => self.route(request).await,
             Err(problem) => Err(problem),
         };
         answer.unwrap_or_else(Problem::into_response)

@@ -10,7 +10,7 @@
 //! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
 //! | `GET /v1/watch` | `watch` |
 //!
-//! Requests that a web page makes a browser send are refused (`check_origin`). Bodies are JSON: a content type that
+//! Requests that a web page makes a browser send are refused (`fronts::admit`). Bodies are JSON: a content type that
 //! is neither JSON nor the one that `curl -d` sends is refused with 415.
 
 use std::sync::Arc;
@@ -20,8 +20,9 @@ use hyper::{Method, header};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{HttpLimits, Limits};
-use crate::http::{Handler, Kind, Peer, Problem, Request, Response, check_origin, decode_path, read_body};
-use crate::service::Service;
+use crate::fronts::admit;
+use crate::http::{Handler, Kind, Peer, Problem, Request, Response, decode_path, read_body};
+use crate::service::{Principal, Service};
 
 mod acquire;
 #[cfg(test)]
@@ -48,17 +49,22 @@ impl Api {
         Api { service, limits: Arc::new(limits), http, stop }
     }
 
-    async fn route(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
+    async fn route(
+        &self,
+        request: Request,
+        peer: &Arc<Peer>,
+        principal: Principal,
+    ) -> Result<Response, Problem> {
         let path = request.uri().path();
         match path {
-            "/v1/acquire" => acquire::acquire(self, self.body(request).await?).await,
+            "/v1/acquire" => acquire::acquire(self, principal, self.body(request).await?).await,
             "/v1/renew" => leases::renew(self, self.body(request).await?).await,
             "/v1/release" => leases::release(self, self.body(request).await?).await,
-            "/v1/once/begin" => once::begin(self, self.body(request).await?).await,
+            "/v1/once/begin" => once::begin(self, principal, self.body(request).await?).await,
             "/v1/once/finish" => once::finish(self, self.body(request).await?).await,
-            "/v1/versions/read" => versions::read(self, self.body(request).await?).await,
-            "/v1/versions/commit" => versions::commit(self, self.body(request).await?).await,
-            "/v1/hold" => hold::hold(self, self.body(request).await?, peer).await,
+            "/v1/versions/read" => versions::read(self, principal, self.body(request).await?).await,
+            "/v1/versions/commit" => versions::commit(self, principal, self.body(request).await?).await,
+            "/v1/hold" => hold::hold(self, principal, self.body(request).await?, peer).await,
             "/v1/locks" | "/v1/locks/" => {
                 expect_get(&request)?;
                 locks::list(self, request.uri().query()).await
@@ -99,8 +105,8 @@ impl Handler for Api {
     const FRONT: &'static str = "api";
 
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
-        let answer = match check_origin(&request, &self.http.hosts) {
-            Ok(()) => self.route(request, peer).await,
+        let answer = match admit(&request, &self.http.hosts) {
+            Ok(principal) => self.route(request, peer, principal).await,
             Err(problem) => Err(problem),
         };
         answer.unwrap_or_else(Problem::into_response)

@@ -2,11 +2,14 @@
 //!
 //! | what | file |
 //! | --- | --- |
-//! | why a request has no effect, for any protocol | `refusal` |
+//! | whether an HTTP request is answered, and who sent it | `admission` |
+//! | why a request has no effect, for any protocol | `refusal`, made of each error in `errors` |
 //! | a refusal as an HTTP problem | `problem` |
 //! | the fields of a JSON body, and their bounds | `fields` |
 //! | lease ids, modes, times | `lease_id`, `mode`, `time` |
 
+mod admission;
+mod errors;
 pub mod fields;
 pub mod lease_id;
 pub mod mode;
@@ -14,4 +17,5 @@ mod problem;
 mod refusal;
 pub mod time;
 
-pub use refusal::{Code, Refusal};
+pub use admission::admit;
+pub use refusal::{Code, Hint, Refusal};

@@ -33,7 +33,9 @@ use crate::http::{Body, Handler, Kind, Peer, Problem, Request, Response};
 use crate::lock::Instant;
 use crate::random;
 use crate::route::{self, Asked};
-use crate::service::{AcquireError, Guarded, RefusalResponse, Request as Wanted, RoutedRequest, Service};
+use crate::service::{
+    AcquireError, Guarded, Principal, RefusalResponse, Request as Wanted, RoutedRequest, Service,
+};
 use crate::store::Health;
 use crate::telemetry::Metrics;
 use crate::vital;
@@ -265,8 +267,8 @@ impl Front {
         let shared = &self.shared;
         let once = || Once {
             fingerprint: wanted
-                .routed
-                .as_ref()
+                .principal
+                .routed()
                 .map_or_else(String::new, |routed| {
                     replay::fingerprint(&routed.http, &parts.headers, &lock.caller)
                 })
@@ -311,7 +313,9 @@ impl Front {
 
 /// The lock request that the service gets for an HTTP request.
 fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wanted {
+    let routed = RoutedRequest { policy: route.policy.clone(), http: Arc::new(asked.http) };
     Wanted {
+        principal: Principal::Application(routed),
         resource: asked.resource,
         owner,
         mode: lock.mode,
@@ -319,7 +323,6 @@ fn wanted(route: &Route, lock: &GuardLock, asked: Asked, owner: String) -> Wante
         wait_ms: lock.wait_ms,
         request_id: None,
         labels: asked.labels,
-        routed: Some(RoutedRequest { policy: route.policy.clone(), http: Arc::new(asked.http) }),
     }
 }
 

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `context` | [`Service`], and what its calls share |
 //! | `request`, `lease`, `errors`, `views` | what the calls take and return; renewing and releasing a lease |
+//! | `principal` | who asks |
 //! | `planning` | from a request to the plan of its policy |
 //! | `acquire` | from a plan to a lease: `acquire` |
 //! | `hold`, `resume` | leases that the proxy renews: `hold`, `resume` |
@@ -50,6 +51,7 @@ mod message;
 mod once;
 mod peers;
 mod planning;
+mod principal;
 mod request;
 mod resume;
 mod rollout;
@@ -74,7 +76,8 @@ pub use hold::{Hold, HoldEvent, Keeping};
 pub use lease::{Lease, Renewed};
 pub use once::Begun;
 pub use peers::{NoPeers, Peers};
-pub use request::{Request, RoutedRequest};
+pub use principal::{Principal, RoutedRequest};
+pub use request::{Call, Request};
 pub use tag::RESERVED;
 pub use versions::{Committed, Versioned};
 pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};

@@ -14,11 +14,11 @@ use crate::fronts::{Refusal, lease_id};
 use crate::http::{Problem, Response, json};
 use crate::lock::{Instant, Key};
 use crate::random;
-use crate::service::{Lease, RESERVED, Request};
+use crate::service::{Lease, Principal, RESERVED, Request};
 
 /// `POST /v1/acquire`.
-pub async fn acquire(api: &Api, body: Bytes) -> Result<Response, Problem> {
-    let request = parse(&body, &api.limits)?;
+pub async fn acquire(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
+    let request = parse(&body, principal, &api.limits)?;
     // The wait can take an hour; free the body first.
     drop(body);
     let lease = api.service.acquire(request).await?;
@@ -26,15 +26,16 @@ pub async fn acquire(api: &Api, body: Bytes) -> Result<Response, Problem> {
 }
 
 /// Reads and checks the body of an acquire.
-pub fn parse(body: &[u8], limits: &Limits) -> Result<Request, Refusal> {
-    read(Fields::parse(body)?, limits)
+pub fn parse(body: &[u8], principal: Principal, limits: &Limits) -> Result<Request, Refusal> {
+    read(Fields::parse(body)?, principal, limits)
 }
 
 /// As [`parse`], for a body from which some fields were already taken.
-pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Refusal> {
+pub fn read(mut fields: Fields<'_>, principal: Principal, limits: &Limits) -> Result<Request, Refusal> {
     let request_id = fields.text("request_id", 1..=limits.max_request_id_bytes)?;
     let owner = fields.text("owner", 1..=limits.max_owner_bytes)?;
     let request = Request {
+        principal,
         resource: fields.required_text("resource", 1..=limits.max_resource_bytes)?,
         owner: owner.unwrap_or_else(|| anonymous(request_id.as_deref())),
         mode: mode::parse(fields.take("mode"), limits.max_permits)?,
@@ -42,7 +43,6 @@ pub fn read(mut fields: Fields<'_>, limits: &Limits) -> Result<Request, Refusal>
         wait_ms: fields.integer("wait_ms", 0..=limits.max_wait_ms)?,
         request_id,
         labels: labels(fields.take("labels"), limits)?,
-        routed: None,
     };
     fields.finish()?;
     Ok(request)
@@ -182,7 +182,7 @@ mod tests {
     use crate::lock::{LeaseRef, Mode, Space, Token};
 
     fn parsed(body: &str) -> Result<Request, String> {
-        parse(body.as_bytes(), &Limits::default()).map_err(|refusal| refusal.detail)
+        parse(body.as_bytes(), Principal::Anonymous, &Limits::default()).map_err(|refusal| refusal.detail)
     }
 
     #[test]

@@ -15,13 +15,18 @@ use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Body, Peer, Problem, Response};
 use crate::lock::Instant;
-use crate::service::{AcquireError, Hold, HoldEvent};
+use crate::service::{AcquireError, Hold, HoldEvent, Principal};
 
 /// Answers with a stream of JSON lines once the lock is granted. A body that has only a `lease_id` resumes that
 /// lease, which may have been granted by another proxy. A client that closes its connection releases the lock.
-pub async fn hold(api: &Api, body: Bytes, peer: &Arc<Peer>) -> Result<Response, Problem> {
+pub async fn hold(
+    api: &Api,
+    principal: Principal,
+    body: Bytes,
+    peer: &Arc<Peer>,
+) -> Result<Response, Problem> {
     let begun = clock::now();
-    let hold = begin(api, body).await?;
+    let hold = begin(api, principal, body).await?;
     let held = Held { hold, begun, stop: api.stop.clone(), peer: peer.clone(), over: false };
     let mut response = Response::new(Body::stream(stream::unfold(Next::Granted(held), next_line)));
     let headers = response.headers_mut();
@@ -30,10 +35,10 @@ pub async fn hold(api: &Api, body: Bytes, peer: &Arc<Peer>) -> Result<Response, 
     Ok(response)
 }
 
-async fn begin(api: &Api, body: Bytes) -> Result<Hold, Problem> {
+async fn begin(api: &Api, principal: Principal, body: Bytes) -> Result<Hold, Problem> {
     let mut fields = Fields::parse(&body)?;
     let Some(id) = lease_id::take(&mut fields)? else {
-        let request = acquire::read(fields, &api.limits)?;
+        let request = acquire::read(fields, principal, &api.limits)?;
         // The wait can take an hour; free the body first.
         drop(body);
         return Ok(api.service.hold(request).await?);

@@ -11,11 +11,11 @@ use crate::fronts::{lease_id, time};
 use crate::http::{Problem, Response, json};
 use crate::lock::Mode;
 use crate::lock::record::StoredValue;
-use crate::service::{AcquireError, Begun};
+use crate::service::{AcquireError, Begun, Principal};
 
 /// `POST /v1/once/begin`: grants the right to do the work, or returns the outcome if the work is done.
-pub async fn begin(api: &Api, body: Bytes) -> Result<Response, Problem> {
-    let request = acquire::parse(&body, &api.limits)?;
+pub async fn begin(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
+    let request = acquire::parse(&body, principal, &api.limits)?;
     drop(body);
     if request.mode != Mode::Exclusive {
         return Err(Problem::invalid("mode", "must be \"exclusive\": one does what is done once"));

@@ -11,15 +11,15 @@ use crate::fronts::fields::{Fields, kept_value, raw};
 use crate::fronts::{Code, time};
 use crate::http::{Problem, Response, json};
 use crate::lock::{Mode, Token};
-use crate::service::{AcquireError, Request};
+use crate::service::{AcquireError, Principal, Request};
 
 /// The largest version: JSON numbers are exact up to 2^53 - 1.
 const MAX_VERSION: u64 = (1 << 53) - 1;
 
 /// `POST /v1/versions/read`.
-pub async fn read(api: &Api, body: Bytes) -> Result<Response, Problem> {
+pub async fn read(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
-    let request = request(api, &mut fields)?;
+    let request = request(api, principal, &mut fields)?;
     fields.finish()?;
     let read = api.service.read_version(&request).await?;
     let kept = read.version.kept.as_ref();
@@ -35,9 +35,9 @@ pub async fn read(api: &Api, body: Bytes) -> Result<Response, Problem> {
 }
 
 /// `POST /v1/versions/commit`.
-pub async fn commit(api: &Api, body: Bytes) -> Result<Response, Problem> {
+pub async fn commit(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
-    let mut request = request(api, &mut fields)?;
+    let mut request = request(api, principal, &mut fields)?;
     request.request_id = fields.text("request_id", 1..=api.limits.max_request_id_bytes)?;
     let version = fields.number("version", 0..=MAX_VERSION)?;
     let version = version.ok_or_else(|| Problem::invalid("version", "is required: the one that was read"))?;
@@ -60,8 +60,9 @@ pub async fn commit(api: &Api, body: Bytes) -> Result<Response, Problem> {
     }
 }
 
-fn request(api: &Api, fields: &mut Fields<'_>) -> Result<Request, Problem> {
+fn request(api: &Api, principal: Principal, fields: &mut Fields<'_>) -> Result<Request, Problem> {
     Ok(Request {
+        principal,
         resource: fields.required_text("resource", 1..=api.limits.max_resource_bytes)?,
         owner: fields.text("owner", 1..=api.limits.max_owner_bytes)?.unwrap_or_default(),
         mode: Mode::Exclusive,
@@ -69,7 +70,6 @@ fn request(api: &Api, fields: &mut Fields<'_>) -> Result<Request, Problem> {
         wait_ms: None,
         request_id: None,
         labels: labels(fields.take("labels"), &api.limits)?,
-        routed: None,
     })
 }
 

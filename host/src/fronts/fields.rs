@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{Code, Refusal};
+use super::refusal::{Code, Refusal};
 use crate::lock::record::{Origin, StoredValue};
 
 /// The members of a JSON object that have not been read yet.

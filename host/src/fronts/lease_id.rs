@@ -8,8 +8,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::Refusal;
 use super::fields::Fields;
+use super::refusal::Refusal;
 use crate::lock::{Key, LeaseRef, Space, Token};
 use crate::service::LeaseError;
 

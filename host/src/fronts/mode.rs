@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use super::Refusal;
 use super::fields::{Json, shown};
+use super::refusal::Refusal;
 use crate::lock::Mode;
 
 /// Parses the mode that a client asks for; absent means exclusive.

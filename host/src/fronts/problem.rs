@@ -1,8 +1,8 @@
 //! Refusals as HTTP problems.
 
-use super::refusal::{Code, Refusal};
+use super::refusal::{Code, Hint, Refusal};
 use crate::http::{Kind, Problem};
-use crate::service::{AcquireError, LeaseError};
+use crate::service::{AcquireError, Call, LeaseError};
 use crate::store::StoreError;
 
 impl From<Code> for Kind {
@@ -26,13 +26,28 @@ impl From<Code> for Kind {
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Problem {
-        let problem = Problem::new(refusal.code, refusal.detail);
+        let detail = refusal.detail + refusal.hint.map_or("", words);
+        let problem = Problem::new(refusal.code, detail);
         let problem =
             refusal.fields.into_iter().fold(problem, |problem, (name, value)| problem.with(name, value));
         match refusal.retry_after_ms {
             Some(ms) => problem.retry_after_ms(ms),
             None => problem,
         }
+    }
+}
+
+/// The hint in the words of the HTTP API, which continue the detail.
+fn words(hint: Hint) -> &'static str {
+    match hint {
+        Hint::Call(Call::Acquire | Call::Guard) => {
+            ": call /v1/acquire or /v1/hold (`lockkeeper acquire`, `hold` or `run`)"
+        }
+        Hint::Call(Call::Once) => ": call /v1/once/begin (`lockkeeper once`)",
+        Hint::Call(Call::Version) => {
+            ": call /v1/versions/read and /v1/versions/commit (`lockkeeper version`)"
+        }
+        Hint::Readiness => "; its /ready says why",
     }
 }
 
@@ -89,6 +104,18 @@ mod tests {
     }
 
     #[test]
+    fn hints_are_in_the_words_of_the_api() {
+        let (policy, primitive, expected) = ("p".into(), "once", Call::Once);
+        let problem = Problem::from(AcquireError::WrongCall { policy, primitive, expected });
+        let body = serde_json::to_value(&problem).unwrap();
+        assert_eq!((&body["type"], &body["field"]), (&"invalid".into(), &"resource".into()));
+        let call = "call /v1/once/begin (`lockkeeper once`)";
+        assert_eq!(body["detail"], format!("resource: its policy `p` guards it with `once`: {call}"));
+        let why = "no lock is granted yet: the proxy is not in the fleet yet; its /ready says why";
+        assert_eq!(Problem::from(AcquireError::NotJoined).detail(), why);
+    }
+
+    #[test]
     fn each_error_has_its_slug_and_status() {
         let store = || StoreError::Unavailable { why: "down".into() };
         let cases: [(Problem, &str, u16); 9] = [
@@ -104,7 +131,12 @@ mod tests {
             (AcquireError::NotYet { why: "soon".into() }.into(), "store_unavailable", 503),
             (AcquireError::ShuttingDown.into(), "shutting_down", 503),
             (LeaseError::Lost.into(), "lost", 410),
-            (LeaseError::Invalid { field: "ttl_ms", detail: "x".into() }.into(), "invalid", 400),
+            (
+                AcquireError::WrongCall { policy: "p".into(), primitive: "once", expected: Call::Once }
+                    .into(),
+                "invalid",
+                400,
+            ),
         ];
         for (problem, slug, status) in cases {
             let body = serde_json::to_value(&problem).unwrap();

@@ -1,15 +1,8 @@
-//! Why a request has no effect, for clients: the errors of the service in a form that each front renders in its own
-//! protocol. HTTP renders it in `problem`.
+//! Why a request has no effect, in a form that each front renders in its own protocol.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{mode, time};
-use crate::lock::record::HeldBy;
-use crate::service::{AcquireError, LeaseError};
-use crate::store::StoreError;
-
-/// After a refusal because of the store, a client should ask again after this time.
-const RETRY_AFTER_MS: u32 = 1_000;
+use crate::service::Call;
 
 /// Why a request has no effect.
 #[derive(Clone, Debug)]
@@ -22,6 +15,17 @@ pub struct Refusal {
     pub retry_after_ms: Option<u32>,
     /// Facts that belong to the reason, for programs.
     pub fields: Vec<(&'static str, Value)>,
+    /// What helps the client. Each front adds it to the detail in the words of its protocol.
+    pub hint: Option<Hint>,
+}
+
+/// What helps a client whose request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// The client should make this call instead.
+    Call(Call),
+    /// The readiness of the proxy says why.
+    Readiness,
 }
 
 /// The reason of a refusal, for programs.
@@ -73,7 +77,7 @@ impl Code {
 impl Refusal {
     /// A refusal without further facts.
     pub fn new(code: Code, detail: impl Into<String>) -> Refusal {
-        Refusal { code, detail: detail.into(), retry_after_ms: None, fields: Vec::new() }
+        Refusal { code, detail: detail.into(), retry_after_ms: None, fields: Vec::new(), hint: None }
     }
 
     /// A refusal of an invalid field of the request, with the reason.
@@ -88,80 +92,15 @@ impl Refusal {
         self
     }
 
+    /// Says what helps the client.
+    pub fn hint(mut self, hint: Hint) -> Refusal {
+        self.hint = Some(hint);
+        self
+    }
+
     /// Says when the client should ask again.
     pub fn retry_after_ms(mut self, ms: u32) -> Refusal {
         self.retry_after_ms = Some(ms);
         self
     }
-}
-
-impl From<AcquireError> for Refusal {
-    fn from(error: AcquireError) -> Refusal {
-        let detail = error.to_string();
-        match error {
-            AcquireError::Contended { holder, position, retry_after_ms, reason, .. } => {
-                let mut refusal = Refusal::new(Code::Contended, detail)
-                    .with("holder", holder.as_deref().map(held_by))
-                    .with("position", position)
-                    .with("retry_after_ms", retry_after_ms)
-                    .retry_after_ms(retry_after_ms);
-                if let Some(reason) = reason {
-                    refusal = refusal.with("reason", reason);
-                }
-                refusal
-            }
-            AcquireError::Refused { reason } => Refusal::new(Code::Refused, detail).with("reason", reason),
-            AcquireError::PolicyFault { policy, reason, .. } => {
-                Refusal::new(Code::PolicyFault, detail).with("policy", policy).with("reason", reason)
-            }
-            AcquireError::NoPrimitive { policy, primitive, .. } => Refusal::new(Code::PolicyFault, detail)
-                .with("policy", policy)
-                .with("primitive", primitive)
-                .with("reason", "no_primitive"),
-            AcquireError::TooManyWaiters { limit, .. } => {
-                Refusal::new(Code::TooManyWaiters, detail).with("bound", limit).retry_after_ms(RETRY_AFTER_MS)
-            }
-            AcquireError::TooManyHolders { .. } => {
-                Refusal::new(Code::TooManyHolders, detail).retry_after_ms(RETRY_AFTER_MS)
-            }
-            AcquireError::Invalid { field, .. } => Refusal::new(Code::Invalid, detail).with("field", field),
-            AcquireError::RequestReused { ended } => {
-                Refusal::new(Code::RequestIdReused, detail).with("field", "request_id").with("ended", ended)
-            }
-            AcquireError::Done(_) | AcquireError::Conflict(_) => Refusal::new(Code::Conflict, detail),
-            AcquireError::Store(error) => error.into(),
-            AcquireError::NotYet { .. } => {
-                Refusal::new(Code::StoreUnavailable, detail).retry_after_ms(RETRY_AFTER_MS)
-            }
-            // Another proxy can serve the client, and keeps the client's place in the global queue only for a moment.
-            AcquireError::ShuttingDown => Refusal::new(Code::ShuttingDown, detail).with("retry_after_ms", 0),
-        }
-    }
-}
-
-impl From<LeaseError> for Refusal {
-    fn from(error: LeaseError) -> Refusal {
-        let detail = error.to_string();
-        match error {
-            LeaseError::Lost => Refusal::new(Code::Lost, detail),
-            LeaseError::Invalid { field, .. } => Refusal::new(Code::Invalid, detail).with("field", field),
-            LeaseError::Store(error) => error.into(),
-        }
-    }
-}
-
-impl From<StoreError> for Refusal {
-    fn from(error: StoreError) -> Refusal {
-        Refusal::new(Code::StoreUnavailable, error.to_string()).retry_after_ms(RETRY_AFTER_MS)
-    }
-}
-
-fn held_by(holder: &HeldBy) -> Value {
-    json!({
-        "owner": holder.owner,
-        "mode": mode::Shown(holder.mode).to_value(),
-        "token": holder.token.0,
-        "since": time::rfc3339(holder.since.0),
-        "until": time::rfc3339(holder.until.0),
-    })
 }

@@ -133,7 +133,7 @@ fn is_renamed(named: &Named, old: &Routes, new: &Routes, limits: &Limits) -> boo
 /// Whether every policy plans the two requests alike.
 fn is_same(one: &Wanted, other: &Wanted) -> bool {
     let plain = |wanted: &Wanted| {
-        let routed = wanted.routed.as_ref().map(|routed| (routed.policy.clone(), routed.http.clone()));
+        let routed = wanted.principal.routed().map(|routed| (routed.policy.clone(), routed.http.clone()));
         (wanted.resource.clone(), wanted.mode, wanted.labels.clone(), routed)
     };
     plain(one) == plain(other)
@@ -158,13 +158,14 @@ mod tests {
     use super::*;
     use crate::config::{HttpLimits, UpstreamLimits};
     use crate::service::tests::{memory, request, service};
-    use crate::service::{Guarded, Hold, RoutedRequest, Service};
+    use crate::service::{Guarded, Hold, Principal, RoutedRequest, Service};
     use crate::telemetry::Metrics;
 
     /// A guarded request that has its lock.
     async fn under_way(service: &Service, resource: &str) -> Hold {
         let routed = RoutedRequest { policy: "default".into(), http: Arc::default() };
-        let request = Wanted { ttl_ms: Some(60_000), routed: Some(routed), ..request(resource) };
+        let request =
+            Wanted { principal: Principal::Application(routed), ttl_ms: Some(60_000), ..request(resource) };
         let guarded = service.guard(&request).await.expect("it is free");
         let Guarded::Held(hold) = guarded else { panic!("it was not done before") };
         *hold

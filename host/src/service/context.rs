@@ -89,10 +89,7 @@ impl ServiceContext {
             Ok(()) => Ok(()),
             Err(_elapsed) => Err(match self.store.health() {
                 Health::Unavailable { why } => StoreError::Unavailable { why }.into(),
-                Health::Ready { .. } => {
-                    let why = "the proxy is not in the fleet yet; its /ready says why".to_owned();
-                    AcquireError::NotYet { why }
-                }
+                Health::Ready { .. } => AcquireError::NotJoined,
             }),
         }
     }
@@ -104,7 +101,7 @@ impl ServiceContext {
 
     /// The policy that decides about a request.
     pub fn policy_for<'a>(&'a self, request: &'a Request) -> &'a str {
-        request.routed.as_ref().map_or_else(|| self.policy_of(&request.resource), |routed| &routed.policy)
+        request.principal.routed().map_or_else(|| self.policy_of(&request.resource), |routed| &routed.policy)
     }
 
     /// The policy that decides about a resource.

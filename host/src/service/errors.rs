@@ -1,5 +1,6 @@
 //! Why a call fails.
 
+use super::request::Call;
 use crate::lock::Key;
 use crate::lock::record::{HeldBy, StoredValue, Version};
 use crate::store::StoreError;
@@ -58,13 +59,15 @@ pub enum AcquireError {
         /// The resource of the request.
         resource: String,
     },
-    /// `detail` names the field and its bound.
-    #[error("{field}: {detail}")]
-    Invalid {
-        /// The name of the field.
-        field: &'static str,
-        /// What is wrong with the field.
-        detail: String,
+    /// The policy guards the resource with a primitive that is asked for by another call.
+    #[error("resource: its policy `{policy}` guards it with `{primitive}`")]
+    WrongCall {
+        /// The name of the policy.
+        policy: String,
+        /// The name of the primitive.
+        primitive: &'static str,
+        /// The call that asks for the primitive.
+        expected: Call,
     },
     /// The store lacks the primitive that the policy asks for, and the policy names no second choice.
     #[error("the policy `{policy}` asks for the primitive `{primitive}`, which is not available: {why}")]
@@ -98,6 +101,9 @@ pub enum AcquireError {
         /// Why the proxy cannot grant the key.
         why: String,
     },
+    /// The store answers, but this proxy has not joined its fleet. Its readiness says why.
+    #[error("no lock is granted yet: the proxy is not in the fleet yet")]
+    NotJoined,
     /// The proxy stops and takes no new requests.
     #[error("the proxy is shutting down")]
     ShuttingDown,
@@ -112,13 +118,13 @@ impl AcquireError {
             AcquireError::PolicyFault { .. } => "policy_fault",
             AcquireError::TooManyWaiters { .. } => "too_many_waiters",
             AcquireError::TooManyHolders { .. } => "too_many_holders",
-            AcquireError::Invalid { .. } => "invalid",
+            AcquireError::WrongCall { .. } => "invalid",
             AcquireError::RequestReused { .. } => "request_id_reused",
             AcquireError::Conflict(_) => "conflict",
             AcquireError::NoPrimitive { .. } => "no_primitive",
             AcquireError::Done(_) => "done",
             AcquireError::Store(_) => "store_unavailable",
-            AcquireError::NotYet { .. } => "not_yet",
+            AcquireError::NotYet { .. } | AcquireError::NotJoined => "not_yet",
             AcquireError::ShuttingDown => "shutting_down",
         }
     }
@@ -131,14 +137,6 @@ pub enum LeaseError {
     /// The lease is unknown, has expired, or was taken away.
     #[error("the lease is unknown, has expired, or was taken away")]
     Lost,
-    /// A field of the request is not valid.
-    #[error("{field}: {detail}")]
-    Invalid {
-        /// The name of the field.
-        field: &'static str,
-        /// What is wrong with the field.
-        detail: String,
-    },
     /// The store did not answer; the lease may have been renewed or released.
     #[error(transparent)]
     Store(#[from] StoreError),

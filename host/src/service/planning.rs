@@ -4,19 +4,10 @@ use std::sync::Arc;
 
 use super::context::ServiceContext;
 use super::errors::AcquireError;
+pub(super) use super::request::Call;
 use super::request::Request;
 use super::shadow::union;
 use crate::policy::{Generation, Plan, PlanError, Primitive};
-
-/// What a client called. The call must match the primitive that the policy chose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
-    Acquire,
-    Once,
-    Version,
-    /// A guarded request, which accepts any primitive except `version`.
-    Guard,
-}
 
 impl Call {
     fn of(primitive: Primitive) -> Call {
@@ -28,18 +19,12 @@ impl Call {
     }
 
     fn check(self, policy: &str, primitive: Primitive) -> Result<(), AcquireError> {
-        let right = Call::of(primitive);
-        if right == self || (self == Call::Guard && right != Call::Version) {
+        let expected = Call::of(primitive);
+        if expected == self || (self == Call::Guard && expected != Call::Version) {
             return Ok(());
         }
-        let calls = match right {
-            Call::Acquire | Call::Guard => "/v1/acquire or /v1/hold (`lockkeeper acquire`, `hold` or `run`)",
-            Call::Once => "/v1/once/begin (`lockkeeper once`)",
-            Call::Version => "/v1/versions/read and /v1/versions/commit (`lockkeeper version`)",
-        };
-        let primitive = primitive.as_str();
-        let detail = format!("its policy `{policy}` guards it with `{primitive}`: call {calls}");
-        Err(AcquireError::Invalid { field: "resource", detail })
+        let (policy, primitive) = (policy.to_owned(), primitive.as_str());
+        Err(AcquireError::WrongCall { policy, primitive, expected })
     }
 }
 

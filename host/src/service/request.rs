@@ -1,16 +1,30 @@
 //! A lock request, as a front passes it to the service.
 
-use std::sync::Arc;
-
 use sha2::{Digest, Sha256};
 
+use super::principal::Principal;
 use crate::lock::Mode;
-use crate::policy::{HttpView, PlanRequest};
+use crate::policy::PlanRequest;
 use crate::random;
+
+/// What a client called. The call must match the primitive that the policy chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`Service::acquire`](super::Service::acquire) and [`Service::hold`](super::Service::hold).
+    Acquire,
+    /// [`Service::begin`](super::Service::begin).
+    Once,
+    /// [`Service::read_version`](super::Service::read_version) and [`Service::commit`](super::Service::commit).
+    Version,
+    /// A guarded request, which accepts any primitive except `version`.
+    Guard,
+}
 
 /// A lock request of an application.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// Who asks.
+    pub principal: Principal,
     /// What to lock; its policy names the keys.
     pub resource: String,
     /// The future holder; the front makes up a name if the client gives none.
@@ -25,17 +39,6 @@ pub struct Request {
     pub request_id: Option<String>,
     /// Names and values for the policy.
     pub labels: Vec<(String, String)>,
-    /// Set for a guarded request.
-    pub routed: Option<RoutedRequest>,
-}
-
-/// What came with a request through a guarded route.
-#[derive(Clone, Debug)]
-pub struct RoutedRequest {
-    /// The policy of the route.
-    pub policy: Arc<str>,
-    /// The HTTP request, as the policy sees it.
-    pub http: Arc<HttpView>,
 }
 
 impl Request {
@@ -48,7 +51,7 @@ impl Request {
             ttl_ms: self.ttl_ms,
             wait_ms: self.wait_ms,
             labels: self.labels.clone(),
-            http: self.routed.as_ref().map(|routed| routed.http.clone()),
+            http: self.principal.routed().map(|routed| routed.http.clone()),
             seed: random::number(),
         }
     }

@@ -27,7 +27,7 @@ const MODE: &str = ":mode";
 /// The labels for what a policy must be told again but the plan does not contain. The mode is included if the
 /// plan has another one.
 pub(super) fn labels(request: &Request, planned: Mode) -> Vec<(Box<str>, Box<str>)> {
-    let mut labels = request.routed.as_ref().map(|routed| of_http(&routed.http)).unwrap_or_default();
+    let mut labels = request.principal.routed().map(|routed| of_http(&routed.http)).unwrap_or_default();
     let differs = match (planned, request.mode) {
         (Mode::Permits { count: planned, .. }, Mode::Permits { count: asked, .. }) => planned != asked,
         (planned, asked) => std::mem::discriminant(&planned) != std::mem::discriminant(&asked),

@@ -43,6 +43,7 @@ pub(crate) fn memory() -> Memory {
 
 pub(crate) fn request(resource: &str) -> Request {
     Request {
+        principal: Principal::Anonymous,
         resource: resource.into(),
         owner: "worker-1".into(),
         mode: Mode::Exclusive,
@@ -50,7 +51,6 @@ pub(crate) fn request(resource: &str) -> Request {
         wait_ms: None,
         request_id: None,
         labels: Vec::new(),
-        routed: None,
     }
 }
 

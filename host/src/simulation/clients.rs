@@ -19,7 +19,7 @@ use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
 use crate::guard::LONGEST_PAUSE;
 use crate::lock::{Instant, LeaseRef, Mode, Space};
-use crate::service::{AcquireError, Begun, Lease, LeaseError, Request};
+use crate::service::{AcquireError, Begun, Lease, LeaseError, Principal, Request};
 use crate::store::StoreError;
 
 /// The longest duration of a call beyond its wait and twice the store's time-out. The time-out counts twice because a
@@ -33,6 +33,7 @@ const VERY_LONG_WORK_MS: u32 = 40_000;
 /// A request for an exclusive lock.
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
+        principal: Principal::Anonymous,
         resource: resource.to_owned(),
         owner: owner.to_owned(),
         mode: Mode::Exclusive,
@@ -40,7 +41,6 @@ pub fn request(resource: &str, owner: &str) -> Request {
         wait_ms: None,
         request_id: None,
         labels: Vec::new(),
-        routed: None,
     }
 }
 
