@@ -32,6 +32,7 @@ pub use rejection::Rejection;
 pub use scaffold::{ScaffoldError, scaffold};
 
 use crate::config::{PolicyConfig, PolicySource};
+use crate::lock::record::HttpView;
 use crate::lock::{Key, Mode, Space};
 
 /// The files of the policies that are loaded from files, by the policy's name.
@@ -62,23 +63,6 @@ pub struct PlanRequest {
     pub http: Option<Arc<HttpView>>,
     /// Random bits, for policies that need a choice without a pattern.
     pub seed: u32,
-}
-
-/// The part of a guarded HTTP request that its route lets a policy see.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct HttpView {
-    /// The request's method, e.g. `POST`.
-    pub method: String,
-    /// Percent-decoded.
-    pub path: String,
-    /// The values of the `{name}` captures of the route's path.
-    pub captures: Vec<(String, String)>,
-    /// The query parameters, as names and values.
-    pub query: Vec<(String, String)>,
-    /// Names in lower case.
-    pub headers: Vec<(String, String)>,
-    /// The first bytes of the body.
-    pub body: Vec<u8>,
 }
 
 /// A policy's plan for the lock of a request, with every value inside the host's limits.

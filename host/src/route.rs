@@ -8,7 +8,7 @@ use hyper::http::request::Parts;
 
 use crate::config::{Fit, GuardLock, GuardRoute, Limits, Matched, Part, Template};
 use crate::http::{Kind, Problem};
-use crate::policy::HttpView;
+use crate::lock::record::HttpView;
 
 /// The limit of what a policy is shown besides the body. It is stored with the lease while the lease lasts.
 const MAX_BYTES: usize = 8_192;

@@ -78,11 +78,10 @@ pub use once::Begun;
 pub use peers::{NoPeers, Peers};
 pub use principal::{Principal, RoutedRequest};
 pub use request::{Call, Request};
-pub use tag::RESERVED;
 pub use versions::{Committed, Versioned};
 pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};
 
-pub use crate::policy::{HttpView, OnLoss, RefusalResponse};
+pub use crate::policy::{OnLoss, RefusalResponse};
 
 /// The parts of a [`Service`].
 pub struct Parts {

@@ -12,9 +12,10 @@ use crate::fronts::fields::{Fields, Json, shown};
 use crate::fronts::mode::{self, Shown};
 use crate::fronts::{Refusal, lease_id};
 use crate::http::{Problem, Response, json};
+use crate::lock::record::RESERVED;
 use crate::lock::{Instant, Key};
 use crate::random;
-use crate::service::{Lease, Principal, RESERVED, Request};
+use crate::service::{Lease, Principal, Request};
 
 /// `POST /v1/acquire`.
 pub async fn acquire(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {

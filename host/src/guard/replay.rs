@@ -13,8 +13,7 @@ use sha2::{Digest, Sha256};
 use super::headers;
 use crate::fronts::Code;
 use crate::http::{Body, Problem, Response};
-use crate::lock::record::{Origin, StoredValue};
-use crate::service::HttpView;
+use crate::lock::record::{HttpView, Origin, StoredValue};
 
 /// A stored answer, as JSON.
 #[derive(Serialize, Deserialize)]

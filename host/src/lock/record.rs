@@ -15,12 +15,14 @@ mod env;
 mod global_queue;
 mod outcome;
 mod replay;
+mod tag;
 
 pub use decide::apply;
 pub use doubt::Doubt;
 pub use env::Env;
 pub use outcome::{Denial, Grant, HeldBy, Outcome, Version};
 pub use replay::{BATCH_ID_KEPT_US, BatchId, MAX_BATCH_IDS, Tried, run};
+pub use tag::{HttpView, RESERVED, Tag};
 
 /// How many ended grants with a request id a key remembers, to tell a repeated call from a new one.
 pub const ENDED_KEPT: usize = 8;
@@ -241,18 +243,6 @@ pub struct Level {
     pub request: Option<Box<str>>,
     /// The [`Claim::fingerprint`].
     pub fingerprint: u64,
-}
-
-/// Data that does not affect decisions. It is stored to display a holder, and to plan its lease again when its
-/// policy is replaced.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tag {
-    /// The resource that the client named.
-    pub resource: Box<str>,
-    /// `name@sha256:digest` of the policy generation that planned the lease.
-    pub policy: Box<str>,
-    /// Names and values of the request's labels.
-    pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
 /// A grant or a commit that is over.

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::record::{
-    BatchId, Committed, Ended, GlobalPlace, Holder, Level, Origin, Record, StoredValue, Tag, Wanted,
+    BatchId, Committed, Ended, GlobalPlace, Holder, Level, Origin, Record, StoredValue, Wanted,
 };
 use crate::lock::{Mode, ServerTime, Token};
+
+mod tag;
 
 /// The text is not a record.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +127,7 @@ struct HolderState<'a> {
     #[serde(default, borrow, skip_serializing_if = "str::is_empty")]
     policy: Cow<'a, str>,
     #[serde(default, borrow, skip_serializing_if = "Vec::is_empty")]
-    labels: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    labels: Vec<tag::Label<'a>>,
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
@@ -226,9 +228,6 @@ impl From<ModeState> for Mode {
 
 impl<'a> From<&'a Holder> for HolderState<'a> {
     fn from(holder: &'a Holder) -> HolderState<'a> {
-        let label = |(name, value): &'a (Box<str>, Box<str>)| {
-            (Cow::Borrowed(name.as_ref()), Cow::Borrowed(value.as_ref()))
-        };
         HolderState {
             nonce: holder.nonce,
             owner: Cow::Borrowed(&holder.owner),
@@ -251,14 +250,13 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             },
             resource: Cow::Borrowed(&holder.tag.resource),
             policy: Cow::Borrowed(&holder.tag.policy),
-            labels: holder.tag.labels.iter().map(label).collect(),
+            labels: tag::labels(&holder.tag),
         }
     }
 }
 
 impl From<HolderState<'_>> for Holder {
     fn from(state: HolderState<'_>) -> Holder {
-        let labels = state.labels.into_iter().map(|(name, value)| (boxed(name), boxed(value)));
         Holder {
             nonce: state.nonce,
             owner: boxed(state.owner),
@@ -278,11 +276,7 @@ impl From<HolderState<'_>> for Holder {
             } else {
                 state.levels.into_iter().map(Level::from).collect()
             },
-            tag: Tag {
-                resource: boxed(state.resource),
-                policy: boxed(state.policy),
-                labels: labels.collect(),
-            },
+            tag: tag::tag(boxed(state.resource), boxed(state.policy), state.labels),
         }
     }
 }
@@ -424,6 +418,7 @@ fn boxed(text: Cow<'_, str>) -> Box<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::record::Tag;
 
     fn record() -> Record {
         let holder = |mode| Holder {
@@ -448,6 +443,7 @@ mod tests {
                 resource: "orders/42".into(),
                 policy: "default@sha256:00".into(),
                 labels: vec![("tenant".into(), "a".into())],
+                ..Tag::default()
             },
         };
         Record {

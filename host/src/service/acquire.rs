@@ -14,7 +14,7 @@ use super::planning::{Call, Planned, no_policy, planned};
 use super::request::Request;
 use super::tag;
 use crate::clock;
-use crate::lock::record::{Claim, GlobalTicket, Tag};
+use crate::lock::record::{Claim, GlobalTicket};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
 use crate::lock::{LeaseRef, Space};
 use crate::policy::{Hook, Plan};
@@ -120,9 +120,6 @@ fn global_ticket(request: &Request, plan: &Plan) -> GlobalTicket {
 
 fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
     let plan = &planned.plan;
-    let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
-    let mut labels: Vec<_> = request.labels.iter().map(label).collect();
-    labels.extend(tag::labels(request, plan.mode));
     let claim = Claim {
         keys: plan.keys.clone(),
         proxy: shared.proxy.clone(),
@@ -141,11 +138,7 @@ fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Pl
         reentrant: plan.reentrant,
         keep_ms: plan.keep_ms,
         global: plan.global_order.then(|| global_ticket(request, plan)),
-        tag: Tag {
-            resource: request.resource.as_str().into(),
-            policy: (&**planned.generation.id()).into(),
-            labels,
-        },
+        tag: tag::tag(request, planned.generation.id(), plan.mode),
     };
     Waiter {
         id,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::policy::HttpView;
+use crate::lock::record::HttpView;
 
 /// Who asks for a lock, as far as the front knows. A policy is chosen by it, and plans for it.
 #[derive(Clone, Debug)]

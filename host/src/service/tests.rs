@@ -278,7 +278,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         keep_ms: 0,
         global: None,
         any: false,
-        tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), labels: Vec::new() },
+        tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), ..Tag::default() },
     };
     let (done, answer) = oneshot::channel();
     let earlier = memory.store();

@@ -139,7 +139,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         keep_ms: 0,
         global: None,
         any: false,
-        tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), labels: vec![] },
+        tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), ..Tag::default() },
     }
 }
 

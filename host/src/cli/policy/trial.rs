@@ -16,7 +16,8 @@ use crate::cli::failure::Failure;
 use crate::cli::output;
 use crate::config::{EngineLimits, Fit, Limits, MAX_SEEN_BYTES, Matched, PathPattern};
 use crate::lock;
-use crate::policy::{HttpView, Plan, PlanRequest, RefusalResponse};
+use crate::lock::record::HttpView;
+use crate::policy::{Plan, PlanRequest, RefusalResponse};
 
 /// Options that the route and its policy determine under `--config`.
 const FROM_CONFIG: [&str; 7] = ["path", "resource", "mode", "ttl", "wait", "labels", "settings"];

@@ -1,6 +1,7 @@
 //! Listing and reading.
 
 use super::*;
+use crate::lock::record::HttpView;
 
 /// Keys that a careless comparison merges, truncates or treats as a pattern, in byte order.
 const TRICKY: [&str; 10] = ["%", "JOB", "_", "a%b", "a_b", "axb", "job", "job ", "j\u{f3}b", "\u{1F512}"];
@@ -83,6 +84,8 @@ pub async fn what_was_asked_for_is_kept(store: &dyn Store) {
             resource: text.into(),
             policy: text.into(),
             labels: vec![(text.into(), text.into()), ("a".into(), "".into())],
+            asked_mode: Some(Mode::Shared),
+            http: Some(Arc::new(HttpView { path: text.into(), body: text.into(), ..HttpView::default() })),
         },
         ..claim(&[&names.key("k")], text)
     };
