@@ -163,7 +163,7 @@ impl Fleet {
             prepared: Mutex::default(),
             stop: CancellationToken::new(),
         }));
-        fleet.0.metrics.fleet_members(0);
+        fleet.0.metrics.fleet.members(0);
         vital::spawn("the heartbeat of the fleet", fleet.clone().beats());
         vital::spawn("the membership in the fleet", fleet.clone().run());
         fleet
@@ -257,7 +257,7 @@ impl Inner {
             _ => {}
         }
         drop(state);
-        self.metrics.fleet_members(view.members.len());
+        self.metrics.fleet.members(view.members.len());
         self.view.send_replace(view);
     }
 

@@ -155,7 +155,7 @@ impl Handler for Front {
             Ok(answered) => answered,
             Err(problem) => (problem.kind().slug, problem.into_response()),
         };
-        self.shared.metrics.guarded(outcome);
+        self.shared.metrics.guard.answered(outcome);
         response
     }
 }

@@ -107,7 +107,7 @@ impl<H: Handler> Protocol for Http<H> {
     }
 
     fn refuse(&self) -> Vec<u8> {
-        self.metrics.http(H::FRONT, 503);
+        self.metrics.http.answered(H::FRONT, 503);
         let limit = self.limits.max_connections;
         let detail = format!("the proxy has {limit} connections, which is its limit");
         let problem = Problem::new(Kind::OVERLOADED, detail).with("bound", "http.max_connections");

@@ -97,7 +97,7 @@ impl Running {
             let was_refused = before.is_some();
             match loaded {
                 Ok(Some(routes)) => {
-                    self.metrics.config_load("live");
+                    self.metrics.config.load("live");
                     tracing::info!(routes, "guarded routes were replaced");
                 }
                 Ok(None) if was_refused => {
@@ -105,7 +105,7 @@ impl Running {
                 }
                 Ok(None) => {}
                 Err(faults) => {
-                    self.metrics.config_load("refused");
+                    self.metrics.config.load("refused");
                     for fault in faults {
                         tracing::error!(fault, "the changed configuration is not used; the old routes stay");
                     }

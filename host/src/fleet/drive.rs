@@ -463,11 +463,11 @@ impl Fleet {
                 None => self.prepared(record, &record.live).await?,
             };
             service.go_live(next).await?;
-            self.0.metrics.fleet_change("live");
+            self.0.metrics.fleet.change("live");
         } else if record.candidate.is_none() && naming.candidate.is_some() {
             policies.name_with(&record.name, None);
             reached(Branch::CalledOff);
-            self.0.metrics.fleet_change("called_off");
+            self.0.metrics.fleet.change("called_off");
             if let Some(why) = &record.note {
                 policies.note(&record.name, format!("a change of all proxies was called off: {why}"));
             }

@@ -127,7 +127,7 @@ impl Locked {
         let Some(keeping) = self.keeping.take() else { return false };
         let finished = keeping.finish(outcome).await;
         if let Err(error) = &finished {
-            self.metrics.guard_lost();
+            self.metrics.guard.lost();
             let resource = &self.resource;
             tracing::warn!(resource, %error, "the outcome of a request could not be stored; a duplicate may be executed again");
         }
@@ -155,7 +155,7 @@ impl Locked {
     /// Counts and logs a loss.
     fn told(&self) {
         if let Some(why) = self.lost.borrow().as_ref() {
-            self.metrics.guard_lost();
+            self.metrics.guard.lost();
             tracing::warn!(resource = self.resource, %why, "a lease was lost while the upstream worked");
         }
     }

@@ -297,7 +297,7 @@ impl<H: Handler> Requests<H> {
         under_way: UnderWay,
     ) -> Response {
         let status = response.status();
-        self.http.metrics.http(H::FRONT, status.as_u16());
+        self.http.metrics.http.answered(H::FRONT, status.as_u16());
         if status.is_server_error()
             && response.extensions().get::<Told>().is_none()
             && let Some(unsaid) = should_warn()
@@ -335,12 +335,12 @@ fn should_warn() -> Option<u64> {
 async fn refuse<H: Handler>(socket: Socket, http: &Http<H>) {
     let Some(refusal) = socket.refusal() else { return };
     let problem = Problem::from(refusal);
-    http.metrics.http(H::FRONT, problem.status_code());
+    http.metrics.http.answered(H::FRONT, problem.status_code());
     socket.into_stream().close_with(&problem.to_http1()).await;
 }
 
 async fn timed_out<H: Handler>(stream: Stream, http: &Http<H>) {
-    http.metrics.http(H::FRONT, 408);
+    http.metrics.http.answered(H::FRONT, 408);
     let detail = format!("the headers did not arrive within {} ms", http.limits.header_timeout.as_millis());
     stream.close_with(&Problem::new(Kind::TIMEOUT, detail).to_http1()).await;
 }

@@ -60,7 +60,7 @@ macro_rules! on_link {
             let done = tokio::time::timeout($limit, work).await;
             let done = done.unwrap_or_else(|_| Err(Fault::timeout("the fleet's tables")));
             done.map_err(|fault: Fault| {
-                inner.context.metrics.store_error(fault.slug());
+                inner.context.metrics.store.error(fault.slug());
                 StoreError::Unavailable { why: fault.to_string() }
             })
         })

@@ -215,7 +215,7 @@ impl Generation {
     fn ask<R>(&self, hook: Hook, ask: impl FnOnce() -> Result<R, Fault>) -> Result<R, Fault> {
         let start = clock::now();
         if let Some(left_us) = self.health.suspended_for(hook, start.0) {
-            self.metrics.policy_fault(&self.name, hook.as_str(), FaultKind::Suspended.as_str());
+            self.metrics.policies.fault(&self.name, hook.as_str(), FaultKind::Suspended.as_str());
             let detail = format!("failed too often in a row; not asked for {} ms", left_us.div_ceil(1_000));
             return Err(Fault { hook, kind: FaultKind::Suspended, detail });
         }
@@ -225,14 +225,14 @@ impl Generation {
         match &answer {
             Ok(_) => {
                 self.health.answered(hook);
-                self.metrics.policy_call(
+                self.metrics.policies.call(
                     &self.name,
                     hook.as_str(),
                     Duration::from_micros(end.us_since(start)),
                 );
             }
             Err(fault) => {
-                self.metrics.policy_fault(&self.name, hook.as_str(), fault.kind.as_str());
+                self.metrics.policies.fault(&self.name, hook.as_str(), fault.kind.as_str());
                 if self.health.failed(fault, end.0) {
                     tracing::warn!(policy = &*self.id, %fault, "policy suspended: it failed too often in a row");
                 } else {

@@ -167,7 +167,7 @@ impl Policies {
         policy.active.store(Arc::new(next));
         history.since_us = clock::wall_us();
         drop(history);
-        self.0.metrics.policy_load(generation.name(), "live");
+        self.0.metrics.policies.load(generation.name(), "live");
         tracing::info!(policy = &**generation.id(), generation = generation.number(), "policy live");
         generation
     }
@@ -190,7 +190,7 @@ impl Policies {
     pub fn reject(&self, name: &str, rejection: &Rejection) {
         tracing::error!(policy = name, "policy not loaded, the old one stays live: {rejection}");
         if let Some(policy) = self.0.policies.get(name) {
-            self.0.metrics.policy_load(name, "refused");
+            self.0.metrics.policies.load(name, "refused");
             policy.history().last_error = Some(rejection.to_string());
         }
     }

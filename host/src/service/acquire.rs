@@ -46,9 +46,9 @@ pub(super) async fn acquire(
     let result = attempt(shared, policy, request, call).await;
     let waited = Duration::from_micros(clock::now().us_since(begun));
     let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");
-    shared.metrics.acquire(policy, outcome, waited);
+    shared.metrics.policies.acquire(policy, outcome, waited);
     if let Ok((lease, _)) = &result {
-        shared.metrics.grant(lease.primitive);
+        shared.metrics.leases.grant(lease.primitive);
     }
     result
 }

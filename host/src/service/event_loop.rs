@@ -78,8 +78,8 @@ impl EventLoop {
             }
             self.table.handle_timeout(clock::now());
             self.act();
-            self.shared.metrics.waiters(self.table.waiting());
-            self.shared.metrics.leases(self.table.held());
+            self.shared.metrics.leases.waiting(self.table.waiting());
+            self.shared.metrics.leases.held(self.table.held());
             if !self.table.busy()
                 && let Some(reply) = self.draining.take()
             {
@@ -326,7 +326,7 @@ impl EventLoop {
 
     fn noted(&mut self, note: Note) {
         let ended = |how, held_ms: u32| {
-            self.shared.metrics.lease_ended(how, Duration::from_millis(u64::from(held_ms)));
+            self.shared.metrics.leases.ended(how, Duration::from_millis(u64::from(held_ms)));
         };
         match note {
             Note::Granted { key, owner, token, from_release } => {

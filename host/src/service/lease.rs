@@ -86,7 +86,7 @@ impl Service {
             Err(LeaseError::Lost) => "lost",
             Err(_) => "store_unavailable",
         };
-        self.shared.metrics.renewal(outcome);
+        self.shared.metrics.leases.renewal(outcome);
         result
     }
 
@@ -138,7 +138,7 @@ impl Service {
             Ok(Err(why)) => Err(LeaseError::Store(StoreError::Unavailable { why })),
             Err(_) => Err(LeaseError::Store(StoreError::stopped())),
         };
-        self.shared.metrics.release(match &result {
+        self.shared.metrics.leases.release(match &result {
             Ok(()) => "released",
             Err(LeaseError::Lost) => "lost",
             Err(_) => "store_unavailable",

@@ -92,7 +92,7 @@ impl Service {
             }),
             _ => Err(AcquireError::TooManyHolders { resource: resource() }),
         };
-        self.shared.metrics.commit(result.as_ref().map_or_else(AcquireError::slug, |_| "committed"));
+        self.shared.metrics.leases.commit(result.as_ref().map_or_else(AcquireError::slug, |_| "committed"));
         result
     }
 

@@ -12,9 +12,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
-use super::{long, short};
+use super::{long, register, register_seconds};
 
 /// The metrics of all policies.
 pub struct Policies {
@@ -79,27 +79,23 @@ struct Failure {
 }
 
 impl Policies {
-    /// Registers the metrics.
-    pub fn register(registry: &mut Registry) -> Policies {
-        let policies = Policies {
-            known: ArcSwap::default(),
-            acquires: Family::default(),
-            waits: Family::new_with_constructor(long),
-            calls: Family::new_with_constructor(short),
-            faults: Family::default(),
-            loads: Family::default(),
-        };
-        registry.register("acquire", "Acquires that were answered, by outcome", policies.acquires.clone());
+    pub(super) fn register(registry: &mut Registry) -> Policies {
+        let (waits, calls) = (long as fn() -> Histogram, short as fn() -> Histogram);
+        let (waits, calls) = (Family::new_with_constructor(waits), Family::new_with_constructor(calls));
+        let acquire = "Acquires that were answered, by outcome";
         let wait = "From the arrival of an acquire to its grant";
-        registry.register_with_unit("wait", wait, Unit::Seconds, policies.waits.clone());
-        let call = "Calls of policy hooks";
-        registry.register_with_unit("policy_call", call, Unit::Seconds, policies.calls.clone());
-        registry.register("policy_faults", "Policy calls that failed", policies.faults.clone());
-        registry.register("policy_loads", "Policies made live or refused", policies.loads.clone());
-        policies
+        Policies {
+            known: ArcSwap::default(),
+            acquires: register(registry, "acquire", acquire, Family::default()),
+            waits: register_seconds(registry, "wait", wait, waits),
+            calls: register_seconds(registry, "policy_call", "Calls of policy hooks", calls),
+            faults: register(registry, "policy_faults", "Policy calls that failed", Family::default()),
+            loads: register(registry, "policy_loads", "Policies made live or refused", Family::default()),
+        }
     }
 
-    /// Counts an acquire, and measures its wait if it was granted.
+    /// Counts an answered acquire, and measures its wait if it was granted. `outcome` is `granted` or the problem's
+    /// slug.
     pub fn acquire(&self, policy: &str, outcome: &'static str, waited: Duration) {
         self.with(policy, |policy| {
             let at = OUTCOMES.iter().position(|known| *known == outcome).unwrap_or(OUTCOMES.len() - 1);
@@ -110,20 +106,20 @@ impl Policies {
         });
     }
 
-    /// Measures a call.
+    /// Measures an answered call of a hook.
     pub fn call(&self, policy: &str, hook: &'static str, took: Duration) {
         let Some(at) = HOOKS.iter().position(|known| *known == hook) else { return };
         self.with(policy, |policy| policy.calls[at].observe(took.as_secs_f64()));
     }
 
-    /// Counts a fault.
+    /// Counts a failed call of a hook. The request was refused, or the built-in answer was used.
     pub fn fault(&self, policy: &str, hook: &'static str, reason: &'static str) {
         let policy = self.label(policy);
         let labels = Failure { policy, hook, reason };
         self.faults.get_or_create(&labels).inc();
     }
 
-    /// Counts a load.
+    /// Counts a load or push that went live (`live`) or was refused (`refused`).
     pub fn load(&self, policy: &str, outcome: &'static str) {
         self.loads.get_or_create(&Acquire { policy: self.label(policy), outcome }).inc();
     }
@@ -165,5 +161,48 @@ impl Policies {
             wait: self.waits.get_or_create_owned(&Policy { policy: name.to_owned() }),
             calls: HOOKS.map(call),
         }
+    }
+}
+
+/// Buckets for policy calls: from a microsecond to the longest that is allowed.
+fn short() -> Histogram {
+    Histogram::new([2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Metrics, assert_has};
+    use super::*;
+
+    #[test]
+    fn everything_has_its_documented_name() {
+        let metrics = Metrics::default();
+        metrics.policies.acquire("default", "granted", Duration::from_millis(3));
+        metrics.policies.acquire("default", "contended", Duration::from_millis(3));
+        metrics.policies.acquire("default", "something-new", Duration::ZERO);
+        metrics.policies.fault("default", "plan", "trap");
+        metrics.policies.call("default", "choose", Duration::from_micros(9));
+        metrics.policies.load("default", "live");
+        let lines = [
+            "lockkeeper_acquire_total{policy=\"default\",outcome=\"granted\"} 1",
+            "lockkeeper_acquire_total{policy=\"default\",outcome=\"contended\"} 1",
+            "lockkeeper_acquire_total{policy=\"default\",outcome=\"other\"} 1",
+            "lockkeeper_wait_seconds_count{policy=\"default\"} 1",
+            "lockkeeper_policy_faults_total{policy=\"default\",hook=\"plan\",reason=\"trap\"} 1",
+            "lockkeeper_policy_call_seconds_count{policy=\"default\",hook=\"choose\"} 1",
+            "lockkeeper_policy_loads_total{policy=\"default\",outcome=\"live\"} 1",
+        ];
+        assert_has(&metrics, &lines);
+    }
+
+    #[test]
+    fn policy_names_are_bounded() {
+        let metrics = Metrics::default();
+        for n in 0..2_000 {
+            metrics.policies.acquire(&format!("p{n}"), "granted", Duration::ZERO);
+        }
+        let text = metrics.encode();
+        assert!(text.contains("policy=\"other\""));
+        assert!(text.matches("lockkeeper_wait_seconds_count").count() < 300);
     }
 }

@@ -3,7 +3,7 @@
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::Size;
+use super::{Size, register};
 use crate::clock;
 
 /// The metrics of the process.
@@ -13,15 +13,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Registers the metrics.
-    pub fn register(registry: &mut Registry) -> Process {
-        let process = Process { resident: Size::default(), open_files: Gauge::default() };
-        registry.register(
-            "process_resident_memory_bytes",
-            "Memory of the process that is in RAM",
-            process.resident.clone(),
-        );
-        registry.register("process_open_fds", "Files that are open", process.open_files.clone());
+    pub(super) fn register(registry: &mut Registry) -> Process {
+        let memory = "Memory of the process that is in RAM";
+        let process = Process {
+            resident: register(registry, "process_resident_memory_bytes", memory, Size::default()),
+            open_files: register(registry, "process_open_fds", "Files that are open", Gauge::default()),
+        };
         let started = Size::default();
         started.set(clock::wall_us() as f64 / 1e6);
         registry.register("process_start_time_seconds", "When the process started, since 1970", started);
@@ -43,4 +40,14 @@ fn resident_bytes() -> Option<u64> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = pages.split(' ').nth(1)?.parse().ok()?;
     Some(pages * rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Metrics, assert_has};
+
+    #[test]
+    fn everything_has_its_documented_name() {
+        assert_has(&Metrics::default(), &["process_resident_memory_bytes ", "process_start_time_seconds "]);
+    }
 }

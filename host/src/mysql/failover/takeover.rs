@@ -107,7 +107,7 @@ fn tell(server: &Server, context: &Context, recorded: &Identity, (gap, why): (Ga
     match gap {
         Gap::Leases => {
             reached(Branch::EpochRaised);
-            context.metrics.store_error("identity_changed");
+            context.metrics.store.error("identity_changed");
             tracing::warn!(
                 from = (recorded.server != server.identity).then_some(&*recorded.server),
                 server = server.identity,

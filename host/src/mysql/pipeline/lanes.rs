@@ -31,7 +31,7 @@ pub async fn run(context: Arc<Context>, mut queue: Queue, lane_index: usize) {
                 break;
             }
             Err(fault) => {
-                context.metrics.store_error(fault.slug());
+                context.metrics.store.error(fault.slug());
                 tracing::warn!(lane = lane_index, "lost the connection to the MySQL server: {fault}");
             }
         }
@@ -60,7 +60,7 @@ pub async fn open(context: &Context, queue: &mut Queue, lane_index: Option<usize
             }
             Err(fault) => fault,
         };
-        context.metrics.store_error(fault.slug());
+        context.metrics.store.error(fault.slug());
         tracing::debug!(lane = lane_index, "cannot use the MySQL server: {fault}");
         why = fault.to_string();
         if let Some(lane_index) = lane_index {
@@ -136,12 +136,12 @@ async fn run_batch(context: &Context, link: &mut Link, queue: &mut Queue) -> Res
         }
         Fault::Rejected { why } if alone => reject(context, batch, &why),
         Fault::Conflict { .. } if alone => {
-            context.metrics.store_error(fault.slug());
+            context.metrics.store.error(fault.slug());
             tokio::time::sleep(Backoff::new().next()).await;
             queue.put_back(batch);
         }
         _ => {
-            context.metrics.store_error(fault.slug());
+            context.metrics.store.error(fault.slug());
             reached(Branch::BatchApart);
             run_apart(context, link, queue, batch).await?;
         }
@@ -198,7 +198,7 @@ async fn exchange(
     match (result, decided) {
         (Ok(()), decided) => {
             let took = Duration::from_micros(clock::now().us_since(began));
-            context.metrics.batch(ops, took);
+            context.metrics.store.batch(ops, took);
             Ok(decided.map_or_else(Vec::new, |decided| decided.replies))
         }
         (Err(fault @ Fault::Broken { .. }), Some(decided)) => {
@@ -247,7 +247,7 @@ async fn watched<T>(
 }
 
 fn reject(context: &Context, batch: Batch, why: &str) {
-    context.metrics.store_error("rejected");
+    context.metrics.store.error("rejected");
     tracing::error!("an operation cannot be carried out on the MySQL server: {why}");
     batch.fail(why);
 }

@@ -319,7 +319,7 @@ fn note_clock(context: &Context, sample: &Sample) {
         ClockStep::None => {}
         ClockStep::Forward { at_least_us, .. } => {
             reached(Branch::ClockForward);
-            context.metrics.store_error("clock_forward");
+            context.metrics.store.error("clock_forward");
             tracing::warn!(
                 by_ms = at_least_us / 1_000,
                 "the MySQL server's clock was set forward; expired leases are not taken over for a while"
@@ -327,7 +327,7 @@ fn note_clock(context: &Context, sample: &Sample) {
         }
         ClockStep::Back(by) => {
             reached(Branch::ClockBack);
-            context.metrics.store_error("clock_back");
+            context.metrics.store.error("clock_back");
             tracing::warn!(
                 by_ms = by / 1_000,
                 "the MySQL server's clock was set back; leases last that much longer"

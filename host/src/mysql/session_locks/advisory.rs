@@ -130,7 +130,7 @@ impl Session {
                 link.close().await;
                 break;
             };
-            self.context.metrics.store_error(fault.slug());
+            self.context.metrics.store.error(fault.slug());
             let lost = self.give_up(link, &fault);
             tracing::warn!(leases = lost, "lost the session of the advisory locks: {fault}");
         }
@@ -279,7 +279,7 @@ impl Session {
         fault: &Fault,
         queue: &mut Queue,
     ) -> Result<(), Fault> {
-        self.context.metrics.store_error(fault.slug());
+        self.context.metrics.store.error(fault.slug());
         tracing::debug!("could not ask for advisory locks: {fault}");
         let wanted = session_batch.want.iter().map(|(_, name)| name);
         let names: Vec<Name> = session_batch.free.iter().chain(wanted).cloned().collect();
@@ -314,7 +314,7 @@ impl Session {
                 self.recover(link, &session_batch, &fault, queue).await?;
             }
         }
-        self.context.metrics.batch(ops, Duration::from_micros(clock::now().us_since(began)));
+        self.context.metrics.store.batch(ops, Duration::from_micros(clock::now().us_since(began)));
         if self.left_over && !queue.has_work() {
             self.sweep(link, queue).await?;
         }

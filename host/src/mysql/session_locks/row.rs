@@ -395,7 +395,7 @@ impl Coordinator {
     /// The connection failed before anything was locked. The batch is tried again as long as its client
     /// waits.
     fn failed(&mut self, mut batch: SessionBatch, fault: &Fault) {
-        self.context.metrics.store_error(fault.slug());
+        self.context.metrics.store.error(fault.slug());
         tracing::debug!("could not ask for a row lock: {fault}");
         match fault {
             Fault::Rejected { why } => batch.job.responder.give_up(why),
@@ -408,7 +408,7 @@ impl Coordinator {
     fn finish(&mut self, batch: SessionBatch, above: Token, grants_from: Instant) {
         let SessionBatch { job: Job { ops, mut responder, .. }, mut decided, began } = batch;
         let inputs = self.inputs(above, grants_from);
-        self.context.metrics.batch(ops.len(), Duration::from_micros(inputs.own.us_since(began)));
+        self.context.metrics.store.batch(ops.len(), Duration::from_micros(inputs.own.us_since(began)));
         // If the client does not wait any more, the operations are not carried out.
         if responder.is_open() {
             responder.sent = true;
@@ -487,7 +487,7 @@ impl Coordinator {
             slot.parked_until = Some(certain);
             self.common.end(certain, rests_on_it)
         };
-        self.context.metrics.store_error(fault.slug());
+        self.context.metrics.store.error(fault.slug());
         tracing::warn!(leases = lost, "lost the session of a row lock: {fault}");
     }
 

@@ -1,0 +1,48 @@
+//! The metrics of the proxies that share a store.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::{Outcome, count, register};
+
+/// The metrics of the fleet.
+pub struct Fleet {
+    members: Gauge,
+    changes: Family<Outcome, Counter>,
+}
+
+impl Fleet {
+    pub(super) fn register(registry: &mut Registry) -> Fleet {
+        let changes = "Changes of a policy on all proxies, by outcome";
+        Fleet {
+            members: register(registry, "fleet_members", "Proxies of this store that live", Gauge::default()),
+            changes: register(registry, "fleet_changes", changes, Family::default()),
+        }
+    }
+
+    /// Sets the number of proxies of this store that are not gone, as of the last heartbeat.
+    pub fn members(&self, now: usize) {
+        self.members.set(count(now));
+    }
+
+    /// Counts a policy change that this proxy followed with its fleet. `outcome` is `live` or `called_off`.
+    pub fn change(&self, outcome: &'static str) {
+        self.changes.get_or_create(&Outcome { outcome }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Metrics, assert_has};
+
+    #[test]
+    fn everything_has_its_documented_name() {
+        let metrics = Metrics::default();
+        metrics.fleet.members(3);
+        metrics.fleet.change("live");
+        let lines = ["lockkeeper_fleet_members 3", "lockkeeper_fleet_changes_total{outcome=\"live\"} 1"];
+        assert_has(&metrics, &lines);
+    }
+}
