@@ -15,7 +15,7 @@ use hyper::Method;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::HttpLimits;
+use crate::config::{EngineLimits, HttpLimits};
 use crate::fleet::Fleet;
 use crate::fronts::admit;
 use crate::http::{self, Handler, Peer, Problem, Request, Response, decode_path};
@@ -40,8 +40,8 @@ pub struct Admin {
     pub fleet: Fleet,
     /// The metrics that `/metrics` returns.
     pub metrics: Metrics,
-    /// The size limit of a pushed component.
-    pub max_component_bytes: usize,
+    /// The limits of pushed components.
+    pub engine: EngineLimits,
     /// The limits on the requests and connections of HTTP clients.
     pub http: HttpLimits,
     /// The reason why the current configuration file is not used, if it was refused.

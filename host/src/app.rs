@@ -10,30 +10,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::api::Api;
-use crate::config::{Config, GuardConfig, MemberConfig, ServerChoice, StoreConfig, naming};
+use crate::config::{Config, HttpLimits, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
-use crate::http;
-use crate::lock::Space;
-use crate::mysql::managed::{ManagedError, ManagedServer};
-use crate::mysql::{Advisory, MysqlStore, OpenError, Row};
+use crate::http::{self, Handler};
+use crate::mysql::OpenError;
+use crate::mysql::managed::ManagedError;
 use crate::net::{self, Listener, TlsError};
 use crate::peers::{self, PeerClient};
 use crate::policy::{self, Engine, EngineError, Policies, Rejection};
-use crate::service::{Parts, Peers, Service};
-use crate::store::{Health, Member, Quorum, Router, Store};
+use crate::service::{self, Peers, Service};
 use crate::telemetry::Metrics;
 use crate::vital;
 use crate::watch::watch;
 
+mod listeners;
 mod policy_rollout;
 pub(crate) mod reload;
+mod stores;
 
+use listeners::Listeners;
 use policy_rollout::PolicyRollout;
-use reload::Refused;
-
-/// How long the start waits for the store before the proxy serves without it.
-const STORE_PATIENCE: Duration = Duration::from_secs(5);
+use stores::Stores;
 
 /// How long operators' requests in progress may take after everything else has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -106,18 +104,15 @@ pub fn check(config: &Config) -> Vec<StartError> {
 /// A proxy that is ready to serve.
 pub struct App {
     config: Config,
-    api: Listener,
-    admin: Listener,
-    guards: Vec<Listener>,
-    guard: Guard,
-    /// Where other proxies send notifications to this proxy, and its name among them.
-    peers: (Listener, String),
-    managed: Option<ManagedServer>,
-    stores: Vec<Arc<MysqlStore>>,
-    policy_rollout: PolicyRollout,
+    metrics: Metrics,
+    listeners: Listeners,
+    stores: Stores,
+    /// The name of this proxy among the proxies of its store.
+    peer_name: String,
     service: Service,
     fleet: Fleet,
-    metrics: Metrics,
+    policy_rollout: PolicyRollout,
+    guard: Arc<Guard>,
 }
 
 impl App {
@@ -129,35 +124,18 @@ impl App {
     /// A problem that the operator has to fix; nothing is left running.
     pub async fn build(config: Config) -> Result<App, StartError> {
         net::raise_file_limit();
-        let api = listen("api.listen", config.listeners.api)?;
-        let admin = listen("admin.listen", config.listeners.admin)?;
-        let peer_listener = listen("fleet.listen", config.fleet.listen)?;
-        let guards = config.guards.iter().map(guarded_listener).collect::<Result<Vec<_>, _>>()?;
         let metrics = Metrics::default();
+        let listeners = Listeners::bind(&config)?;
         let (settings, counts) = (config.clone(), metrics.clone());
         let policies = tokio::task::spawn_blocking(move || load_policies(&settings, &counts)).await??;
-        let (managed, urls) = match &config.store.server {
-            ServerChoice::Urls(urls) => (None, urls.clone()),
-            ServerChoice::Managed(managed) => {
-                let server = ManagedServer::start(managed).await?;
-                let urls = vec![server.url().to_owned()];
-                (Some(server), urls)
-            }
-        };
-        let store = MysqlStore::open_any(&config.store, &urls, config.limits.max_ttl_ms, metrics.clone())?;
-        let store = Arc::new(store);
-        if let Health::Unavailable { why } = store.health() {
-            tracing::info!("{why}");
-        }
-        log_health(&store.ready(STORE_PATIENCE).await);
-        let members = members(&config, &metrics)?;
-        let reached_at = reached_at(&config, &peer_listener);
-        let peer_client = PeerClient::new(reached_at);
-        let peers = (peer_listener, peer_client.name().to_owned());
         let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
-        let service = Service::start_closed(Parts {
-            peers: Arc::new(peer_client),
-            store: Arc::new(spaces(&config, &store, &members)),
+        let stores = Stores::open(&config, &metrics).await?;
+        let address = listeners.peer_address(&config.fleet);
+        let peers = PeerClient::new(address);
+        let peer_name = peers.name().to_owned();
+        let service = Service::start_closed(service::Parts {
+            peers: Arc::new(peers),
+            store: Arc::new(stores.router(&config)),
             policies: policies.clone(),
             routes: config.routes.clone(),
             limits: config.limits.clone(),
@@ -165,39 +143,25 @@ impl App {
             metrics: metrics.clone(),
         });
         let fleet = Fleet::start(fleet::Parts {
-            registry: Arc::new(store.registry()),
+            registry: Arc::new(stores.main.registry()),
             service: service.clone(),
             policies: policies.clone(),
             routes: config.routes.clone(),
             naming: naming(&config.guards),
-            address: reached_at.to_string(),
-            beat: config.fleet.beat,
+            address: address.to_string(),
+            config: config.fleet.clone(),
             metrics: metrics.clone(),
         });
-        let guard = Guard::new(
+        let policy_rollout = PolicyRollout::new(policies, fleet.clone(), loaded);
+        let guard = Arc::new(Guard::new(
             &config.guards,
             &config.upstreams,
             service.clone(),
             config.limits.clone(),
             config.http.clone(),
             metrics.clone(),
-        );
-        let policy_rollout = PolicyRollout::new(policies, fleet.clone(), loaded);
-        let stores = std::iter::once(store).chain(members.into_iter().map(|(_, store)| store)).collect();
-        Ok(App {
-            config,
-            api,
-            admin,
-            guards,
-            guard,
-            peers,
-            managed,
-            stores,
-            policy_rollout,
-            service,
-            fleet,
-            metrics,
-        })
+        ));
+        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, policy_rollout, guard })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
@@ -207,69 +171,80 @@ impl App {
     /// # Errors
     /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let policy_rollout = self.policy_rollout.clone();
-        let files = policy::files(&self.config.policies);
-        let watching = watch(files, self.config.engine.max_component_bytes);
-        let (watcher, changes) = watching.map_err(StartError::Watch)?;
-        let guard = Arc::new(self.guard);
-        let (config_watcher, refused, config_reloads) =
-            reload::watch_routes(&self.config, guard.clone(), self.fleet.clone(), self.metrics.clone())
+        let App { config, metrics, listeners, stores, peer_name, service, fleet, policy_rollout, guard } =
+            self;
+        let files = policy::files(&config.policies);
+        let (policy_watcher, changes) =
+            watch(files, config.engine.max_component_bytes).map_err(StartError::Watch)?;
+        let (config_watcher, config_refused, config_reloads) =
+            reload::watch_routes(&config, guard.clone(), fleet.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
         let reloads = [
             vital::spawn("the reload of policies", policy_rollout.clone().reload(changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
+        listeners.log();
         let [draining, drained] = [CancellationToken::new(), CancellationToken::new()];
-        let api = Api::new(
-            self.service.clone(),
-            self.config.limits.clone(),
-            self.config.http.clone(),
-            draining.clone(),
-        );
-        let admin =
-            admin(&self.config, &self.service, &self.fleet, &self.metrics, policy_rollout, refused, &stop);
-        let guards: Vec<String> = self.guards.iter().map(url).collect();
-        tracing::info!(api = %url(&self.api), admin = %url(&self.admin), guard = guards.join(","), "serving");
-        let (limits, metrics) = (self.config.http, self.metrics);
-        let (peers, name) = self.peers;
-        vital::spawn(
-            "notifications from other proxies",
-            peers::serve(peers, name, self.service.clone(), draining.clone()),
-        );
-        let serve = http::serve(self.api, api, limits.clone(), metrics.clone(), draining.clone());
-        let mut fronts = vec![vital::spawn("the listener of the API", serve)];
-        for (listener, front) in self.guards.into_iter().zip(guard.fronts()) {
-            let serve = http::serve(listener, front, limits.clone(), metrics.clone(), draining.clone());
-            fronts.push(vital::spawn("a guarded listener", serve));
+        let notified = peers::serve(listeners.peers, peer_name, service.clone(), draining.clone());
+        vital::spawn("notifications from other proxies", notified);
+        let fronts = Fronts { limits: config.http.clone(), metrics: metrics.clone() };
+        let api = Api::new(service.clone(), config.limits.clone(), config.http.clone(), draining.clone());
+        let mut serving = vec![fronts.serve("the listener of the API", listeners.api, api, &draining)];
+        for (listener, front) in listeners.guards.into_iter().zip(guard.fronts()) {
+            serving.push(fronts.serve("a guarded listener", listener, front, &draining));
         }
+        let admin = Admin {
+            service: service.clone(),
+            policies: Arc::new(policy_rollout),
+            fleet: fleet.clone(),
+            metrics,
+            engine: config.engine,
+            http: config.http,
+            config_refused,
+            stop: stop.clone(),
+        };
         // The admin API serves until the end, to report that the proxy is not ready.
-        let serve = http::serve(self.admin, admin, limits, metrics, drained.clone());
-        let operators = vital::spawn("the listener of the admin API", serve);
+        let operators = fronts.serve("the listener of the admin API", listeners.admin, admin, &drained);
 
         stop.cancelled().await;
-        tracing::info!(grace = ?self.config.shutdown.grace, "stopping");
-        tokio::time::sleep(self.config.shutdown.grace).await;
+        let ShutdownConfig { grace, drain: longest } = config.shutdown;
+        tracing::info!(?grace, "stopping");
+        tokio::time::sleep(grace).await;
         draining.cancel();
-        tracing::info!(longest = ?self.config.shutdown.drain, "draining");
-        drop((watcher, config_watcher));
+        tracing::info!(?longest, "draining");
+        drop((policy_watcher, config_watcher));
         reloads.iter().for_each(JoinHandle::abort);
-        if tokio::time::timeout(self.config.shutdown.drain, drain(&self.service, fronts, &guard))
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(longest, drain(&service, serving, &guard)).await.is_err() {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");
         }
         drained.cancel();
         let _ = tokio::time::timeout(LAST_WORDS, operators).await;
-        self.fleet.leave().await;
-        for store in self.stores {
-            store.close().await;
-        }
-        if let Some(server) = self.managed {
-            server.stop().await;
-        }
+        fleet.leave().await;
+        stores.close().await;
         tracing::info!("stopped");
         Ok(())
+    }
+}
+
+/// What all HTTP fronts share.
+struct Fronts {
+    limits: HttpLimits,
+    metrics: Metrics,
+}
+
+impl Fronts {
+    /// Serves a front until `stop`, and until its requests in progress have ended.
+    fn serve(
+        &self,
+        name: &'static str,
+        listener: Listener,
+        front: impl Handler,
+        stop: &CancellationToken,
+    ) -> JoinHandle<()> {
+        vital::spawn(
+            name,
+            http::serve(listener, front, self.limits.clone(), self.metrics.clone(), stop.clone()),
+        )
     }
 }
 
@@ -285,92 +260,7 @@ async fn drain(service: &Service, fronts: Vec<JoinHandle<()>>, guard: &Guard) {
     service.rested().await;
 }
 
-fn admin(
-    config: &Config,
-    service: &Service,
-    fleet: &Fleet,
-    metrics: &Metrics,
-    policy_rollout: PolicyRollout,
-    config_refused: Refused,
-    stop: &CancellationToken,
-) -> Admin {
-    Admin {
-        service: service.clone(),
-        policies: Arc::new(policy_rollout),
-        fleet: fleet.clone(),
-        metrics: metrics.clone(),
-        max_component_bytes: config.engine.max_component_bytes,
-        http: config.http.clone(),
-        config_refused,
-        stop: stop.clone(),
-    }
-}
-
-fn listen(key: &'static str, address: SocketAddr) -> Result<Listener, StartError> {
-    let tcp = net::bind(address).map_err(|source| StartError::Listen { key, address, source })?;
-    Ok(Listener::plain(tcp))
-}
-
-fn guarded_listener(guard: &GuardConfig) -> Result<Listener, StartError> {
-    let Listener { tcp, .. } = listen("guard.listen", guard.listen)?;
-    Ok(match &guard.tls {
-        None => Listener::plain(tcp),
-        Some(files) => Listener::tls(tcp, net::tls_config(&files.cert, &files.key)?),
-    })
-}
-
-/// The address at which other proxies reach the listener.
-fn reached_at(config: &Config, peers: &Listener) -> SocketAddr {
-    let bound = peers.tcp.local_addr().unwrap_or(config.fleet.listen);
-    config.fleet.advertise.unwrap_or(bound)
-}
-
-fn url(listener: &Listener) -> String {
-    let scheme = if listener.tls.is_some() { "https" } else { "http" };
-    let address = listener.tcp.local_addr();
-    address.map_or_else(|_| "closed".to_owned(), |address| format!("{scheme}://{address}"))
-}
-
 fn load_policies(config: &Config, metrics: &Metrics) -> Result<Policies, StartError> {
     let engine = Engine::new(&config.engine)?;
     Policies::load(&engine, &config.policies, &config.limits, metrics).map_err(StartError::Policies)
-}
-
-/// The stores of a quorum, by name.
-fn members(config: &Config, metrics: &Metrics) -> Result<Vec<(String, Arc<MysqlStore>)>, OpenError> {
-    let open = |member: &MemberConfig| {
-        let store = MysqlStore::open(&config.store, &member.url, config.limits.max_ttl_ms, metrics.clone())?;
-        Ok((member.name.clone(), Arc::new(store)))
-    };
-    config.quorum.members.iter().map(open).collect()
-}
-
-/// All primitives behind one store.
-fn spaces(config: &Config, store: &Arc<MysqlStore>, members: &[(String, Arc<MysqlStore>)]) -> Router {
-    let StoreConfig { batch, max_queued, row_connections, .. } = config.store;
-    let advisory = Advisory::new(store, batch, max_queued);
-    let row = Row::new(store, row_connections, max_queued);
-    let mut others: Vec<(Space, Arc<dyn Store>)> =
-        vec![(Space::Advisory, Arc::new(advisory)), (Space::Row, Arc::new(row))];
-    if !members.is_empty() {
-        let member =
-            |(name, store): &(String, Arc<MysqlStore>)| Member { name: name.clone(), store: store.clone() };
-        let fleet = store.clone();
-        let allowed = Arc::new(move || fleet.may_write_until());
-        let quorum = Quorum::new(members.iter().map(member).collect(), config.quorum.patience, allowed);
-        others.push((Space::Quorum, Arc::new(quorum)));
-    }
-    Router::new(store.clone(), others)
-}
-
-fn log_health(health: &Health) {
-    match health {
-        Health::Ready { server, warnings } => {
-            tracing::info!(server, "the store is ready");
-            for warning in warnings {
-                tracing::warn!("{warning}");
-            }
-        }
-        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving anyway"),
-    }
 }

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
-use crate::config::Route;
+use crate::config::{FleetConfig, Route};
 use crate::coverage::{Branch, reached};
 use crate::latest;
 use crate::lock::Instant;
@@ -74,8 +74,8 @@ pub struct Parts {
     pub routes: Vec<Route>,
     /// How the requests to each application are named: [`crate::config::naming`].
     pub naming: BTreeMap<String, String>,
-    /// The heartbeat interval.
-    pub beat: Duration,
+    /// `[fleet]`.
+    pub config: FleetConfig,
     /// The metrics to which the fleet reports.
     pub metrics: Metrics,
     /// The address at which other proxies notify this proxy of its waiters' turns.
@@ -91,7 +91,7 @@ struct Inner {
     service: Service,
     policies: Policies,
     metrics: Metrics,
-    beat: Duration,
+    config: FleetConfig,
     host: String,
     /// The record of `[[routes]]`.
     routes: Component,
@@ -144,7 +144,7 @@ enum Stage {
 impl Fleet {
     /// Starts to join in the background. The proxy grants nothing before it has joined.
     pub fn start(parts: Parts) -> Fleet {
-        let Parts { registry, service, policies, routes, naming, address, beat, metrics } = parts;
+        let Parts { registry, service, policies, routes, naming, address, config, metrics } = parts;
         let view = latest::Sender::new(View::default());
         let trouble = Some("the proxy is starting".to_owned());
         let state = State { address, trouble, since: clock::now(), ..State::default() };
@@ -153,7 +153,7 @@ impl Fleet {
             service,
             policies,
             metrics,
-            beat,
+            config,
             host: host::here(),
             routes: record_of(&routes),
             naming: tokio::sync::Mutex::new(naming_records(&naming)),
@@ -221,7 +221,7 @@ impl Inner {
             host: self.host.clone(),
             routes: self.fingerprint(),
             acks: (state.stage == Stage::Member).then(|| state.acks.clone()),
-            lives: (self.beat * LIVES).max(self.beat * WRITES + LANDING),
+            lives: (self.config.beat * LIVES).max(self.config.beat * WRITES + LANDING),
         }
     }
 
@@ -232,7 +232,7 @@ impl Inner {
             Stage::Member => machine::hurries(&self.view.borrow()),
             Stage::Out | Stage::Joining => clock::now().us_since(state.since) < JOIN_HURRY_US,
         };
-        if hurries { self.beat / HURRY } else { self.beat }
+        if hurries { self.config.beat / HURRY } else { self.config.beat }
     }
 
     fn heard(&self, pulse: &Pulse, view: View) {
@@ -244,7 +244,7 @@ impl Inner {
         let forgotten = machine::has_forgotten(&view, pulse.acks.as_ref());
         match (state.stage, view.member(pulse.id).filter(|_| !forgotten)) {
             (Stage::Member, Some(me)) => {
-                let writes = u64::try_from((self.beat * WRITES).as_micros()).unwrap_or(u64::MAX);
+                let writes = u64::try_from((self.config.beat * WRITES).as_micros()).unwrap_or(u64::MAX);
                 self.registry.allow(Some((me.beat.plus_us(writes), view.asked_at.plus_us(writes))));
             }
             (Stage::Joining | Stage::Member, None) => {

@@ -97,7 +97,7 @@ impl Fleet {
             return Some(format!("not a member of the fleet: {why}"));
         }
         let silent_us = clock::now().us_since(state.heard?);
-        let writes_us = (self.0.beat * WRITES).as_micros();
+        let writes_us = (self.0.config.beat * WRITES).as_micros();
         if u128::from(silent_us) > writes_us {
             let seconds = silent_us / 1_000_000;
             return Some(format!("the store has not confirmed this proxy's membership for {seconds} s"));
@@ -111,7 +111,7 @@ impl Inner {
         let silent_ms = view.now.ms_since(member.beat);
         let state = match &member.acks {
             None => "joining",
-            Some(_) if u128::from(silent_ms) > (self.beat * WRITES).as_millis() => "silent",
+            Some(_) if u128::from(silent_ms) > (self.config.beat * WRITES).as_millis() => "silent",
             Some(_) => "member",
         };
         MemberStatus {

@@ -32,7 +32,7 @@ const SHORTEST_REST: Duration = Duration::from_millis(200);
 
 /// Sweeps the tables again and again until the store is closed.
 pub async fn run(context: Arc<Context>) {
-    let rest = (context.clean_after / 4).clamp(SHORTEST_REST, LONGEST_REST);
+    let rest = (context.config.clean_after / 4).clamp(SHORTEST_REST, LONGEST_REST);
     let mut backoff = Backoff::new();
     let mut rows_swept = clock::now();
     loop {
@@ -74,7 +74,7 @@ async fn sweep(context: &Context, rows_swept: &mut Instant) -> Result<usize, Fau
             break;
         }
     }
-    if clock::now().us_since(*rows_swept) >= context.clean_after.as_micros() as u64 {
+    if clock::now().us_since(*rows_swept) >= context.config.clean_after.as_micros() as u64 {
         deleted += within_limit("deleting free rows", free_rows(&mut link)).await?;
         *rows_swept = clock::now();
     }
@@ -139,7 +139,7 @@ fn idle_since(context: &Context) -> Option<ServerTime> {
     let now = clock::now();
     let steps = context.clock_steps();
     let (earliest, _) = steps.server_time(now).filter(|_| steps.is_watched())?;
-    let unsure_us = steps.doubt(now).by_us.saturating_add(context.clean_after.as_micros() as u64);
+    let unsure_us = steps.doubt(now).by_us.saturating_add(context.config.clean_after.as_micros() as u64);
     Some(ServerTime(earliest.0.saturating_sub(unsure_us)))
 }
 

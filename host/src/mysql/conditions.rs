@@ -425,7 +425,7 @@ pub async fn a_claim_is_not_forgotten_with_what_could_not_be_sent(database: &imp
     let store = Arc::new(open(database).await);
     let [(space, advisory), _] = sessions(&store);
     granted_in_time(&*advisory, within("another", space)).await;
-    let full = Row::new(&store, 8, 0);
+    let full = Row::new(&store, &StoreConfig { max_queued: 0, ..StoreConfig::default() });
     let router = Router::new(store.clone(), vec![(space, advisory.into()), (Space::Row, Arc::new(full))]);
     let claim = contract::claim(&["k"], "me");
     let keys = [claim.keys[0].clone(), claim.keys[0].clone().within(space)];

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -14,15 +13,16 @@ use super::membership::Membership;
 use super::pipeline::cache::Cache;
 use super::session::fault::Fault;
 use crate::clock;
+use crate::config::StoreConfig;
 use crate::lock::Instant;
 use crate::telemetry::Metrics;
 
 /// The state that all tasks of a store share.
 pub struct Context {
     pub servers: Arc<Servers>,
-    pub require_durable: bool,
-    pub clean_after: Duration,
-    pub timeout: Duration,
+    /// `[store]`, which the stores of a quorum share.
+    pub config: StoreConfig,
+    /// The longest lease that any proxy on this server grants.
     pub max_ttl_ms: u32,
     pub cache: Cache,
     pub health: LaneHealth,

@@ -79,7 +79,7 @@ impl Reader {
             sql::sample()
         );
         let context = &self.context;
-        let mut answer = self.link.ask(context, sql, context.timeout).await?;
+        let mut answer = self.link.ask(context, sql, context.config.timeout).await?;
         let rows = answer.sets.pop().unwrap_or_default();
         let sample = answer.sets.pop();
         answer.link.learn(context, sample, answer.asked_at)?;
@@ -92,7 +92,7 @@ impl Reader {
     }
 
     async fn within<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, StoreError> {
-        let result = tokio::time::timeout(self.context.timeout, work).await;
+        let result = tokio::time::timeout(self.context.config.timeout, work).await;
         let result = result.unwrap_or_else(|_| Err(Fault::timeout("reading")));
         result.map_err(|fault| StoreError::Unavailable { why: fault.to_string() })
     }

@@ -122,9 +122,7 @@ impl MysqlStore {
         let servers = Arc::new(Servers::new(endpoints));
         let lanes = config.lanes + config.renewal_lanes;
         let context = Arc::new(Context {
-            require_durable: config.require_durable,
-            clean_after: config.clean_after,
-            timeout: config.timeout,
+            config: config.clone(),
             max_ttl_ms,
             cache: Cache::new(),
             health: LaneHealth::new(lanes, &servers.addresses()),
@@ -282,7 +280,7 @@ impl Store for MysqlStore {
                 link.close().await;
                 Ok(floor)
             };
-            let done = tokio::time::timeout(context.timeout, work).await;
+            let done = tokio::time::timeout(context.config.timeout, work).await;
             let done = done.unwrap_or_else(|_| Err(Fault::timeout("raising the token floor")));
             done.map_err(|fault: Fault| StoreError::Unavailable { why: fault.to_string() })
         })

@@ -49,15 +49,20 @@ fn the_store_keeps_its_contract() {
     });
 }
 
+/// Enough connections for the contract's row locks.
+fn many_rows() -> StoreConfig {
+    StoreConfig { row_connections: 200, ..StoreConfig::default() }
+}
+
 #[test]
 fn locks_of_a_session_keep_what_applies_to_them() {
     simulate(0, async {
         let server = Server::new("server-1");
         let open = || open(&StoreConfig::default(), server.clone());
         let (one, other) = (open(), open());
-        let advisory = |store| Arc::new(Advisory::new(store, 512, 10_000));
+        let advisory = |store| Arc::new(Advisory::new(store, &StoreConfig::default()));
         contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
-        let row = |store| Arc::new(Row::new(store, 200, 10_000));
+        let row = |store| Arc::new(Row::new(store, &many_rows()));
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
         contract::run_shared(row(&one), row(&other), Space::Row).await;
@@ -71,10 +76,10 @@ fn leases_of_two_spaces_keep_what_applies_to_them() {
         let open = || Arc::new(open(&StoreConfig::default(), server.clone()));
         let (one, other) = (open(), open());
         let both = |space, beside: Arc<dyn Store>| Arc::new(Router::new(one.clone(), vec![(space, beside)]));
-        let advisory = |store| Arc::new(Advisory::new(store, 512, 10_000));
+        let advisory = |store| Arc::new(Advisory::new(store, &StoreConfig::default()));
         let of_both = both(Space::Advisory, advisory(&one));
         contract::run_both(of_both, advisory(&other), Space::Advisory, one.clone()).await;
-        let row = |store| Arc::new(Row::new(store, 200, 10_000));
+        let row = |store| Arc::new(Row::new(store, &many_rows()));
         contract::run_both(both(Space::Row, row(&one)), row(&other), Space::Row, one.clone()).await;
     });
 }

@@ -23,8 +23,8 @@ use super::server::Server;
 use super::simulate;
 use crate::clock;
 use crate::config::{
-    EngineLimits, HttpLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute, StoreConfig,
-    UpstreamLimits, naming,
+    EngineLimits, FleetConfig, HttpLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute,
+    StoreConfig, UpstreamLimits, naming,
 };
 use crate::fleet::{self, Fleet};
 use crate::guard::{Front, Guard};
@@ -298,8 +298,8 @@ impl World {
         let store = stores[0].clone();
         let registry = Arc::new(store.registry());
         let mut others: Vec<(Space, Arc<dyn Store>)> = vec![
-            (Space::Advisory, Arc::new(Advisory::new(&store, config.batch, config.max_queued))),
-            (Space::Row, Arc::new(Row::new(&store, config.row_connections, config.max_queued))),
+            (Space::Advisory, Arc::new(Advisory::new(&store, &config))),
+            (Space::Row, Arc::new(Row::new(&store, &config))),
         ];
         if stores.len() > 1 {
             let member = |(n, store): (usize, &Arc<MysqlStore>)| Member {
@@ -333,7 +333,7 @@ impl World {
             policies: policies.clone(),
             routes: routes(),
             naming: naming(&guards),
-            beat: Duration::from_secs(1),
+            config: FleetConfig::default(),
             metrics: metrics.clone(),
             address,
         });

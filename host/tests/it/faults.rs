@@ -168,9 +168,9 @@ on_both! {
     async fn locks_of_a_session_keep_what_applies_to_them(kind: Kind) {
         let url = harness::database(kind).await;
         let (one, other) = (open(&url).await, open(&url).await);
-        let advisory = |store| std::sync::Arc::new(Advisory::new(store, 512, 10_000));
+        let advisory = |store| std::sync::Arc::new(Advisory::new(store, &StoreConfig::default()));
         contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
-        let row = |store| std::sync::Arc::new(Row::new(store, 200, 10_000));
+        let row = |store| std::sync::Arc::new(Row::new(store, &many_rows()));
         contract::run_pinned(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
         contract::run_shared(row(&one), row(&other), Space::Row).await;
@@ -180,13 +180,13 @@ on_both! {
     async fn leases_of_two_spaces_keep_what_applies_to_them(kind: Kind) {
         let url = harness::database(kind).await;
         let (one, other) = (std::sync::Arc::new(open(&url).await), open(&url).await);
-        let beside = Advisory::new(&one, 512, 10_000);
+        let beside = Advisory::new(&one, &StoreConfig::default());
         let both = Router::new(one.clone(), vec![(Space::Advisory, std::sync::Arc::new(beside))]);
-        let advisory = std::sync::Arc::new(Advisory::new(&other, 512, 10_000));
+        let advisory = std::sync::Arc::new(Advisory::new(&other, &StoreConfig::default()));
         contract::run_both(std::sync::Arc::new(both), advisory, Space::Advisory, one.clone()).await;
-        let beside = Row::new(&one, 200, 10_000);
+        let beside = Row::new(&one, &many_rows());
         let both = Router::new(one.clone(), vec![(Space::Row, std::sync::Arc::new(beside))]);
-        let row = std::sync::Arc::new(Row::new(&other, 200, 10_000));
+        let row = std::sync::Arc::new(Row::new(&other, &many_rows()));
         contract::run_both(std::sync::Arc::new(both), row, Space::Row, one).await;
     }
 
@@ -215,7 +215,7 @@ on_both! {
         let url = harness::database(kind).await;
         let config = StoreConfig { clean_after: contract::FORGETS_AFTER, ..StoreConfig::default() };
         let store = open_with(&config, &url).await;
-        let row = Row::new(&store, 8, 100);
+        let row = Row::new(&store, &StoreConfig::default());
         let claim = |name: &str| {
             let mut claim = contract::claim(&[name], "me");
             claim.keys = claim.keys.iter().map(|key| key.clone().within(Space::Row)).collect();
@@ -237,6 +237,11 @@ on_both! {
         })
         .await;
     }
+}
+
+/// Enough connections for the contract's row locks.
+fn many_rows() -> StoreConfig {
+    StoreConfig { row_connections: 200, ..StoreConfig::default() }
 }
 
 async fn open(url: &str) -> MysqlStore {

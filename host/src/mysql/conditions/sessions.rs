@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::{ANSWERED, Database, ask, granted, granted_in_time, lease, open, says, until};
 use crate::clock;
+use crate::config::StoreConfig;
 use crate::lock::record::{Claim, Op, Outcome, Release};
 use crate::lock::{Key, Mode, ServerTime, Space};
 use crate::mysql::sql::NOW_US;
@@ -141,7 +142,8 @@ pub async fn an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row(dat
 
 /// The stores of the primitives whose locks depend on sessions.
 pub(super) fn sessions(store: &MysqlStore) -> [(Space, Box<dyn Store>); 2] {
-    let (advisory, row) = (Advisory::new(store, 64, 1_000), Row::new(store, 8, 1_000));
+    let config = StoreConfig { batch: 64, max_queued: 1_000, row_connections: 8, ..StoreConfig::default() };
+    let (advisory, row) = (Advisory::new(store, &config), Row::new(store, &config));
     [(Space::Advisory, Box::new(advisory)), (Space::Row, Box::new(row))]
 }
 

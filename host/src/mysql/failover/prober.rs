@@ -44,7 +44,7 @@ pub async fn probe(context: &Context, after: Instant) {
     for (index, wire) in round.wires.iter_mut().enumerate() {
         let target = context.servers.endpoints()[index].target.clone();
         let is_in_use = in_use.is_some_and(|(used, _)| used == index);
-        let probe = look_at(target, wire.take(), context.require_durable, is_in_use);
+        let probe = look_at(target, wire.take(), context.config.require_durable, is_in_use);
         probes.spawn(vital::watched("a probe of a server", async move {
             let probed = tokio::time::timeout(LOOK_LIMIT, probe).await;
             (index, probed.unwrap_or_else(|_| Err(Fault::timeout("looking for the primary"))))

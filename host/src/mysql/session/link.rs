@@ -100,7 +100,7 @@ impl Link {
         let connected = tokio::time::timeout(limit, connect(server_in_use.endpoint())).await;
         let mut wire = connected.unwrap_or_else(|_| Err(Fault::timeout("connecting")))?;
         let variables = variables(&mut wire).await?;
-        let mut server = preflight::check(&variables, context.require_durable)
+        let mut server = preflight::check(&variables, context.config.require_durable)
             .map_err(|why| Fault::Broken { why, slug: "preflight" })?;
         let read_all = if server.galera { READ_ALL } else { "" };
         let setup = format!(

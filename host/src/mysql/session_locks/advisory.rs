@@ -21,6 +21,7 @@ use tokio::time::MissedTickBehavior;
 use super::tokens::{counted, number, tokens_for};
 use super::{Common, PATIENCE, SESSION_S, SILENCE_US, SWEEP, SessionLocks, certain_until};
 use crate::clock;
+use crate::config::StoreConfig;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::HashSet;
 use crate::lock::record::{Op, Outcome};
@@ -61,13 +62,13 @@ pub struct Guard {
 pub type Advisory = SessionLocks<Guard>;
 
 impl SessionLocks<Guard> {
-    /// Starts the session's task, which ends with the store. `batch` and `max_queued` as in
-    /// [`StoreConfig`](crate::config::StoreConfig).
+    /// Starts the session's task, which ends with the store. It has the batches and the queue of
+    /// `config`.
     ///
     /// # Panics
     /// Outside of a tokio runtime, or if no thread can be started for the session.
-    pub fn new(store: &MysqlStore, batch: usize, max_queued: usize) -> Advisory {
-        let (advisory, incoming) = SessionLocks::open(Space::Advisory, store, max_queued);
+    pub fn new(store: &MysqlStore, config: &StoreConfig) -> Advisory {
+        let (advisory, incoming) = SessionLocks::open(Space::Advisory, store, config.max_queued);
         let session = Session {
             context: advisory.context.clone(),
             common: advisory.common.clone(),
@@ -76,7 +77,7 @@ impl SessionLocks<Guard> {
             heard: Instant::default(),
             left_over: false,
         };
-        store.spawn_apart("advisory locks", session.run(Queue::new(incoming, batch)));
+        store.spawn_apart("advisory locks", session.run(Queue::new(incoming, config.batch)));
         advisory
     }
 }

@@ -17,6 +17,7 @@ use super::slot::{Counter, Freed, Locked, RowLockRequest, Slot, Strength};
 use super::tokens::{Counted, tokens_for};
 use super::{CERTAIN_US, Common, SILENCE_US, SWEEP, SessionLocks, certain_until, moment};
 use crate::clock;
+use crate::config::StoreConfig;
 use crate::coverage::{Branch, reached};
 use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{Op, Outcome};
@@ -54,19 +55,20 @@ impl Guard {
 pub type Row = SessionLocks<Guard>;
 
 impl SessionLocks<Guard> {
-    /// Starts the task, which ends with the store. At most `connections` connections hold locks at a time.
+    /// Starts the task, which ends with the store. At most `row_connections` of `config` hold locks at a
+    /// time.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub fn new(store: &MysqlStore, connections: usize, max_queued: usize) -> Row {
-        let (row, incoming) = SessionLocks::open(Space::Row, store, max_queued);
+    pub fn new(store: &MysqlStore, config: &StoreConfig) -> Row {
+        let (row, incoming) = SessionLocks::open(Space::Row, store, config.max_queued);
         let (events, happened) = unbounded_channel();
         let coordinator = Coordinator {
             context: row.context.clone(),
             common: row.common.clone(),
             counter: Arc::default(),
             events,
-            connections,
+            connections: config.row_connections,
             waiting: VecDeque::new(),
             resting: Vec::new(),
             busy: HashSet::default(),

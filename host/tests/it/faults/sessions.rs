@@ -157,7 +157,7 @@ on_both! {
     async fn what_comes_too_late_costs_no_session(kind: Kind) {
         let url = harness::database(kind).await;
         let store = open(&url).await;
-        let advisory = Advisory::new(&store, 512, 10_000);
+        let advisory = Advisory::new(&store, &StoreConfig::default());
         let (lost, mut losses) = tokio::sync::mpsc::unbounded_channel();
         advisory.on_loss(Arc::new(move |nonces| drop(lost.send(nonces))));
         let lease = granted(&advisory, &claim_of("held", Space::Advisory)).await;
@@ -176,7 +176,7 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let store = open(server.url()).await;
-        let (advisory, row) = (Advisory::new(&store, 512, 10_000), Row::new(&store, 8, 10_000));
+        let (advisory, row) = (Advisory::new(&store, &StoreConfig::default()), Row::new(&store, &StoreConfig::default()));
         async fn given_up(server: &ManagedServer, store: &impl Store, space: Space) {
             let (lost, mut losses) = tokio::sync::mpsc::unbounded_channel();
             store.on_loss(Arc::new(move |nonces| drop(lost.send(nonces))));
@@ -204,7 +204,7 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let store = open(server.url()).await;
-        let (advisory, row) = (Advisory::new(&store, 512, 10_000), Row::new(&store, 8, 10_000));
+        let (advisory, row) = (Advisory::new(&store, &StoreConfig::default()), Row::new(&store, &StoreConfig::default()));
         async fn asked_at(server: &ManagedServer, store: &impl Store, space: Space) {
             let lease = granted(store, &claim_of("held", space)).await;
             signal(server, Signal::STOP);
@@ -228,7 +228,7 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let store = open(server.url()).await;
-        let row = Row::new(&store, 8, 10_000);
+        let row = Row::new(&store, &StoreConfig::default());
         let lease = granted(&row, &claim_of("k", Space::Row)).await;
         signal(&server, Signal::STOP);
         // Longer than a session may be silent.

@@ -1,0 +1,92 @@
+//! The stores of a proxy, and its private server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::StartError;
+use crate::config::{Config, MemberConfig, ServerChoice};
+use crate::lock::Space;
+use crate::mysql::managed::ManagedServer;
+use crate::mysql::{Advisory, MysqlStore, Row};
+use crate::store::{Health, Member, Quorum, Router, Store};
+use crate::telemetry::Metrics;
+
+/// How long the start waits for the store before the proxy serves without it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The stores of a proxy, and its private server.
+pub struct Stores {
+    /// The store of `[store]`.
+    pub main: Arc<MysqlStore>,
+    /// The stores of a quorum, by name.
+    members: Vec<(String, Arc<MysqlStore>)>,
+    managed: Option<ManagedServer>,
+}
+
+impl Stores {
+    /// Starts or connects to the servers. An unreachable server is no error: the store's health says so.
+    pub async fn open(config: &Config, metrics: &Metrics) -> Result<Stores, StartError> {
+        let (managed, urls) = match &config.store.server {
+            ServerChoice::Urls(urls) => (None, urls.clone()),
+            ServerChoice::Managed(managed) => {
+                let server = ManagedServer::start(managed).await?;
+                let urls = vec![server.url().to_owned()];
+                (Some(server), urls)
+            }
+        };
+        let open = |urls: &[String]| {
+            MysqlStore::open_any(&config.store, urls, config.limits.max_ttl_ms, metrics.clone()).map(Arc::new)
+        };
+        let main = open(&urls)?;
+        if let Health::Unavailable { why } = main.health() {
+            tracing::info!("{why}");
+        }
+        log_health(&main.ready(PATIENCE).await);
+        let member =
+            |member: &MemberConfig| Ok((member.name.clone(), open(std::slice::from_ref(&member.url))?));
+        let members = config.quorum.members.iter().map(member).collect::<Result<_, StartError>>()?;
+        Ok(Stores { main, members, managed })
+    }
+
+    /// All primitives behind one store.
+    pub fn router(&self, config: &Config) -> Router {
+        let advisory = Advisory::new(&self.main, &config.store);
+        let row = Row::new(&self.main, &config.store);
+        let mut others: Vec<(Space, Arc<dyn Store>)> =
+            vec![(Space::Advisory, Arc::new(advisory)), (Space::Row, Arc::new(row))];
+        if !self.members.is_empty() {
+            let member = |(name, store): &(String, Arc<MysqlStore>)| Member {
+                name: name.clone(),
+                store: store.clone(),
+            };
+            let members = self.members.iter().map(member).collect();
+            let main = self.main.clone();
+            let allowed = Arc::new(move || main.may_write_until());
+            others.push((Space::Quorum, Arc::new(Quorum::new(members, config.quorum.patience, allowed))));
+        }
+        Router::new(self.main.clone(), others)
+    }
+
+    /// Closes the connections, and stops the private server.
+    pub async fn close(self) {
+        self.main.close().await;
+        for (_, member) in self.members {
+            member.close().await;
+        }
+        if let Some(server) = self.managed {
+            server.stop().await;
+        }
+    }
+}
+
+fn log_health(health: &Health) {
+    match health {
+        Health::Ready { server, warnings } => {
+            tracing::info!(server, "the store is ready");
+            for warning in warnings {
+                tracing::warn!("{warning}");
+            }
+        }
+        Health::Unavailable { why } => tracing::warn!(why, "the store is not ready; serving anyway"),
+    }
+}
