@@ -1,7 +1,5 @@
 //! Wires all parts: from a [`Config`] to a proxy that serves, and its orderly stop.
 
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,76 +12,27 @@ use crate::config::{Config, HttpLimits, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
 use crate::http::{self, Handler};
-use crate::mysql::OpenError;
-use crate::mysql::managed::ManagedError;
-use crate::net::{self, Listener, TlsError};
+use crate::net::{self, Listener};
 use crate::peers::{self, PeerClient};
-use crate::policy::{self, Engine, EngineError, Policies, Rejection};
+use crate::policy::{self, Engine, Policies};
 use crate::service::{self, Peers, Service};
 use crate::telemetry::Metrics;
 use crate::vital;
 use crate::watch::watch;
 
+mod errors;
 mod listeners;
 mod policy_rollout;
 pub(crate) mod reload;
 mod stores;
 
+pub use errors::StartError;
 use listeners::Listeners;
 use policy_rollout::PolicyRollout;
 use stores::Stores;
 
 /// How long operators' requests in progress may take after everything else has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// Why the proxy cannot start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// A listener cannot bind its address.
-    #[error("cannot listen at {address} ({key}): {source}")]
-    Listen {
-        /// The configuration key of the address, e.g. `api.listen`.
-        key: &'static str,
-        /// The address that cannot be bound.
-        address: SocketAddr,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// The certificate or the key of a guarded listener cannot be used.
-    #[error("guard.tls: {0}")]
-    Tls(#[from] TlsError),
-    /// The policy engine cannot reserve its instances.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// Policies that cannot be loaded, by name.
-    #[error("{}", list(.0))]
-    Policies(Vec<(String, Rejection)>),
-    /// The private server cannot be started.
-    #[error(transparent)]
-    Managed(#[from] ManagedError),
-    /// The store cannot be opened.
-    #[error(transparent)]
-    Store(#[from] OpenError),
-    /// The policy files or the configuration file cannot be watched.
-    #[error("files cannot be watched: {0}")]
-    Watch(io::Error),
-    /// A task of the start panicked or was cancelled.
-    #[error("a task of the start failed: {0}")]
-    Task(#[from] tokio::task::JoinError),
-}
-
-impl StartError {
-    /// Whether [`check`] would have found the error.
-    pub fn is_fault_of_the_configuration(&self) -> bool {
-        matches!(self, StartError::Tls(_) | StartError::Policies(_))
-    }
-}
-
-fn list(rejections: &[(String, Rejection)]) -> String {
-    let line = |(name, rejection): &(String, Rejection)| format!("policy `{name}`: {rejection}");
-    rejections.iter().map(line).collect::<Vec<_>>().join("\n")
-}
 
 /// Finds the faults of the configuration that would keep [`App::build`] from starting on this machine: refused
 /// policies, and certificates that do not match their keys. Opens no port and contacts no server; blocks while the

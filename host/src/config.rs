@@ -13,7 +13,7 @@
 //! | `[engine]` | `engine` |
 //! | `[policies.NAME]` | `policies` |
 //! | `[[routes]]` | `routes` |
-//! | `[[guard]]`, `[[guard.routes]]` | `guard`; `guard/{route,lock,pattern}` |
+//! | `[[guard]]`, `[[guard.routes]]` | `guard`; `guard/{route,lock,pattern}`; `naming`: what names guarded requests |
 //! | `[upstreams]` | `upstreams` |
 //! | `[fleet]` | `fleet` |
 //! | `[log]` | `log` |
@@ -34,6 +34,7 @@ mod http;
 mod limits;
 mod listeners;
 mod log;
+mod naming;
 mod policies;
 mod process;
 mod quorum;
@@ -50,12 +51,12 @@ pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;
 pub use guard::{
     Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template, TlsFiles,
-    naming,
 };
 pub use http::HttpLimits;
 pub use limits::Limits;
 pub use listeners::ListenerConfig;
 pub use log::LogConfig;
+pub use naming::naming;
 pub use policies::{PolicyConfig, PolicySource};
 pub use process::{RuntimeConfig, ShutdownConfig};
 pub use quorum::{MemberConfig, QuorumConfig};

@@ -5,12 +5,8 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Metric, Registry, Unit};
+use prometheus_client::registry::Registry;
 
 mod config;
 mod fleet;
@@ -18,6 +14,7 @@ mod guard;
 mod http;
 mod leases;
 mod logs;
+mod metric;
 mod policies;
 mod process;
 mod store;
@@ -86,38 +83,6 @@ impl Metrics {
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
         text
     }
-}
-
-/// Registers a metric. The registry's copy and the returned one share their values.
-fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register(name, help, metric.clone());
-    metric
-}
-
-/// As [`register`], for a metric in seconds: `_seconds` is added to its name.
-fn register_seconds<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
-    metric
-}
-
-/// The label of a metric that is counted by outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
-    outcome: &'static str,
-}
-
-/// A gauge for a size, which is never negative.
-type Size = Gauge<f64, AtomicU64>;
-
-/// Buckets for waits and holds: from a millisecond to an hour.
-fn long() -> Histogram {
-    Histogram::new([
-        0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300., 3600.,
-    ])
-}
-
-fn count(number: usize) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

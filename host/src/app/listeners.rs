@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::StartError;
+use super::errors::StartError;
 use crate::config::{Config, FleetConfig, GuardConfig};
 use crate::net::{self, Listener};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::StartError;
+use super::errors::StartError;
 use crate::config::{Config, MemberConfig, ServerChoice};
 use crate::lock::Space;
 use crate::mysql::managed::ManagedServer;

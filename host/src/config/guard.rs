@@ -4,21 +4,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 mod lock;
-mod naming;
 mod pattern;
 mod route;
 
-pub(super) use lock::NO_LOCK;
 pub use lock::{GuardLock, MAX_SEEN_BYTES};
-pub use naming::naming;
 pub use pattern::{Fit, Matched, Part, PathPattern, Template};
 pub use route::GuardRoute;
 
 use super::limits::Limits;
 use super::listeners::ListenerConfig;
-use super::policies::PolicyConfig;
+use super::policies::{NO_LOCK, PolicyConfig};
 use super::reader::Section;
-use super::values::{self, NAME_RULE, address, is_plain_name};
+use super::values::{self, NAME_RULE, address, header_names, is_plain_name};
 
 /// The longest name of an application, which becomes part of a name in the store.
 const MAX_APPLICATION: usize = 48;
@@ -125,12 +122,4 @@ impl TlsFiles {
         section.finish();
         Some(TlsFiles { cert: cert?, key: key? })
     }
-}
-
-fn header_names(texts: &[&str]) -> Result<Vec<String>, String> {
-    let name = |text: &&str| match hyper::header::HeaderName::from_bytes(text.as_bytes()) {
-        Ok(name) => Ok(name.as_str().to_owned()),
-        Err(_) => Err(format!("`{text}` is not the name of a header")),
-    };
-    texts.iter().map(name).collect()
 }

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use super::fault::{Location, suggestion};
-use super::guard::NO_LOCK;
 use super::reader::Section;
 use super::values::{self, NAME_RULE, is_plain_name};
 
+/// The name that no policy has: a guarded route with it takes no lock.
+pub(super) const NO_LOCK: &str = "none";
 const BUILTINS: [&str; 3] = ["default", "fair-groups", "backoff"];
 
 /// A policy: its component and its settings.

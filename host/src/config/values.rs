@@ -29,3 +29,12 @@ pub fn file(text: &str, place: &Location) -> Result<PathBuf, String> {
     let path = resolve(text, place);
     if path.is_file() { Ok(path) } else { Err(format!("there is no file {}", path.display())) }
 }
+
+/// The names of headers, in lower case.
+pub fn header_names(texts: &[&str]) -> Result<Vec<String>, String> {
+    let name = |text: &&str| match hyper::header::HeaderName::from_bytes(text.as_bytes()) {
+        Ok(name) => Ok(name.as_str().to_owned()),
+        Err(_) => Err(format!("`{text}` is not the name of a header")),
+    };
+    texts.iter().map(name).collect()
+}

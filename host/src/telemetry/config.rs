@@ -4,7 +4,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::{Outcome, register};
+use super::metric::{Outcome, register};
 
 /// The metrics of the configuration.
 pub struct Config {

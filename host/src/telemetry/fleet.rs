@@ -5,7 +5,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::{Outcome, count, register};
+use super::metric::{Outcome, count, register};
 
 /// The metrics of the fleet.
 pub struct Fleet {

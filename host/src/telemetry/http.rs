@@ -5,7 +5,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::register;
+use super::metric::register;
 
 /// The metrics of HTTP requests.
 pub struct Http {

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::{Outcome, count, long, register, register_seconds};
+use super::metric::{Outcome, count, long, register, register_seconds};
 
 /// The metrics of leases.
 pub struct Leases {

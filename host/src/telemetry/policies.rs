@@ -14,7 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::{long, register, register_seconds};
+use super::metric::{long, register, register_seconds};
 
 /// The metrics of all policies.
 pub struct Policies {

@@ -3,7 +3,7 @@
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::{Size, register};
+use super::metric::{Size, register};
 use crate::clock;
 
 /// The metrics of the process.

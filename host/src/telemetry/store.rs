@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::{register, register_seconds};
+use super::metric::{register, register_seconds};
 
 const OPERATIONS: [f64; 12] = [1., 2., 4., 8., 16., 32., 64., 128., 256., 512., 1024., 2048.];
 const SECONDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 5.];

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
 
 /// The first file of each circle of files that import each other. Each circle should be opened.
-const CIRCLES: [&str; 17] = [
+const CIRCLES: [&str; 15] = [
     "admin",
     "api",
     "cli",
-    "config::guard",
     "fleet",
     "guard",
     "http",
@@ -26,7 +25,6 @@ const CIRCLES: [&str; 17] = [
     "simulation::server",
     "store",
     "store::contract",
-    "telemetry",
 ];
 
 /// Names that the lock core must not use.

@@ -1,14 +1,12 @@
 //! The keys of `[[guard.routes]]` that say what a request locks.
 
-use super::header_names;
 use super::pattern::{Part, PathPattern, Template};
 use crate::config::limits::Limits;
-use crate::config::policies::{self, PolicyConfig};
+use crate::config::policies::{self, NO_LOCK, PolicyConfig};
 use crate::config::reader::Section;
+use crate::config::values::header_names;
 use crate::lock::Mode;
 
-/// The value of `policy` that means that the route takes no lock.
-pub const NO_LOCK: &str = "none";
 /// The upper bound of `see_body_bytes`: how much of a body a policy may see.
 pub const MAX_SEEN_BYTES: usize = 8_192;
 

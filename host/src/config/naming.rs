@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::pattern::{Part, Template};
-use super::{GuardConfig, GuardLock, GuardRoute};
+use super::guard::{GuardConfig, GuardLock, GuardRoute, Part, Template};
 
 /// For each application, a text of all settings that decide the lock names of its requests. Two configurations with
 /// the same text name the same requests alike.

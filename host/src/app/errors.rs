@@ -1,0 +1,58 @@
+//! Why a proxy cannot start.
+
+use std::io;
+use std::net::SocketAddr;
+
+use crate::mysql::OpenError;
+use crate::mysql::managed::ManagedError;
+use crate::net::TlsError;
+use crate::policy::{EngineError, Rejection};
+
+/// Why the proxy cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A listener cannot bind its address.
+    #[error("cannot listen at {address} ({key}): {source}")]
+    Listen {
+        /// The configuration key of the address, e.g. `api.listen`.
+        key: &'static str,
+        /// The address that cannot be bound.
+        address: SocketAddr,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The certificate or the key of a guarded listener cannot be used.
+    #[error("guard.tls: {0}")]
+    Tls(#[from] TlsError),
+    /// The policy engine cannot reserve its instances.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Policies that cannot be loaded, by name.
+    #[error("{}", list(.0))]
+    Policies(Vec<(String, Rejection)>),
+    /// The private server cannot be started.
+    #[error(transparent)]
+    Managed(#[from] ManagedError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// The policy files or the configuration file cannot be watched.
+    #[error("files cannot be watched: {0}")]
+    Watch(io::Error),
+    /// A task of the start panicked or was cancelled.
+    #[error("a task of the start failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+impl StartError {
+    /// Whether [`check`](super::check) would have found the error.
+    pub fn is_fault_of_the_configuration(&self) -> bool {
+        matches!(self, StartError::Tls(_) | StartError::Policies(_))
+    }
+}
+
+fn list(rejections: &[(String, Rejection)]) -> String {
+    let line = |(name, rejection): &(String, Rejection)| format!("policy `{name}`: {rejection}");
+    rejections.iter().map(line).collect::<Vec<_>>().join("\n")
+}
