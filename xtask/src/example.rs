@@ -5,7 +5,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{paths, servers, settings, steps, wasm};
+use crate::servers::Server;
+use crate::{paths, servers, steps, wasm};
 
 /// Runs an example: what goes wrong without the proxy, and that it does not with it.
 ///
@@ -32,16 +33,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         bail!("there is no example `{}`; the examples are: {}", args.name, names.join(", "));
     }
     let program = format!("example-{}", args.name);
+    let server = args.server.map_or("auto", servers::Kind::dir);
+    Server::choose(args.url.as_deref().unwrap_or("managed"), server).ensure()?;
     wasm::ensure()?;
     // Together they are built with the same features, so that what both depend on is compiled once.
     let mut build = steps::cargo(&["build", "--package", "lockkeeper", "--package", "lockkeeper-examples"]);
     let built = steps::status(build.args(["--bin", "lockkeeper", "--bin", &program]))?;
     if !built.success() {
         return Ok(ExitCode::from(steps::code(built)));
-    }
-    let server = args.server.map_or("auto", servers::Kind::dir);
-    if let Some(kind) = settings::missing(args.url.as_deref().unwrap_or("managed"), server) {
-        servers::ensure(kind, false)?;
     }
     let mut example = Command::new(paths::target().join("debug").join(program));
     example.args(["--server", server]).args(args.json.then_some("--json"));

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod dist;
 mod example;
 mod mutate;
 mod paths;
@@ -34,6 +35,7 @@ struct Args {
 enum Command {
     Up(up::Args),
     Test(test::Args),
+    Dist(dist::Args),
     Bench(bench::Args),
     Sim(sim::Args),
     Mutate(mutate::Args),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Up(args) => up::run(&args),
         Command::Test(args) => test::run(&args),
+        Command::Dist(args) => dist::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Mutate(args) => mutate::run(&args),

@@ -15,8 +15,14 @@ use anyhow::{Context, Result, bail};
 use crate::paths;
 
 mod apt;
+mod choice;
+/// Where the proxy looks for servers.
+#[path = "../../host/src/mysql/managed/places.rs"]
+mod places;
 mod sources;
 mod wrapper;
+
+pub use choice::Server;
 
 /// Gets the real servers, MySQL and MariaDB, into target/servers, without root.
 ///
@@ -58,6 +64,16 @@ impl Kind {
             Kind::Mariadb => "mariadb",
             Kind::MariadbNext => "mariadb-next",
             Kind::Galera => "galera",
+            Kind::Faketime => "faketime",
+            Kind::Nginx => "nginx",
+        }
+    }
+
+    /// The name of the product.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Mysql => "MySQL",
+            Kind::Mariadb | Kind::MariadbNext | Kind::Galera => "MariaDB",
             Kind::Faketime => "faketime",
             Kind::Nginx => "nginx",
         }
@@ -202,19 +218,11 @@ fn remove(dir: &Path) -> Result<()> {
 }
 
 fn advice(kind: Kind) -> String {
-    let name = kind.daemon();
-    let package = match kind {
-        Kind::Mysql => "`mysql-server` or `community-mysql-server`",
-        Kind::Mariadb | Kind::MariadbNext => "`mariadb-server`",
-        Kind::Galera => "`mariadb-server` and `galera-4`",
-        Kind::Faketime => "`faketime`",
-        Kind::Nginx => "`nginx`",
+    let instead = match kind {
+        Kind::Mysql | Kind::Mariadb | Kind::MariadbNext => choice::instead(&[kind]),
+        Kind::Galera => "Install `mariadb-server` and `galera-4` with this machine's package manager.".into(),
+        Kind::Faketime => "Install `faketime` with this machine's package manager.".into(),
+        Kind::Nginx => "Install `nginx` with this machine's package manager.".into(),
     };
-    let or = match kind {
-        Kind::Mysql | Kind::Mariadb | Kind::MariadbNext => {
-            ", or set `url` in [store] of config.toml to a server that runs already"
-        }
-        Kind::Galera | Kind::Faketime | Kind::Nginx => "",
-    };
-    format!("cannot get {name}. Instead, install it with this machine's package manager ({package}){or}")
+    format!("cannot get {}. {instead}\nWhy it cannot be fetched", kind.daemon())
 }

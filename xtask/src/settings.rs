@@ -5,16 +5,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::paths::find_program;
-use crate::servers::Kind;
+use crate::servers::Server;
 
 pub struct Settings {
     pub api: SocketAddr,
     pub admin: SocketAddr,
     /// The guarded listeners.
     pub guards: Vec<Guard>,
-    /// The server that the proxy will start itself and that is nowhere to be found yet.
-    pub missing: Option<Kind>,
+    /// The server that keeps the locks.
+    pub server: Server,
 }
 
 #[derive(Clone, Copy)]
@@ -25,7 +24,9 @@ pub struct Guard {
 
 impl Settings {
     /// Reads a file, or takes the proxy's own defaults where there is none.
-    pub fn read(file: Option<&Path>) -> Result<Settings> {
+    ///
+    /// `store` replaces the file's `store.url`.
+    pub fn read(file: Option<&Path>, store: Option<&str>) -> Result<Settings> {
         let text = match file {
             Some(path) => {
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?
@@ -39,13 +40,13 @@ impl Settings {
             let listen = value(&[section, "listen"], env).and_then(|text| text.parse().ok());
             listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], default)))
         };
-        let url = value(&["store", "url"], "LOCKKEEPER_STORE_URL");
+        let url = store.map(str::to_owned).or_else(|| value(&["store", "url"], "LOCKKEEPER_STORE_URL"));
         let server = value(&["store", "managed", "server"], "LOCKKEEPER_STORE_MANAGED_SERVER");
         Ok(Settings {
             api: address("api", "LOCKKEEPER_API_LISTEN", 7070),
             admin: address("admin", "LOCKKEEPER_ADMIN_LISTEN", 7071),
             guards: guards(&table),
-            missing: missing(url.as_deref().unwrap_or("managed"), server.as_deref().unwrap_or("auto")),
+            server: Server::choose(url.as_deref().unwrap_or("managed"), server.as_deref().unwrap_or("auto")),
         })
     }
 }
@@ -64,17 +65,27 @@ fn setting(table: &toml::Table, path: &[&str], env: &str) -> Option<String> {
     }
     let (last, sections) = path.split_last()?;
     let section = sections.iter().try_fold(table, |table, name| table.get(*name)?.as_table());
-    Some(section?.get(*last)?.as_str()?.to_owned())
+    match section?.get(*last)? {
+        toml::Value::String(text) => Some(text.clone()),
+        // As in an environment variable.
+        toml::Value::Array(several) => {
+            Some(several.iter().filter_map(toml::Value::as_str).collect::<Vec<_>>().join(","))
+        }
+        _ => None,
+    }
 }
 
-/// The private server that is nowhere to be found yet, for these values of `store.url` and
-/// `store.managed.server`.
-pub fn missing(url: &str, server: &str) -> Option<Kind> {
-    let has = |kind: Kind| find_program(kind.daemon()).is_some() || kind.fetched().is_file();
-    match (url, server) {
-        ("managed", "mysql") => Some(Kind::Mysql).filter(|kind| !has(*kind)),
-        ("managed", "mariadb") => Some(Kind::Mariadb).filter(|kind| !has(*kind)),
-        ("managed", "auto") => (!has(Kind::Mysql) && !has(Kind::Mariadb)).then_some(Kind::Mysql),
-        _ => None,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_servers_in_a_file_are_named_ones() {
+        let text = "store.url = [\"mysql://one/\", \"mysql://two/\"]\nadmin.listen = 3";
+        let table: toml::Table = text.parse().expect("it is TOML");
+        let value = |path: &[&str]| setting(&table, path, "LOCKKEEPER_NOT_SET");
+        assert_eq!(value(&["store", "url"]).as_deref(), Some("mysql://one/,mysql://two/"));
+        assert_eq!(value(&["admin", "listen"]), None);
+        assert_eq!(value(&["store", "managed", "server"]), None);
     }
 }

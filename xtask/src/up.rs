@@ -4,15 +4,16 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
+use crate::servers::Server;
 use crate::settings::Settings;
 use crate::steps::{self, Progress};
-use crate::{paths, servers, wasm};
+use crate::{paths, wasm};
 
 pub mod announce;
 
-/// Builds everything, gets a MySQL server where none is found, and starts the proxy.
+/// Gets a database server where none is found, builds everything, and starts the proxy.
 ///
 /// Prints the addresses and a first request when the proxy is ready, and runs until Ctrl-C. Data is
 /// kept in `store.managed.data_dir` of config.toml. Works without root.
@@ -24,18 +25,29 @@ pub struct Args {
     /// The proxy's configuration; without it, config.toml at the top of the checkout.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The server that keeps the locks, instead of the configuration's `store.url`. One that runs needs no private one.
+    #[arg(long, value_name = "mysql://USER:PASS@HOST:PORT/DATABASE")]
+    store: Option<String>,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(what_to_do) = unsupported(std::env::consts::OS) {
+        bail!("{what_to_do}");
+    }
     let default = paths::root().join("config.toml");
     let config = args.config.clone().or_else(|| default.is_file().then_some(default));
-    let settings = Settings::read(config.as_deref())?;
+    let settings = Settings::read(config.as_deref(), args.store.as_deref())?;
+    let program = paths::target().join(if args.release { "release" } else { "debug" }).join("lockkeeper");
     let mut progress = Progress::new(4);
 
     progress.next("checking the WebAssembly target");
     wasm::ensure()?;
 
-    progress.next("building the policies and the host (some minutes the first time)");
+    // Before the build, so that a user who must install a server learns it at once.
+    progress.next(&server_step(&settings.server));
+    settings.server.ensure()?;
+
+    progress.next(build_step(program.is_file(), args.release));
     let mut build = steps::cargo(&["build", "--package", "lockkeeper", "--bin", "lockkeeper"]);
     if args.release {
         build.arg("--release");
@@ -45,18 +57,40 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::from(steps::code(built)));
     }
 
-    match settings.missing {
-        None => progress.next("a database server is there, or the configuration names one"),
-        Some(kind) => {
-            progress.next("getting a database server");
-            servers::ensure(kind, false)?;
-        }
-    }
-
-    progress.next("starting the proxy");
+    progress.next("starting the proxy (some seconds)");
     announce(&settings)?;
-    let profile = if args.release { "release" } else { "debug" };
-    serve(&paths::target().join(profile).join("lockkeeper"), config.as_deref())
+    serve(&program, config.as_deref(), args.store.as_deref())
+}
+
+/// What to do on a system that the proxy cannot be built for.
+fn unsupported(system: &str) -> Option<String> {
+    let machine = match system {
+        "linux" => return None,
+        "macos" => {
+            "install one with `brew install lima`, and run this command in `limactl start template://debian`"
+        }
+        _ => "run this command in a container or a virtual machine with Debian",
+    };
+    Some(format!("the proxy needs Linux (/proc, pidfd), and this is {system}: {machine}"))
+}
+
+fn server_step(server: &Server) -> String {
+    match server {
+        Server::Named => "the configuration names the database server".into(),
+        Server::Installed(program) => format!("the proxy will start {}", program.display()),
+        Server::Fetched(kind) => {
+            format!("getting {} (once, about a minute)", kind.name())
+        }
+        Server::Missing(_) => "looking for a database server".into(),
+    }
+}
+
+fn build_step(built_before: bool, release: bool) -> &'static str {
+    match (built_before, release) {
+        (true, _) => "building what has changed",
+        (false, false) => "building the proxy (the first time 4 to 6 minutes on 2 cores)",
+        (false, true) => "building the proxy (the first time 15 to 20 minutes on 2 cores)",
+    }
 }
 
 /// Leaves a helper behind that waits until the proxy is ready and says so. The helper ends when
@@ -74,11 +108,26 @@ fn announce(settings: &Settings) -> Result<()> {
 }
 
 /// Becomes the proxy: Ctrl-C, signals and the exit code are then its own.
-fn serve(program: &Path, config: Option<&Path>) -> Result<ExitCode> {
+fn serve(program: &Path, config: Option<&Path>, store: Option<&str>) -> Result<ExitCode> {
     let mut proxy = Command::new(program);
     proxy.arg("serve");
     if let Some(config) = config {
         proxy.arg("--config").arg(config);
     }
+    if let Some(store) = store {
+        proxy.env("LOCKKEEPER_STORE_URL", store);
+    }
     Err(proxy.exec()).with_context(|| format!("cannot start {}", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_without_linux_learns_what_to_install() {
+        assert_eq!(unsupported("linux"), None);
+        assert!(unsupported("macos").is_some_and(|text| text.contains("brew install lima")));
+        assert!(unsupported("freebsd").is_some_and(|text| text.contains("virtual machine")));
+    }
 }

@@ -93,7 +93,11 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
             let made = tools::scaffold(&name)?;
             let dir = made.display();
             let next = format!("(cd {dir} && cargo test), then lockkeeper policy build {dir}");
-            report(options, &json!({"directory": made}), &format!("wrote {dir}; next: {next}"));
+            report(
+                options,
+                &json!({"directory": made}),
+                &format!("wrote {dir} with the SDK in it: it needs no checkout; next: {next}"),
+            );
         }
         PolicyCommand::Build { dir, output } => {
             let (component, default) = tools::build(&dir)?;

@@ -27,6 +27,7 @@ mod guardian;
 mod initialise;
 mod kind;
 mod leftover;
+mod places;
 mod supervisor;
 #[cfg(test)]
 mod tests;

@@ -15,10 +15,7 @@ const UNUSED: [&str; 4] = ["perl", "libperl", "libgdbm", "libc-gconv-modules"];
 /// Downloads a server's packages into `work` and returns the files to unpack. What an interrupted
 /// run has downloaded is not downloaded again. apt checks signatures and digests.
 pub fn fetch(machine: &Machine, kind: Kind, work: &Path) -> Result<Vec<PathBuf>> {
-    let sources = match kind {
-        Kind::Mysql | Kind::MariadbNext => vec![machine.sid()?],
-        Kind::Mariadb | Kind::Galera | Kind::Faketime | Kind::Nginx => machine.own()?,
-    };
+    let sources = machine.sources(kind)?;
     let config = prepare(work, &sources)?;
     let suites: Vec<&str> = sources.iter().flat_map(|source| &source.suites).map(String::as_str).collect();
     println!("{}: reading the package lists of {}", kind.dir(), suites.join(", "));

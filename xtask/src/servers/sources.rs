@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::Kind;
 use crate::paths::find_program;
 
 const DEBIAN_KEYRINGS: [&str; 2] =
@@ -45,8 +46,16 @@ impl Machine {
         Ok(Machine { id, codename, sources: read_all(Path::new("/etc/apt"))? })
     }
 
+    /// Where the packages of a program are.
+    pub fn sources(&self, kind: Kind) -> Result<Vec<Source>> {
+        match kind {
+            Kind::Mysql | Kind::MariadbNext => Ok(vec![self.sid()?]),
+            Kind::Mariadb | Kind::Galera | Kind::Faketime | Kind::Nginx => self.own(),
+        }
+    }
+
     /// The machine's own suite, with its updates and security fixes.
-    pub fn own(&self) -> Result<Vec<Source>> {
+    fn own(&self) -> Result<Vec<Source>> {
         let own = |suite: &String| self.is_own(suite);
         let mut found: Vec<Source> = self.sources.clone();
         for source in &mut found {
@@ -67,7 +76,7 @@ impl Machine {
     }
 
     /// Debian's sid, on the mirror that the machine uses. `XTASK_DEBIAN_MIRROR` chooses another.
-    pub fn sid(&self) -> Result<Source> {
+    fn sid(&self) -> Result<Source> {
         let Some(keyring) = DEBIAN_KEYRINGS.into_iter().find(|path| Path::new(path).is_file()) else {
             bail!(
                 "Debian's keys are missing, so its packages cannot be verified: install debian-archive-keyring"

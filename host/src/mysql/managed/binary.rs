@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::error::ManagedError;
 use super::kind::Kind;
+use super::places;
 use crate::config::ServerBinary;
 
 /// A program that reported its version.
@@ -58,10 +59,8 @@ fn search(kind: Option<Kind>, candidates: &[PathBuf]) -> Result<Binary, Vec<Stri
 /// The paths of possible servers: installed ones first, then those that `cargo xtask servers` fetched.
 fn candidates() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
-    dirs.extend(["/usr/sbin", "/usr/libexec", "/usr/local/sbin"].map(PathBuf::from));
     let mut found: Vec<PathBuf> =
-        ["mysqld", "mariadbd"].iter().flat_map(|name| dirs.iter().map(move |dir| dir.join(name))).collect();
+        ["mysqld", "mariadbd"].iter().flat_map(|name| places::candidates(name, &path)).collect();
     if let Some(servers) = fetched() {
         found.push(servers.join("mysql/bin/mysqld"));
         found.push(servers.join("mariadb/bin/mariadbd"));

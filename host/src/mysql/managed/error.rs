@@ -11,7 +11,7 @@ use super::kind::Kind;
 pub enum ManagedError {
     /// The requested server's program was not found.
     #[error(
-        "no {wanted} was found on PATH, in /usr/sbin or in target/servers{skipped}: run `cargo xtask \
+        "no {wanted} was found on PATH, in the usual folders or in target/servers{skipped}: run `cargo xtask \
          servers` in a checkout, install the server's package, or set store.url to a server that runs"
     )]
     NotFound {
