@@ -9,8 +9,12 @@
 //!   which waiter.
 
 pub mod maps;
+mod primitive;
 pub mod record;
+mod space;
 pub mod table;
 mod types;
 
-pub use types::{Instant, Key, LeaseRef, Mode, ServerTime, Space, Token};
+pub use primitive::{Call, Modes, Primitive, Properties};
+pub use space::Space;
+pub use types::{Instant, Key, LeaseRef, Mode, ServerTime, Token};

@@ -33,7 +33,7 @@ pub use scaffold::{ScaffoldError, scaffold};
 
 use crate::config::{PolicyConfig, PolicySource};
 use crate::lock::record::HttpView;
-use crate::lock::{Key, Mode, Space};
+use crate::lock::{Key, Mode, Primitive};
 
 /// The files of the policies that are loaded from files, by the policy's name.
 pub fn files(configs: &[PolicyConfig]) -> BTreeMap<String, PathBuf> {
@@ -118,23 +118,6 @@ pub enum OnLoss {
     Mark,
     /// The request is cut off.
     Cut,
-}
-
-/// The mechanism that implements a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Primitive {
-    /// A row with an expiry in the store's table.
-    Lease,
-    /// A row lock in an open transaction.
-    Row,
-    /// A named lock (`GET_LOCK`) of a session.
-    Advisory,
-    /// A version that is read first and compared when the value is committed.
-    Version,
-    /// Work that is done once; duplicates get its outcome.
-    Once,
-    /// Leases on the majority of several servers.
-    Quorum,
 }
 
 /// Why there is no plan. Either way the request is refused: policies fail closed.
@@ -419,45 +402,6 @@ impl OnLoss {
             OnLoss::Finish => "finish",
             OnLoss::Mark => "mark",
             OnLoss::Cut => "cut",
-        }
-    }
-}
-
-impl Primitive {
-    /// All primitives.
-    pub const ALL: [Primitive; 6] = [
-        Primitive::Lease,
-        Primitive::Row,
-        Primitive::Advisory,
-        Primitive::Version,
-        Primitive::Once,
-        Primitive::Quorum,
-    ];
-
-    /// The primitive of that name.
-    pub fn from_name(name: &str) -> Option<Primitive> {
-        Primitive::ALL.into_iter().find(|primitive| primitive.as_str() == name)
-    }
-
-    /// The space that contains the primitive's keys.
-    pub fn space(self) -> Space {
-        match self {
-            Primitive::Lease | Primitive::Version | Primitive::Once => Space::Table,
-            Primitive::Row => Space::Row,
-            Primitive::Advisory => Space::Advisory,
-            Primitive::Quorum => Space::Quorum,
-        }
-    }
-
-    /// The name in plans and metrics.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Primitive::Lease => "lease",
-            Primitive::Row => "row",
-            Primitive::Advisory => "advisory",
-            Primitive::Version => "version",
-            Primitive::Once => "once",
-            Primitive::Quorum => "quorum",
         }
     }
 }

@@ -77,7 +77,7 @@ pub use lease::{Lease, Renewed};
 pub use once::Begun;
 pub use peers::{NoPeers, Peers};
 pub use principal::{Principal, RoutedRequest};
-pub use request::{Call, Request};
+pub use request::Request;
 pub use versions::{Committed, Versioned};
 pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};
 

@@ -135,7 +135,7 @@ impl<'a> Granted<'a> {
             since_ms: None,
             waited_ms: lease.waited_ms,
             policy: &lease.policy,
-            primitive: lease.primitive,
+            primitive: lease.primitive.as_str(),
             levels: (lease.levels > 1).then_some(lease.levels),
         }
     }
@@ -180,7 +180,7 @@ fn texts<S: serde::Serializer>(keys: &&[Key], serializer: S) -> Result<S::Ok, S:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{LeaseRef, Mode, Space, Token};
+    use crate::lock::{LeaseRef, Mode, Primitive, Space, Token};
 
     fn parsed(body: &str) -> Result<Request, String> {
         parse(body.as_bytes(), Principal::Anonymous, &Limits::default()).map_err(|refusal| refusal.detail)
@@ -256,7 +256,7 @@ mod tests {
             valid_until: clock::now().plus_ms(9_950),
             waited_ms: 12,
             policy: "default@sha256:1a2b3c4d5e6f".into(),
-            primitive: "lease",
+            primitive: Primitive::Lease,
             levels: 1,
         };
         let grant = serde_json::to_value(Granted::new(&lease)).unwrap();

@@ -8,7 +8,7 @@ use crate::fronts::mode::Shown;
 use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::{Origin, StoredValue};
-use crate::lock::{Key, Mode, Space};
+use crate::lock::{Key, Mode, Primitive};
 use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry};
 
 const MAX_LIMIT: usize = 1_000;
@@ -128,12 +128,7 @@ impl From<LockEntry> for Lock {
     fn from(entry: LockEntry) -> Lock {
         Lock {
             key: entry.key.to_string(),
-            primitive: match entry.key.space() {
-                Space::Table => None,
-                Space::Row => Some("row"),
-                Space::Advisory => Some("advisory"),
-                Space::Quorum => Some("quorum"),
-            },
+            primitive: Primitive::of_space(entry.key.space()).map(Primitive::as_str),
             token: entry.token.0,
             holders: entry.holders.into_iter().map(Holder::from).collect(),
             kept: entry.kept.as_ref().map(KeptValue::listed),

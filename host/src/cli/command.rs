@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::failure::Failure;
 use super::servers::Servers;
 use super::{AcquireArgs, Options};
-use crate::lock::Instant;
+use crate::lock::{Instant, Primitive};
 
 mod child;
 mod group;
@@ -65,7 +65,8 @@ fn held(grant: &Value, asked: Instant, servers: &Servers) -> Result<Held, Failur
 
 /// Whether the lock ends with its proxy. Proxies of earlier versions only name the primitive.
 pub fn rests_on_a_session(grant: &Value) -> bool {
-    grant["ends_with"] == "session" || matches!(grant["primitive"].as_str(), Some("advisory" | "row"))
+    let primitive = grant["primitive"].as_str().and_then(Primitive::from_name);
+    grant["ends_with"] == "session" || primitive.is_some_and(|primitive| primitive.space().rests_on_session())
 }
 
 /// Starts the command. If it cannot be run, the lease is released.

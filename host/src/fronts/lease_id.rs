@@ -26,7 +26,7 @@ pub fn encode(lease: &LeaseRef) -> String {
         if at > 0 {
             text.push('.');
         }
-        text.push_str(prefix(key.space()));
+        text.push_str(key.space().id_prefix());
         URL_SAFE_NO_PAD.encode_string(key.as_str(), &mut text);
     }
     text
@@ -70,21 +70,12 @@ fn decode(text: &str) -> Option<LeaseRef> {
     Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token: decode_token(token)? })
 }
 
-fn prefix(space: Space) -> &'static str {
-    match space {
-        Space::Table => "",
-        Space::Row => "r~",
-        Space::Advisory => "a~",
-        Space::Quorum => "q~",
-    }
-}
-
 fn decode_key(text: &str) -> Option<Key> {
     let (space, text) = match text.find('~') {
         None => (Space::Table, text),
         Some(at) => {
             let (head, rest) = text.split_at(at + 1);
-            (Space::ALL.into_iter().find(|space| prefix(*space) == head)?, rest)
+            (Space::ALL.into_iter().find(|space| space.id_prefix() == head)?, rest)
         }
     };
     let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;

@@ -2,7 +2,8 @@
 
 use super::refusal::{Code, Hint, Refusal};
 use crate::http::{Kind, Problem};
-use crate::service::{AcquireError, Call, LeaseError};
+use crate::lock::Call;
+use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
 
 impl From<Code> for Kind {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::service::Call;
+use crate::lock::Call;
 
 /// Why a request has no effect.
 #[derive(Clone, Debug)]

@@ -45,7 +45,7 @@ impl Locked {
     pub fn new(hold: Hold, once: impl FnOnce() -> Once, metrics: Metrics, entry: Entry) -> Locked {
         let lease = &hold.lease;
         let (keys, tokens) = (lease.lease.keys.clone(), lease.tokens.clone());
-        let once = (lease.primitive == "once").then(once);
+        let once = lease.primitive.keeps_outcome().then(once);
         let (resource, on_loss) = (lease.resource.clone(), hold.on_loss());
         let nonce = lease.lease.nonce;
         let keeping = hold.keep();

@@ -1,26 +1,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::space::Space;
+
 /// The unit of locking in the store: a text of 1 to [`Key::MAX_BYTES`] bytes in one [`Space`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     text: Arc<str>,
     space: Space,
-}
-
-/// The mechanism that guards a key. The same text in two spaces is two different keys, which do not exclude
-/// each other. To move from one space to another, a holder must hold both keys for a while.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Space {
-    /// One row for each key, with an expiry: the primitives `lease`, `once` and `version`.
-    #[default]
-    Table,
-    /// A row lock in an open transaction.
-    Row,
-    /// A named lock of a session.
-    Advisory,
-    /// A row in each of several servers; a majority of them decides.
-    Quorum,
 }
 
 impl Key {
@@ -46,17 +33,6 @@ impl Key {
     /// The space of the key.
     pub fn space(&self) -> Space {
         self.space
-    }
-}
-
-impl Space {
-    /// All spaces. [`crate::peers`] sends the index of a space in this list, so the order must not change.
-    pub const ALL: [Space; 4] = [Space::Table, Space::Row, Space::Advisory, Space::Quorum];
-
-    /// Whether a session of the granting proxy holds the lock. Such a lock ends with the session, even if the
-    /// lease has time left.
-    pub fn rests_on_session(self) -> bool {
-        matches!(self, Space::Row | Space::Advisory)
     }
 }
 

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{
-    Backoff, Contention, Expiring, HttpView, PlanRequest, Primitive, QueueView, Renewal, ResponseContention,
-};
-use crate::lock;
+use super::{Backoff, Contention, Expiring, HttpView, PlanRequest, QueueView, Renewal, ResponseContention};
+use crate::lock::{self, Primitive};
 
 mod generated {
     #![allow(clippy::all, unused_qualifications)]

@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 
 use super::bindings::{self, naming, response, types};
-use super::{Backoff, OnLoss, Plan, Primitive, RefusalResponse, Renewal};
+use super::{Backoff, OnLoss, Plan, RefusalResponse, Renewal};
 use crate::config::Limits;
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, Modes, Primitive, Properties};
 
 /// How long the outcome of a `once` is stored if the policy does not say.
 const DEFAULT_KEEP_MS: u32 = 86_400_000;
@@ -47,7 +47,7 @@ pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Stri
 /// A plan with valid keys. It may ask for more than its primitive supports: see [`is_possible`].
 pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let primitive = bindings::primitive(from.primitive);
-    let is_once = primitive == Primitive::Once;
+    let is_once = primitive.keeps_outcome();
     if from.group.len() > limits.max_label_bytes {
         return Err(format!(
             "the group has {} bytes, at most {} are allowed",
@@ -85,21 +85,28 @@ pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Str
 
 /// Checks that the plan's primitive, and its substitute, support what the plan asks for.
 pub(super) fn is_possible(plan: &Plan) -> Result<(), String> {
-    let primitive = plan.primitive;
+    let Properties { name, calls, any_key, global_order, .. } = plan.primitive.properties();
     for primitive in [Some(plan.primitive), plan.second].into_iter().flatten() {
         fits(primitive, plan.keys.len(), plan.mode)?;
     }
-    if plan.second.is_some_and(|second| call(second) != call(primitive)) {
-        return Err(format!("`{}` cannot stand in for another primitive's calls", primitive.as_str()));
+    if plan.second.is_some_and(|second| second.properties().calls != *calls) {
+        return Err(format!("`{name}` cannot stand in for another primitive's calls"));
     }
-    if plan.global_order && primitive != Primitive::Lease {
-        return Err(format!("`{}` has no order over all proxies; `lease` has", primitive.as_str()));
+    if plan.global_order && !global_order {
+        let has = names(|primitive| primitive.global_order);
+        return Err(format!("`{name}` has no order over all proxies; {has} has"));
     }
-    if plan.any && (plan.global_order || !matches!(primitive, Primitive::Lease | Primitive::Row)) {
-        let name = primitive.as_str();
-        return Err(format!("any of several keys is for `lease` and `row` in their own order, not `{name}`"));
+    if plan.any && (plan.global_order || !any_key) {
+        let these = names(|primitive| primitive.any_key);
+        return Err(format!("any of several keys is for {these} in their own order, not `{name}`"));
     }
     Ok(())
+}
+
+/// The names of the primitives that have a property.
+fn names(has: impl Fn(&Properties) -> bool) -> String {
+    let properties = Primitive::ALL.into_iter().map(Primitive::properties).filter(|row| has(row));
+    properties.map(|row| format!("`{}`", row.name)).collect::<Vec<_>>().join(" and ")
 }
 
 /// Requests of a plan that have no field in the record and are given as labels.
@@ -133,32 +140,16 @@ fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
     Ok((wishes, others))
 }
 
-/// The group of client calls that a primitive serves; a substitute must serve the same calls.
-fn call(primitive: Primitive) -> u8 {
-    match primitive {
-        Primitive::Once => 1,
-        Primitive::Version => 2,
-        Primitive::Lease | Primitive::Row | Primitive::Advisory | Primitive::Quorum => 0,
-    }
-}
-
 /// Checks that a primitive supports the keys and the mode.
 fn fits(primitive: Primitive, keys: usize, mode: Mode) -> Result<(), String> {
-    let name = primitive.as_str();
-    let one_key = matches!(primitive, Primitive::Once | Primitive::Version);
-    if one_key && keys > 1 {
+    let Properties { name, several_keys, modes, .. } = primitive.properties();
+    if keys > 1 && !several_keys {
         return Err(format!("{keys} keys: `{name}` guards one"));
     }
-    let modes = match (primitive, mode) {
-        (_, Mode::Exclusive) => true,
-        (Primitive::Lease | Primitive::Quorum, _) => true,
-        (Primitive::Row, mode) => mode == Mode::Shared,
-        (Primitive::Once | Primitive::Version | Primitive::Advisory, _) => false,
-    };
-    match primitive {
-        _ if modes => Ok(()),
-        Primitive::Row => Err("`row` is exclusive or shared, and has no permits".to_owned()),
-        _ => Err(format!("`{name}` is exclusive, and has no other mode")),
+    match modes {
+        _ if modes.contain(mode) => Ok(()),
+        Modes::Exclusive => Err(format!("`{name}` is exclusive, and has no other mode")),
+        Modes::Shared | Modes::Permits => Err(format!("`{name}` is exclusive or shared, and has no permits")),
     }
 }
 

@@ -10,13 +10,13 @@ use super::context::{Service, ServiceContext};
 use super::errors::AcquireError;
 use super::lease::Lease;
 use super::message::{Msg, Pending, WaiterReply};
-use super::planning::{Call, Planned, no_policy, planned};
+use super::planning::{Planned, no_policy, planned};
 use super::request::Request;
 use super::tag;
 use crate::clock;
 use crate::lock::record::{Claim, GlobalTicket};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
-use crate::lock::{LeaseRef, Space};
+use crate::lock::{Call, LeaseRef, Space};
 use crate::policy::{Hook, Plan};
 use crate::random;
 use crate::store::StoreError;
@@ -48,7 +48,7 @@ pub(super) async fn acquire(
     let outcome = result.as_ref().map_or_else(AcquireError::slug, |_| "granted");
     shared.metrics.policies.acquire(policy, outcome, waited);
     if let Ok((lease, _)) = &result {
-        shared.metrics.leases.grant(lease.primitive);
+        shared.metrics.leases.grant(lease.primitive.as_str());
     }
     result
 }
@@ -173,7 +173,7 @@ fn settle(
                 valid_until: shared.less_drift(asked_at, grant.left_us),
                 waited_ms,
                 policy: planned.generation.id().clone(),
-                primitive: planned.plan.primitive.as_str(),
+                primitive: planned.plan.primitive,
                 levels: grant.levels,
             })
         }

@@ -1,8 +1,7 @@
 //! Why a call fails.
 
-use super::request::Call;
-use crate::lock::Key;
 use crate::lock::record::{HeldBy, StoredValue, Version};
+use crate::lock::{Call, Key};
 use crate::store::StoreError;
 
 /// Why an acquire got no lease.

@@ -4,8 +4,8 @@ use super::acquire::acquire;
 use super::context::Service;
 use super::errors::AcquireError;
 use super::hold::Hold;
-use super::planning::Call;
 use super::request::Request;
+use crate::lock::Call;
 use crate::lock::record::StoredValue;
 use crate::policy::{RefusalResponse, ResponseContention, fallback};
 

@@ -8,7 +8,7 @@ use super::context::Service;
 use super::errors::LeaseError;
 use super::message::Msg;
 use crate::lock::record::{Left, Op, Outcome, Release};
-use crate::lock::{Instant, Key, LeaseRef, Mode, Space, Token};
+use crate::lock::{Instant, Key, LeaseRef, Mode, Primitive, Space, Token};
 use crate::random;
 use crate::store::StoreError;
 
@@ -33,8 +33,8 @@ pub struct Lease {
     pub waited_ms: u32,
     /// The policy generation that planned the lease: `name@sha256:` and 12 digits.
     pub policy: Arc<str>,
-    /// The name of the primitive that guards the keys.
-    pub primitive: &'static str,
+    /// The primitive that guards the keys.
+    pub primitive: Primitive,
     /// How many levels the owner holds; more than 1 only under a re-entrant policy.
     pub levels: u32,
 }

@@ -4,10 +4,9 @@ use super::acquire::acquire;
 use super::context::Service;
 use super::errors::{AcquireError, LeaseError};
 use super::lease::{Lease, new_release};
-use super::planning::Call;
 use super::request::Request;
-use crate::lock::LeaseRef;
 use crate::lock::record::{Left, Origin, StoredValue};
+use crate::lock::{Call, LeaseRef};
 
 /// The result of [`Service::begin`].
 #[derive(Clone, Debug)]

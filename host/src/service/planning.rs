@@ -4,29 +4,10 @@ use std::sync::Arc;
 
 use super::context::ServiceContext;
 use super::errors::AcquireError;
-pub(super) use super::request::Call;
 use super::request::Request;
 use super::shadow::union;
-use crate::policy::{Generation, Plan, PlanError, Primitive};
-
-impl Call {
-    fn of(primitive: Primitive) -> Call {
-        match primitive {
-            Primitive::Once => Call::Once,
-            Primitive::Version => Call::Version,
-            Primitive::Lease | Primitive::Row | Primitive::Advisory | Primitive::Quorum => Call::Acquire,
-        }
-    }
-
-    fn check(self, policy: &str, primitive: Primitive) -> Result<(), AcquireError> {
-        let expected = Call::of(primitive);
-        if expected == self || (self == Call::Guard && expected != Call::Version) {
-            return Ok(());
-        }
-        let (policy, primitive) = (policy.to_owned(), primitive.as_str());
-        Err(AcquireError::WrongCall { policy, primitive, expected })
-    }
-}
+use crate::lock::{Call, Primitive};
+use crate::policy::{Generation, Plan, PlanError};
 
 /// The plan of a granted request.
 pub(super) struct Planned {
@@ -53,7 +34,7 @@ pub(super) fn planned(
 ) -> Result<Planned, AcquireError> {
     let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
     let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
-    call.check(policy, planned.primitive)?;
+    check_call(call, policy, planned.primitive)?;
     if let Some(candidate) = &active.candidate {
         // A request that either generation refuses is refused: other proxies may already apply the candidate
         // alone.
@@ -61,6 +42,15 @@ pub(super) fn planned(
         add_keys(&mut planned, &next, call)?;
     }
     Ok(Planned { generation: active.live.clone(), plan: planned, version: active.version() })
+}
+
+/// Checks that the policy's primitive takes the client's call.
+fn check_call(call: Call, policy: &str, primitive: Primitive) -> Result<(), AcquireError> {
+    if primitive.takes(call) {
+        return Ok(());
+    }
+    let expected = primitive.properties().calls[0];
+    Err(AcquireError::WrongCall { policy: policy.to_owned(), primitive: primitive.as_str(), expected })
 }
 
 pub(super) fn no_policy(policy: &str) -> AcquireError {

@@ -7,19 +7,6 @@ use crate::lock::Mode;
 use crate::policy::PlanRequest;
 use crate::random;
 
-/// What a client called. The call must match the primitive that the policy chose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// [`Service::acquire`](super::Service::acquire) and [`Service::hold`](super::Service::hold).
-    Acquire,
-    /// [`Service::begin`](super::Service::begin).
-    Once,
-    /// [`Service::read_version`](super::Service::read_version) and [`Service::commit`](super::Service::commit).
-    Version,
-    /// A guarded request, which accepts any primitive except `version`.
-    Guard,
-}
-
 /// A lock request of an application.
 #[derive(Clone, Debug)]
 pub struct Request {

@@ -6,7 +6,7 @@ use super::hold::{Hold, Terms};
 use super::lease::Lease;
 use super::tag;
 use crate::lock::record::Holder;
-use crate::lock::{LeaseRef, Space, Token};
+use crate::lock::{LeaseRef, Primitive, Token};
 use crate::policy::OnLoss;
 
 impl Service {
@@ -76,12 +76,10 @@ fn terms(shared: &ServiceContext, holder: &Holder) -> Terms {
     Terms { generation, ttl_ms: holder.ttl_ms, max_hold_ms, on_loss, labels }
 }
 
-fn primitive(lease: &LeaseRef, holder: &Holder) -> &'static str {
-    match lease.keys[0].space() {
-        Space::Table if holder.keep_ms > 0 => "once",
-        Space::Table => "lease",
-        Space::Row => "row",
-        Space::Advisory => "advisory",
-        Space::Quorum => "quorum",
+fn primitive(lease: &LeaseRef, holder: &Holder) -> Primitive {
+    match Primitive::of_space(lease.keys[0].space()) {
+        Some(primitive) => primitive,
+        None if holder.keep_ms > 0 => Primitive::Once,
+        None => Primitive::Lease,
     }
 }

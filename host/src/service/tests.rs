@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use super::acquire::{acquire, enqueue};
-use super::planning::{Call, Planned, plan};
+use super::planning::{Planned, plan};
 use super::*;
 use crate::clock;
 use crate::config::{EngineLimits, PolicyConfig, PolicySource};
 use crate::lock::record::{Claim, Op, Outcome, Tag};
-use crate::lock::{Instant, LeaseRef, Mode, ServerTime, Space};
+use crate::lock::{Call, Instant, LeaseRef, Mode, ServerTime, Space};
 use crate::policy::{Engine, Prepared, builtin};
 use crate::store::memory::{Memory, MemoryStore};
 use crate::store::{Done, Page, Reply, StoreError, Stored};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::context::Service;
 use super::errors::AcquireError;
-use super::planning::{self, Call, Planned};
+use super::planning::{self, Planned};
 use super::request::Request;
 use crate::lock::record::{self, Op, Outcome, Version};
-use crate::lock::{Key, Token};
+use crate::lock::{Call, Key, Token};
 use crate::random;
 
 /// A key's version, as reported to its client.

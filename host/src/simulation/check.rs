@@ -52,7 +52,7 @@ impl Session {
             .filter_map(|key| match key.space() {
                 Space::Advisory => Some(simulated_name(key).as_bytes().to_vec()),
                 Space::Row => Some(key.as_str().as_bytes().to_vec()),
-                Space::Table | Space::Quorum => None,
+                _ => None,
             })
             .collect();
         (!locked.is_empty()).then_some(Session { proxy, locked })

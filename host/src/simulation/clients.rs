@@ -18,7 +18,7 @@ use super::options::Options;
 use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS, lock};
 use crate::clock;
 use crate::guard::LONGEST_PAUSE;
-use crate::lock::{Instant, LeaseRef, Mode, Space};
+use crate::lock::{Instant, LeaseRef, Mode, Primitive, Space};
 use crate::service::{AcquireError, Begun, Lease, LeaseError, Principal, Request};
 use crate::store::StoreError;
 
@@ -335,11 +335,11 @@ impl Client {
             self.shared.tally.count("a grant of any one of several keys");
         }
         self.shared.tally.count(match lease.primitive {
-            "lease" => "a grant of a lease",
-            "advisory" => "a grant of an advisory lock",
-            "row" => "a grant of a row lock",
-            "once" => "a grant of a once",
-            "quorum" => "a grant of a quorum",
+            Primitive::Lease => "a grant of a lease",
+            Primitive::Advisory => "a grant of an advisory lock",
+            Primitive::Row => "a grant of a row lock",
+            Primitive::Once => "a grant of a once",
+            Primitive::Quorum => "a grant of a quorum",
             _ => "another grant",
         });
         let granted = Granted {

@@ -77,17 +77,20 @@ impl Store for Router {
     /// not need it.
     fn health(&self) -> Health {
         let mut health = self.stores.table.health();
-        if let (Health::Ready { warnings, .. }, Some(quorum)) = (&mut health, self.stores.of(Space::Quorum)) {
-            match quorum.health() {
+        let Health::Ready { warnings, .. } = &mut health else { return health };
+        for (space, store) in self.stores.others.iter().filter(|(space, _)| space.has_own_servers()) {
+            match store.health() {
                 Health::Ready { warnings: more, .. } => warnings.extend(more),
-                Health::Unavailable { why } => warnings.push(format!("the quorum has no majority: {why}")),
+                Health::Unavailable { why } => {
+                    warnings.push(format!("the {} has no majority: {why}", name(*space)));
+                }
             }
         }
         health
     }
 
     fn is_gone(&self, space: Space) -> bool {
-        let own = self.stores.of(space).filter(|_| space == Space::Quorum);
+        let own = self.stores.of(space).filter(|_| space.has_own_servers());
         self.stores.table.is_gone(space) || own.is_some_and(|store| store.is_gone(space))
     }
 
@@ -132,12 +135,17 @@ impl Store for Router {
     }
 }
 
+/// The name of a space in messages.
+fn name(space: Space) -> String {
+    format!("{space:?}").to_lowercase()
+}
+
 fn missing(space: Space) -> StoreError {
-    let what = match space {
-        Space::Quorum => "a quorum needs three or more [stores.…] in config.toml".to_owned(),
-        space => format!("this proxy has no store for the space {space:?}"),
+    let why = match space.has_own_servers() {
+        true => format!("a {} needs three or more [stores.…] in config.toml", name(space)),
+        false => format!("this proxy has no store for the space {space:?}"),
     };
-    StoreError::Unsent { why: what }
+    StoreError::Unsent { why }
 }
 
 impl Stores {

@@ -243,9 +243,9 @@ fn plan_rows(tried: &Tried) -> Vec<(&'static str, String)> {
     let time = |ms: u32| output::time(&json!(ms));
     let yes_no = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let second = plan.second.map(|second| format!(", else {}", second.as_str())).unwrap_or_default();
-    let kept = match plan.primitive {
-        crate::policy::Primitive::Once => ("outcome kept", time(plan.keep_ms)),
-        _ => ("lock at least", time(plan.lock_at_least_ms)),
+    let kept = match plan.primitive.keeps_outcome() {
+        true => ("outcome kept", time(plan.keep_ms)),
+        false => ("lock at least", time(plan.lock_at_least_ms)),
     };
     let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
     vec![
