@@ -21,6 +21,7 @@ mod store;
 mod text;
 
 pub use logs::init_logs;
+pub use policies::CallTimes;
 pub use text::to_prometheus;
 
 /// All metrics of the proxy. Cheap to clone.

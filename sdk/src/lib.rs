@@ -97,46 +97,81 @@
 
 #[cfg(all(target_arch = "wasm32", feature = "allocator"))]
 mod allocator;
-#[doc(hidden)]
-pub mod bindings;
-pub mod builtin;
-mod export;
 mod http;
 mod json;
 mod plan;
 mod random;
 mod request;
-mod settings;
 
-pub use bindings::naming::exports::lockkeeper::policy::naming::{LockPlan as Plan, Refusal};
+/// The bindings of the worlds in `wit/policy.wit`, one module a hook.
+///
+/// They are generated: `tests/bindings.rs` compares them with the WIT, and writes them anew. A macro that generates
+/// them while a policy is compiled would bring sixty crates into each build of a policy.
+///
+/// The export macro of a world carries the section that describes the world. So a component exports only the hooks
+/// whose macro its crate invokes. All modules share the types of `naming`.
+#[doc(hidden)]
+#[allow(
+    clippy::all,
+    clippy::pedantic,
+    clippy::restriction,
+    missing_docs,
+    unused_qualifications,
+    rustdoc::all
+)]
+pub mod bindings {
+    pub mod backoff;
+    pub mod fairness;
+    pub mod naming;
+    pub mod renewal;
+    pub mod response;
+    pub mod settings;
+}
+
+/// A file each: the types of the hook, the proxy's own decision, and the export that calls [`Policy`].
+mod hooks {
+    pub mod backoff;
+    pub mod fairness;
+    pub mod naming;
+    pub mod renewal;
+    pub mod response;
+    pub mod settings;
+}
+
 pub use bindings::naming::lockkeeper::policy::types::{
     HttpRequest, Label, Mode, Permits, Primitive, Request,
 };
+pub use hooks::naming::{Plan, Refusal};
+pub use hooks::settings::within;
 pub use json::json_field;
 pub use plan::OnLoss;
 pub use random::Random;
-pub use settings::within;
 
 use serde::{Serialize, de::DeserializeOwned};
 
 /// `fairness`: chooses the next waiter.
 pub mod fairness {
-    pub use crate::bindings::fairness::exports::lockkeeper::policy::fairness::{GroupShare, Queue, Waiter};
+    pub use crate::hooks::fairness::{GroupShare, Queue, Waiter};
 }
 
 /// `backoff`: decides what the first waiter does while another request holds the key.
 pub mod backoff {
-    pub use crate::bindings::backoff::exports::lockkeeper::policy::backoff::{Contention, Decision};
+    pub use crate::hooks::backoff::{Contention, Decision};
 }
 
 /// `renewal`: decides whether a lease that the proxy keeps alive is extended.
 pub mod renewal {
-    pub use crate::bindings::renewal::exports::lockkeeper::policy::renewal::{Decision, Expiring};
+    pub use crate::hooks::renewal::{Decision, Expiring};
 }
 
 /// `response`: makes the answer to a guarded request that does not get its lock.
 pub mod response {
-    pub use crate::bindings::response::exports::lockkeeper::policy::response::{Answer, Contention};
+    pub use crate::hooks::response::{Answer, Contention};
+}
+
+/// The proxy's own decisions for hooks that a policy leaves out, for policies that want to change only some of them.
+pub mod builtin {
+    pub use crate::hooks::{backoff::contended, fairness::choose, renewal::renewal_due, response::response};
 }
 
 /// A lock policy. Only [`Policy::plan`] is required; the other functions default to the proxy's own decisions. A hook
@@ -184,4 +219,48 @@ pub trait Policy {
     ) -> response::Answer {
         builtin::response(contention)
     }
+}
+
+/// Makes the crate a policy. `export!(MyPolicy)` exports `plan` and the settings. Name further hooks after the type,
+/// any of these: `export!(MyPolicy, fairness, backoff, renewal, response)`.
+///
+/// Outside WebAssembly the macro expands to nothing, so tests run natively.
+#[macro_export]
+macro_rules! export {
+    ($policy:ident $(, $hook:ident)* $(,)?) => {
+        #[cfg(target_arch = "wasm32")]
+        const _: () = {
+            $crate::__export_hook!($policy naming);
+            $crate::__export_hook!($policy settings);
+            $($crate::__export_hook!($policy $hook);)*
+        };
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __export_hook {
+    ($policy:ident naming) => {
+        $crate::bindings::naming::export!($policy with_types_in $crate::bindings::naming);
+    };
+    ($policy:ident settings) => {
+        $crate::bindings::settings::export!($policy with_types_in $crate::bindings::settings);
+    };
+    ($policy:ident fairness) => {
+        $crate::bindings::fairness::export!($policy with_types_in $crate::bindings::fairness);
+    };
+    ($policy:ident backoff) => {
+        $crate::bindings::backoff::export!($policy with_types_in $crate::bindings::backoff);
+    };
+    ($policy:ident renewal) => {
+        $crate::bindings::renewal::export!($policy with_types_in $crate::bindings::renewal);
+    };
+    ($policy:ident response) => {
+        $crate::bindings::response::export!($policy with_types_in $crate::bindings::response);
+    };
+    ($policy:ident $other:ident) => {
+        compile_error!(concat!(
+            "`", stringify!($other), "` is no hook; there are fairness, backoff, renewal and response"
+        ));
+    };
 }

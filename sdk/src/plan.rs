@@ -173,13 +173,6 @@ impl OnLoss {
     }
 }
 
-impl Refusal {
-    /// A refusal with a reason, which is shown to the client.
-    pub fn new(reason: impl Into<String>) -> Refusal {
-        Refusal { reason: reason.into() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,13 @@ use wit_bindgen_rust::{Opts, WithOption};
 /// Writes the bindings where this variable is set.
 const BLESS: &str = "LOCKKEEPER_BLESS";
 
-const HOOKS: [&str; 6] = ["naming", "fairness", "backoff", "renewal", "response", "settings"];
+/// The hooks: each has a world of its own.
+fn hooks(wit: &Path) -> Vec<String> {
+    let mut resolve = Resolve::default();
+    let (package, _) = resolve.push_dir(wit).expect("the WIT is valid");
+    let worlds = resolve.packages[package].worlds.keys();
+    worlds.filter_map(|world| world.strip_suffix("-hook")).map(str::to_owned).collect()
+}
 
 fn generated(wit: &Path, hook: &str) -> String {
     let mut resolve = Resolve::default();
@@ -34,8 +40,8 @@ fn generated(wit: &Path, hook: &str) -> String {
 #[test]
 fn the_bindings_are_those_of_the_wit() {
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for hook in HOOKS {
-        let (path, text) = (sdk.join(format!("src/bindings/{hook}.rs")), generated(&sdk.join("wit"), hook));
+    for hook in hooks(&sdk.join("wit")) {
+        let (path, text) = (sdk.join(format!("src/bindings/{hook}.rs")), generated(&sdk.join("wit"), &hook));
         if std::env::var_os(BLESS).is_some() {
             fs::write(&path, text).expect("the checkout can be written to");
         } else {

@@ -4,13 +4,11 @@ use wasmparser::{Parser, Payload};
 use wit_component::DecodedWasm;
 use wit_parser::{Resolve, WorldId, WorldItem, WorldKey};
 
-use super::Rejection;
+use super::{Hook, Rejection};
 use crate::config::EngineLimits;
 
 const PACKAGE: &str = "lockkeeper:policy@0.1.0";
 const WIT: &str = include_str!("../../../sdk/wit/policy.wit");
-/// The interfaces that a policy may export.
-const INTERFACES: [&str; 6] = ["naming", "fairness", "backoff", "renewal", "response", "settings"];
 const PAGE_BYTES: u64 = 65_536;
 
 /// Checks size, kind, memories, imports and exports.
@@ -90,7 +88,8 @@ fn exports(component: &[u8], resolve: &Resolve, world: WorldId) -> Result<(), Re
         let exports = if exported.is_empty() { "nothing".to_owned() } else { exported.join(", ") };
         return Err(Rejection::WrongWorld { package: PACKAGE, exports });
     }
-    INTERFACES.iter().filter(|interface| has(interface)).try_for_each(|interface| types(component, interface))
+    let interfaces = Hook::ALL.into_iter().map(|hook| hook.definition().interface);
+    interfaces.filter(|interface| has(interface)).try_for_each(|interface| types(component, interface))
 }
 
 /// Checks that the exported `interface` has the functions and records that the proxy knows.

@@ -9,14 +9,10 @@ use serde_json::{Map, Value};
 
 use super::check::{self, Checked};
 use super::module::Module;
-use super::{
-    Backoff, Contention, Digest, Expiring, Fault, FaultKind, Hook, Plan, PlanError, PlanRequest, QueueView,
-    RefusalResponse, Renewal, ResponseContention, bindings, clamp,
-};
+use super::{Digest, Fault, FaultKind, Hook};
 use crate::clock;
 use crate::config::Limits;
-use crate::lock::Mode;
-use crate::telemetry::Metrics;
+use crate::telemetry::{CallTimes, Metrics};
 
 /// After a call that took longer than this, calls run outside the runtime's workers until the policy is fast again.
 const SLOW_US: u64 = 1_000;
@@ -24,26 +20,20 @@ const SLOW_US: u64 = 1_000;
 /// A (component, settings) pair that passed every check. A call runs a fresh instance on the caller's thread, in
 /// microseconds, and at most for `engine.time`.
 ///
-/// The hooks other than `plan` return `None` if the component does not export them. [`super::fallback`] then gives
-/// the answer, as it does after a [`Fault`].
+/// The calls are in the files of the hooks. Those other than `plan` return `None` if the component does not export
+/// the hook. The proxy then decides itself, as it does after a [`Fault`].
 pub struct Generation {
     name: Box<str>,
     id: Arc<str>,
     number: u64,
     table: Map<String, Value>,
-    module: Arc<Module>,
-    settings: Vec<u8>,
-    limits: Limits,
+    pub(super) module: Arc<Module>,
+    pub(super) settings: Vec<u8>,
+    pub(super) limits: Limits,
     metrics: Metrics,
+    /// The times of the calls, at the indexes of their hooks.
+    calls: [CallTimes; Hook::ALL.len()],
     health: Health,
-}
-
-/// A policy's plan for a request whose lock is already held.
-pub struct Again {
-    /// The plan for the request.
-    pub plan: Plan,
-    /// The policy would not grant the request now: only the keys of the plan are meaningful.
-    pub is_refused: bool,
 }
 
 impl Generation {
@@ -64,6 +54,7 @@ impl Generation {
             module: checked.module,
             settings: checked.settings,
             limits,
+            calls: Hook::ALL.map(|hook| metrics.policies.calls(name, hook.as_str())),
             metrics,
         }
     }
@@ -104,7 +95,7 @@ impl Generation {
 
     /// The hooks that the component exports.
     pub fn hooks(&self) -> Vec<&'static str> {
-        check::hooks(&self.module)
+        check::exported(&self.module)
     }
 
     /// Whether the component exports the hook. The proxy has built-in answers for hooks that are not exported.
@@ -122,97 +113,17 @@ impl Generation {
         self.health.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Plans the lock of a request.
-    ///
-    /// # Errors
-    /// The policy's refusal or its fault: either way, the request gets no lock.
-    pub fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
-        let answer = self.ask(Hook::Plan, || self.planned(request));
-        answer.map_err(PlanError::Fault)?.map_err(|reason| PlanError::Refused { reason })
-    }
-
-    /// Plans a request whose lock is already held. This works even while the hook is suspended, because the answer
-    /// must be known once the hook is active again. If the policy refuses the request because its primitive does not
-    /// support the mode, the keys are those of the same request in exclusive mode. The call is neither counted nor
-    /// measured. `None` if the keys cannot be determined.
-    pub fn plan_again(&self, request: &PlanRequest) -> Option<Again> {
-        let in_exclusive_mode = || {
-            let again = self.named(&PlanRequest { mode: Mode::Exclusive, ..request.clone() })?;
-            Some(Again { is_refused: true, ..again })
-        };
-        self.named(request).or_else(in_exclusive_mode)
-    }
-
-    fn named(&self, request: &PlanRequest) -> Option<Again> {
-        let plan = self.module.plan(&self.settings, &bindings::request(request)).ok()?.ok()?;
-        let plan = clamp::named(plan, &self.limits).ok()?;
-        Some(Again { is_refused: clamp::is_possible(&plan).is_err(), plan })
-    }
-
-    fn planned(&self, request: &PlanRequest) -> Result<Result<Plan, String>, Fault> {
-        match self.module.plan(&self.settings, &bindings::request(request))? {
-            Ok(plan) => {
-                Ok(Ok(clamp::plan(plan, &self.limits).map_err(|detail| invalid_answer(Hook::Plan, detail))?))
-            }
-            Err(refusal) => Ok(Err(clamp::reason(refusal.reason))),
-        }
-    }
-
-    /// Chooses the next waiter of the queue: a valid index.
-    pub fn choose(&self, queue: &QueueView) -> Option<Result<usize, Fault>> {
-        self.ask_optional(Hook::Choose, || {
-            let index =
-                self.module.choose(&self.settings, &bindings::queue(queue))?.map(|index| index as usize);
-            Some(index.and_then(|index| match queue.waiters.len() {
-                len if index < len => Ok(index),
-                len => Err(invalid_answer(Hook::Choose, format!("chose waiter {index} of {len}"))),
-            }))
-        })
-    }
-
-    /// Decides how a request waits for a key that another client holds.
-    pub fn backoff(&self, contention: &Contention) -> Option<Result<Backoff, Fault>> {
-        self.ask_optional(Hook::Backoff, || {
-            let answer = self.module.backoff(&self.settings, &bindings::contention(contention))?;
-            Some(answer.map(|decision| clamp::backoff(bindings::backoff_answer(decision))))
-        })
-    }
-
-    /// Decides whether a lease is extended.
-    pub fn renewal(&self, expiring: &Expiring) -> Option<Result<Renewal, Fault>> {
-        self.ask_optional(Hook::Renewal, || {
-            let answer = self.module.renewal(&self.settings, &bindings::expiring(expiring))?;
-            let Expiring { held_ms, max_hold_ms, .. } = *expiring;
-            let clamped = |answer| clamp::renewal(answer, held_ms, max_hold_ms, &self.limits);
-            Some(answer.map(|decision| clamped(bindings::renewal_answer(decision))))
-        })
-    }
-
-    /// The answer to a guarded request that cannot get its lock.
-    pub fn response(
-        &self,
-        request: &PlanRequest,
-        contention: &ResponseContention,
-    ) -> Option<Result<RefusalResponse, Fault>> {
-        self.ask_optional(Hook::Response, || {
-            let (request, contention) = (bindings::request(request), bindings::refused(contention));
-            let answer = self.module.response(&self.settings, &request, &contention)?;
-            Some(answer.and_then(|answer| {
-                clamp::answer(answer).map_err(|detail| invalid_answer(Hook::Response, detail))
-            }))
-        })
-    }
-
-    fn ask_optional<R>(
+    /// Asks a hook if the component exports it.
+    pub(super) fn ask_optional<R>(
         &self,
         hook: Hook,
-        ask: impl FnOnce() -> Option<Result<R, Fault>>,
+        ask: impl FnOnce() -> Result<R, Fault>,
     ) -> Option<Result<R, Fault>> {
-        let absent = || Fault { hook, kind: FaultKind::Trap, detail: "the hook is absent".to_owned() };
-        self.module.has(hook).then(|| self.ask(hook, || ask().unwrap_or_else(|| Err(absent()))))
+        self.has(hook).then(|| self.ask(hook, ask))
     }
 
-    fn ask<R>(&self, hook: Hook, ask: impl FnOnce() -> Result<R, Fault>) -> Result<R, Fault> {
+    /// Asks a hook, unless it is suspended, and counts and measures the call.
+    pub(super) fn ask<R>(&self, hook: Hook, ask: impl FnOnce() -> Result<R, Fault>) -> Result<R, Fault> {
         let start = clock::now();
         if let Some(left_us) = self.health.suspended_for(hook, start.0) {
             self.metrics.policies.fault(&self.name, hook.as_str(), FaultKind::Suspended.as_str());
@@ -225,11 +136,7 @@ impl Generation {
         match &answer {
             Ok(_) => {
                 self.health.answered(hook);
-                self.metrics.policies.call(
-                    &self.name,
-                    hook.as_str(),
-                    Duration::from_micros(end.us_since(start)),
-                );
+                self.calls[hook as usize].took(Duration::from_micros(end.us_since(start)));
             }
             Err(fault) => {
                 self.metrics.policies.fault(&self.name, hook.as_str(), fault.kind.as_str());
@@ -262,7 +169,8 @@ fn aside<R>(ask: impl FnOnce() -> R) -> R {
     }
 }
 
-fn invalid_answer(hook: Hook, detail: String) -> Fault {
+/// The fault of an answer that is well-formed but invalid.
+pub(super) fn invalid_answer(hook: Hook, detail: String) -> Fault {
     Fault { hook, kind: FaultKind::Value, detail }
 }
 

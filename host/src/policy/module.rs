@@ -1,14 +1,13 @@
-//! A compiled component, and the typed calls of its hooks.
+//! A compiled component, and the call of a hook.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
-use wasmtime::component::{Component, Instance, InstancePre};
+use wasmtime::component::{Component, ComponentExportIndex, ComponentNamedList, InstancePre, Lift, Lower};
 
-use super::bindings::{backoff, fairness, naming, renewal, response, settings, types};
 use super::budget::Budget;
-use super::{Engine, Fault, Hook, Rejection, form};
+use super::{Engine, Fault, FaultKind, Hook, Rejection, form};
 
 /// A compiled component; generations that differ only in their settings share it.
 pub(super) struct Module {
@@ -17,12 +16,8 @@ pub(super) struct Module {
     digest: Digest,
     /// The bytes of the component, for other proxies.
     component: Bytes,
-    naming: naming::GuestIndices,
-    fairness: Option<fairness::GuestIndices>,
-    backoff: Option<backoff::GuestIndices>,
-    renewal: Option<renewal::GuestIndices>,
-    response: Option<response::GuestIndices>,
-    settings: Option<settings::GuestIndices>,
+    /// The exported functions, at the indexes of their hooks.
+    functions: [Option<ComponentExportIndex>; Hook::ALL.len()],
 }
 
 /// The SHA-256 of a component.
@@ -70,13 +65,12 @@ impl Module {
         let broken = |error: wasmtime::Error| Rejection::Broken { detail: format!("{error:#}") };
         let compiled = Component::from_binary(engine.wasmtime(), component).map_err(broken)?;
         let instance = engine.linker().instantiate_pre(&compiled).map_err(broken)?;
+        let functions = Hook::ALL.map(|hook| function(&compiled, hook));
+        if functions[Hook::Plan as usize].is_none() {
+            return Err(Rejection::Broken { detail: "it exports no `naming.plan`".to_owned() });
+        }
         Ok(Arc::new(Module {
-            naming: naming::GuestIndices::new(&instance).map_err(broken)?,
-            fairness: fairness::GuestIndices::new(&instance).ok(),
-            backoff: backoff::GuestIndices::new(&instance).ok(),
-            renewal: renewal::GuestIndices::new(&instance).ok(),
-            response: response::GuestIndices::new(&instance).ok(),
-            settings: settings::GuestIndices::new(&instance).ok(),
+            functions,
             digest,
             component: Bytes::copy_from_slice(component),
             engine: engine.clone(),
@@ -97,80 +91,27 @@ impl Module {
     }
 
     pub(super) fn has(&self, hook: Hook) -> bool {
-        match hook {
-            Hook::Plan => true,
-            Hook::Choose => self.fairness.is_some(),
-            Hook::Backoff => self.backoff.is_some(),
-            Hook::Renewal => self.renewal.is_some(),
-            Hook::Response => self.response.is_some(),
-            Hook::Configure => self.settings.is_some(),
-        }
+        self.functions[hook as usize].is_some()
     }
 
-    pub(super) fn plan(
-        &self,
-        settings: &[u8],
-        request: &types::Request,
-    ) -> Result<Result<naming::LockPlan, naming::Refusal>, Fault> {
-        self.call(Hook::Plan, |store, instance| {
-            self.naming.load(&mut *store, instance)?.call_plan(store, settings, request)
+    /// Calls a hook. Its file gives `params` and `Answer` the types of the WIT file; others are a fault.
+    pub(super) fn ask<Params, Answer>(&self, hook: Hook, params: Params) -> Result<Answer, Fault>
+    where
+        Params: ComponentNamedList + Lower,
+        (Answer,): ComponentNamedList + Lift,
+    {
+        let Some(function) = &self.functions[hook as usize] else {
+            return Err(Fault { hook, kind: FaultKind::Trap, detail: "the hook is absent".to_owned() });
+        };
+        self.engine.call(&self.instance, hook, |store, instance| {
+            let function = instance.get_typed_func::<Params, (Answer,)>(&mut *store, function)?;
+            Ok(function.call(store, params)?.0)
         })
     }
+}
 
-    pub(super) fn choose(&self, settings: &[u8], queue: &fairness::Queue) -> Option<Result<u32, Fault>> {
-        let hook = self.fairness.as_ref()?;
-        Some(self.call(Hook::Choose, |store, instance| {
-            hook.load(&mut *store, instance)?.call_choose(store, settings, queue)
-        }))
-    }
-
-    pub(super) fn backoff(
-        &self,
-        settings: &[u8],
-        contention: &backoff::Contention,
-    ) -> Option<Result<backoff::Decision, Fault>> {
-        let hook = self.backoff.as_ref()?;
-        Some(self.call(Hook::Backoff, |store, instance| {
-            hook.load(&mut *store, instance)?.call_contended(store, settings, contention)
-        }))
-    }
-
-    pub(super) fn renewal(
-        &self,
-        settings: &[u8],
-        expiring: &renewal::Expiring,
-    ) -> Option<Result<renewal::Decision, Fault>> {
-        let hook = self.renewal.as_ref()?;
-        Some(self.call(Hook::Renewal, |store, instance| {
-            hook.load(&mut *store, instance)?.call_due(store, settings, expiring)
-        }))
-    }
-
-    pub(super) fn response(
-        &self,
-        settings: &[u8],
-        request: &types::Request,
-        contention: &response::Contention,
-    ) -> Option<Result<response::Answer, Fault>> {
-        let hook = self.response.as_ref()?;
-        Some(self.call(Hook::Response, |store, instance| {
-            hook.load(&mut *store, instance)?.call_contended(store, settings, request, contention)
-        }))
-    }
-
-    /// The bytes that the other hooks get, or the policy's reason for refusing the settings.
-    pub(super) fn configure(&self, table: &str) -> Option<Result<Result<Vec<u8>, String>, Fault>> {
-        let hook = self.settings.as_ref()?;
-        Some(self.call(Hook::Configure, |store, instance| {
-            hook.load(&mut *store, instance)?.call_configure(store, table)
-        }))
-    }
-
-    fn call<R>(
-        &self,
-        hook: Hook,
-        ask: impl FnOnce(&mut wasmtime::Store<Budget>, &Instance) -> wasmtime::Result<R>,
-    ) -> Result<R, Fault> {
-        self.engine.call(&self.instance, hook, ask)
-    }
+fn function(component: &Component, hook: Hook) -> Option<ComponentExportIndex> {
+    let interface = format!("lockkeeper:policy/{}@0.1.0", hook.definition().interface);
+    let interface = component.get_export_index(None, &interface)?;
+    component.get_export_index(Some(&interface), hook.definition().function)
 }

@@ -6,12 +6,14 @@ mod running;
 mod swapping;
 
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
 use super::*;
 use crate::config::{EngineLimits, Limits, PolicyConfig, PolicySource};
+use crate::lock::record::HttpView;
+use crate::lock::{Key, Mode, Primitive};
 use crate::telemetry::Metrics;
 
 /// A guest that misbehaves as the name of the requested resource says.

@@ -7,7 +7,7 @@ use super::hold::Hold;
 use super::request::Request;
 use crate::lock::Call;
 use crate::lock::record::StoredValue;
-use crate::policy::{RefusalResponse, ResponseContention, fallback};
+use crate::policy::{RefusalResponse, ResponseContention};
 
 /// The result of [`Service::guard`].
 pub enum Guarded {
@@ -53,6 +53,6 @@ impl Service {
         };
         let generation = self.shared.policies.get(self.shared.policy_for(request));
         let answer = generation.and_then(|live| live.response(&request.for_policy(), &contention));
-        Some(answer.and_then(Result::ok).unwrap_or_else(|| fallback::response(&contention)))
+        Some(answer.and_then(Result::ok).unwrap_or_else(|| contention.fallback()))
     }
 }

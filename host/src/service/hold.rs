@@ -17,7 +17,7 @@ use crate::clock;
 use crate::latest;
 use crate::lock::record::{Left, Origin, Release};
 use crate::lock::{Call, Instant, LeaseRef};
-use crate::policy::{Expiring, Generation, OnLoss, Renewal, fallback};
+use crate::policy::{Expiring, Generation, OnLoss, Renewal};
 use crate::store::StoreError;
 use crate::vital;
 
@@ -302,7 +302,7 @@ impl Hold {
         let decided = asked.and_then(|generation| Some((generation.renewal(&expiring)?.ok()?, generation)));
         let (decision, by) = match decided {
             Some((decision, generation)) => (decision, generation.id().clone()),
-            None => (fallback::renewal(&expiring), "built-in".into()),
+            None => (expiring.fallback(), "built-in".into()),
         };
         // The host guarantees the maximum hold: no policy extends a lease beyond it.
         let decision = match decision {

@@ -30,8 +30,11 @@ struct OnePolicy {
     name: Box<str>,
     outcomes: [Counter; OUTCOMES.len()],
     wait: Histogram,
-    calls: [Histogram; HOOKS.len()],
 }
+
+/// The times of the calls of one hook of a policy.
+#[derive(Clone)]
+pub struct CallTimes(Histogram);
 
 /// The outcomes of an acquire; the last stands for all others.
 const OUTCOMES: [&str; 13] = [
@@ -49,8 +52,6 @@ const OUTCOMES: [&str; 13] = [
     "shutting_down",
     "other",
 ];
-/// The hooks of a policy.
-const HOOKS: [&str; 6] = ["plan", "choose", "backoff", "renewal", "response", "configure"];
 /// The maximum number of separate names; further names share one. Configurations have a handful.
 const MAX_POLICIES: usize = 256;
 
@@ -76,6 +77,13 @@ struct Failure {
     policy: String,
     hook: &'static str,
     reason: &'static str,
+}
+
+impl CallTimes {
+    /// Measures a call.
+    pub fn took(&self, took: Duration) {
+        self.0.observe(took.as_secs_f64());
+    }
 }
 
 impl Policies {
@@ -106,10 +114,10 @@ impl Policies {
         });
     }
 
-    /// Measures an answered call of a hook.
-    pub fn call(&self, policy: &str, hook: &'static str, took: Duration) {
-        let Some(at) = HOOKS.iter().position(|known| *known == hook) else { return };
-        self.with(policy, |policy| policy.calls[at].observe(took.as_secs_f64()));
+    /// The times of the answered calls of a hook.
+    pub fn calls(&self, policy: &str, hook: &'static str) -> CallTimes {
+        let labels = Call { policy: self.label(policy), hook };
+        CallTimes(self.calls.get_or_create_owned(&labels))
     }
 
     /// Counts a failed call of a hook. The request was refused, or the built-in answer was used.
@@ -154,12 +162,10 @@ impl Policies {
     fn resolve(&self, name: &str) -> OnePolicy {
         let counter =
             |outcome| self.acquires.get_or_create_owned(&Acquire { policy: name.to_owned(), outcome });
-        let call = |hook| self.calls.get_or_create_owned(&Call { policy: name.to_owned(), hook });
         OnePolicy {
             name: name.into(),
             outcomes: OUTCOMES.map(counter),
             wait: self.waits.get_or_create_owned(&Policy { policy: name.to_owned() }),
-            calls: HOOKS.map(call),
         }
     }
 }
@@ -181,7 +187,7 @@ mod tests {
         metrics.policies.acquire("default", "contended", Duration::from_millis(3));
         metrics.policies.acquire("default", "something-new", Duration::ZERO);
         metrics.policies.fault("default", "plan", "trap");
-        metrics.policies.call("default", "choose", Duration::from_micros(9));
+        metrics.policies.calls("default", "choose").took(Duration::from_micros(9));
         metrics.policies.load("default", "live");
         let lines = [
             "lockkeeper_acquire_total{policy=\"default\",outcome=\"granted\"} 1",

@@ -81,7 +81,7 @@ fn contended(
     let holder = "another".to_owned();
     let contention = ResponseContention { key, holder, position: 1, waited_ms, retry_after_ms: 1_000 };
     match generation.response(request, &contention) {
-        None => Ok((policy::fallback::response(&contention), false)),
+        None => Ok((contention.fallback(), false)),
         Some(Ok(answer)) => Ok((answer, true)),
         Some(Err(fault)) => Err(Failure::Fault(format!("{fault}; a proxy would answer in its own words"))),
     }

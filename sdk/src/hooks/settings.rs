@@ -1,4 +1,4 @@
-//! Settings are parsed and checked once, at load, and passed to every call in a compact form.
+//! `settings`: parses and checks the settings once, at load. They are passed to every call in a compact form.
 
 use core::fmt::Display;
 use core::ops::RangeInclusive;
@@ -6,6 +6,7 @@ use core::ops::RangeInclusive;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::Policy;
+use crate::bindings::settings::exports::lockkeeper::policy::settings;
 
 /// Checks that the setting `name` is within `bounds`, both ends included.
 ///
@@ -22,8 +23,14 @@ pub fn within<T: PartialOrd + Display + Copy>(
     Err(format!("`{name}` must be between {} and {}, and is {value}", bounds.start(), bounds.end()))
 }
 
+impl<P: Policy> settings::Guest for P {
+    fn configure(table: String) -> Result<Vec<u8>, String> {
+        configure::<P>(&table)
+    }
+}
+
 /// Checks the settings in a JSON object, and encodes them for [`decode`].
-pub(crate) fn configure<P: Policy>(table: &str) -> Result<Vec<u8>, String> {
+fn configure<P: Policy>(table: &str) -> Result<Vec<u8>, String> {
     let settings = parse::<P::Settings>(table)?;
     P::check(&settings)?;
     encode(&settings)

@@ -1,8 +1,8 @@
 use super::*;
 use crate::lock::Space;
 
-fn sound() -> naming::LockPlan {
-    naming::LockPlan {
+fn sound() -> wit::LockPlan {
+    wit::LockPlan {
         keys: vec!["b".into(), "a".into(), "b".into()],
         primitive: types::Primitive::Lease,
         mode: types::Mode::Exclusive,
@@ -20,7 +20,7 @@ fn sound() -> naming::LockPlan {
     }
 }
 
-fn refused(change: impl FnOnce(&mut naming::LockPlan)) -> String {
+fn refused(change: impl FnOnce(&mut wit::LockPlan)) -> String {
     let mut from = sound();
     change(&mut from);
     plan(from, &Limits::default()).unwrap_err()
@@ -35,7 +35,7 @@ fn keys_are_sorted_and_each_there_once() {
 #[test]
 fn degrees_are_moved_inside_the_limits() {
     let limits = Limits::default();
-    let most = naming::LockPlan {
+    let most = wit::LockPlan {
         ttl: u32::MAX,
         wait: u32::MAX,
         weight: 0,
@@ -56,7 +56,7 @@ fn degrees_are_moved_inside_the_limits() {
     );
     assert_eq!(most.max_hold_ms, limits.max_hold_ms);
     assert_eq!(most.weight, 1);
-    let least = plan_of(naming::LockPlan { ttl: 0, max_hold: 0, ..sound() });
+    let least = plan_of(wit::LockPlan { ttl: 0, max_hold: 0, ..sound() });
     assert_eq!((least.ttl_ms, least.max_hold_ms), (limits.min_ttl_ms, limits.min_ttl_ms));
 }
 
@@ -65,7 +65,7 @@ fn what_is_done_once_keeps_its_outcome_and_is_not_entered_again() {
     let limits = Limits::default();
     let once = |lock_at_least| {
         let (keys, primitive) = (vec!["a".into()], types::Primitive::Once);
-        let from = naming::LockPlan { keys, primitive, lock_at_least, reentrant: true, ..sound() };
+        let from = wit::LockPlan { keys, primitive, lock_at_least, reentrant: true, ..sound() };
         plan(from, &limits).unwrap()
     };
     assert_eq!((once(5_000).keep_ms, once(5_000).lock_at_least_ms), (5_000, 0));
@@ -82,13 +82,13 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
     assert!(refused(|plan| plan.keys = (0..17).map(|n| n.to_string()).collect()).contains("more than 16"));
     assert!(refused(|plan| plan.group = "x".repeat(257)).contains("group"));
     let shared = types::Mode::Shared;
-    let advisory = |plan: &mut naming::LockPlan| {
+    let advisory = |plan: &mut wit::LockPlan| {
         (plan.primitive, plan.mode) = (types::Primitive::Advisory, shared);
     };
     assert!(refused(advisory).contains("`advisory` is exclusive"));
     for primitive in [types::Primitive::Once, types::Primitive::Version] {
         assert!(refused(|plan| plan.primitive = primitive).contains("2 keys"));
-        let shared = |plan: &mut naming::LockPlan| {
+        let shared = |plan: &mut wit::LockPlan| {
             plan.keys.truncate(1);
             (plan.primitive, plan.mode) = (primitive, types::Mode::Shared);
         };
@@ -105,7 +105,7 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
 #[test]
 fn a_second_choice_fits_the_plan_as_the_first_one_does() {
     let second = |name: &str| types::Label { name: "lockkeeper.second-primitive".into(), value: name.into() };
-    let with = |name: &str| naming::LockPlan {
+    let with = |name: &str| wit::LockPlan {
         primitive: types::Primitive::Advisory,
         labels: vec![second(name)],
         ..sound()
@@ -120,7 +120,7 @@ fn a_second_choice_fits_the_plan_as_the_first_one_does() {
     }
     let unknown = types::Label { name: "lockkeeper.other".into(), value: "x".into() };
     assert!(refused(|plan| plan.labels.push(unknown)).contains("means nothing"));
-    let once = |plan: &mut naming::LockPlan| {
+    let once = |plan: &mut wit::LockPlan| {
         *plan = with("once");
         plan.keys.truncate(1);
     };
@@ -132,7 +132,7 @@ fn a_lost_lease_is_met_as_the_label_of_the_sdk_says() {
     use lockkeeper_sdk::OnLoss as Said;
     let with = |value: &str| {
         let label = types::Label { name: "lockkeeper.on-loss".into(), value: value.into() };
-        naming::LockPlan { labels: vec![label], ..sound() }
+        wit::LockPlan { labels: vec![label], ..sound() }
     };
     let limits = Limits::default();
     for (said, meant) in
@@ -145,38 +145,4 @@ fn a_lost_lease_is_met_as_the_label_of_the_sdk_says() {
     }
     assert_eq!(plan(sound(), &limits).unwrap().on_loss, OnLoss::Finish);
     assert!(refused(|plan| *plan = with("stop")).contains("means nothing"));
-}
-
-#[test]
-fn texts_are_cut_between_characters() {
-    let text = reason("ä".repeat(1_000));
-    assert_eq!(text.len(), 1024);
-    assert_eq!(reason("x".to_owned() + &"ä".repeat(1_000)).len(), 1023);
-}
-
-#[test]
-fn sleeps_and_extensions_are_bounded() {
-    let poll = |after_ms| backoff(Backoff::Poll { after_ms });
-    assert_eq!(poll(0), Backoff::Poll { after_ms: 5 });
-    assert_eq!(poll(u32::MAX), Backoff::Poll { after_ms: 60_000 });
-    let extend = |ttl_ms, held_ms| renewal(Renewal::Extend { ttl_ms }, held_ms, 10_000, &Limits::default());
-    assert_eq!(extend(5_000, 8_000), Renewal::Extend { ttl_ms: 2_000 });
-    assert_eq!(extend(1, 0), Renewal::Extend { ttl_ms: 100 });
-    assert_eq!(extend(5_000, 10_000), Renewal::Lapse);
-}
-
-#[test]
-fn answers_keep_to_http() {
-    let with = |name: &str, value: &str| response::Answer {
-        status: 423,
-        retry_after: u32::MAX,
-        headers: vec![types::Label { name: name.into(), value: value.into() }],
-        detail: String::new(),
-    };
-    assert_eq!(answer(with("X-Lock", "held")).unwrap().headers, [("x-lock".to_owned(), "held".to_owned())]);
-    assert_eq!(answer(with("X-Lock", "held")).unwrap().retry_after_ms, 3_600_000);
-    assert!(answer(with("x", "a\r\nset-cookie: b")).is_err());
-    assert!(answer(with("x y", "a")).is_err());
-    assert!(answer(with("Transfer-Encoding", "chunked")).unwrap_err().contains("own"));
-    assert!(answer(response::Answer { status: 200, ..with("x", "y") }).is_err());
 }

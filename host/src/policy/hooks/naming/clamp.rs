@@ -1,52 +1,33 @@
-//! Brings every value that a policy returns within the proxy's limits.
+//! Brings a policy's plan within the proxy's limits.
 //!
 //! Quantities (times, queue lengths, weights) are moved to the nearest allowed value. Values that identify the lock
-//! (keys, permits, the group and the labels) are never changed: out of bounds, they are a fault. Texts for people are
-//! cut.
+//! (keys, permits, the group and the labels) are never changed: out of bounds, they are a fault.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::bindings::{self, naming, response, types};
-use super::{Backoff, OnLoss, Plan, RefusalResponse, Renewal};
+use super::{OnLoss, Plan};
 use crate::config::Limits;
 use crate::lock::{Key, Mode, Modes, Primitive, Properties};
+use crate::policy::bindings::{naming as wit, types};
 
 /// How long the outcome of a `once` is stored if the policy does not say.
 const DEFAULT_KEEP_MS: u32 = 86_400_000;
-const MAX_REASON_BYTES: usize = 1024;
-const MIN_POLL_MS: u32 = 5;
-const MAX_POLL_MS: u32 = 60_000;
-const MAX_RETRY_AFTER_MS: u32 = 3_600_000;
-const MAX_HEADERS: usize = 16;
-const MAX_HEADER_BYTES: usize = 1024;
-/// Response headers that frame the response, which a policy must not set.
-const OWN_HEADERS: [&str; 9] = [
-    "connection",
-    "content-length",
-    "content-type",
-    "keep-alive",
-    "retry-after",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
-
 /// The prefix of a plan's labels that are for the proxy.
 const OWN_LABELS: &str = "lockkeeper.";
 
 type Labels = Vec<(Box<str>, Box<str>)>;
 
 /// Checks a plan. The error says what is invalid, for a fault of kind `Value`.
-pub(super) fn plan(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
+pub(super) fn plan(from: wit::LockPlan, limits: &Limits) -> Result<Plan, String> {
     let plan = named(from, limits)?;
     is_possible(&plan)?;
     Ok(plan)
 }
 
 /// A plan with valid keys. It may ask for more than its primitive supports: see [`is_possible`].
-pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, String> {
-    let primitive = bindings::primitive(from.primitive);
+pub(super) fn named(from: wit::LockPlan, limits: &Limits) -> Result<Plan, String> {
+    let primitive = primitive(from.primitive);
     let is_once = primitive.keeps_outcome();
     if from.group.len() > limits.max_label_bytes {
         return Err(format!(
@@ -57,13 +38,13 @@ pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Str
     }
     let keys = keys(&from.keys, limits)?;
     let mode = mode(from.mode, limits)?;
-    let (wishes, labels) = wishes(labels(from.labels, limits)?)?;
+    let (own, labels) = own_labels(labels(from.labels, limits)?)?;
     let plan = Plan {
         keys,
         primitive,
-        second: wishes.second,
-        global_order: wishes.global_order,
-        any: wishes.any,
+        second: own.second,
+        global_order: own.global_order,
+        any: own.any,
         mode,
         ttl_ms: from.ttl.clamp(limits.min_ttl_ms, limits.max_ttl_ms),
         wait_ms: from.wait.min(limits.max_wait_ms),
@@ -77,7 +58,7 @@ pub(super) fn named(from: naming::LockPlan, limits: &Limits) -> Result<Plan, Str
         keep_ms: if is_once { keep_ms(from.lock_at_least, limits) } else { 0 },
         lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
         max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
-        on_loss: wishes.on_loss,
+        on_loss: own.on_loss,
         labels,
     };
     Ok(plan.with_primitive(primitive))
@@ -103,41 +84,35 @@ pub(super) fn is_possible(plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// The names of the primitives that have a property.
-fn names(has: impl Fn(&Properties) -> bool) -> String {
-    let properties = Primitive::ALL.into_iter().map(Primitive::properties).filter(|row| has(row));
-    properties.map(|row| format!("`{}`", row.name)).collect::<Vec<_>>().join(" and ")
-}
-
-/// Requests of a plan that have no field in the record and are given as labels.
+/// Fields of a plan that the record of the WIT file lacks: a policy gives them as labels.
 #[derive(Default)]
-struct Wishes {
+struct OwnLabels {
     second: Option<Primitive>,
     global_order: bool,
     any: bool,
     on_loss: OnLoss,
 }
 
-/// Separates the proxy's own labels from those that the policy is shown again later.
-fn wishes(labels: Labels) -> Result<(Wishes, Labels), String> {
+/// Parses the labels that are for the proxy, and separates them from those that the policy is shown again later.
+fn own_labels(labels: Labels) -> Result<(OwnLabels, Labels), String> {
     let (own, others): (Labels, Labels) =
         labels.into_iter().partition(|(name, _)| name.starts_with(OWN_LABELS));
-    let mut wishes = Wishes::default();
+    let mut fields = OwnLabels::default();
     for (name, value) in own {
         match (&name[OWN_LABELS.len()..], &*value) {
             ("second-primitive", name) => {
                 let second = Primitive::from_name(name);
-                wishes.second = Some(second.ok_or_else(|| format!("`{name}` is not a primitive"))?);
+                fields.second = Some(second.ok_or_else(|| format!("`{name}` is not a primitive"))?);
             }
-            ("keys", "any") => wishes.any = true,
-            ("order", "global") => wishes.global_order = true,
-            ("on-loss", "finish") => wishes.on_loss = OnLoss::Finish,
-            ("on-loss", "mark") => wishes.on_loss = OnLoss::Mark,
-            ("on-loss", "cut") => wishes.on_loss = OnLoss::Cut,
+            ("keys", "any") => fields.any = true,
+            ("order", "global") => fields.global_order = true,
+            ("on-loss", "finish") => fields.on_loss = OnLoss::Finish,
+            ("on-loss", "mark") => fields.on_loss = OnLoss::Mark,
+            ("on-loss", "cut") => fields.on_loss = OnLoss::Cut,
             _ => return Err(format!("the label {name} = {value} means nothing to the proxy")),
         }
     }
-    Ok((wishes, others))
+    Ok((fields, others))
 }
 
 /// Checks that a primitive supports the keys and the mode.
@@ -153,6 +128,12 @@ fn fits(primitive: Primitive, keys: usize, mode: Mode) -> Result<(), String> {
     }
 }
 
+/// The names of the primitives that have a property.
+fn names(has: impl Fn(&Properties) -> bool) -> String {
+    let properties = Primitive::ALL.into_iter().map(Primitive::properties).filter(|row| has(row));
+    properties.map(|row| format!("`{}`", row.name)).collect::<Vec<_>>().join(" and ")
+}
+
 /// For `once`, lock-at-least is the time for which the outcome is stored.
 fn keep_ms(lock_at_least: u32, limits: &Limits) -> u32 {
     match lock_at_least {
@@ -161,49 +142,7 @@ fn keep_ms(lock_at_least: u32, limits: &Limits) -> u32 {
     }
 }
 
-pub(super) fn backoff(from: Backoff) -> Backoff {
-    match from {
-        Backoff::Poll { after_ms } => Backoff::Poll { after_ms: after_ms.clamp(MIN_POLL_MS, MAX_POLL_MS) },
-        Backoff::WakeUp => Backoff::WakeUp,
-        Backoff::GiveUp { reason: text } => Backoff::GiveUp { reason: reason(text) },
-    }
-}
-
-/// `held_ms` and `max_hold_ms` are those of the lease: no extension exceeds the maximum.
-pub(super) fn renewal(from: Renewal, held_ms: u32, max_hold_ms: u32, limits: &Limits) -> Renewal {
-    let left_ms = max_hold_ms.min(limits.max_hold_ms).saturating_sub(held_ms);
-    match from {
-        Renewal::Extend { .. } if left_ms == 0 => Renewal::Lapse,
-        Renewal::Extend { ttl_ms } => {
-            Renewal::Extend { ttl_ms: ttl_ms.clamp(limits.min_ttl_ms, limits.max_ttl_ms).min(left_ms) }
-        }
-        Renewal::Lapse => Renewal::Lapse,
-    }
-}
-
-pub(super) fn answer(from: response::Answer) -> Result<RefusalResponse, String> {
-    if !(400..=599).contains(&from.status) {
-        return Err(format!("the status {} is not between 400 and 599", from.status));
-    }
-    if from.headers.len() > MAX_HEADERS {
-        return Err(format!("{} headers, at most {MAX_HEADERS} are allowed", from.headers.len()));
-    }
-    let headers: Result<Vec<_>, String> = from.headers.into_iter().map(header).collect();
-    Ok(RefusalResponse {
-        status: from.status,
-        retry_after_ms: from.retry_after.min(MAX_RETRY_AFTER_MS),
-        headers: headers?,
-        detail: reason(from.detail),
-    })
-}
-
-/// Cuts a text for people at the limit, between characters.
-pub(super) fn reason(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(MAX_REASON_BYTES));
-    text
-}
-
-fn keys(from: &[String], limits: &Limits) -> Result<std::sync::Arc<[Key]>, String> {
+fn keys(from: &[String], limits: &Limits) -> Result<Arc<[Key]>, String> {
     let mut keys = BTreeSet::new();
     for text in from {
         let max = limits.max_key_bytes.min(Key::MAX_BYTES);
@@ -254,20 +193,15 @@ fn labels(from: Vec<types::Label>, limits: &Limits) -> Result<Labels, String> {
     Ok(from.into_iter().map(|label| (label.name.into(), label.value.into())).collect())
 }
 
-fn header(from: types::Label) -> Result<(String, String), String> {
-    let name = from.name.to_ascii_lowercase();
-    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    let sound = !name.is_empty()
-        && name.bytes().all(token)
-        && from.value.bytes().all(|byte| (0x20..0x7f).contains(&byte))
-        && name.len() + from.value.len() <= MAX_HEADER_BYTES;
-    if !sound {
-        return Err(format!("the header {:?} is malformed", reason(name)));
+fn primitive(from: types::Primitive) -> Primitive {
+    match from {
+        types::Primitive::Lease => Primitive::Lease,
+        types::Primitive::Row => Primitive::Row,
+        types::Primitive::Advisory => Primitive::Advisory,
+        types::Primitive::Version => Primitive::Version,
+        types::Primitive::Once => Primitive::Once,
+        types::Primitive::Quorum => Primitive::Quorum,
     }
-    if OWN_HEADERS.contains(&name.as_str()) {
-        return Err(format!("the header `{name}` is the proxy's own"));
-    }
-    Ok((name, from.value))
 }
 
 #[cfg(test)]
