@@ -17,11 +17,12 @@
 //! A request that another server could interpret differently (RFC 9112 leaves some room) gets 400, and the connection
 //! is closed. [`gate`] defines these requests.
 //!
-//! A client over `max_connections` gets an answer instead of waiting in the listener's backlog, where it could not
-//! tell a full proxy from a dead network. Over TLS, an answer would cost a handshake, so the connection is closed.
-//!
 //! When a connection ends or an HTTP/2 stream is reset, the future of its handler is dropped; this is how waiters
 //! leave the queue. A half-closed connection counts as ended.
+//!
+//! The bytes of a client pass `socket`, where `gate` judges them, the HTTP library, `requests`, and the front's
+//! [`Handler`]. `connection` drives this, from the first byte to the end. `activity` says what the connection is doing,
+//! and `watchdog` when it should end.
 //!
 //! A handler that answers 101 passes the new use of the connection to [`Peer::upgrade`].
 
@@ -43,10 +44,12 @@ mod origin;
 mod peer;
 mod problem;
 mod request_id;
+mod requests;
 mod socket;
 mod target;
 #[cfg(test)]
 mod tests;
+mod watchdog;
 
 pub use body::{Body, BodyError, BrokenBody, json, read_body};
 pub use origin::check as check_origin;

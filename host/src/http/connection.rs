@@ -1,30 +1,22 @@
 //! One connection, from its first byte to its end.
 
-use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use hyper::body::Body as _;
-use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::{http1, http2};
-use hyper::service::Service;
-use hyper::{Method, StatusCode, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, debug, debug_span, warn};
+use tracing::debug;
 
-use super::activity::{Activity, UnderWay, Verdict};
-use super::gate::Refusal;
-use super::problem::{Kind, Problem, Told, Why};
+use super::activity::Activity;
+use super::problem::{Kind, Problem};
+use super::requests::Requests;
 use super::socket::Socket;
-use super::{Handler, Http, Peer, Request, Response, request_id};
-use crate::clock;
-use crate::config::HttpLimits;
+use super::watchdog::{Alarm, Watchdog};
+use super::{Handler, Http, Peer};
 use crate::net::{Connection, Stream};
 
 /// The smallest buffer that hyper accepts.
@@ -169,167 +161,6 @@ enum End {
     SlowHeaders,
     /// The gate does not let the next request through.
     Refused,
-}
-
-enum Alarm {
-    /// The proxy is shutting down. Raised once.
-    Stop,
-    Close,
-    SlowHeaders,
-}
-
-/// Raises an alarm when a connection should end. Its single timer is reset only when it fires and when incomplete
-/// headers arrive, so an ordinary request costs no timer operation.
-struct Watchdog<'a, S> {
-    limits: &'a HttpLimits,
-    activity: &'a Activity,
-    timer: Pin<Box<Sleep>>,
-    /// Whether the timer is set for the end of the headers.
-    headers_timed: bool,
-    stop: Option<Pin<Box<S>>>,
-}
-
-impl<'a> Watchdog<'a, ()> {
-    fn new(
-        limits: &'a HttpLimits,
-        activity: &'a Activity,
-        stop: &'a CancellationToken,
-    ) -> Watchdog<'a, impl Future<Output = ()> + 'a> {
-        Watchdog {
-            limits,
-            activity,
-            timer: Box::pin(tokio::time::sleep(limits.header_timeout)),
-            headers_timed: false,
-            stop: Some(Box::pin(stop.cancelled())),
-        }
-    }
-}
-
-impl<S: Future<Output = ()>> Future for Watchdog<'_, S> {
-    type Output = Alarm;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Alarm> {
-        let this = &mut *self;
-        if let Some(stop) = &mut this.stop
-            && stop.as_mut().poll(cx).is_ready()
-        {
-            this.stop = None;
-            return Poll::Ready(if this.activity.is_quiet() { Alarm::Close } else { Alarm::Stop });
-        }
-        let in_headers = this.activity.is_in_headers();
-        if in_headers && !this.headers_timed {
-            this.timer.as_mut().reset(tokio::time::Instant::now());
-        }
-        this.headers_timed = in_headers;
-        while this.timer.as_mut().poll(cx).is_ready() {
-            let wait = match this.activity.verdict(clock::now(), this.limits) {
-                Verdict::Wait(left) => left,
-                Verdict::SlowHeaders => return Poll::Ready(Alarm::SlowHeaders),
-                Verdict::Idle => {
-                    this.timer.as_mut().reset(tokio::time::Instant::now() + this.limits.header_timeout);
-                    return Poll::Ready(Alarm::Close);
-                }
-            };
-            this.timer.as_mut().reset(tokio::time::Instant::now() + wait);
-        }
-        Poll::Pending
-    }
-}
-
-/// Answers the requests of one connection.
-struct Requests<H> {
-    http: Arc<Http<H>>,
-    activity: Arc<Activity>,
-    peer: Arc<Peer>,
-}
-
-impl<H> Clone for Requests<H> {
-    fn clone(&self) -> Requests<H> {
-        Requests {
-            http: Arc::clone(&self.http),
-            activity: Arc::clone(&self.activity),
-            peer: Arc::clone(&self.peer),
-        }
-    }
-}
-
-impl<H: Handler> Service<Request> for Requests<H> {
-    type Response = Response;
-    type Error = Infallible;
-    // Boxed, so that an idle connection does not reserve memory for the largest handler.
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn call(&self, request: Request) -> Self::Future {
-        let under_way = self.activity.begin();
-        let this = self.clone();
-        let id = request_id::of(request.headers());
-        let version = request.version();
-        if !tracing::enabled!(tracing::Level::DEBUG) {
-            return Box::pin(async move {
-                let response = this.ask(request).await;
-                Ok(this.finish(response, id, version, under_way))
-            });
-        }
-        let span = debug_span!("request", front = H::FRONT, id = ?id, method = %request.method(), path = request.uri().path());
-        let answer = async move {
-            let response = this.ask(request).await;
-            debug!(status = response.status().as_u16(), "answered");
-            Ok(this.finish(response, id, version, under_way))
-        };
-        Box::pin(answer.instrument(span))
-    }
-}
-
-impl<H: Handler> Requests<H> {
-    async fn ask(&self, request: Request) -> Response {
-        // Over HTTP/1, the gate has refused it already.
-        if request.method() == Method::CONNECT {
-            return Problem::from(Refusal::Connect).into_response();
-        }
-        self.http.handler.handle(request, &self.peer).await
-    }
-
-    fn finish(
-        &self,
-        mut response: Response,
-        id: HeaderValue,
-        version: Version,
-        under_way: UnderWay,
-    ) -> Response {
-        let status = response.status();
-        self.http.metrics.http.answered(H::FRONT, status.as_u16());
-        if status.is_server_error()
-            && response.extensions().get::<Told>().is_none()
-            && let Some(unsaid) = should_warn()
-        {
-            let why = response.extensions().get::<Why>().map(|why| why.0.as_str());
-            warn!(front = H::FRONT, status = status.as_u16(), request_id = ?id, why, unsaid, "answered with an error");
-        }
-        if version >= Version::HTTP_2 {
-            response.headers_mut().remove(CONNECTION);
-        } else if status == StatusCode::SWITCHING_PROTOCOLS {
-            self.peer.switch();
-        }
-        if version < Version::HTTP_11 && response.body().size_hint().exact().is_none() {
-            self.activity.set_ended_by_close();
-        }
-        response.headers_mut().insert(request_id::X_REQUEST_ID, id);
-        response.body_mut().keep(under_way);
-        response
-    }
-}
-
-/// Whether to log a warning for a failure, and how many failures were not logged since the last warning. At most ten
-/// warnings a second are logged, so that an outage of the store does not flood the log.
-fn should_warn() -> Option<u64> {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    static UNSAID: AtomicU64 = AtomicU64::new(0);
-    let tenth = clock::now().0 / 100_000;
-    if LAST.swap(tenth, Relaxed) == tenth {
-        UNSAID.fetch_add(1, Relaxed);
-        return None;
-    }
-    Some(UNSAID.swap(0, Relaxed))
 }
 
 async fn refuse<H: Handler>(socket: Socket, http: &Http<H>) {
