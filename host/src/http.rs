@@ -26,10 +26,8 @@
 //!
 //! A handler that answers 101 passes the new use of the connection to [`Peer::upgrade`].
 
-use std::future::Future;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
@@ -40,6 +38,7 @@ mod activity;
 mod body;
 mod connection;
 mod gate;
+mod handler;
 mod origin;
 mod peer;
 mod problem;
@@ -51,27 +50,15 @@ mod target;
 mod tests;
 mod watchdog;
 
-pub use body::{Body, BodyError, BrokenBody, json, read_body};
+pub use body::{Body, BodyError, BrokenBody, Request, Response, json, read_body};
+pub use handler::Handler;
 pub use origin::check as check_origin;
 pub use peer::Peer;
 pub use problem::{Kind, Problem, Told};
 pub use target::{Query, decode_path};
 
-/// A request whose body has not been read.
-pub type Request = hyper::Request<Incoming>;
-/// An answer with its body.
-pub type Response = hyper::Response<Body>;
-
-/// Answers the requests of one listener.
-pub trait Handler: Send + Sync + 'static {
-    /// The front's name in metrics and logs.
-    const FRONT: &'static str;
-    /// Whether the handler uses [`gone`](net::Peer::gone), which costs a file descriptor per connection.
-    const WATCHES_PEERS: bool = false;
-
-    /// Answers one request of `peer`. The future is dropped when the client goes away.
-    fn handle(&self, request: Request, peer: &Arc<Peer>) -> impl Future<Output = Response> + Send;
-}
+use handler::Http;
+use socket::{HTTP1, HTTP2};
 
 /// Serves HTTP on a listener until `stop`, then lets the requests in progress finish.
 ///
@@ -85,17 +72,6 @@ pub async fn serve<H: Handler>(
 ) {
     net::serve(listener, Http { handler, limits, metrics }, stop).await;
 }
-
-/// HTTP/1.1 and HTTP/2 with one handler.
-struct Http<H> {
-    handler: H,
-    limits: HttpLimits,
-    metrics: Metrics,
-}
-
-/// The protocols that a client may negotiate in the TLS handshake.
-const HTTP1: &[u8] = b"http/1.1";
-const HTTP2: &[u8] = b"h2";
 
 impl<H: Handler> Protocol for Http<H> {
     const NAME: &'static str = H::FRONT;

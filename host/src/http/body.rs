@@ -13,8 +13,11 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{self, HeaderValue};
 
 use super::activity::UnderWay;
-use super::problem::{Kind, Problem};
-use super::{Request, Response};
+
+/// A request whose body has not been read.
+pub type Request = hyper::Request<Incoming>;
+/// An answer with its body.
+pub type Response = hyper::Response<Body>;
 
 /// The body of an answer: bytes, a stream of bytes that ends when the client goes away, or the body of another server
 /// as it arrives.
@@ -130,17 +133,6 @@ async fn collect(mut body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
 /// The cause that the connection's task gives is more specific than the body's error.
 fn cause(error: &hyper::Error) -> &dyn Error {
     error.source().unwrap_or(error)
-}
-
-impl From<BodyError> for Problem {
-    fn from(error: BodyError) -> Problem {
-        let detail = error.to_string();
-        match error {
-            BodyError::TooLarge { limit } => Problem::new(Kind::TOO_LARGE, detail).with("bound", limit),
-            BodyError::Slow { .. } => Problem::new(Kind::TIMEOUT, detail),
-            BodyError::Broken(_) => Problem::new(Kind::INVALID, detail).with("field", "body"),
-        }
-    }
 }
 
 impl HttpBody for Body {

@@ -12,11 +12,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::activity::Activity;
+use super::handler::{Handler, Http};
+use super::peer::Peer;
 use super::problem::{Kind, Problem};
 use super::requests::Requests;
 use super::socket::Socket;
 use super::watchdog::{Alarm, Watchdog};
-use super::{Handler, Http, Peer};
 use crate::net::{Connection, Stream};
 
 /// The smallest buffer that hyper accepts.

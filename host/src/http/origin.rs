@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use hyper::header::{HOST, HeaderValue, ORIGIN};
 
-use super::Request;
+use super::body::Request;
 use super::problem::{Kind, Problem};
 
 const FETCH_SITE: &str = "sec-fetch-site";

@@ -7,7 +7,7 @@ use hyper::header::{self, HeaderValue};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
-use super::body::Body;
+use super::body::{Body, BodyError, Response};
 use super::request_id;
 
 /// The kind of a problem, for programs. HTTP's own kinds are constants here; a front adds those of what it offers.
@@ -154,7 +154,7 @@ impl Problem {
     }
 
     /// The HTTP answer.
-    pub fn into_response(self) -> super::Response {
+    pub fn into_response(self) -> Response {
         let mut response = hyper::Response::new(Body::full(self.to_json()));
         *response.status_mut() = hyper::StatusCode::from_u16(self.status).unwrap_or_default();
         let headers = response.headers_mut();
@@ -200,6 +200,17 @@ impl Problem {
 }
 
 const CONTENT_TYPE: &str = "application/problem+json";
+
+impl From<BodyError> for Problem {
+    fn from(error: BodyError) -> Problem {
+        let detail = error.to_string();
+        match error {
+            BodyError::TooLarge { limit } => Problem::new(Kind::TOO_LARGE, detail).with("bound", limit),
+            BodyError::Slow { .. } => Problem::new(Kind::TIMEOUT, detail),
+            BodyError::Broken(_) => Problem::new(Kind::INVALID, detail).with("field", "body"),
+        }
+    }
+}
 
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -13,9 +13,12 @@ use hyper::{Method, StatusCode, Version};
 use tracing::{Instrument, debug, debug_span, warn};
 
 use super::activity::{Activity, UnderWay};
+use super::body::{Request, Response};
 use super::gate::Refusal;
+use super::handler::{Handler, Http};
+use super::peer::Peer;
 use super::problem::{Problem, Told, Why};
-use super::{Handler, Http, Peer, Request, Response, request_id};
+use super::request_id;
 use crate::clock;
 
 /// Answers the requests of one connection.

@@ -10,7 +10,6 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::HTTP2;
 use super::activity::Activity;
 use super::gate::{Gate, Refusal};
 use super::peer::Peer;
@@ -33,6 +32,9 @@ pub struct Socket {
     instead: Option<Box<(Vec<u8>, usize)>>,
 }
 
+/// The protocols that a client may negotiate in the TLS handshake.
+pub const HTTP1: &[u8] = b"http/1.1";
+pub const HTTP2: &[u8] = b"h2";
 /// The bytes that every HTTP/2 client sends first.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How much is read at once while bytes may have to be held.

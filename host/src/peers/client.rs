@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc::Receiver;
 
 use super::known::{Gone, KnownPeers, Notification, place};
-use super::{CONNECT_LIMIT, IDLE, frame};
+use super::wire::{self, CONNECT_LIMIT, IDLE};
 use crate::lock::Key;
 use crate::random;
 use crate::service::Peers;
@@ -86,7 +86,7 @@ async fn send(
             stream
         }
     };
-    connection.insert(stream).write_all(&frame::encode(key)).await
+    connection.insert(stream).write_all(&wire::frame(key)).await
 }
 
 /// Whether the connection is open. The peer sends nothing after its name, so readable data means the end.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use super::{CONNECT_LIMIT, IDLE, frame};
+use super::wire::{self, CONNECT_LIMIT, IDLE};
 use crate::net::{self, Connection, Limits, Listener, Protocol, Stream, WhenFull};
 use crate::service::Service;
 
@@ -49,12 +49,12 @@ impl Protocol for Notifications {
 impl Notifications {
     async fn receive(&self, mut stream: Stream) -> io::Result<()> {
         stream.write_all(format!("{}\n", self.name).as_bytes()).await?;
-        let mut frame = vec![0; frame::MAX_BYTES];
+        let mut frame = vec![0; wire::MAX_FRAME];
         loop {
             let length = tokio::time::timeout(2 * IDLE, stream.read_u16()).await??;
             let frame = frame.get_mut(..usize::from(length)).ok_or(io::ErrorKind::InvalidData)?;
             stream.read_exact(frame).await?;
-            let key = frame::decode(frame).ok_or(io::ErrorKind::InvalidData)?;
+            let key = wire::key_of(frame).ok_or(io::ErrorKind::InvalidData)?;
             self.service.wake(key);
         }
     }

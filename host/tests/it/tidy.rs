@@ -9,17 +9,15 @@ use std::path::{Path, PathBuf};
 const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
 
 /// The first file of each circle of files that import each other. Each circle should be opened.
-const CIRCLES: [&str; 15] = [
+const CIRCLES: [&str; 13] = [
     "admin",
     "api",
     "cli",
     "fleet",
     "guard",
-    "http",
     "lock::record",
     "lock::table",
     "mysql::conditions",
-    "peers",
     "policy",
     "simulation",
     "simulation::server",
