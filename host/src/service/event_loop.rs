@@ -13,8 +13,8 @@ use super::shadow::Shadows;
 use super::swap;
 use super::views::{Notice, NoticeKind, QueueEntry};
 use crate::clock;
-use crate::lock::maps::HashMap;
-use crate::lock::record::{NextWaiter, Op, Outcome};
+use crate::lock::maps::{BoundedMap, HashMap};
+use crate::lock::record::{Claim, NextWaiter, Op, Outcome};
 use crate::lock::table::{
     Action, Answered, Candidate, Contention, Event, GroupShare, Next, Note, ReleaseId, SubmissionId, Table,
     Unheard, Verdict, Waiter, WaiterId,
@@ -27,6 +27,8 @@ use crate::vital;
 
 /// How many messages the loop takes before it checks its timers again.
 const BURST: usize = 256;
+/// How many request ids are remembered.
+const REQUESTS: usize = 65_536;
 
 /// The state of the loop.
 pub(super) struct EventLoop {
@@ -37,7 +39,9 @@ pub(super) struct EventLoop {
     /// The tasks that keep a lease alive, by its nonce; several if the owner acquired it again.
     holds: HashMap<u64, Vec<oneshot::Sender<()>>>,
     shadows: Shadows,
-    requests: RequestLog,
+    /// Recent request ids with their fingerprints, to detect an id that is reused for another request. The store
+    /// detects reuse for the same keys on any proxy.
+    requests: BoundedMap<Box<str>, u64>,
     history: History,
     draining: Option<oneshot::Sender<()>>,
     in_flight: ClaimsInFlight,
@@ -53,7 +57,7 @@ impl EventLoop {
             releases: HashMap::default(),
             holds: HashMap::default(),
             shadows: Shadows::default(),
-            requests: RequestLog::default(),
+            requests: BoundedMap::new(REQUESTS),
             history: History::default(),
             draining: None,
             in_flight: ClaimsInFlight::default(),
@@ -176,9 +180,7 @@ impl EventLoop {
             let _ = pending.reply.send(WaiterReply::Replan);
             return;
         }
-        if let Some(request) = &waiter.claim.request
-            && !self.requests.admits(request, waiter.claim.fingerprint)
-        {
+        if self.reuses_request(&waiter.claim) {
             let verdict = Verdict::RequestReused { ended: false };
             let _ = pending.reply.send(WaiterReply::Verdict(verdict));
             return;
@@ -192,6 +194,18 @@ impl EventLoop {
         self.history.note(&waiter.claim.keys[0], pending.generation.id().clone(), what);
         self.pending.insert(waiter.id, pending);
         self.handle(Event::Enqueue(waiter));
+    }
+
+    /// Whether the claim has the request id of an earlier claim that asked for something else. Remembers the id.
+    fn reuses_request(&mut self, claim: &Claim) -> bool {
+        let Some(request) = &claim.request else { return false };
+        match self.requests.get(request) {
+            Some(fingerprint) => *fingerprint != claim.fingerprint,
+            None => {
+                self.requests.insert(request.clone(), claim.fingerprint);
+                false
+            }
+        }
     }
 
     fn act(&mut self) {
@@ -408,32 +422,6 @@ impl Drop for Told {
 /// The name of the author of decisions that no policy made.
 fn built_in() -> Arc<str> {
     "built-in".into()
-}
-
-/// Recent request ids on this proxy, to detect one that is reused for another request. The store detects reuse
-/// for the same keys on any proxy.
-#[derive(Default)]
-struct RequestLog {
-    seen: HashMap<Box<str>, u64>,
-    order: std::collections::VecDeque<Box<str>>,
-}
-
-impl RequestLog {
-    const KEPT: usize = 65_536;
-
-    fn admits(&mut self, request: &str, fingerprint: u64) -> bool {
-        if let Some(seen) = self.seen.get(request) {
-            return *seen == fingerprint;
-        }
-        if self.order.len() >= RequestLog::KEPT
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.seen.remove(&oldest);
-        }
-        self.seen.insert(request.into(), fingerprint);
-        self.order.push_back(request.into());
-        true
-    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! The last decisions about each key, for diagnosis.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::views::Decision;
 use crate::clock;
-use crate::lock::maps::HashMap;
+use crate::lock::maps::BoundedMap;
 use crate::lock::table::{Next, WaiterId};
 use crate::lock::{Key, Mode};
 
 /// How many decisions are kept for each key.
 const KEPT: usize = 8;
-/// For how many keys decisions are kept. Beyond that, the key about which the longest time nothing was decided is forgotten.
+/// For how many keys decisions are kept. Beyond that, the key whose last decision is longest ago is forgotten.
 const KEYS: usize = 8_192;
 
 /// A decision, which is put into words only on request.
@@ -25,45 +25,28 @@ pub(super) enum What {
 }
 
 /// The last decisions about the keys.
-#[derive(Default)]
 pub(super) struct History {
-    keys: HashMap<Key, Recent>,
-    /// The keys by their last decisions, the oldest first.
-    order: BTreeMap<u64, Key>,
-    /// Of the last decision.
-    number: u64,
+    keys: BoundedMap<Key, VecDeque<(u64, Arc<str>, What)>>,
 }
 
-struct Recent {
-    /// The number of the last decision.
-    last: u64,
-    decisions: VecDeque<(u64, Arc<str>, What)>,
+impl Default for History {
+    fn default() -> History {
+        History { keys: BoundedMap::new(KEYS) }
+    }
 }
 
 impl History {
     pub fn note(&mut self, key: &Key, by: Arc<str>, what: What) {
-        let entry = (clock::wall_us(), by, what);
-        self.number += 1;
-        let last = self.number;
-        if let Some(recent) = self.keys.get_mut(key) {
-            if recent.decisions.len() >= KEPT {
-                recent.decisions.pop_front();
-            }
-            recent.decisions.push_back(entry);
-            self.order.remove(&std::mem::replace(&mut recent.last, last));
-        } else {
-            if self.keys.len() >= KEYS
-                && let Some((_, oldest)) = self.order.pop_first()
-            {
-                self.keys.remove(&oldest);
-            }
-            self.keys.insert(key.clone(), Recent { last, decisions: VecDeque::from([entry]) });
+        let mut decisions = self.keys.remove(key).unwrap_or_default();
+        if decisions.len() >= KEPT {
+            decisions.pop_front();
         }
-        self.order.insert(last, key.clone());
+        decisions.push_back((clock::wall_us(), by, what));
+        self.keys.insert(key.clone(), decisions);
     }
 
     pub fn of(&self, key: &Key) -> Vec<Decision> {
-        let decisions = self.keys.get(key).into_iter().flat_map(|recent| &recent.decisions);
+        let decisions = self.keys.get(key).into_iter().flatten();
         decisions.map(|(at_us, by, what)| what.told(*at_us, by.clone())).collect()
     }
 }
@@ -106,6 +89,5 @@ mod tests {
         history.note(&key(KEYS), by, What::Lapsed);
         let kept = [0, 1, 2, KEYS].map(|n| history.of(&key(n)).len());
         assert_eq!(kept, [KEPT, 0, 1, 1]);
-        assert_eq!((history.keys.len(), history.order.len()), (KEYS, KEYS));
     }
 }

@@ -7,10 +7,8 @@
 //!
 //! This module takes no guards and asks no server; its caller does both.
 
-use std::collections::VecDeque;
-
 use super::{Page, Stored};
-use crate::lock::maps::HashMap;
+use crate::lock::maps::{BoundedMap, HashMap};
 use crate::lock::record::{self, Claim, Denial, Doubt, Env, Op, Outcome, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Token};
 
@@ -26,8 +24,7 @@ const ELSEWHERE_US: u64 = 30_000_000;
 pub struct LocalRecords<G> {
     entries: HashMap<Key, Entry<G>>,
     /// To recognize a repeated call. It does not show what other proxies have done to the key since.
-    past: HashMap<Key, Record>,
-    forgetting: VecDeque<Key>,
+    past: BoundedMap<Key, Record>,
 }
 
 struct Entry<G> {
@@ -85,7 +82,7 @@ impl DecisionInputs {
 
 impl<G> Default for LocalRecords<G> {
     fn default() -> LocalRecords<G> {
-        LocalRecords { entries: HashMap::default(), past: HashMap::default(), forgetting: VecDeque::new() }
+        LocalRecords { entries: HashMap::default(), past: BoundedMap::new(PAST) }
     }
 }
 
@@ -123,16 +120,7 @@ impl<G: Clone> LocalRecords<G> {
 
     /// Remembers a key whose guard was given back. The key is idle, so its record has no running lease.
     fn remember(&mut self, key: &Key, entry: Entry<G>) {
-        if self.past.insert(key.clone(), entry.record).is_none() {
-            self.forgetting.push_back(key.clone());
-        }
-        // A key that was guarded again is in the list twice and is dropped early; its record is only an
-        // optimization.
-        while self.forgetting.len() > PAST {
-            if let Some(oldest) = self.forgetting.pop_front() {
-                self.past.remove(&oldest);
-            }
-        }
+        self.past.insert(key.clone(), entry.record);
     }
 
     /// Decides one operation, unless it would make a new grant, which needs a guard for all of its keys and a
