@@ -15,7 +15,7 @@
 //! gone after [`LIVES`] intervals, when its row is deleted.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -28,6 +28,7 @@ use crate::coverage::{Branch, reached};
 use crate::latest;
 use crate::lock::Instant;
 use crate::lock::maps::HashMap;
+use crate::mutex::Mutex;
 use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
@@ -173,7 +174,7 @@ impl Fleet {
     pub async fn leave(&self) {
         self.0.stop.cancel();
         self.0.registry.allow(None);
-        let id = std::mem::take(&mut *self.0.state()).id;
+        let id = std::mem::take(&mut *self.0.state.lock()).id;
         if id != 0 {
             let left = tokio::time::timeout(GOODBYE, self.0.registry.leave(id)).await;
             if !matches!(left, Ok(Ok(()))) {
@@ -209,12 +210,8 @@ impl Fleet {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn pulse(&self) -> Pulse {
-        let state = self.state();
+        let state = self.state.lock();
         Pulse {
             id: state.id,
             address: state.address.clone(),
@@ -227,7 +224,7 @@ impl Inner {
 
     /// The time until the next heartbeat.
     fn pause(&self) -> Duration {
-        let state = self.state();
+        let state = self.state.lock();
         let hurries = match state.stage {
             Stage::Member => machine::hurries(&self.view.borrow()),
             Stage::Out | Stage::Joining => clock::now().us_since(state.since) < JOIN_HURRY_US,
@@ -236,7 +233,7 @@ impl Inner {
     }
 
     fn heard(&self, pulse: &Pulse, view: View) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.id != pulse.id {
             return;
         }
@@ -262,7 +259,7 @@ impl Inner {
     }
 
     fn unheard(&self, error: &StoreError) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         tracing::debug!(%error, "a heartbeat was not answered");
         if state.stage != Stage::Member {
             state.trouble = Some(error.to_string());

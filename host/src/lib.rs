@@ -17,6 +17,7 @@
 //! | [`peers`] | proxies that notify each other's waiters |
 //! | [`config`], [`clock`], [`telemetry`], [`watch`], [`app`] | settings, time, metrics and logs, file watching, wiring |
 //! | [`latest`] | a value that changes, for readers that need only its latest state |
+//! | [`mutex`] | a mutex whose value stays in use after a panic |
 //! | [`random`] | the only source of random numbers |
 //! | `vital` | tasks whose failure ends the process |
 //! | [`coverage`] | branches that the simulation's search has to reach |
@@ -37,6 +38,7 @@ pub mod guard;
 pub mod http;
 pub mod latest;
 pub mod lock;
+pub mod mutex;
 pub mod mysql;
 pub mod net;
 pub mod peers;

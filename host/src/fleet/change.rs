@@ -88,8 +88,8 @@ impl Fleet {
                 Beginning::Busy => return Err(busy(&view, record)),
                 Beginning::CallOff { .. } => self.call_off(record).await?,
                 Beginning::Propose { seq } => {
-                    if let (Ok(mut known), Prepared::Changed(_)) = (self.0.prepared.lock(), &prepared) {
-                        known.insert(name.to_owned(), prepared.clone());
+                    if let Prepared::Changed(_) = &prepared {
+                        self.0.prepared.lock().insert(name.to_owned(), prepared.clone());
                     }
                     self.propose(name, seq, &generation).await?
                 }
@@ -150,7 +150,7 @@ impl Fleet {
         let why = format!(
             "an operator kept {} at proxy {}, and called the change to {candidate} off",
             live.digest,
-            machine::shown(self.0.state().id)
+            machine::shown(self.0.state.lock().id)
         );
         if !self.0.registry.call_off(name.clone(), *seq, why.clone()).await? {
             return Ok(None);
@@ -165,7 +165,7 @@ impl Fleet {
     }
 
     fn is_member(&self) -> Result<(), ChangeError> {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         match state.stage {
             Stage::Member => Ok(()),
             _ => Err(ChangeError::NotJoined(state.trouble.clone().unwrap_or_default())),

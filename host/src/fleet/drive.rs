@@ -119,7 +119,7 @@ impl Fleet {
             let id = self.register().await;
             match self.activate(watch, id, fresh).await {
                 Some(acks) => {
-                    let mut state = self.0.state();
+                    let mut state = self.0.state.lock();
                     (state.stage, state.acks, state.trouble) = (Stage::Member, acks, None);
                     (state.since, state.held_up) = (clock::now(), BTreeMap::new());
                     break;
@@ -129,7 +129,7 @@ impl Fleet {
         }
         // The answer to this heartbeat allows this proxy to write.
         self.0.fresh_view(&mut watch.views).await;
-        let state = self.0.state();
+        let state = self.0.state.lock();
         // The proxy may have been evicted just now; then it has to join again.
         if state.stage == Stage::Member {
             reached(if fresh { Branch::Joins } else { Branch::JoinsAgain });
@@ -146,13 +146,13 @@ impl Fleet {
             let pulse = Pulse { id, acks: None, ..self.0.pulse() };
             match self.0.registry.register(pulse).await {
                 Ok(()) => {
-                    let mut state = self.0.state();
+                    let mut state = self.0.state.lock();
                     (state.id, state.stage, state.acks) = (id, Stage::Joining, BTreeMap::new());
                     state.since = clock::now();
                     self.0.hurry.notify_one();
                     return id;
                 }
-                Err(error) => self.0.state().trouble = Some(error.to_string()),
+                Err(error) => self.0.state.lock().trouble = Some(error.to_string()),
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -166,7 +166,7 @@ impl Fleet {
         let mut founds = fresh;
         loop {
             let view = watch.next().await;
-            if self.0.state().stage == Stage::Out {
+            if self.0.state.lock().stage == Stage::Out {
                 return None;
             }
             if view.member(id).is_none() {
@@ -199,7 +199,7 @@ impl Fleet {
                 }
                 Err(Trouble::Changed) => {}
                 Err(trouble) => {
-                    let mut state = self.0.state();
+                    let mut state = self.0.state.lock();
                     if state.trouble.as_deref() != Some(&trouble.to_string()) {
                         tracing::warn!("the proxy does not grant locks yet: {trouble}");
                         state.trouble = Some(trouble.to_string());
@@ -307,7 +307,7 @@ impl Fleet {
                 }
             };
             let (id, acks) = {
-                let state = self.0.state();
+                let state = self.0.state.lock();
                 if state.stage != Stage::Member {
                     return;
                 }
@@ -352,7 +352,7 @@ impl Fleet {
             return false;
         }
         // The state stays locked, so the proxy cannot be evicted and closed in between.
-        let state = self.0.state();
+        let state = self.0.state.lock();
         if state.stage == Stage::Member {
             self.0.service.open();
         }
@@ -382,7 +382,7 @@ impl Fleet {
     /// quorum do not know the records, so their tokens are raised first.
     async fn settle(&self, name: &str, seq: u64) -> bool {
         if let Err(error) = self.0.service.raise_tokens().await {
-            self.0.state().held_up.insert(name.to_owned(), error.to_string());
+            self.0.state.lock().held_up.insert(name.to_owned(), error.to_string());
             return false;
         }
         let settled = self.0.registry.settle(name.to_owned(), seq, self.0.pulse()).await.unwrap_or(false);
@@ -400,7 +400,7 @@ impl Fleet {
             Ok(None) => {
                 reached(Branch::Acknowledged);
                 let (id, acks) = {
-                    let mut state = self.0.state();
+                    let mut state = self.0.state.lock();
                     state.held_up.remove(name);
                     if state.stage == Stage::Member {
                         state.acks.insert(name.clone(), record.seq);
@@ -412,20 +412,20 @@ impl Fleet {
             }
             Ok(Some(why)) => {
                 reached(Branch::HeldUp);
-                if self.0.state().held_up.insert(name.clone(), why.clone()).is_none() {
+                if self.0.state.lock().held_up.insert(name.clone(), why.clone()).is_none() {
                     tracing::info!(policy = name, "the policy change waits: {why}");
                 }
                 tokio::time::sleep(RETRY).await;
                 false
             }
             Err(Trouble::Refused(why)) if record.candidate.is_some() => {
-                let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state().id));
+                let why = format!("proxy {} refuses it: {why}", machine::shown(self.0.state.lock().id));
                 tracing::error!(policy = name, "the policy change is called off: {why}");
                 self.0.registry.call_off(name.clone(), record.seq, why).await.unwrap_or(false)
             }
             Err(trouble) => {
                 tracing::warn!(policy = name, "this proxy does not follow the fleet's policy yet: {trouble}");
-                self.0.state().held_up.insert(name.clone(), trouble.to_string());
+                self.0.state.lock().held_up.insert(name.clone(), trouble.to_string());
                 tokio::time::sleep(RETRY).await;
                 false
             }
@@ -488,7 +488,7 @@ impl Fleet {
         record: &PolicyRecord,
         version: &PolicyVersion,
     ) -> Result<Prepared, Trouble> {
-        let known = self.0.prepared.lock().map(|mut known| known.remove(&record.name)).unwrap_or_default();
+        let known = self.0.prepared.lock().remove(&record.name);
         if let Some(known) = known.filter(|known| version_of(known.generation()) == *version) {
             return Ok(known);
         }

@@ -39,7 +39,7 @@ impl Fleet {
         naming: &BTreeMap<String, String>,
     ) -> Result<Renaming, String> {
         let member = {
-            let state = self.0.state();
+            let state = self.0.state.lock();
             (state.stage == Stage::Member).then_some(state.id)
         };
         machine::renaming(view, member, own, &versions(&naming_records(naming)))
@@ -66,7 +66,7 @@ impl Fleet {
     pub async fn name_requests(&self, naming: &BTreeMap<String, String>) -> Result<(), NotNamed> {
         let records = naming_records(naming);
         let mut own = self.0.naming.lock().await;
-        let id = self.0.state().id;
+        let id = self.0.state.lock().id;
         match self.0.registry.initialize(id, records.clone()).await {
             Ok(true) => {
                 *own = records;

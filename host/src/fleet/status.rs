@@ -73,7 +73,7 @@ impl Fleet {
     pub fn status(&self) -> FleetStatus {
         let (policies, trouble) = (self.records(), self.trouble());
         let view = self.0.view.borrow();
-        let id = self.0.state().id;
+        let id = self.0.state.lock().id;
         let members = view.members.iter().map(|member| self.0.member(&view, member, id)).collect();
         FleetStatus { id: machine::shown(id), trouble, members, policies }
     }
@@ -81,7 +81,7 @@ impl Fleet {
     /// The records of all policies.
     pub fn records(&self) -> Vec<PolicyRecord> {
         let view = self.0.view.borrow();
-        let held_up = self.0.state().held_up.clone();
+        let held_up = self.0.state.lock().held_up.clone();
         let record = |record: &Recorded| PolicyRecord {
             held_up: held_up.get(&record.name).cloned(),
             ..policy_record(&view, record)
@@ -91,7 +91,7 @@ impl Fleet {
 
     /// Why this proxy grants nothing.
     pub fn trouble(&self) -> Option<String> {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         if state.stage != Stage::Member {
             let why = state.trouble.clone().unwrap_or_else(|| "it joins".to_owned());
             return Some(format!("not a member of the fleet: {why}"));

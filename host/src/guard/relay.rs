@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use crate::clock;
 use crate::fronts::Code;
 use crate::http::{BrokenBody, Kind, Problem};
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 use crate::vital;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, BrokenBody>>>;
@@ -137,10 +138,6 @@ impl Relay {
 }
 
 impl RelayContext {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Stops passing the answer to the client, and wakes the client if it waits for a piece.
     fn give_up(&self, state: &mut State, why: String) -> Option<Box<RelayedBody>> {
         tracing::debug!(why, "the answer to a client is cut off");
@@ -175,7 +172,7 @@ async fn watch(shared: Weak<RelayContext>, limit: Duration, cut: Option<BoxFutur
     loop {
         let until = {
             let Some(shared) = shared.upgrade() else { return };
-            let mut state = shared.state();
+            let mut state = shared.state.lock();
             if state.answer.as_ref().is_none_or(|answer| answer.done) {
                 return;
             }
@@ -195,7 +192,7 @@ async fn watch(shared: Weak<RelayContext>, limit: Duration, cut: Option<BoxFutur
             () = clock::sleep_until(until) => {}
             why = &mut cut => {
                 let Some(shared) = shared.upgrade() else { return };
-                let mut state = shared.state();
+                let mut state = shared.state.lock();
                 // An answer that has arrived completely is passed on even if its lock is lost.
                 if state.answer.as_ref().is_some_and(|answer| !answer.upstream_done) {
                     let answer = shared.give_up(&mut state, Broken::Lost(why).to_string());
@@ -401,7 +398,7 @@ impl Body for Relay {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
         let shared = &self.shared;
-        let mut state = shared.state();
+        let mut state = shared.state.lock();
         let Some(answer) = &mut state.answer else {
             let why = shared.why.get().cloned().unwrap_or_default();
             return Poll::Ready(Some(Err(BrokenBody::new(why))));
@@ -415,11 +412,11 @@ impl Body for Relay {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.shared.state().answer.as_ref().is_some_and(|answer| answer.is_end())
+        self.shared.state.lock().answer.as_ref().is_some_and(|answer| answer.is_end())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.shared.state().answer.as_ref().map_or_else(SizeHint::default, |answer| answer.size_hint())
+        self.shared.state.lock().answer.as_ref().map_or_else(SizeHint::default, |answer| answer.size_hint())
     }
 }
 
@@ -428,7 +425,7 @@ impl Drop for Relay {
         if let Some(watching) = &self.watching {
             watching.abort();
         }
-        let answer = self.shared.state().answer.take();
+        let answer = self.shared.state.lock().answer.take();
         if let Some(answer) = answer {
             self.shared.finish_alone(answer);
         }

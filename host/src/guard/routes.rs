@@ -1,13 +1,14 @@
 //! The routes of the guarded listeners, and their upstreams.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use hyper::http::request::Parts;
 
 use super::upstream::Target;
 use crate::config::{GuardConfig, GuardRoute, Matched, UpstreamLimits};
 use crate::http::Problem;
+use crate::mutex::Mutex;
 use crate::route;
 
 /// The current routes of a listener.
@@ -40,7 +41,7 @@ impl Targets {
     }
 
     fn get(&self, name: &str) -> Arc<Target> {
-        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = self.by_name.lock();
         if let Some(target) = by_name.get(name).and_then(Weak::upgrade) {
             return target;
         }
@@ -52,7 +53,7 @@ impl Targets {
 
     /// All upstreams that a route uses.
     pub fn all(&self) -> Vec<Arc<Target>> {
-        let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_name = self.by_name.lock();
         by_name.values().filter_map(Weak::upgrade).collect()
     }
 }

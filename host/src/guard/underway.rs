@@ -7,8 +7,8 @@
 //! over.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::http::request::Parts;
@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock;
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 use crate::route::Seen;
 use crate::service::Request as Wanted;
 
@@ -105,14 +106,10 @@ impl UnderWay {
         UnderWay { requests: Mutex::default(), is_paused: AtomicBool::new(false), resumed: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a request that is about to ask for its lock. `None` if routes are being replaced, or if `is_current` says
     /// that they were replaced after the request was named.
     pub fn enter(self: &Arc<UnderWay>, named: Named, is_current: impl FnOnce() -> bool) -> Option<Entry> {
-        let mut all = self.lock();
+        let mut all = self.requests.lock();
         if self.is_paused.load(Relaxed) || !is_current() {
             return None;
         }
@@ -127,7 +124,7 @@ impl UnderWay {
 
     /// Holds back later requests, and requests that get a lock under a name that is about to change.
     pub fn pause(&self, is_renamed: impl Fn(&Named) -> bool) {
-        let Requests { by_id, harmless, .. } = &mut *self.lock();
+        let Requests { by_id, harmless, .. } = &mut *self.requests.lock();
         for known in by_id.values_mut() {
             known.is_renamed = is_renamed(&known.named);
             if let (Stage::Holds(nonce), false) = (&known.stage, known.is_renamed) {
@@ -141,7 +138,7 @@ impl UnderWay {
     /// nothing has reached the application. Leases that have ended are included, because an answer of the store may
     /// be older.
     pub fn harmless(&self) -> HashSet<u64> {
-        self.lock().harmless.clone()
+        self.requests.lock().harmless.clone()
     }
 
     /// Lets requests continue by the routes from before [`UnderWay::pause`].
@@ -161,7 +158,7 @@ impl UnderWay {
     }
 
     fn end(&self, each: impl Fn(&Known), install: impl FnOnce()) {
-        let mut all = self.lock();
+        let mut all = self.requests.lock();
         install();
         for known in all.by_id.values_mut() {
             each(known);
@@ -205,7 +202,7 @@ impl Entry {
     }
 
     fn proceeds(&self, nonce: u64) -> bool {
-        let Requests { by_id, harmless, .. } = &mut *self.all.lock();
+        let Requests { by_id, harmless, .. } = &mut *self.all.requests.lock();
         let Some(known) = by_id.get_mut(&self.id) else { return false };
         let waits = known.is_renamed || known.outdated.is_cancelled();
         known.stage = if waits { Stage::Parked } else { Stage::Holds(nonce) };
@@ -223,7 +220,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.all.lock().by_id.remove(&self.id);
+        self.all.requests.lock().by_id.remove(&self.id);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -18,6 +18,7 @@ use super::upload::Upload;
 use crate::clock;
 use crate::config::UpstreamLimits;
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 use crate::net;
 use crate::random;
 use crate::vital;
@@ -211,7 +212,7 @@ impl Target {
 
     fn take_kept(&self) -> Option<Link> {
         let now = clock::now();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         // The oldest connections are at the front.
         let expired = kept.iter().take_while(|kept| kept.until <= now).count();
         kept.drain(..expired);
@@ -256,7 +257,7 @@ impl Target {
     /// Closes kept connections that are closed by the upstream or unused for too long.
     pub fn sweep(&self) {
         let now = clock::now();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         kept.retain(|kept| kept.until > now && !kept.link.sender.is_closed());
     }
 }
@@ -277,7 +278,7 @@ impl Connection {
         let keepalive = self.target.limits.keepalive;
         if keepalive > Duration::ZERO && !self.is_last && !self.link.sender.is_closed() {
             let until = clock::now().plus_us(keepalive.as_micros() as u64);
-            let mut kept = self.target.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = self.target.kept.lock();
             kept.push(Kept { link: self.link, until });
         }
     }

@@ -2,13 +2,13 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use crate::clock;
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 use crate::net::{self, Stream};
 
 /// The client of a connection: its [`net::Peer`], and what became of its requests. All requests of a connection share
@@ -67,7 +67,7 @@ impl Peer {
     /// `run`, so the connection counts toward `max_connections` until the future ends. When the proxy shuts down, it
     /// drops the future and closes the connection. `run` is not called if the answer is not a 101, nor over HTTP/2.
     pub fn upgrade(&self, run: impl FnOnce(Stream, Bytes) -> BoxFuture<'static, ()> + Send + 'static) {
-        *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(run));
+        *self.upgrade.lock() = Some(Box::new(run));
     }
 
     /// Records that a 101 answer is being sent; no other answer follows it.
@@ -80,7 +80,7 @@ impl Peer {
         if !self.switched.load(Relaxed) {
             return None;
         }
-        self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.upgrade.lock().take()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What all tasks of a store share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +15,7 @@ use super::session::fault::Fault;
 use crate::clock;
 use crate::config::StoreConfig;
 use crate::lock::Instant;
+use crate::mutex::{Mutex, MutexGuard};
 use crate::telemetry::Metrics;
 
 /// The state that all tasks of a store share.
@@ -42,7 +43,7 @@ pub struct Context {
 impl Context {
     /// The steps of the server's clock.
     pub fn clock_steps(&self) -> MutexGuard<'_, ClockSteps> {
-        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+        self.steps.lock()
     }
 
     /// For how many more milliseconds no lease is granted; `None` if leases are granted.
@@ -62,12 +63,12 @@ impl Context {
 
     /// The identity of the server that was connected to last.
     pub fn identity(&self) -> Option<Identity> {
-        self.lock_identity().clone()
+        self.identity.lock().clone()
     }
 
     /// Notes the identity of the server that a connection has reached.
     pub fn meet(&self, identity: &Identity) {
-        let mut known = self.lock_identity();
+        let mut known = self.identity.lock();
         if known.as_ref() == Some(identity) {
             return;
         }
@@ -77,10 +78,6 @@ impl Context {
         if known.as_ref().is_none_or(|known| known.floor <= identity.floor) {
             *known = Some(identity.clone());
         }
-    }
-
-    fn lock_identity(&self) -> MutexGuard<'_, Option<Identity>> {
-        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fails if the server's clock is not watched. The next connection that is opened begins to watch it.

@@ -1,9 +1,9 @@
 //! Whether the store can be used, as reported by its lanes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::latest;
+use crate::mutex::Mutex;
 use crate::store::Health;
 
 /// Collects the states of the lanes. The store is ready while each lane has a connection, or has lost it and
@@ -52,16 +52,12 @@ impl LaneHealth {
     }
 
     fn set(&self, lane_index: usize, state: LaneState) {
-        let mut lanes = self.lock();
+        let mut lanes = self.lanes.lock();
         lanes[lane_index] = state;
         let Some(health) = summary(&lanes) else { return };
         if self.now() != health {
             self.now.send_replace(health);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<LaneState>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,10 @@
 //! Until when this proxy may write leases.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use tokio::sync::Notify;
 
 use crate::clock;
 use crate::lock::{Instant, ServerTime};
+use crate::mutex::Mutex;
 
 /// The membership of this proxy in its fleet. A store without a fleet may always write.
 pub struct Membership {
@@ -47,7 +46,7 @@ impl Membership {
     /// See [`crate::store::registry::Registry::allow`].
     pub fn allow(&self, until: Option<(ServerTime, Instant)>) {
         {
-            let mut now = self.lock();
+            let mut now = self.until.lock();
             let (life, latest) = (now.life, now.latest);
             *now = match until {
                 Some((server, own)) => Until { server, own, lost: false, life, latest: latest.max(own) },
@@ -59,28 +58,28 @@ impl Membership {
 
     /// Forbids writes until this proxy has joined. Operations wait until then.
     pub fn close(&self) {
-        *self.lock() = Membership::CLOSED;
+        *self.until.lock() = Membership::CLOSED;
     }
 
     /// Whether the membership was lost, so that waiting claims may have been planned by policies that are not
     /// live any more.
     pub fn is_lost(&self) -> bool {
-        self.lock().lost
+        self.until.lock().lost
     }
 
     /// The last moment of the server's clock at which this proxy may write.
     pub fn until(&self) -> ServerTime {
-        self.lock().server
+        self.until.lock().server
     }
 
     /// The same on our own clock. Other proxies may count this proxy as gone some time after it.
     pub fn until_own(&self) -> Instant {
-        self.lock().own
+        self.until.lock().own
     }
 
     /// The current membership.
     pub fn standing(&self) -> Standing {
-        let Until { life, own, latest, .. } = *self.lock();
+        let Until { life, own, latest, .. } = *self.until.lock();
         Standing { life, until: own, latest }
     }
 
@@ -98,10 +97,6 @@ impl Membership {
             }
             renewed.await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Until> {
-        self.until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

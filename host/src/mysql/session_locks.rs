@@ -11,7 +11,7 @@
 //! proxy ceases to be a member of its fleet.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -23,6 +23,7 @@ use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
+use crate::mutex::{Mutex, MutexGuard};
 use crate::store::local_records::{DecisionInputs, LocalRecords, page};
 use crate::store::{Done, Health, Loss, Page, Store, StoreError, StoreFuture, Stored};
 
@@ -85,7 +86,7 @@ impl<G> SessionLocks<G> {
 
 impl<G: Clone> Common<G> {
     fn held(&self) -> MutexGuard<'_, LocalRecords<G>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     /// Whether a client has a lease on a key with such a guard.
@@ -232,22 +233,18 @@ pub struct Losses(Mutex<Option<Loss>>);
 impl Losses {
     /// Sets the receiver.
     pub fn set(&self, tell: Loss) {
-        *self.lock() = Some(tell);
+        *self.0.lock() = Some(tell);
     }
 
     /// Tells the receiver. Returns the number of losses.
     pub fn tell(&self, nonces: Vec<u64>) -> usize {
         let lost = nonces.len();
         if lost > 0
-            && let Some(tell) = &*self.lock()
+            && let Some(tell) = &*self.0.lock()
         {
             tell(nonces);
         }
         lost
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Loss>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

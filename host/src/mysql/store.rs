@@ -1,7 +1,7 @@
 //! [`MysqlStore`]: the handle on the lanes. Starts and stops them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mysql_async::{Opts, OptsBuilder};
@@ -28,6 +28,7 @@ use super::{clean, clock_watch};
 use crate::config::StoreConfig;
 use crate::lock::record::Op;
 use crate::lock::{Instant, Key, Space, Token};
+use crate::mutex::Mutex;
 use crate::store::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::telemetry::Metrics;
 use crate::vital;

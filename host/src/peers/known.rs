@@ -7,13 +7,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::lock::Key;
 use crate::lock::maps::HashMap;
+use crate::mutex::Mutex;
 
 /// How many peers are remembered.
 const MAX_PEERS: usize = 1_024;
@@ -55,7 +55,7 @@ impl KnownPeers {
     /// Queues a notification for the task that calls the peer. If there is no such task, returns the notifications
     /// for a new task.
     pub fn queue(&self, peer: &str, notification: Notification) -> Option<Receiver<Notification>> {
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         if known.len() >= MAX_PEERS && !known.contains_key(peer) {
             known.retain(|_, peer| peer.notifications.is_some());
         }
@@ -72,14 +72,14 @@ impl KnownPeers {
 
     /// Records that the task that calls the peer ends: the next notification needs a new task.
     pub fn task_ends(&self, peer: &str) {
-        if let Some(peer) = self.lock().get_mut(peer) {
+        if let Some(peer) = self.known.lock().get_mut(peer) {
             peer.notifications = None;
         }
     }
 
     /// Records that the peer was reached at its address.
     pub fn reached(&self, peer: &str) {
-        if let Some(peer) = self.lock().get_mut(peer) {
+        if let Some(peer) = self.known.lock().get_mut(peer) {
             (peer.reached, peer.warned) = (true, false);
         }
     }
@@ -89,7 +89,7 @@ impl KnownPeers {
         use io::ErrorKind::{
             BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
         };
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         let Some(peer) = known.get_mut(name) else { return false };
         let refused = matches!(
             error.kind(),
@@ -109,10 +109,6 @@ impl KnownPeers {
             );
         }
         false
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, KnownPeer>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

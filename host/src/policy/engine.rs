@@ -1,7 +1,7 @@
 //! The engine that runs all policies: its limits, its clock, and a single call.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::budget::{Budget, MAX_CORE_INSTANCES, MAX_TABLE_ELEMENTS, MAX_TABLES};
 use super::module::{Digest, Module};
 use super::{Fault, Hook};
 use crate::config::EngineLimits;
+use crate::mutex::Mutex;
 use crate::vital;
 
 /// How much of an instance's memory stays mapped between calls and is only zeroed.
@@ -74,7 +75,7 @@ impl Engine {
         digest: Digest,
         compile: impl FnOnce() -> Result<Arc<Module>, E>,
     ) -> Result<Arc<Module>, E> {
-        let modules = || self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let modules = || self.0.modules.lock();
         let known = modules().iter().filter_map(Weak::upgrade).find(|module| module.digest() == digest);
         if let Some(known) = known {
             return Ok(known);
@@ -157,7 +158,7 @@ struct Slot<'a>(&'a Slots);
 
 impl Slots {
     fn take(&self) -> Slot<'_> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = self.free.lock();
         let mut free = self.freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
         *free -= 1;
         Slot(self)
@@ -166,7 +167,7 @@ impl Slots {
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.0.free.lock() += 1;
         self.0.freed.notify_one();
     }
 }

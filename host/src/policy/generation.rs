@@ -1,7 +1,7 @@
 //! One live (component, settings) pair. Its calls run under limits, and its faults are counted.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use super::module::Module;
 use super::{Digest, Fault, FaultKind, Hook};
 use crate::clock;
 use crate::config::Limits;
+use crate::mutex::Mutex;
 use crate::telemetry::{CallTimes, Metrics};
 
 /// After a call that took longer than this, calls run outside the runtime's workers until the policy is fast again.
@@ -110,7 +111,7 @@ impl Generation {
 
     /// The last fault.
     pub fn last_fault(&self) -> Option<Fault> {
-        self.health.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.health.last.lock().clone()
     }
 
     /// Asks a hook if the component exports it.
@@ -228,7 +229,7 @@ impl Health {
     /// Counts a fault. Returns whether the hook is now suspended.
     fn failed(&self, fault: &Fault, now_us: u64) -> bool {
         self.faults.fetch_add(1, Relaxed);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
+        *self.last.lock() = Some(fault.clone());
         if fault.kind == FaultKind::Value {
             return false;
         }

@@ -1,8 +1,8 @@
 //! The live generation of each policy, and how another generation replaces it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use serde_json::{Map, Value};
@@ -11,6 +11,7 @@ use super::check::{self, Checked};
 use super::{Digest, Engine, Generation, PolicyStatus, Rejection, builtin};
 use crate::clock;
 use crate::config::{Limits, PolicyConfig, PolicySource};
+use crate::mutex::Mutex;
 use crate::telemetry::Metrics;
 
 /// The live generation of each policy of config.toml. Cheap to clone.
@@ -160,7 +161,7 @@ impl Policies {
         let Some(policy) = self.0.policies.get(prepared.generation().name()) else {
             panic!("a generation of an unknown policy")
         };
-        let mut history = policy.history();
+        let mut history = policy.history.lock();
         history.last_error = None;
         let Prepared::Changed(generation) = prepared else { return policy.live() };
         let next = ActivePolicy { live: Arc::clone(&generation), candidate: None };
@@ -182,7 +183,7 @@ impl Policies {
     /// Records a message about a policy for operators, as its last error.
     pub fn note(&self, name: &str, what: String) {
         if let Some(policy) = self.0.policies.get(name) {
-            policy.history().last_error = Some(what);
+            policy.history.lock().last_error = Some(what);
         }
     }
 
@@ -191,7 +192,7 @@ impl Policies {
         tracing::error!(policy = name, "policy not loaded, the old one stays live: {rejection}");
         if let Some(policy) = self.0.policies.get(name) {
             self.0.metrics.policies.load(name, "refused");
-            policy.history().last_error = Some(rejection.to_string());
+            policy.history.lock().last_error = Some(rejection.to_string());
         }
     }
 
@@ -222,13 +223,9 @@ impl Policy {
         self.next_number.fetch_add(1, Relaxed)
     }
 
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn status(&self, name: &str) -> PolicyStatus {
         // Both are read under the lock, so that they are consistent.
-        let history = self.history();
+        let history = self.history.lock();
         let live = self.live();
         PolicyStatus {
             name: name.to_owned(),

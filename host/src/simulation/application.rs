@@ -4,7 +4,7 @@
 //! take seconds to open, and some are closed after an answer. If the proxy closes a connection, the work on it ends.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use tokio::io::{DuplexStream, duplex};
 
 use super::check::Work;
 use super::options::Options;
-use super::world::{Shared, lock};
+use super::world::Shared;
 use crate::app::reload;
 use crate::config::{GuardConfig, GuardLock, GuardRoute, PathPattern, Template, naming};
 use crate::fleet::Fleet;
@@ -28,6 +28,7 @@ use crate::guard::{Front, Guard};
 use crate::http::{self, Body, Handler, Peer};
 use crate::latest;
 use crate::lock::{Mode, Token};
+use crate::mutex::Mutex;
 use crate::net;
 
 /// The policy of the guarded routes, which is also the first part of their paths.
@@ -69,7 +70,7 @@ pub fn end() {
 /// Opens a connection from a proxy to the application.
 async fn connect(application: Arc<Application>) -> DuplexStream {
     let (opens_ms, is_kept) = {
-        let mut random = lock(&application.random);
+        let mut random = application.random.lock();
         let longest_ms = if random.random_bool(0.1) { SLOW_CONNECTION_MS } else { 1 };
         (random.random_range(0..longest_ms), random.random_bool(0.7))
     };
@@ -183,7 +184,7 @@ impl Application {
         let mut working =
             Working { shared: &self.shared, resource: &resource, owner: &owner, is_done: false };
         let ms = {
-            let mut random = lock(&self.random);
+            let mut random = self.random.lock();
             // Some work lasts longer than an interruption of the proxy that is longer than a lease.
             let longest_ms = if random.random_bool(0.02) { LONG_WORK_MS } else { self.work_ms };
             random.random_range(0..longest_ms)

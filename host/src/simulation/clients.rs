@@ -15,7 +15,7 @@ use super::application::{self, Asked, GUARDED};
 use super::check::{Granted, Violation};
 use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
-use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS, lock};
+use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS};
 use crate::clock;
 use crate::guard::LONGEST_PAUSE;
 use crate::lock::{Instant, LeaseRef, Mode, Primitive, Space};
@@ -297,10 +297,10 @@ impl Client {
         let patience = if leaves { self.random.random_range(1..1_000) } else { longest };
         let pauses = (!proxy.process.is_paused()).then(|| proxy.process.pauses());
         let limit = Duration::from_millis(patience.into());
-        lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
+        self.shared.checks.lock().asks(&request.owner, (proxy.index, proxy.life));
         let waits = (request.mode == Mode::Exclusive && wait_ms > 0).then(|| {
             let until = clock::now().plus_ms(wait_ms);
-            lock(&self.shared.checks).waits(resource, &self.name, (proxy.index, proxy.life), until)
+            self.shared.checks.lock().waits(resource, &self.name, (proxy.index, proxy.life), until)
         });
         let asked_at = clock::now();
         let asked = tokio::time::timeout(limit, proxy.process.run(call)).await;
@@ -440,7 +440,7 @@ impl Client {
         let (service, wanted) = (other.service.clone(), lease.lease.clone());
         let released = other.process.run(async move { service.release(wanted).await }).await;
         if let Some(Ok(())) = released {
-            lock(&self.shared.checks).released(&request.owner);
+            self.shared.checks.lock().released(&request.owner);
         }
     }
 
@@ -448,11 +448,11 @@ impl Client {
         self.shared.tally.count("a release");
         let resource = resource_of(request, lease);
         self.note(&format!("lets go of {resource}"));
-        lock(&self.shared.checks).let_go(resource, &lease.lease);
+        self.shared.checks.lock().let_go(resource, &lease.lease);
     }
 
     fn certain_until(&self, request: &Request, lease: &Lease) -> Instant {
-        lock(&self.shared.checks).certain_until(resource_of(request, lease), &lease.lease).unwrap_or_default()
+        self.shared.checks.lock().certain_until(resource_of(request, lease), &lease.lease).unwrap_or_default()
     }
 
     /// The client is told that the lease ends at `end`. A lease that only time ends must not be lost early.
@@ -462,9 +462,9 @@ impl Client {
         self.shared.tally.count("a lease that its client is told is lost");
         self.note(&format!("has lost {resource}"));
         if end <= clock::now() {
-            lock(&self.shared.checks).let_go(resource, &lease.lease);
+            self.shared.checks.lock().let_go(resource, &lease.lease);
         }
-        let may_be_gone = rests_on_session(&lease.lease) || lock(&self.shared.checks).has_lost_writes;
+        let may_be_gone = rests_on_session(&lease.lease) || self.shared.checks.lock().has_lost_writes;
         if left_ms > 0 && !may_be_gone {
             let why = format!(
                 "{} has lost {resource}, of which it was certain for another {left_ms} ms",
@@ -499,7 +499,7 @@ impl Client {
         let outcome = format!("\"{}-{}\"", self.name, self.random.random::<u32>());
         self.let_go(request, &lease);
         self.note(&format!("has done {}: {outcome}", request.resource));
-        lock(&self.shared.checks).finishes(&request.resource, &outcome);
+        self.shared.checks.lock().finishes(&request.resource, &outcome);
         let other = self.proxy_for(&proxy, &lease.lease);
         let (service, wanted, left) = (other.service.clone(), lease.lease.clone(), outcome.clone());
         let kept_until = clock::now().plus_ms(KEEP_MS);
@@ -507,7 +507,7 @@ impl Client {
         if let Some(Ok(())) = finished {
             self.shared.tally.count("an outcome is kept");
             self.note(&format!("is told that {outcome} is kept"));
-            let mut checks = lock(&self.shared.checks);
+            let mut checks = self.shared.checks.lock();
             checks.finished(&request.resource, clock::now(), kept_until);
             checks.released(&request.owner);
         }

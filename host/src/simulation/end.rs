@@ -6,7 +6,7 @@ use super::application::GUARDED;
 use super::check::Violation;
 use super::clients::request;
 use super::options::{Options, POLICIES};
-use super::world::{Proxy, Shared, lock};
+use super::world::{Proxy, Shared};
 use crate::clock;
 use crate::service::{AcquireError, Request};
 use crate::store::{Store, Stored};
@@ -34,7 +34,7 @@ pub async fn no_lease_is_left_behind(shared: &Shared, options: &Options) {
     };
     for Stored { key, record, now, .. } in page.items {
         for holder in record.holders.iter().filter(|holder| holder.until > now) {
-            let checked = lock(&shared.checks).is_left(key.as_str(), holder, &lives);
+            let checked = shared.checks.lock().is_left(key.as_str(), holder, &lives);
             if let Err(violation) = checked {
                 return shared.broken(violation);
             }

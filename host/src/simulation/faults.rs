@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -17,8 +17,8 @@ pub use plan::plan;
 
 use super::application::GUARDED;
 use super::network::{Fate, Network, Trip};
-use super::world::lock;
 use crate::clock;
+use crate::mutex::Mutex;
 
 /// A fault, or an action of an operator, with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -455,11 +455,11 @@ pub struct Tally(Mutex<BTreeMap<&'static str, u64>>);
 
 impl Tally {
     pub fn count(&self, kind: &'static str) {
-        *lock(&self.0).entry(kind).or_default() += 1;
+        *self.0.lock().entry(kind).or_default() += 1;
     }
 
     pub fn all(&self) -> BTreeMap<&'static str, u64> {
-        lock(&self.0).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -559,7 +559,7 @@ const ON_SESSIONS: [&[u8]; 2] = [b"GET_LOCK('", b"FROM lockkeeper_row "];
 
 impl Network for FaultyNetwork {
     fn trip(&self, sql: &[u8]) -> Trip {
-        let mut random = lock(&self.random);
+        let mut random = self.random.lock();
         let mut way = || Duration::from_micros(random.random_range(100..1_000));
         let (there, back, hesitation) = (way(), way(), Duration::ZERO);
         let trip = |fate| Trip { hesitation, there, back, fate };

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::world::lock;
 use crate::lock::Key;
+use crate::mutex::Mutex;
 use crate::service::{Peers, Service};
 use crate::vital::process::Process;
 
@@ -23,7 +23,7 @@ pub struct PeerNetwork {
 impl PeerNetwork {
     /// Adds a proxy.
     pub fn join(&self, address: &str, process: &Arc<Process>, service: &Service) {
-        lock(&self.proxies).insert(address.to_owned(), (process.clone(), service.clone()));
+        self.proxies.lock().insert(address.to_owned(), (process.clone(), service.clone()));
     }
 }
 
@@ -60,9 +60,9 @@ impl Peers for PeerClient {
     }
 
     fn notify(&self, peer: &str, key: &Key, gone: Box<dyn FnOnce() + Send>) {
-        let peer = self.network.upgrade().and_then(|network| lock(&network.proxies).get(peer).cloned());
+        let peer = self.network.upgrade().and_then(|network| network.proxies.lock().get(peer).cloned());
         let Some((process, service)) = peer else { return gone() };
-        let mut random = lock(&self.random);
+        let mut random = self.random.lock();
         let way = Duration::from_micros(random.random_range(100..1_000));
         let is_lost = random.random_ratio(self.lost_per_mille, 1_000);
         let key = key.clone();

@@ -5,7 +5,7 @@
 //! is a fault: the tests that every store passes run against this server as well.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use tokio::sync::Notify;
 
@@ -13,6 +13,7 @@ use self::state::{SessionId, State};
 use self::value::Value;
 use crate::clock;
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 
 mod cluster;
 mod evaluate;
@@ -99,7 +100,7 @@ impl Server {
             peer: OnceLock::new(),
         };
         {
-            let mut state = server.state();
+            let mut state = server.state.lock();
             for (setting, value) in [
                 ("version", "9.7.4"),
                 ("version_comment", "a simulated server"),
@@ -120,14 +121,10 @@ impl Server {
         Arc::new(server)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// `UUID_SHORT` counts from the second of the server's start.
     fn number_from_start(&self) {
         let started_s = self.now_us() / 1_000_000;
-        self.state().next_number = (1 << 56) + (started_s << 24);
+        self.state.lock().next_number = (1 << 56) + (started_s << 24);
     }
 
     /// The time on the server's clock, in microseconds since 1970.
@@ -138,7 +135,7 @@ impl Server {
     /// Sets the clock forward or back.
     pub fn set_clock(&self, by_us: i64) {
         self.clock_off_us.fetch_add(by_us, Relaxed);
-        self.state().is_set_back |= by_us < 0;
+        self.state.lock().is_set_back |= by_us < 0;
     }
 
     /// Stalls the current and all later commits until then.
@@ -176,37 +173,38 @@ impl Server {
 
     /// Opens a session for this proxy.
     pub fn connect(&self, proxy: usize) -> SessionId {
-        self.state().open_session(proxy)
+        self.state.lock().open_session(proxy)
     }
 
     /// Ends a session. Either its client has closed it, or it was idle for too long, or its connection was cut.
     pub fn end(&self, session: SessionId, is_closed: bool) {
-        self.end_in(&mut self.state(), session, is_closed);
+        self.end_in(&mut self.state.lock(), session, is_closed);
         self.changed.notify_waiters();
     }
 
     fn end_in(&self, state: &mut State, session: SessionId, is_closed: bool) {
         if let Some((proxy, locked)) = state.end_session(session).filter(|_| !is_closed) {
-            let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ended = self.ended.lock();
             ended.push(Ended { at: clock::now(), proxy, locked });
         }
     }
 
     /// The sessions that ended without their clients' wish since the last call.
     pub fn take_ended(&self) -> Vec<Ended> {
-        std::mem::take(&mut self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.ended.lock())
     }
 
     /// The fault that occurred on this server, if any, in a sentence. Either the same revision of a lease's row had
     /// two contents, so that proxies which remember one of them would overwrite the other. Or transactions
     /// deadlocked, although row locks are taken in one order.
     pub fn broken(&self) -> Option<String> {
-        self.state().broken.take()
+        self.state.lock().broken.take()
     }
 
     /// How long a session may be idle.
     pub fn idle_limit(&self, session: SessionId) -> Option<std::time::Duration> {
-        self.state()
+        self.state
+            .lock()
             .session(session)
             .ok()
             .map(|session| std::time::Duration::from_secs(session.wait_timeout_s))
@@ -215,7 +213,7 @@ impl Server {
     /// Crashes the server: all sessions end, and uncommitted changes are undone.
     pub fn crash(&self) {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let sessions: Vec<SessionId> = state.sessions.keys().copied().collect();
             for session in sessions {
                 self.end_in(&mut state, session, false);
@@ -229,7 +227,7 @@ impl Server {
     /// it sends something.
     pub fn kill_session(&self, nth: usize) {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let locking = state.sessions_with_locks();
             if let Some(session) = locking.get(nth % locking.len().max(1)) {
                 self.end_in(&mut state, *session, false);
@@ -240,7 +238,7 @@ impl Server {
 
     /// The locks of each session, as text for people.
     pub fn locked(&self) -> String {
-        format!("{}: {}", self.name, self.state().locked().join(", "))
+        format!("{}: {}", self.name, self.state.lock().locked().join(", "))
     }
 
     /// Runs the statements of a packet until one fails. Returns the rows of each statement that returns rows.
@@ -260,7 +258,7 @@ impl Server {
                 tokio::time::sleep(cluster::STATEMENT).await;
             }
             // The session may have ended meanwhile. Then nothing would free new locks.
-            self.state().session(session)?;
+            self.state.lock().session(session)?;
             sets.extend(self.execute(session, statement, &values).await?);
         }
         Ok(sets)
@@ -268,10 +266,10 @@ impl Server {
 
     async fn commit(&self, session: SessionId) -> Result<(), Failure> {
         let stalled_us = self.stalled_until_us.load(Relaxed).saturating_sub(clock::now().0);
-        if stalled_us > 0 && self.state().savepoint(session) > 0 {
+        if stalled_us > 0 && self.state.lock().savepoint(session) > 0 {
             tokio::time::sleep(std::time::Duration::from_micros(stalled_us)).await;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.session(session)?;
         if state.is_read_only() && state.savepoint(session) > 0 {
             state.rollback(session);

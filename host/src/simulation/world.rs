@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::broadcast;
@@ -30,6 +30,7 @@ use crate::fleet::{self, Fleet};
 use crate::guard::{Front, Guard};
 use crate::latest;
 use crate::lock::{Instant, Space};
+use crate::mutex::Mutex;
 use crate::mysql::{Advisory, MysqlStore, Row};
 use crate::policy::{Engine, Policies};
 use crate::service::{Notice, NoticeKind, Parts, Service};
@@ -123,12 +124,12 @@ pub struct Shared {
 impl Shared {
     /// Runs a check, after taking account of ended sessions and lost leases. A violation ends the run.
     pub fn check(&self, check: impl FnOnce(&mut Checks) -> Result<(), Violation>) {
-        let mut checks = lock(&self.checks);
+        let mut checks = self.checks.lock();
         for server in &self.servers {
             checks.sessions_end(server.take_ended(), clock::now());
         }
-        for proxy in lock(&self.proxies).iter() {
-            let mut notices = lock(&proxy.notices);
+        for proxy in self.proxies.lock().iter() {
+            let mut notices = proxy.notices.lock();
             while let Ok(notice) = notices.try_recv() {
                 if notice.kind == NoticeKind::Lost {
                     checks.note(
@@ -150,31 +151,26 @@ impl Shared {
 
     pub fn broken(&self, violation: Violation) {
         let now = clock::now();
-        lock(&self.checks).ends(now, &violation);
-        lock(&self.violation).get_or_insert((violation, now));
+        self.checks.lock().ends(now, &violation);
+        self.violation.lock().get_or_insert((violation, now));
         self.over.store(true, Relaxed);
     }
 
     pub fn is_broken(&self) -> bool {
-        lock(&self.violation).is_some()
+        self.violation.lock().is_some()
     }
 
     pub fn proxy(&self, index: usize) -> Proxy {
-        lock(&self.proxies)[index].clone()
+        self.proxies.lock()[index].clone()
     }
 
     pub fn all(&self) -> Vec<Proxy> {
-        lock(&self.proxies).clone()
+        self.proxies.lock().clone()
     }
 
     pub fn note(&self, what: String) {
-        lock(&self.checks).note(clock::now(), what);
+        self.checks.lock().note(clock::now(), what);
     }
-}
-
-/// Locks a mutex, even if it is poisoned.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The time-out of the proxies' calls to the store.
@@ -270,7 +266,7 @@ impl World {
         };
         for index in 0..world.options.proxies {
             let proxy = world.start_proxy(index);
-            lock(&world.shared.proxies).push(proxy);
+            world.shared.proxies.lock().push(proxy);
         }
         world
     }
@@ -311,7 +307,7 @@ impl World {
             let allowed = Arc::new(move || fleet.may_write_until());
             others.push((Space::Quorum, Arc::new(Quorum::new(members, QUORUM_PATIENCE, allowed))));
         }
-        let policies = policies(&limits, self.options.in_order, &lock(&self.edited));
+        let policies = policies(&limits, self.options.in_order, &self.edited.lock());
         let peers = PeerClient::new(&self.peers, index, self.options.seed);
         let address = peers.address().to_owned();
         let service = Service::start_closed(Parts {
@@ -441,7 +437,7 @@ impl World {
                 self.server(*server).go_on();
             }
             Fault::SetClock { server, by_ms } => {
-                lock(&self.shared.checks).is_clock_set = true;
+                self.shared.checks.lock().is_clock_set = true;
                 self.server(*server).set_clock(by_ms * 1_000);
             }
             Fault::FailOver { how, gap_ms, back_ms } => {
@@ -450,9 +446,9 @@ impl World {
                 // both nodes.
                 let is_balanced = self.options.second == Some(Second::Balanced);
                 if is_balanced || (*how != Succession::Planned && pair.loses_writes()) {
-                    lock(&self.shared.checks).has_lost_writes = true;
+                    self.shared.checks.lock().has_lost_writes = true;
                 }
-                lock(&self.shared.checks).is_clock_set |= self.options.second_ahead_ms != 0;
+                self.shared.checks.lock().is_clock_set |= self.options.second_ahead_ms != 0;
                 pair.fail_over(*how, (*gap_ms, *back_ms)).await;
                 self.shared.note("the fail-over is over".to_owned());
             }
@@ -472,7 +468,7 @@ impl World {
             }
             Fault::Edit { policy, settings } => {
                 self.is_replaced(policy);
-                lock(&self.edited).insert(*policy, settings.clone());
+                self.edited.lock().insert(*policy, settings.clone());
             }
             Fault::RollBack { proxy, policy } => {
                 let proxy = self.shared.proxy(proxy % self.options.proxies);
@@ -488,7 +484,7 @@ impl World {
 
     fn is_replaced(&self, policy: &'static str) {
         if !self.options.keep_names {
-            lock(&self.shared.checks).is_renamed(policy);
+            self.shared.checks.lock().is_renamed(policy);
         }
     }
 
@@ -501,10 +497,10 @@ impl World {
         change: impl Future<Output = Result<String, String>> + Send + 'static,
     ) {
         self.is_replaced(policy);
-        let begun = lock(&self.shared.checks).change_begins(policy, in_order);
+        let begun = self.shared.checks.lock().change_begins(policy, in_order);
         let changed = tokio::time::timeout(CHANGE, proxy.process.run(change)).await;
         let is_live = matches!(&changed, Ok(Some(Ok(what))) if what == "Live");
-        if lock(&self.shared.checks).change_ends(policy, begun, is_live && in_order) {
+        if self.shared.checks.lock().change_ends(policy, begun, is_live && in_order) {
             self.shared.tally.count("an order over all proxies begins while clients wait");
         }
         let (kind, what) = match changed {
@@ -529,7 +525,7 @@ impl World {
             drain(&proxy).await;
         }
         // The proxy's sessions end now, with the locks that depend on them.
-        lock(&self.shared.checks).proxy_ends(index);
+        self.shared.checks.lock().proxy_ends(index);
         if in_order {
             let _ = proxy.process.run(leave(proxy.clone())).await;
         }
@@ -537,7 +533,7 @@ impl World {
         self.shared.note(format!("proxy {index} is gone"));
         tokio::time::sleep(Duration::from_millis(after_ms.into())).await;
         let next = self.start_proxy(index);
-        lock(&self.shared.proxies)[index] = next;
+        self.shared.proxies.lock()[index] = next;
         self.shared.note(format!("proxy {index} is started"));
     }
 
@@ -556,8 +552,8 @@ impl World {
         for proxy in self.shared.all() {
             leave(proxy).await;
         }
-        let checks = lock(&self.shared.checks);
-        if let Some((violation, at)) = lock(&self.shared.violation).clone() {
+        let checks = self.shared.checks.lock();
+        if let Some((violation, at)) = self.shared.violation.lock().clone() {
             let began = self.shared.began.get().copied().unwrap_or_default();
             let time_line = checks.time_line(if self.options.tells_all { usize::MAX } else { 60 });
             return Err(Box::new(Failed {

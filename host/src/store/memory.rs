@@ -2,8 +2,8 @@
 //! can be lost.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -12,6 +12,7 @@ use super::{Done, Health, Page, Reply, Store, StoreError, StoreFuture, Stored};
 use crate::clock;
 use crate::lock::record::{self, Doubt, Env, Op, Record, Records};
 use crate::lock::{Instant, Key, ServerTime, Space, Token};
+use crate::mutex::Mutex;
 
 /// One connection to a [`Memory`]. A task runs the groups in the order of submission; the answers come later,
 /// in the same order.
@@ -107,7 +108,7 @@ impl Memory {
 
     /// While `Some`, nothing is applied, and every call fails.
     pub fn set_outage(&self, why: Option<&str>) {
-        *lock(&self.shared.outage) = why.map(str::to_owned);
+        *self.shared.outage.lock() = why.map(str::to_owned);
         self.shared.runs.store(usize::MAX, Ordering::SeqCst);
     }
 
@@ -118,11 +119,11 @@ impl Memory {
 
     /// Prevents grants before this moment, as after a fail-over.
     pub fn set_grants_from(&self, at: ServerTime) {
-        lock(&self.shared.rows).grants_from = at;
+        self.shared.rows.lock().grants_from = at;
     }
 
     fn run(&self, group: &[Op]) -> (Vec<record::Outcome>, ServerTime) {
-        let mut rows = lock(&self.shared.rows);
+        let mut rows = self.shared.rows.lock();
         let now = self.now();
         rows.clean(now, self.shared.clean_after);
         let env = Env {
@@ -149,14 +150,14 @@ impl Memory {
     }
 
     fn outage(&self) -> Result<(), StoreError> {
-        match &*lock(&self.shared.outage) {
+        match &*self.shared.outage.lock() {
             Some(why) => Err(StoreError::Unavailable { why: why.clone() }),
             None => Ok(()),
         }
     }
 
     fn page(&self, prefix: &str, after: Option<&Key>, limit: usize) -> Page {
-        let rows = lock(&self.shared.rows);
+        let rows = self.shared.rows.lock();
         let now = self.now();
         let mut items = rows
             .by_key
@@ -217,7 +218,7 @@ impl Store for MemoryStore {
         Box::pin(async move {
             memory.outage()?;
             let now = memory.now();
-            let rows = lock(&memory.shared.rows);
+            let rows = memory.shared.rows.lock();
             Ok(rows.by_key.get(&key).map(|row| Stored {
                 key,
                 record: row.record.clone(),
@@ -228,7 +229,7 @@ impl Store for MemoryStore {
     }
 
     fn health(&self) -> Health {
-        match &*lock(&self.memory.shared.outage) {
+        match &*self.memory.shared.outage.lock() {
             Some(why) => Health::Unavailable { why: why.clone() },
             None => Health::Ready { server: "memory".into(), warnings: Vec::new() },
         }
@@ -268,10 +269,6 @@ fn answer(memory: &Memory, group: &[Op], deadline: Instant) -> Result<Reply, Sto
         Ok(_) => Err(StoreError::Unavailable { why: "the answer was lost".into() }),
         Err(_) => Ok(Reply { outcomes, asked_at, now }),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

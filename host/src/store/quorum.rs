@@ -9,8 +9,8 @@
 //! common, so the next grant has a higher token. After a grant of permits, the permits of the key are counted
 //! again ([`permits`]).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -22,6 +22,7 @@ use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::record::{Claim, Denial, Grant, Op, Outcome};
 use crate::lock::{Instant, Key, LeaseRef, ServerTime, Space, Token};
+use crate::mutex::Mutex;
 use crate::random;
 use crate::vital;
 
@@ -243,7 +244,7 @@ impl Rest {
     }
 
     fn take(&self) -> Option<(Vec<Op>, UnboundedSender<Vote>)> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.open.lock().take()
     }
 }
 

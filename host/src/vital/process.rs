@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use crate::clock;
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 use crate::random;
 
 thread_local! {
@@ -43,44 +44,40 @@ impl Process {
         Process { state: Mutex::default(), died: Notify::new(), late_ms }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends all tasks of the process at once.
     pub fn kill(&self) {
-        self.state().is_dead = true;
+        self.state.lock().is_dead = true;
         self.wake();
         self.died.notify_waiters();
     }
 
     /// Stops all tasks until [`Process::resume`].
     pub fn pause(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.is_paused = true;
         state.pauses += 1;
     }
 
     /// How often it has been paused.
     pub fn pauses(&self) -> u64 {
-        self.state().pauses
+        self.state.lock().pauses
     }
 
     /// Whether the process is paused.
     pub fn is_paused(&self) -> bool {
-        self.state().is_paused
+        self.state.lock().is_paused
     }
 
     /// Whether the process is paused, or was paused less than `ms` milliseconds ago.
     pub fn was_paused_within(&self, ms: u32) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.is_paused || state.resumed.is_some_and(|at| at.plus_ms(ms) > clock::now())
     }
 
     /// Continues all tasks.
     pub fn resume(&self) {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.is_paused = false;
             state.resumed = Some(clock::now());
         }
@@ -89,11 +86,11 @@ impl Process {
 
     /// Whether the process was killed.
     pub fn is_dead(&self) -> bool {
-        self.state().is_dead
+        self.state.lock().is_dead
     }
 
     fn wake(&self) {
-        let wakers = std::mem::take(&mut self.state().wakers);
+        let wakers = std::mem::take(&mut self.state.lock().wakers);
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -155,7 +152,7 @@ impl<F: Future> Future for InProcess<F> {
             return self.task.as_mut().map_or(Poll::Pending, |task| task.as_mut().poll(cx));
         };
         {
-            let mut state = process.state();
+            let mut state = process.state.lock();
             if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
                 state.wakers.push(cx.waker().clone());
             }
@@ -173,7 +170,7 @@ impl<F: Future> Future for InProcess<F> {
         CURRENT.set(before);
         if polled.is_ready() {
             self.task = None;
-            process.state().wakers.retain(|waker| !waker.will_wake(cx.waker()));
+            process.state.lock().wakers.retain(|waker| !waker.will_wake(cx.waker()));
         }
         polled
     }

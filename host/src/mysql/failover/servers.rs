@@ -1,8 +1,8 @@
 //! The server in use and its generation, the last probes of all servers, and until when the server in use has
 //! been seen. [`election`](super::election) decides on them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::election::{self, Highest, Probe, ServerStatus};
@@ -10,6 +10,7 @@ use super::identity::Identity;
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
+use crate::mutex::Mutex;
 use crate::mysql::session::fault::Fault;
 use crate::mysql::session::wire::{Target, Wire};
 
@@ -93,19 +94,19 @@ impl Servers {
 
     /// The server in use and its generation, once a connection has found that it may be used.
     pub fn in_use(&self) -> Option<(usize, u64)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let marked = self.fresh_until.load(Ordering::Relaxed) > 0;
         state.current.filter(|_| marked).map(|index| (index, self.generation.load(Ordering::Relaxed)))
     }
 
     /// Takes the results of a probe round.
     pub fn note(&self, probes: Vec<Probe>) {
-        self.lock().probes = probes;
+        self.state.lock().probes = probes;
     }
 
     /// Moves to the server that was chosen after the server in use, if there is one.
     pub fn reconsider(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(current) = state.current else { return };
         if let Some(index) = election::successor(&state.probes, current) {
             self.take(&mut state, index);
@@ -114,18 +115,18 @@ impl Servers {
 
     /// The highest epoch and the highest floor among the probed records.
     pub fn highest(&self) -> Highest {
-        election::highest(&self.lock().probes)
+        election::highest(&self.state.lock().probes)
     }
 
     /// The addresses of the other servers that may have been in use since `record` was written.
     pub fn maybe_ahead(&self, index: usize, record: &Identity) -> Vec<&str> {
-        let ahead = election::maybe_ahead(&self.lock().probes, index, record);
+        let ahead = election::maybe_ahead(&self.state.lock().probes, index, record);
         ahead.into_iter().map(|other| &*self.endpoints[other].address).collect()
     }
 
     /// Notes until when the heartbeat of the server in use is fresh.
     pub fn extend(&self, generation: u64, until: Instant) {
-        let _state = self.lock();
+        let _state = self.state.lock();
         if self.generation.load(Ordering::Relaxed) == generation {
             self.fresh_until.fetch_max(until.0, Ordering::Relaxed);
         }
@@ -133,7 +134,7 @@ impl Servers {
 
     /// The server in use, which may not have been found usable yet.
     pub fn current(self: &Arc<Servers>) -> Option<ServerInUse> {
-        let state = self.lock();
+        let state = self.state.lock();
         let generation = self.generation.load(Ordering::Relaxed);
         state.current.map(|index| ServerInUse { servers: self.clone(), index, generation })
     }
@@ -143,7 +144,7 @@ impl Servers {
     /// # Errors
     /// If no server can be used.
     pub fn elect(&self, known: Option<&Identity>) -> Result<(), Fault> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.current.is_some() {
             return Ok(());
         }
@@ -181,10 +182,6 @@ impl Servers {
         let reasons = reasons.collect::<Vec<_>>().join("; ");
         format!("no server of store.url can be used; promote one, or start the primary again ({reasons})")
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl ServerInUse {
@@ -216,7 +213,7 @@ impl ServerInUse {
 
     /// Call this if the server cannot be connected to. The next connection looks for another server.
     pub fn leave(&self) {
-        let mut state = self.servers.lock();
+        let mut state = self.servers.state.lock();
         if !self.servers.is_single() && self.servers.generation.load(Ordering::Relaxed) == self.generation {
             state.current = None;
         }

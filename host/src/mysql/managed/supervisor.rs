@@ -2,7 +2,7 @@
 //! runtime shuts down.
 
 use std::process::ChildStdin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use super::folder::Folder;
 use super::guardian::Guardian;
 use super::leftover;
 use crate::clock;
+use crate::mutex::Mutex;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -50,7 +51,7 @@ impl Supervisor {
         let thread = match spawned {
             Ok(thread) => Some(thread),
             Err(error) => {
-                shared.lock().over = Some(error.to_string());
+                shared.state.lock().over = Some(error.to_string());
                 None
             }
         };
@@ -59,17 +60,17 @@ impl Supervisor {
 
     /// The server's process; `None` while none runs.
     pub fn pid(&self) -> Option<u32> {
-        self.shared.lock().pid
+        self.shared.state.lock().pid
     }
 
     /// Why no server runs and none will be started.
     pub fn over(&self) -> Option<String> {
-        self.shared.lock().over.clone()
+        self.shared.state.lock().over.clone()
     }
 
     /// Notes that the server has answered.
     pub fn ready(&self) {
-        self.shared.lock().ready = true;
+        self.shared.state.lock().ready = true;
     }
 
     /// Stops the server and waits until it is gone.
@@ -89,12 +90,8 @@ impl Drop for Supervisor {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn let_go(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.stopping = true;
         state.line = None;
         self.changed.notify_all();
@@ -126,12 +123,12 @@ impl Shared {
             Err(error) => return error.to_string(),
         };
         {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.pid = Some(guardian.pid);
             state.line = guardian.line.take().filter(|_| !state.stopping);
         }
         let ended = guardian.wait();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.pid = None;
         state.line = None;
         match ended {
@@ -142,7 +139,7 @@ impl Shared {
 
     /// Whether to restart the server. Pauses before.
     fn again(&self, why: &str, pause: Duration) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.stopping || !state.ready {
             state.over = Some(why.to_owned());
             return false;

@@ -6,7 +6,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Client, VERY_LONG_WORK_MS};
 use crate::clock;
 use crate::service::{AcquireError, HoldEvent, Lease, Request};
-use crate::simulation::world::{Proxy, lock};
+use crate::simulation::world::Proxy;
 
 /// A message of a held connection.
 enum Told {
@@ -23,7 +23,7 @@ impl Client {
         let (tell, mut told) = mpsc::unbounded_channel();
         let (close, closed) = oneshot::channel();
         let asked_at = clock::now();
-        lock(&self.shared.checks).asks(&request.owner, (proxy.index, proxy.life));
+        self.shared.checks.lock().asks(&request.owner, (proxy.index, proxy.life));
         let (process, connection) =
             (proxy.process.clone(), connection(proxy.clone(), request.clone(), tell, closed));
         let connection = tokio::spawn(async move { process.run(connection).await });

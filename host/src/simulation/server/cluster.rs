@@ -21,7 +21,7 @@ impl Server {
     pub fn join(&self, peer: &Arc<Server>) {
         // A server has only one peer.
         let _ = self.peer.set(Arc::downgrade(peer));
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.log = Some(VecDeque::new());
         state.settings.insert("wsrep_on".to_owned(), "ON".to_owned());
     }
@@ -39,11 +39,11 @@ impl Server {
     /// Sends the commits of this server to the other node.
     pub(super) fn share(&self) {
         let Some(peer) = self.peer.get().and_then(Weak::upgrade) else { return };
-        let committed = self.state().log.as_mut().map(std::mem::take).unwrap_or_default();
+        let committed = self.state.lock().log.as_mut().map(std::mem::take).unwrap_or_default();
         if committed.is_empty() {
             return;
         }
-        let mut state = peer.state();
+        let mut state = peer.state.lock();
         for (_, change) in committed {
             state.apply_over(change);
         }
@@ -56,7 +56,7 @@ impl Server {
     /// # Errors
     /// The transaction was undone since the last packet.
     pub(super) fn is_undone(&self, session: SessionId) -> Result<(), Failure> {
-        match std::mem::take(&mut self.state().session(session)?.is_undone) {
+        match std::mem::take(&mut self.state.lock().session(session)?.is_undone) {
             true => {
                 Err(Failure::new(1213, "Deadlock found when trying to get lock; try restarting transaction"))
             }

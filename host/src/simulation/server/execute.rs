@@ -22,23 +22,23 @@ impl Server {
         statement: &Statement,
         values: &Arc<[Value]>,
     ) -> Result<Results, Failure> {
-        let savepoint = self.state().savepoint(session);
+        let savepoint = self.state.lock().savepoint(session);
         let is_alone = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let session = state.session(session)?;
             // The session is not told of a transaction that was undone earlier in the packet.
             !session.in_transaction && !session.is_undone
         };
         let done = self.run(self.scope(session, values), statement).await;
-        let in_transaction = self.state().session(session)?.in_transaction;
+        let in_transaction = self.state.lock().session(session)?.in_transaction;
         match &done {
             // In a deadlock, InnoDB undoes the transaction; after other errors, only the statement.
-            Err(failure) if failure.code == 1213 => self.state().rollback(session),
-            Err(_) => self.state().undo_to(session, savepoint),
+            Err(failure) if failure.code == 1213 => self.state.lock().rollback(session),
+            Err(_) => self.state.lock().undo_to(session, savepoint),
             Ok(_) => {}
         }
         if done.is_err() && !in_transaction {
-            self.state().rollback(session);
+            self.state.lock().rollback(session);
         }
         if done.is_ok() && !in_transaction {
             self.commit(session).await?;
@@ -61,19 +61,19 @@ impl Server {
                 | Statement::Delete { .. }
                 | Statement::CreateTable { .. }
         );
-        if is_write && self.state().is_read_only() {
+        if is_write && self.state.lock().is_read_only() {
             return Err(read_only());
         }
         match statement {
             Statement::Begin => {
                 self.commit(session).await?;
-                self.state().session(session)?.in_transaction = true;
+                self.state.lock().session(session)?.in_transaction = true;
             }
             Statement::Commit => {
                 self.commit(session).await?;
-                self.state().session(session)?.in_transaction = false;
+                self.state.lock().session(session)?.in_transaction = false;
             }
-            Statement::Rollback => self.state().rollback(session),
+            Statement::Rollback => self.state.lock().rollback(session),
             Statement::Select(select) => {
                 if select
                     .items
@@ -91,7 +91,7 @@ impl Server {
             }
             Statement::Delete { table, condition } => self.delete(&scope, table, condition.as_ref()).await?,
             Statement::CreateTable { name, columns } => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 if state.table(name).is_err() {
                     let definition =
                         Arc::new(Definition { name: name.as_str().into(), columns: columns.clone() });
@@ -101,7 +101,7 @@ impl Server {
             }
             Statement::CreateDatabase => {}
             Statement::SetSession(settings) => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 for (name, value) in settings {
                     let value = evaluate(&mut state, &scope, value)?.number().unwrap_or_default() as u64;
                     let session = state.session(session)?;
@@ -114,17 +114,17 @@ impl Server {
             }
             Statement::SetVariable(name, value) => {
                 let value = self.resolved(&scope, value).await?;
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 let value = evaluate(&mut state, &scope, &value)?;
                 state.session(session)?.variables.insert(name.clone(), value);
             }
             Statement::Do(expressions) => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 for expression in expressions {
                     evaluate(&mut state, &scope, expression)?;
                 }
             }
-            Statement::Show { names } => return show(&mut self.state(), &scope, names).map(Some),
+            Statement::Show { names } => return show(&mut self.state.lock(), &scope, names).map(Some),
         }
         Ok(None)
     }
@@ -142,7 +142,7 @@ impl Server {
         place: &RowId,
         (strength, wait): (Strength, Wait),
     ) -> Result<Option<bool>, Failure> {
-        let limit = std::time::Duration::from_secs(self.state().session(session)?.lock_wait_s);
+        let limit = std::time::Duration::from_secs(self.state.lock().session(session)?.lock_wait_s);
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
@@ -157,7 +157,7 @@ impl Server {
         match tokio::time::timeout(limit, waiting).await {
             Ok(done) => done,
             Err(_elapsed) => {
-                self.state().leave_line(session, place);
+                self.state.lock().leave_line(session, place);
                 Err(Failure::new(1205, "Lock wait timeout exceeded; try restarting transaction"))
             }
         }
@@ -170,7 +170,7 @@ impl Server {
         strength: Strength,
         wait: Wait,
     ) -> ControlFlow<Result<Option<bool>, Failure>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Err(failure) = state.session(session) {
             state.leave_line(session, place);
             return ControlFlow::Break(Err(failure));
@@ -190,14 +190,14 @@ impl Server {
     }
 
     async fn select(&self, scope: &Scope, select: &Select) -> Result<Vec<Vec<Value>>, Failure> {
-        let Some(lock) = select.lock else { return run(&mut self.state(), scope, select) };
+        let Some(lock) = select.lock else { return run(&mut self.state.lock(), scope, select) };
         let Some(table) = &select.from else { return Err(Failure::syntax("a lock without a table")) };
-        let limit = limit(&mut self.state(), scope, select)?;
+        let limit = limit(&mut self.state.lock(), scope, select)?;
         let (definition, found) =
             self.lock_rows(scope, &table.name, select.condition.as_ref(), lock, limit).await?;
         let named = |(_, row)| vec![Named { alias: table.alias.clone(), ..Named::of(&definition, row) }];
         let rows = found.into_iter().map(named).collect();
-        project(&mut self.state(), scope, select, rows)
+        project(&mut self.state.lock(), scope, select, rows)
     }
 
     /// Locks the rows that match a condition, in the order of their keys. As at READ COMMITTED, rows that do not
@@ -211,7 +211,7 @@ impl Server {
         limit: usize,
     ) -> Result<(Arc<Definition>, Vec<(RowId, Row)>), Failure> {
         let (index, definition, keys) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let index = state.table(table)?;
             let keys = candidates(&mut state, scope, index, condition)?;
             (index, state.tables[index].definition.clone(), keys)
@@ -224,14 +224,14 @@ impl Server {
             let place = (index, key);
             // A row that does not exist, and did not exist a moment ago, cannot be locked.
             let is_there = {
-                let state = self.state();
+                let state = self.state.lock();
                 state.latest(&place).is_some() || state.visible(&place, scope.session).is_some()
             };
             if !is_there {
                 continue;
             }
             let Some(is_new) = self.lock(scope.session, &place, lock).await? else { continue };
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let row = state.latest(&place);
             let is_wanted = match row.clone() {
                 Some(row) => holds(&mut state, &scope.with(vec![Named::of(&definition, row)]), condition)?,
@@ -293,14 +293,14 @@ impl Server {
 
     async fn insert(&self, scope: &Scope, insert: &Insert) -> Result<(), Failure> {
         let (index, definition) = {
-            let state = self.state();
+            let state = self.state.lock();
             let index = state.table(&insert.table)?;
             (index, state.tables[index].definition.clone())
         };
         let mut changed = 0;
         match &insert.rows {
             Rows::Select(select) => {
-                let rows = run(&mut self.state(), scope, select)?;
+                let rows = run(&mut self.state.lock(), scope, select)?;
                 for values in rows {
                     changed += self.insert_row(scope, insert, (index, &definition), values).await?;
                 }
@@ -313,7 +313,7 @@ impl Server {
                     }
                     // One row after another, because the clock may be read again before the last one.
                     let values = {
-                        let mut state = self.state();
+                        let mut state = self.state.lock();
                         let scope = Scope { now: self.now_us(), ..scope.clone() };
                         resolved
                             .iter()
@@ -324,7 +324,7 @@ impl Server {
                 }
             }
         }
-        self.state().session(scope.session)?.row_count = changed;
+        self.state.lock().session(scope.session)?.row_count = changed;
         Ok(())
     }
 
@@ -351,7 +351,7 @@ impl Server {
             tokio::time::sleep(std::time::Duration::from_micros(takes_us)).await;
         }
         self.lock(scope.session, &place, (Strength::Exclusive, Wait::UntilFree)).await?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(last) = state.latest(&place) else {
             state.write(scope.session, &place, Some(Arc::new(row)));
             return Ok(1);
@@ -381,7 +381,7 @@ impl Server {
     ) -> Result<(), Failure> {
         let lock = (Strength::Exclusive, Wait::UntilFree);
         let (definition, found) = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut changed = 0;
         for (place, row) in found {
             let is_changed = assign(&mut state, scope, &place, &row, &definition, assignments)?;
@@ -399,7 +399,7 @@ impl Server {
     ) -> Result<(), Failure> {
         let lock = (Strength::Exclusive, Wait::UntilFree);
         let (_, found) = self.lock_rows(scope, table, condition, lock, usize::MAX).await?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for (place, _) in &found {
             state.write(scope.session, place, None);
         }

@@ -11,7 +11,7 @@ impl Server {
     /// Makes the server read-only, or writable again.
     pub fn set_read_only(&self, is_read_only: bool) {
         let value = if is_read_only { "ON" } else { "OFF" };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for name in ["read_only", "super_read_only"] {
             state.settings.insert(name.to_owned(), value.to_owned());
         }
@@ -36,12 +36,12 @@ impl Server {
     /// Becomes a replica of `primary`, with a copy of the data that is committed there now.
     pub fn replicate(&self, primary: &Server) {
         let tables = {
-            let mut primary = primary.state();
+            let mut primary = primary.state.lock();
             primary.log = Some(VecDeque::new());
             primary.committed()
         };
         self.set_read_only(true);
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.log = None;
         state.forget_contents();
         state.tables = tables;
@@ -53,14 +53,14 @@ impl Server {
     pub fn rebuild(&self, primary: &Server) {
         self.replicate(primary);
         let uuid = format!("{}-{}", self.name, clock::now().0);
-        self.state().settings.insert("server_uuid".to_owned(), uuid);
+        self.state.lock().settings.insert("server_uuid".to_owned(), uuid);
     }
 
     /// Applies the commits of the primary until `until`.
     pub fn follow(&self, primary: &Server, until: Instant) {
-        let mut source = primary.state();
+        let mut source = primary.state.lock();
         let Some(log) = &mut source.log else { return };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while let Some((_, change)) = log.pop_front_if(|(at, _)| *at <= until) {
             state.apply(change);
         }
