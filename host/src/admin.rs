@@ -28,14 +28,10 @@ mod fleet;
 mod health;
 mod policies;
 
-pub use policies::{PolicyAdmin, PolicyAnswer, PushError, Pushed};
-
 /// The handler of the admin listener.
 pub struct Admin {
     /// The interface to the locks.
     pub service: Service,
-    /// The operations on policies.
-    pub policies: Arc<dyn PolicyAdmin>,
     /// This proxy's membership among the proxies of its store.
     pub fleet: Fleet,
     /// The metrics that `/metrics` returns.

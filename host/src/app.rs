@@ -1,5 +1,6 @@
 //! Wires all parts: from a [`Config`] to a proxy that serves, and its orderly stop.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,13 +23,12 @@ use crate::watch::watch;
 
 mod errors;
 mod listeners;
-mod policy_rollout;
+mod policy_files;
 pub(crate) mod reload;
 mod stores;
 
 pub use errors::StartError;
 use listeners::Listeners;
-use policy_rollout::PolicyRollout;
 use stores::Stores;
 
 /// How long operators' requests in progress may take after everything else has ended.
@@ -60,7 +60,8 @@ pub struct App {
     peer_name: String,
     service: Service,
     fleet: Fleet,
-    policy_rollout: PolicyRollout,
+    /// The digests of the components that the proxy was started with, by policy.
+    loaded: BTreeMap<String, String>,
     guard: Arc<Guard>,
 }
 
@@ -94,14 +95,13 @@ impl App {
         let fleet = Fleet::start(fleet::Parts {
             registry: Arc::new(stores.main.registry()),
             service: service.clone(),
-            policies: policies.clone(),
+            policies,
             routes: config.routes.clone(),
             naming: naming(&config.guards),
             address: address.to_string(),
             config: config.fleet.clone(),
             metrics: metrics.clone(),
         });
-        let policy_rollout = PolicyRollout::new(policies, fleet.clone(), loaded);
         let guard = Arc::new(Guard::new(
             &config.guards,
             &config.upstreams,
@@ -110,7 +110,7 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         ));
-        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, policy_rollout, guard })
+        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
@@ -120,8 +120,7 @@ impl App {
     /// # Errors
     /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let App { config, metrics, listeners, stores, peer_name, service, fleet, policy_rollout, guard } =
-            self;
+        let App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard } = self;
         let files = policy::files(&config.policies);
         let (policy_watcher, changes) =
             watch(files, config.engine.max_component_bytes).map_err(StartError::Watch)?;
@@ -129,7 +128,7 @@ impl App {
             reload::watch_routes(&config, guard.clone(), fleet.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
         let reloads = [
-            vital::spawn("the reload of policies", policy_rollout.clone().reload(changes)),
+            vital::spawn("the reload of policies", policy_files::follow(fleet.clone(), loaded, changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
         listeners.log();
@@ -144,7 +143,6 @@ impl App {
         }
         let admin = Admin {
             service: service.clone(),
-            policies: Arc::new(policy_rollout),
             fleet: fleet.clone(),
             metrics,
             engine: config.engine,

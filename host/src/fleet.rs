@@ -5,6 +5,7 @@
 //! | [`machine`] | decides what a member does next; pure |
 //! | [`drive`] | joins the fleet, applies the records, and evicts members that are gone |
 //! | [`change`] | replaces a policy on all members |
+//! | [`push`] | pushes of policies by operators and files |
 //! | [`naming`] | changes how guarded requests are named |
 //! | [`status`] | the state for operators |
 //! | [`host`] | identifies the process of a proxy |
@@ -41,11 +42,13 @@ mod drive;
 mod host;
 mod machine;
 mod naming;
+mod push;
 mod status;
 
 pub use change::{ChangeError, Changed};
 pub use machine::Renaming;
 pub use naming::NotNamed;
+pub use push::{PushError, Pushed};
 pub use status::{FleetStatus, MemberStatus, PolicyRecord};
 
 /// The number of heartbeat intervals after its last heartbeat during which a proxy may write.

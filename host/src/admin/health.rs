@@ -16,7 +16,7 @@ pub fn ready(admin: &Admin) -> Response {
     let trouble = admin.fleet.trouble();
     let refused = admin.config_refused.borrow().clone();
     let (ready, body) =
-        readiness(&health, trouble, &admin.policies.status(), refused, admin.stop.is_cancelled());
+        readiness(&health, trouble, &admin.fleet.policies(), refused, admin.stop.is_cancelled());
     let mut response = http::json(&body);
     if !ready {
         response.extensions_mut().insert(Told);

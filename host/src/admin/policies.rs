@@ -1,76 +1,17 @@
 //! The listing and replacement of policies by operators.
 
-use std::future::Future;
-use std::pin::Pin;
-
-use bytes::Bytes;
 use hyper::StatusCode;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Admin;
+use crate::fleet::{PushError, Pushed};
 use crate::fronts::Code;
 use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
 use crate::policy::PolicyStatus;
 
 /// A policy component that the proxy refuses to make live.
 const POLICY_REFUSED: Kind = Kind::new("refused", 422, "The policy was refused");
-
-/// The operations on policies that the admin API needs.
-pub trait PolicyAdmin: Send + Sync + 'static {
-    /// The status of every policy, sorted by name.
-    fn status(&self) -> Vec<PolicyStatus>;
-
-    /// Checks a component and makes it the policy's live generation, with the policy's current settings. If the
-    /// component is refused, the policy keeps its live generation. Pushing the component that is already live cancels
-    /// a change that is in progress.
-    fn push(&self, name: &str, component: Bytes) -> PolicyAnswer<Pushed>;
-
-    /// The refusal of a component that has more than `max` bytes.
-    fn too_large(&self, name: &str, max: usize) -> PushError;
-
-    /// Restores the generation that was live before on all proxies, or cancels a change that is in progress.
-    fn rollback(&self, name: &str) -> PolicyAnswer<Pushed>;
-}
-
-/// The future of an operation on a policy.
-pub type PolicyAnswer<T> = Pin<Box<dyn Future<Output = Result<T, PushError>> + Send>>;
-
-/// The result of a push or rollback that was accepted.
-#[derive(Clone, Debug)]
-pub enum Pushed {
-    /// All proxies follow the new generation.
-    Live(PolicyStatus),
-    /// The component is already the live generation.
-    Unchanged(PolicyStatus),
-    /// The change goes on without the caller; the proxies in `waits_for` have not followed yet.
-    UnderWay {
-        /// The status of the policy on this proxy.
-        policy: PolicyStatus,
-        /// The proxies that have not followed yet.
-        waits_for: Vec<String>,
-    },
-    /// The live generation stays: the change to the component with the digest `candidate` was cancelled.
-    CalledOff {
-        /// The status of the policy on this proxy.
-        policy: PolicyStatus,
-        /// The digest of the component that does not go live.
-        candidate: String,
-    },
-}
-
-/// The reason why a push or rollback changed nothing.
-#[derive(Clone, Debug)]
-pub enum PushError {
-    /// No policy has this name.
-    Unknown,
-    /// The component was refused, with one sentence for the operator.
-    Refused(String),
-    /// Another change of the policy is in progress.
-    Busy(String),
-    /// Nothing is wrong with the component, but it cannot be made live now, with the reason.
-    Unavailable(String),
-}
 
 #[derive(Serialize)]
 struct PolicyResponse {
@@ -95,7 +36,7 @@ pub fn list(admin: &Admin) -> Response {
         shown["fleet"] = json!(record);
         shown
     };
-    let policies: Vec<Value> = admin.policies.status().into_iter().map(policy).collect();
+    let policies: Vec<Value> = admin.fleet.policies().into_iter().map(policy).collect();
     http::json(&json!({"policies": policies}))
 }
 
@@ -113,37 +54,35 @@ pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Respons
     if component.is_empty() {
         return Err(Problem::invalid("body", "is empty; send the component"));
     }
-    let pushed = admin.policies.push(name, component).await.map_err(|error| admin.refused(name, error))?;
-    Ok(pushed.answer("live"))
+    let pushed = admin.fleet.push(name, component).await.map_err(|error| admin.refused(name, error))?;
+    Ok(answer(pushed, "live"))
 }
 
 /// `POST /v1/policies/{name}/rollback`.
 pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
-    let pushed = admin.policies.rollback(name).await.map_err(|error| admin.refused(name, error))?;
-    Ok(pushed.answer("rolled_back"))
+    let pushed = admin.fleet.push_previous(name).await.map_err(|error| admin.refused(name, error))?;
+    Ok(answer(pushed, "rolled_back"))
 }
 
-impl Pushed {
-    /// The answer to the client; `live` is the `outcome` of a change that has gone live.
-    fn answer(self, live: &'static str) -> Response {
-        let (outcome, policy, waits_for, candidate) = match self {
-            Pushed::Live(policy) => (live, policy, Vec::new(), None),
-            Pushed::Unchanged(policy) => ("unchanged", policy, Vec::new(), None),
-            Pushed::UnderWay { policy, waits_for } => ("under_way", policy, waits_for, None),
-            Pushed::CalledOff { policy, candidate } => ("called_off", policy, Vec::new(), Some(candidate)),
-        };
-        let mut response = http::json(&PolicyResponse { outcome, candidate, waits_for, policy });
-        if outcome == "under_way" {
-            *response.status_mut() = StatusCode::ACCEPTED;
-        }
-        response
+/// The answer to the client; `live` is the `outcome` of a change that has gone live.
+fn answer(pushed: Pushed, live: &'static str) -> Response {
+    let (outcome, policy, waits_for, candidate) = match pushed {
+        Pushed::Live(policy) => (live, policy, Vec::new(), None),
+        Pushed::Unchanged(policy) => ("unchanged", policy, Vec::new(), None),
+        Pushed::UnderWay { policy, waits_for } => ("under_way", policy, waits_for, None),
+        Pushed::CalledOff { policy, candidate } => ("called_off", policy, Vec::new(), Some(candidate)),
+    };
+    let mut response = http::json(&PolicyResponse { outcome, candidate, waits_for, policy });
+    if outcome == "under_way" {
+        *response.status_mut() = StatusCode::ACCEPTED;
     }
+    response
 }
 
 impl Admin {
     /// 413 rather than the status of other errors, because the connection is closed.
     fn too_large(&self, name: &str, limit: usize) -> Problem {
-        match self.policies.too_large(name, limit) {
+        match self.fleet.too_large(name, limit) {
             PushError::Refused(why) => {
                 Problem::new(Kind::TOO_LARGE, why).with("bound", limit).with("policy", name)
             }
@@ -163,7 +102,7 @@ impl Admin {
             }
             PushError::Unknown => {
                 let known: Vec<String> =
-                    self.policies.status().into_iter().map(|policy| policy.name).collect();
+                    self.fleet.policies().into_iter().map(|policy| policy.name).collect();
                 let detail = format!("no policy is named `{name}`; there are {}", known.join(", "));
                 Problem::new(Kind::NOT_FOUND, detail).with("known", known)
             }

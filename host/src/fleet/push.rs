@@ -1,0 +1,136 @@
+//! Pushes of policies by operators and by files that change: the check on this proxy, then the change on all proxies.
+
+use bytes::Bytes;
+use tokio::task::JoinError;
+
+use super::Fleet;
+use super::change::{ChangeError, Changed};
+use crate::policy::{PolicyStatus, Prepared, Rejection};
+
+/// The result of a push or rollback that was accepted.
+#[derive(Clone, Debug)]
+pub enum Pushed {
+    /// All proxies follow the new generation.
+    Live(PolicyStatus),
+    /// The component is already the live generation.
+    Unchanged(PolicyStatus),
+    /// The change goes on without the caller; the proxies in `waits_for` have not followed yet.
+    UnderWay {
+        /// The status of the policy on this proxy.
+        policy: PolicyStatus,
+        /// The proxies that have not followed yet.
+        waits_for: Vec<String>,
+    },
+    /// The live generation stays: the change to the component with the digest `candidate` was cancelled.
+    CalledOff {
+        /// The status of the policy on this proxy.
+        policy: PolicyStatus,
+        /// The digest of the component that does not go live.
+        candidate: String,
+    },
+}
+
+/// The reason why a push or rollback changed nothing.
+#[derive(Clone, Debug)]
+pub enum PushError {
+    /// No policy has this name.
+    Unknown,
+    /// The component was refused, with one sentence for the operator.
+    Refused(String),
+    /// Another change of the policy is in progress.
+    Busy(String),
+    /// Nothing is wrong with the component, but it cannot be made live now, with the reason.
+    Unavailable(String),
+}
+
+impl Fleet {
+    /// Checks a component and makes it the policy's live generation, with the policy's current settings. If the
+    /// component is refused, the policy keeps its live generation. Pushing the component that is already live cancels
+    /// a change that is in progress.
+    ///
+    /// # Errors
+    /// [`PushError`]: why the policy keeps its generation.
+    pub async fn push(&self, name: &str, component: Bytes) -> Result<Pushed, PushError> {
+        let (policies, policy) = (self.0.policies.clone(), name.to_owned());
+        let checks = move || policies.prepare(&policy, &component, None);
+        let prepared = self.checked(name, tokio::task::spawn_blocking(checks).await)?;
+        // The fleet decides: this proxy may be one step behind, or a change may be pending.
+        match (self.change(prepared.clone()).await, &prepared) {
+            (Ok(Changed::Live), Prepared::Unchanged(_)) => {
+                self.0.policies.commit(prepared);
+                Ok(Pushed::Unchanged(self.status_of(name)?))
+            }
+            (changed, _) => self.pushed(name, changed),
+        }
+    }
+
+    /// Restores the generation that was live before on all proxies, or cancels a change that is in progress.
+    ///
+    /// # Errors
+    /// [`PushError`]: why the policy keeps its generation.
+    pub async fn push_previous(&self, name: &str) -> Result<Pushed, PushError> {
+        if self.0.policies.get(name).is_none() {
+            return Err(PushError::Unknown);
+        }
+        let changed = self.roll_back(name).await;
+        self.pushed(name, changed)
+    }
+
+    /// Records that a component with more than `max` bytes was refused, and returns the error.
+    pub fn too_large(&self, name: &str, max: usize) -> PushError {
+        self.refused(name, &Rejection::TooLarge { max })
+    }
+
+    /// The status of every policy on this proxy, sorted by name.
+    pub fn policies(&self) -> Vec<PolicyStatus> {
+        let records = self.records();
+        let mut all = self.0.policies.status();
+        for status in &mut all {
+            let record = records.iter().find(|record| record.name == status.name);
+            status.previous = record.and_then(|record| record.previous.clone());
+        }
+        all
+    }
+
+    fn pushed(&self, name: &str, changed: Result<Changed, ChangeError>) -> Result<Pushed, PushError> {
+        match changed {
+            Ok(Changed::Live) => self.status_of(name).map(Pushed::Live),
+            Ok(Changed::UnderWay { waits_for }) => {
+                Ok(Pushed::UnderWay { policy: self.status_of(name)?, waits_for })
+            }
+            Ok(Changed::CalledOff { candidate }) => {
+                Ok(Pushed::CalledOff { policy: self.status_of(name)?, candidate })
+            }
+            Err(ChangeError::CalledOff(why) | ChangeError::Refused(why)) => {
+                self.0.policies.note(name, why.clone());
+                Err(PushError::Refused(why))
+            }
+            // No component was refused, so there is nothing to record.
+            Err(nothing @ ChangeError::NothingToRollBack(_)) => Err(PushError::Refused(nothing.to_string())),
+            Err(busy @ ChangeError::Busy { .. }) => Err(PushError::Busy(busy.to_string())),
+            Err(error) => Err(PushError::Unavailable(error.to_string())),
+        }
+    }
+
+    fn checked(
+        &self,
+        name: &str,
+        result: Result<Result<Prepared, Rejection>, JoinError>,
+    ) -> Result<Prepared, PushError> {
+        let result = result.map_err(|error| PushError::Unavailable(format!("the check failed: {error}")))?;
+        result.map_err(|rejection| self.refused(name, &rejection))
+    }
+
+    /// Records a rejection.
+    fn refused(&self, name: &str, rejection: &Rejection) -> PushError {
+        if self.0.policies.get(name).is_none() {
+            return PushError::Unknown;
+        }
+        self.0.policies.reject(name, rejection);
+        PushError::Refused(rejection.to_string())
+    }
+
+    fn status_of(&self, name: &str) -> Result<PolicyStatus, PushError> {
+        self.policies().into_iter().find(|status| status.name == name).ok_or(PushError::Unknown)
+    }
+}
