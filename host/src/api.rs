@@ -37,7 +37,7 @@ mod watch;
 /// The handler of the API's listener.
 pub struct Api {
     service: Service,
-    limits: Arc<Limits>,
+    limits: Limits,
     http: HttpLimits,
     /// Ends the streams of `/v1/hold` and `/v1/watch` at shutdown: these streams have no end of their own.
     stop: CancellationToken,
@@ -46,7 +46,7 @@ pub struct Api {
 impl Api {
     /// Builds the handler. `stop` is cancelled when the proxy shuts down.
     pub fn new(service: Service, limits: Limits, http: HttpLimits, stop: CancellationToken) -> Api {
-        Api { service, limits: Arc::new(limits), http, stop }
+        Api { service, limits, http, stop }
     }
 
     async fn route(
@@ -55,23 +55,28 @@ impl Api {
         peer: &Arc<Peer>,
         principal: Principal,
     ) -> Result<Response, Problem> {
+        let Api { service, limits, stop, .. } = self;
         let path = request.uri().path();
         match path {
-            "/v1/acquire" => acquire::acquire(self, principal, self.body(request).await?).await,
-            "/v1/renew" => leases::renew(self, self.body(request).await?).await,
-            "/v1/release" => leases::release(self, self.body(request).await?).await,
-            "/v1/once/begin" => once::begin(self, principal, self.body(request).await?).await,
-            "/v1/once/finish" => once::finish(self, self.body(request).await?).await,
-            "/v1/versions/read" => versions::read(self, principal, self.body(request).await?).await,
-            "/v1/versions/commit" => versions::commit(self, principal, self.body(request).await?).await,
-            "/v1/hold" => hold::hold(self, principal, self.body(request).await?, peer).await,
+            "/v1/acquire" => acquire::acquire(service, limits, principal, self.body(request).await?).await,
+            "/v1/renew" => leases::renew(service, limits, self.body(request).await?).await,
+            "/v1/release" => leases::release(service, self.body(request).await?).await,
+            "/v1/once/begin" => once::begin(service, limits, principal, self.body(request).await?).await,
+            "/v1/once/finish" => once::finish(service, limits, self.body(request).await?).await,
+            "/v1/versions/read" => {
+                versions::read(service, limits, principal, self.body(request).await?).await
+            }
+            "/v1/versions/commit" => {
+                versions::commit(service, limits, principal, self.body(request).await?).await
+            }
+            "/v1/hold" => hold::hold(service, limits, stop, principal, self.body(request).await?, peer).await,
             "/v1/locks" | "/v1/locks/" => {
                 expect_get(&request)?;
-                locks::list(self, request.uri().query()).await
+                locks::list(service, request.uri().query()).await
             }
             "/v1/watch" => {
                 expect_get(&request)?;
-                watch::watch(self, request.uri().query())
+                watch::watch(service, stop, request.uri().query())
             }
             _ => {
                 let Some(name) = path.strip_prefix("/v1/locks/") else {
@@ -80,7 +85,7 @@ impl Api {
                 expect_get(&request)?;
                 let name = decode_path(name)
                     .ok_or_else(|| Problem::invalid("name", "the path is not percent-encoded UTF-8"))?;
-                locks::show(self, &name).await
+                locks::show(service, limits, &name).await
             }
         }
     }

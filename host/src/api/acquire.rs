@@ -5,7 +5,6 @@ use bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::Api;
 use crate::clock;
 use crate::config::Limits;
 use crate::fronts::fields::{Fields, Json, shown};
@@ -15,14 +14,19 @@ use crate::http::{Problem, Response, json};
 use crate::lock::record::RESERVED;
 use crate::lock::{Instant, Key};
 use crate::random;
-use crate::service::{Lease, Principal, Request};
+use crate::service::{Lease, Principal, Request, Service};
 
 /// `POST /v1/acquire`.
-pub async fn acquire(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
-    let request = parse(&body, principal, &api.limits)?;
+pub async fn acquire(
+    service: &Service,
+    limits: &Limits,
+    principal: Principal,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    let request = parse(&body, principal, limits)?;
     // The wait can take an hour; free the body first.
     drop(body);
-    let lease = api.service.acquire(request).await?;
+    let lease = service.acquire(request).await?;
     Ok(json(&Granted::new(&lease)))
 }
 

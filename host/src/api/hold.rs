@@ -8,26 +8,28 @@ use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::Api;
 use super::acquire::{self, Anchored, Granted};
 use crate::clock;
+use crate::config::Limits;
 use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Body, Peer, Problem, Response};
 use crate::lock::Instant;
-use crate::service::{AcquireError, Hold, HoldEvent, Principal};
+use crate::service::{AcquireError, Hold, HoldEvent, Principal, Service};
 
 /// Answers with a stream of JSON lines once the lock is granted. A body that has only a `lease_id` resumes that
 /// lease, which may have been granted by another proxy. A client that closes its connection releases the lock.
 pub async fn hold(
-    api: &Api,
+    service: &Service,
+    limits: &Limits,
+    stop: &CancellationToken,
     principal: Principal,
     body: Bytes,
     peer: &Arc<Peer>,
 ) -> Result<Response, Problem> {
     let begun = clock::now();
-    let hold = begin(api, principal, body).await?;
-    let held = Held { hold, begun, stop: api.stop.clone(), peer: peer.clone(), over: false };
+    let hold = begin(service, limits, stop, principal, body).await?;
+    let held = Held { hold, begun, stop: stop.clone(), peer: peer.clone(), over: false };
     let mut response = Response::new(Body::stream(stream::unfold(Next::Granted(held), next_line)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
@@ -35,19 +37,25 @@ pub async fn hold(
     Ok(response)
 }
 
-async fn begin(api: &Api, principal: Principal, body: Bytes) -> Result<Hold, Problem> {
+async fn begin(
+    service: &Service,
+    limits: &Limits,
+    stop: &CancellationToken,
+    principal: Principal,
+    body: Bytes,
+) -> Result<Hold, Problem> {
     let mut fields = Fields::parse(&body)?;
     let Some(id) = lease_id::take(&mut fields)? else {
-        let request = acquire::read(fields, principal, &api.limits)?;
+        let request = acquire::read(fields, principal, limits)?;
         // The wait can take an hour; free the body first.
         drop(body);
-        return Ok(api.service.hold(request).await?);
+        return Ok(service.hold(request).await?);
     };
     fields.finish()?;
-    if api.stop.is_cancelled() {
+    if stop.is_cancelled() {
         return Err(AcquireError::ShuttingDown.into());
     }
-    Ok(api.service.resume(lease_id::parse(&id)?).await?)
+    Ok(service.resume(lease_id::parse(&id)?).await?)
 }
 
 /// A lock, with the request that holds it.

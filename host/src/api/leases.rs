@@ -3,31 +3,32 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::Api;
 use crate::clock;
+use crate::config::Limits;
 use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Problem, Response, json};
+use crate::service::Service;
 
 /// `POST /v1/renew`.
-pub async fn renew(api: &Api, body: Bytes) -> Result<Response, Problem> {
+pub async fn renew(service: &Service, limits: &Limits, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id::take_required(&mut fields)?;
-    let ttl_ms = fields.integer("ttl_ms", api.limits.min_ttl_ms..=api.limits.max_ttl_ms)?;
+    let ttl_ms = fields.integer("ttl_ms", limits.min_ttl_ms..=limits.max_ttl_ms)?;
     fields.finish()?;
     let lease = lease_id::parse(&id)?;
     let token = lease.token.0;
-    let renewed = api.service.renew(lease, ttl_ms).await?;
+    let renewed = service.renew(lease, ttl_ms).await?;
     let expires_in_ms = renewed.valid_until.ms_since(clock::now());
     Ok(json(&Renewal { lease_id: &id, token, ttl_ms: renewed.ttl_ms, expires_in_ms }))
 }
 
 /// `POST /v1/release`.
-pub async fn release(api: &Api, body: Bytes) -> Result<Response, Problem> {
+pub async fn release(service: &Service, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id::take_required(&mut fields)?;
     fields.finish()?;
-    api.service.release(lease_id::parse(&id)?).await?;
+    service.release(lease_id::parse(&id)?).await?;
     Ok(json(&Release { lease_id: &id, released: true }))
 }
 

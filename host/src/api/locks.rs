@@ -3,19 +3,19 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::Api;
+use crate::config::Limits;
 use crate::fronts::mode::Shown;
 use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::{Origin, StoredValue};
 use crate::lock::{Key, Mode, Primitive};
-use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry};
+use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry, Service};
 
 const MAX_LIMIT: usize = 1_000;
 const DEFAULT_LIMIT: usize = 100;
 
 /// `GET /v1/locks`: one page of locks, in the order of their keys.
-pub async fn list(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
+pub async fn list(service: &Service, query: Option<&str>) -> Result<Response, Problem> {
     let query = Query::parse(query, &["prefix", "limit", "after"])?;
     let limit = query.count("limit", DEFAULT_LIMIT, MAX_LIMIT)?;
     let after = match query.text("after").filter(|after| !after.is_empty()) {
@@ -26,17 +26,17 @@ pub async fn list(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
     if prefix.len() > Key::MAX_BYTES {
         return Err(bound("prefix"));
     }
-    let LockPage { locks, more, unheard } = api.service.list(prefix.to_owned(), after, limit).await?;
+    let LockPage { locks, more, unheard } = service.list(prefix.to_owned(), after, limit).await?;
     let next = if more { locks.last().map(|lock| lock.key.to_string()) } else { None };
     Ok(json(&Page { locks: locks.into_iter().map(Lock::from).collect(), more, next, unheard }))
 }
 
 /// `GET /v1/locks/{name}`: one lock, with its queue and its recent decisions.
-pub async fn show(api: &Api, name: &str) -> Result<Response, Problem> {
-    if name.len() > api.limits.max_resource_bytes.max(Key::MAX_BYTES) {
+pub async fn show(service: &Service, limits: &Limits, name: &str) -> Result<Response, Problem> {
+    if name.len() > limits.max_resource_bytes.max(Key::MAX_BYTES) {
         return Err(bound("name"));
     }
-    match api.service.show(name).await? {
+    match service.show(name).await? {
         Some(view) => Ok(json(&View::from(view))),
         None => Err(Problem::new(Kind::NOT_FOUND, format!("nothing is known of `{name}`: it is free"))),
     }

@@ -4,23 +4,28 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::Api;
 use super::acquire::{self, Granted};
+use crate::config::Limits;
 use crate::fronts::fields::{Fields, kept_value, raw};
 use crate::fronts::{lease_id, time};
 use crate::http::{Problem, Response, json};
 use crate::lock::Mode;
 use crate::lock::record::StoredValue;
-use crate::service::{AcquireError, Begun, Principal};
+use crate::service::{AcquireError, Begun, Principal, Service};
 
 /// `POST /v1/once/begin`: grants the right to do the work, or returns the outcome if the work is done.
-pub async fn begin(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
-    let request = acquire::parse(&body, principal, &api.limits)?;
+pub async fn begin(
+    service: &Service,
+    limits: &Limits,
+    principal: Principal,
+    body: Bytes,
+) -> Result<Response, Problem> {
+    let request = acquire::parse(&body, principal, limits)?;
     drop(body);
     if request.mode != Mode::Exclusive {
         return Err(Problem::invalid("mode", "must be \"exclusive\": one does what is done once"));
     }
-    match api.service.begin(request).await {
+    match service.begin(request).await {
         Ok(Begun::First(lease)) => Ok(json(&First { state: "first", lease: Granted::new(&lease) })),
         Ok(Begun::Done(kept)) => Ok(json(&Done::new(&kept)?)),
         Err(error @ AcquireError::Contended { .. }) => Err(Problem::from(error).with("state", "in_progress")),
@@ -29,13 +34,13 @@ pub async fn begin(api: &Api, principal: Principal, body: Bytes) -> Result<Respo
 }
 
 /// `POST /v1/once/finish`: stores the outcome and releases the lease.
-pub async fn finish(api: &Api, body: Bytes) -> Result<Response, Problem> {
+pub async fn finish(service: &Service, limits: &Limits, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id::take_required(&mut fields)?;
-    let outcome = raw(&body, &mut fields, "outcome", api.limits.max_value_bytes)?;
+    let outcome = raw(&body, &mut fields, "outcome", limits.max_value_bytes)?;
     fields.finish()?;
     let outcome = outcome.map_or("null", RawValue::get);
-    api.service.finish(lease_id::parse(&id)?, outcome.into()).await?;
+    service.finish(lease_id::parse(&id)?, outcome.into()).await?;
     Ok(json(&Finished { lease_id: &id, finished: true }))
 }
 

@@ -5,23 +5,28 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::Api;
 use super::acquire::labels;
+use crate::config::Limits;
 use crate::fronts::fields::{Fields, kept_value, raw};
 use crate::fronts::{Code, time};
 use crate::http::{Problem, Response, json};
 use crate::lock::{Mode, Token};
-use crate::service::{AcquireError, Principal, Request};
+use crate::service::{AcquireError, Principal, Request, Service};
 
 /// The largest version: JSON numbers are exact up to 2^53 - 1.
 const MAX_VERSION: u64 = (1 << 53) - 1;
 
 /// `POST /v1/versions/read`.
-pub async fn read(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
+pub async fn read(
+    service: &Service,
+    limits: &Limits,
+    principal: Principal,
+    body: Bytes,
+) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
-    let request = request(api, principal, &mut fields)?;
+    let request = request(limits, principal, &mut fields)?;
     fields.finish()?;
-    let read = api.service.read_version(&request).await?;
+    let read = service.read_version(&request).await?;
     let kept = read.version.kept.as_ref();
     let answer = Read {
         resource: &request.resource,
@@ -35,16 +40,21 @@ pub async fn read(api: &Api, principal: Principal, body: Bytes) -> Result<Respon
 }
 
 /// `POST /v1/versions/commit`.
-pub async fn commit(api: &Api, principal: Principal, body: Bytes) -> Result<Response, Problem> {
+pub async fn commit(
+    service: &Service,
+    limits: &Limits,
+    principal: Principal,
+    body: Bytes,
+) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
-    let mut request = request(api, principal, &mut fields)?;
-    request.request_id = fields.text("request_id", 1..=api.limits.max_request_id_bytes)?;
+    let mut request = request(limits, principal, &mut fields)?;
+    request.request_id = fields.text("request_id", 1..=limits.max_request_id_bytes)?;
     let version = fields.number("version", 0..=MAX_VERSION)?;
     let version = version.ok_or_else(|| Problem::invalid("version", "is required: the one that was read"))?;
-    let value = raw(&body, &mut fields, "value", api.limits.max_value_bytes)?;
+    let value = raw(&body, &mut fields, "value", limits.max_value_bytes)?;
     fields.finish()?;
     let value = value.map(|value| value.get().into());
-    match api.service.commit(&request, Token(version), value).await {
+    match service.commit(&request, Token(version), value).await {
         Ok(committed) => Ok(json(&Committed {
             resource: &request.resource,
             key: committed.key.as_str(),
@@ -60,16 +70,16 @@ pub async fn commit(api: &Api, principal: Principal, body: Bytes) -> Result<Resp
     }
 }
 
-fn request(api: &Api, principal: Principal, fields: &mut Fields<'_>) -> Result<Request, Problem> {
+fn request(limits: &Limits, principal: Principal, fields: &mut Fields<'_>) -> Result<Request, Problem> {
     Ok(Request {
         principal,
-        resource: fields.required_text("resource", 1..=api.limits.max_resource_bytes)?,
-        owner: fields.text("owner", 1..=api.limits.max_owner_bytes)?.unwrap_or_default(),
+        resource: fields.required_text("resource", 1..=limits.max_resource_bytes)?,
+        owner: fields.text("owner", 1..=limits.max_owner_bytes)?.unwrap_or_default(),
         mode: Mode::Exclusive,
         ttl_ms: None,
         wait_ms: None,
         request_id: None,
-        labels: labels(fields.take("labels"), &api.limits)?,
+        labels: labels(fields.take("labels"), limits)?,
     })
 }
 

@@ -10,11 +10,10 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio_util::sync::CancellationToken;
 
-use super::Api;
 use crate::fronts::time;
 use crate::http::{Body, Problem, Query, Response};
 use crate::lock::Key;
-use crate::service::{Notice, NoticeKind};
+use crate::service::{Notice, NoticeKind, Service};
 
 /// After this long without an event, a comment is sent, so that both ends notice a dead connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -22,19 +21,15 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const MAX_BATCH: usize = 64;
 
 /// Streams the events of all keys that begin with `prefix`.
-pub fn watch(api: &Api, query: Option<&str>) -> Result<Response, Problem> {
+pub fn watch(service: &Service, stop: &CancellationToken, query: Option<&str>) -> Result<Response, Problem> {
     let query = Query::parse(query, &["prefix"])?;
     let prefix = query.text("prefix").unwrap_or_default();
     if prefix.len() > Key::MAX_BYTES {
         let bound = format!("at most {} bytes", Key::MAX_BYTES);
         return Err(Problem::invalid("prefix", format!("must have {bound}")).with("bound", bound));
     }
-    let watcher = Watcher {
-        notices: api.service.watch(),
-        prefix: prefix.to_owned(),
-        stop: api.stop.clone(),
-        greeted: false,
-    };
+    let watcher =
+        Watcher { notices: service.watch(), prefix: prefix.to_owned(), stop: stop.clone(), greeted: false };
     let mut response = Response::new(Body::stream(stream::unfold(watcher, Watcher::next)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

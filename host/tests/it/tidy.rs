@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
 
 /// The first file of each circle of files that import each other. Each circle should be opened.
-const CIRCLES: [&str; 13] = [
+const CIRCLES: [&str; 12] = [
     "admin",
-    "api",
     "cli",
     "fleet",
     "guard",
