@@ -399,8 +399,8 @@ mod tests {
         let among = Arrival { is_single: false, ..alone };
         let next = among.next_record(Gap::Leases, probed, now_us);
         assert_eq!(next, Ok(NextRecord { epoch: 4, floor, wait_us: LONGEST_US + 6_000_000 }));
-        let next = among.next_record(Gap::Tokens, probed, 0);
-        assert_eq!(next, Ok(NextRecord { epoch: 1, floor: 12 + EPOCH_TOKENS, wait_us: 0 }));
+        let next = among.next_record(Gap::Tokens, probed, now_us);
+        assert_eq!(next, Ok(NextRecord { epoch: 1, floor, wait_us: 0 }));
         let last = Highest { epoch: Token::MAX_EPOCH, floor: 0 };
         assert!(among.next_record(Gap::Leases, last, now_us).is_err_and(|why| why.contains("used up")));
     }
