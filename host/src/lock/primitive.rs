@@ -1,7 +1,7 @@
 //! The primitives: a table of what each of them can do, which all other modules read.
 
+use super::mode::Mode;
 use super::space::Space;
-use super::types::Mode;
 
 /// The mechanism that implements a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,8 +1,8 @@
 //! The queues of one proxy: when the proxy asks the store, and for which waiter.
 //!
-//! [`Table`] is a state machine. [`Table::handle`] takes an [`Event`] and the time, and appends the [`Action`]s
-//! that follow. [`Table::handle_timeout`] does the work that is due at a given time, and
-//! [`Table::poll_timeout`] says when that is. The table never reads the clock and never waits.
+//! [`Table`] is a state machine. [`Table::handle_event`] takes an [`Event`] and the time. [`Table::handle_timeout`]
+//! does the work that is due at a given time, and [`Table::poll_timeout`] says when that is. After each call,
+//! [`Table::poll_action`] hands out the [`Action`]s that follow. The table never reads the clock and never waits.
 //!
 //! Each key has one queue, ordered by rank and then by arrival, and at most one *in-flight batch*: a group of
 //! operations that was sent to the store and is not yet answered. Only the head of a queue asks the store, so a
@@ -10,56 +10,39 @@
 //! store in one batch: the handoff is one step in the store.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
 
-use super::record::{
-    Claim, Denial, GlobalQueueChange, Grant, HeldBy, Outcome, Release, StoredValue, UNNOTICED_US,
-};
-use super::{Instant, Key, LeaseRef, Mode, Token};
+use super::maps::HashMap;
+use super::record::{Claim, GlobalQueueChange};
+use super::{Instant, Key};
 
+mod actions;
+mod answers;
 mod chores;
+mod entry;
 mod events;
 mod global_queue;
 mod in_flight;
 mod leases;
+mod limits;
 mod queue;
+mod timer;
 mod turns;
+mod views;
 mod waiters;
 
-pub use events::*;
+pub use actions::{Action, Candidate, Contention, GroupShare, Note, Verdict};
+pub use events::{Answered, Event, Next, ReleaseId, SubmissionId, Unheard, Waiter, WaiterId};
+pub use limits::{ABANDON_MS, VIEW_WAITERS};
 pub use turns::built_in_backoff;
+pub use views::{Queued, Standing};
 
 use chores::{Chore, Chores};
+use entry::Entry;
 use in_flight::InFlight;
 use leases::Leases;
-use queue::{Queue, QueuePosition};
+use queue::Queue;
+use timer::Timer;
 
-use crate::lock::maps::HashMap;
-
-/// How many waiters of a key a policy is shown at most.
-pub const VIEW_WAITERS: usize = 64;
-/// How many waiters one batch can grant a key to at most.
-const RUN_MAX: usize = 64;
-/// The shortest interval between two polls of a key that is held through another proxy.
-const MIN_POLL_MS: u32 = 5;
-/// The longest interval between two polls of a held key, in case a notification was missed.
-const MAX_POLL_MS: u32 = 30_000;
-/// How long a waiter pauses after the store could not be reached.
-const STORE_RETRY_MS: u32 = 250;
-/// How long a waiter that stands behind others of this proxy may wait before it joins the global queue, so that
-/// several waiters join together. Each join writes the row, which delays the next waiter.
-const JOIN_MS: u32 = 10;
-/// How often this proxy extends its waiters' places in the global queue.
-const KEEP_PLACES_MS: u32 = 1_500;
-/// While the store cannot be reached, the proxy retries the undoing of a claim until this long after the
-/// claim's lease would end by the proxy's clock. If the server's clock is set back meanwhile, the lease may
-/// outlast the retries.
-pub const ABANDON_MS: u32 = 5_000;
-/// How long after its deadline a waiter may still begin to wait for an in-flight batch.
-const OVERDUE_MS: u32 = 1_000;
-/// How long after the end of a lease, as this proxy knows it, the proxy asks the store whether the lease has
-/// ended. By then other waiters may have the key.
-const LOOK_MS: u32 = (UNNOTICED_US / 1_000) as u32;
 /// The queues of one proxy. See the documentation of this module.
 #[derive(Debug, Default)]
 pub struct Table {
@@ -71,6 +54,7 @@ pub struct Table {
     timers: BTreeSet<(Instant, Timer)>,
     /// What the caller must do next, the first action first.
     actions: VecDeque<Action>,
+    /// The numbers of waiters, batches and choices so far: each one gets the next number.
     arrivals: u64,
     tickets: u64,
     choices: u64,
@@ -79,52 +63,6 @@ pub struct Table {
     shutting_down: bool,
     /// The batch whose answer is being processed also asks for the next waiter in the global queue.
     looking: bool,
-}
-
-/// A waiter in its queues.
-#[derive(Debug)]
-struct Entry {
-    waiter: Waiter,
-    place: QueuePosition,
-    arrived: Instant,
-    deadline: Instant,
-    /// The batch that asks the store for this waiter.
-    in_flight: Option<SubmissionId>,
-    cancelled: bool,
-    attempts: u32,
-    last_sleep_ms: u32,
-    /// Why the last attempt failed.
-    denial: Option<Denial>,
-    store_error: Option<String>,
-    /// Set if an attempt had no answer and may have been granted: the latest moment at which that grant ends.
-    unsure_until: Option<Instant>,
-    replan: Option<Box<Claim>>,
-    /// The store may have a place in the global queue for the waiter.
-    in_global_queue: bool,
-    /// If the waiter's batch is denied, the store notes that this proxy waits.
-    marks: bool,
-    /// It became the next waiter while a batch was in flight that may not have seen the change.
-    again: bool,
-    /// Its deadline has passed, and the store was asked whether the lease that blocks the waiter is its own:
-    /// the token of that lease.
-    looked_for: Option<Token>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Timer {
-    Deadline(WaiterId),
-    Poll(Key),
-    Lease(u64),
-    /// Ask the store whether a lease has ended.
-    Look(u64),
-    /// Continue with the chores.
-    Chores,
-    /// Give up a place in the global queue or, without a ticket, the note that this proxy waits.
-    Leave(Key, Arc<str>, Option<u64>),
-    /// Let the waiters that have arrived recently join the global queue.
-    Join(Key),
-    /// Extend the places of this proxy's waiters in the global queue.
-    Keep(Key),
 }
 
 impl Table {
@@ -246,18 +184,6 @@ impl Table {
                 Some((_, Timer::Keep(key))) => self.keep_places(&key, now),
                 None => break,
             }
-        }
-    }
-}
-impl Entry {
-    fn queued(&self, now: Instant) -> Queued {
-        Queued {
-            waiter: self.waiter.id,
-            owner: self.waiter.claim.owner.clone(),
-            mode: self.waiter.claim.mode,
-            rank: self.waiter.rank,
-            group: self.waiter.group.clone(),
-            waited_ms: now.ms_since(self.arrived),
         }
     }
 }

@@ -14,7 +14,6 @@ const CIRCLES: [&str; 12] = [
     "cli",
     "fleet",
     "guard",
-    "lock::record",
     "lock::table",
     "mysql::conditions",
     "policy",

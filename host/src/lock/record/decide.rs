@@ -1,16 +1,12 @@
 //! The effect of each operation on the records: the only place where grants are decided.
 
-use super::global_queue;
+use super::admission::admits;
 use super::{
-    COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, HeldBy, Holder, Left,
-    Level, MAX_HOLDERS, MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records,
-    Release, StoredValue, Version,
+    COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, Holder, Left, Level,
+    MAX_LEVELS, MAX_REPEATS, NAMELESS_KEPT, Op, Origin, Outcome, Record, Records, Release, StoredValue,
+    Version, global_queue,
 };
 use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
-
-/// A retry time for a claim whose key has an expired holder, in microseconds. While the store's clock is in
-/// doubt, it is unknown when such a holder no longer blocks the key.
-const DOUBT_US: u64 = 250_000;
 
 /// Decides one operation and changes the records accordingly.
 ///
@@ -196,66 +192,6 @@ fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
         grant.levels = holder.levels.len() as u32;
     }
     Some(Outcome::Granted(grant))
-}
-
-/// Whether the record has room for another holder of this mode. The error is the denial, or `None` if the
-/// record is full of holders.
-pub(super) fn admits(record: &Record, key: &Key, mode: Mode, env: &Env) -> Result<(), Option<Denial>> {
-    let from = record.not_before.max(env.grants_from);
-    let mut used: u64 = 0;
-    let mut holders = 0;
-    let mut frees: Vec<(ServerTime, u64)> = Vec::new();
-    let mut blocker: Option<&Holder> = None;
-    for holder in &record.holders {
-        let free_at = holder.free_at();
-        if free_at <= env.now && env.takeover {
-            continue;
-        }
-        holders += 1;
-        let weight = weight_against(holder.mode, mode);
-        if weight > 0 {
-            used = used.saturating_add(weight);
-            frees.push((free_at, weight));
-            if blocker.is_none_or(|seen| seen.until < holder.until) {
-                blocker = Some(holder);
-            }
-        }
-    }
-    if holders >= MAX_HOLDERS {
-        return Err(None);
-    }
-    let (wanted, room) = match mode {
-        Mode::Exclusive | Mode::Shared => (1, 1),
-        Mode::Permits { count, limit } => (u64::from(count), u64::from(limit)),
-    };
-    let fits = used + wanted <= room;
-    if fits && from <= env.now {
-        return Ok(());
-    }
-    let mut free_in_us = from.us_since(env.now);
-    if !fits {
-        frees.sort_unstable();
-        let enough = frees.iter().find(|(_, weight)| {
-            used -= weight;
-            used + wanted <= room
-        });
-        let at = enough.map_or(ServerTime(u64::MAX), |(at, _)| *at);
-        free_in_us = free_in_us.max(at.us_since(env.now));
-        if !env.takeover {
-            free_in_us = free_in_us.max(DOUBT_US);
-        }
-    }
-    let holder = blocker.map(HeldBy::from);
-    Err(Some(Denial { key: key.clone(), holder, free_in_us, next_waiter: None, joined: None }))
-}
-
-/// How much of the room that a claim counts in a holder takes: all of it, nothing, or its permits.
-fn weight_against(held: Mode, claimed: Mode) -> u64 {
-    match (held, claimed) {
-        (Mode::Shared, Mode::Shared) => 0,
-        (Mode::Permits { count, .. }, Mode::Permits { .. }) => u64::from(count),
-        _ => u64::from(u32::MAX),
-    }
 }
 
 fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {

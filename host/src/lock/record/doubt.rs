@@ -1,6 +1,7 @@
 //! Whether a lease has ended, if the store's clock says so but may have been set forward.
 
-use super::{Holder, ServerTime, UNNOTICED_US};
+use super::{Holder, UNNOTICED_US};
+use crate::lock::ServerTime;
 
 /// A step of the store's clock. A lease from before the step may appear to end too early: by the size of the
 /// step, but by no more than the lease time.

@@ -11,12 +11,24 @@
 //! that proxy. After the key has been granted [`TURN_AFTER`] times to other proxies, it is the turn of the
 //! proxy in the note. Nothing is written if no other proxy waits.
 
-use super::decide::admits;
+use std::sync::Arc;
+
+use super::admission::admits;
 use super::{
     Claim, Denial, Env, GlobalPlace, GlobalQueueChange, GlobalTicket, MAX_GLOBAL_QUEUE, MAX_WANTED,
-    NextWaiter, Outcome, PLACE_MS, Record, Records, TURN_AFTER, WANTED_MS, Wanted,
+    NextWaiter, Outcome, Record, Records, Wanted,
 };
 use crate::lock::{Key, Mode, ServerTime};
+
+/// How long a place in the global queue lasts if its proxy does not extend it, and how long a free key is
+/// reserved for the proxy of the next waiter.
+pub const PLACE_MS: u32 = 5_000;
+/// How often a key is granted to others before it is the turn of a proxy that waits for it. A handoff to
+/// another proxy takes longer than a handoff within a proxy.
+pub const TURN_AFTER: u32 = 16;
+/// How long the note that a proxy waits lasts if the proxy does not renew it. A proxy asks for a held key twice
+/// in that time.
+pub const WANTED_MS: u32 = 60_000;
 
 /// The denial of a claim that has to let another waiter have these keys first, if there is such a waiter.
 pub(super) fn ahead(records: &Records, keys: &[Key], claim: &Claim, env: &Env) -> Option<Denial> {
@@ -193,7 +205,7 @@ fn begin_turn(records: &mut Records, key: &Key, env: &Env) {
     }
 }
 
-fn mark(records: &mut Records, keys: &[Key], proxy: &std::sync::Arc<str>, env: &Env) {
+fn mark(records: &mut Records, keys: &[Key], proxy: &Arc<str>, env: &Env) {
     for key in keys {
         let mine = marks(records.read(key), env).find(|mark| mark.proxy == *proxy);
         // Not every poll is worth a write. A turn that has begun is not extended, even if another key keeps the

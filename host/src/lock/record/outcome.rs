@@ -1,7 +1,13 @@
 //! What becomes of an operation.
 
-use super::{Holder, NextWaiter, StoredValue};
+use std::sync::Arc;
+
+use super::{Holder, StoredValue};
 use crate::lock::{Key, Mode, ServerTime, Token};
+
+/// The error text for [`Outcome::Unknown`].
+pub const UNKNOWN: &str =
+    "it is not known whether the operation was applied: the answer was lost, or the server lost writes";
 
 /// The result of an [`Op`](super::Op).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +108,15 @@ pub struct Denial {
     pub next_waiter: Option<NextWaiter>,
     /// When the claim joined the global queues of its keys, if it did.
     pub joined: Option<ServerTime>,
+}
+
+/// The waiter that would be granted a key now if it asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextWaiter {
+    /// The proxy of the waiter.
+    pub proxy: Arc<str>,
+    /// The ticket of its place in the global queue; `None` if any waiter of the proxy may ask.
+    pub ticket: Option<u64>,
 }
 
 /// A holder that blocks a claim.

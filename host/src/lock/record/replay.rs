@@ -4,23 +4,13 @@
 //! [`BatchId`] for a while. So if a connection broke before the answer came, the records tell whether the batch
 //! was applied, regardless of later changes.
 
-use super::{Env, Op, Outcome, Record, Records, apply};
-use crate::lock::{Key, ServerTime};
+use super::decide::apply;
+use super::{BatchId, Env, MAX_BATCH_IDS, Op, Outcome, Record, Records};
+use crate::lock::Key;
 
-/// The most connections whose last batch id a record keeps.
-pub const MAX_BATCH_IDS: usize = 32;
 /// How long a batch id is kept, in microseconds: longer than any call is retried (`store.timeout_ms` is 60 s at
 /// most).
 pub const BATCH_ID_KEPT_US: u64 = 180_000_000;
-
-/// Identifies one batch of one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchId {
-    /// A random number of the connection.
-    pub writer: u64,
-    /// Rises with every batch of the connection; approximately the store's time.
-    pub at: ServerTime,
-}
 
 /// An earlier try of a group, whose answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +58,7 @@ pub fn run(
             Some(tried) => again(records, group, tried, env),
         });
     }
-    records.sign(batch_id, env);
+    records.changed_mut().for_each(|record| sign(record, batch_id, env));
     outcomes
 }
 
@@ -113,22 +103,12 @@ fn witness<'a>(group: &'a [Op], outcomes: &[Outcome]) -> Option<&'a Key> {
     parts.find(|(op, outcome)| happens_once(op) && changed(outcome)).map(|(op, _)| &op.keys()[0])
 }
 
-impl Record {
-    /// Replaces the connection's last batch id by this one.
-    fn sign(&mut self, batch_id: BatchId, env: &Env) {
-        let is_old = |other: &BatchId| env.steady && other.at.plus_us(BATCH_ID_KEPT_US) <= env.now;
-        self.batch_ids.retain(|other| other.writer != batch_id.writer && !is_old(other));
-        if self.batch_ids.len() >= MAX_BATCH_IDS {
-            self.batch_ids.remove(0);
-        }
-        self.batch_ids.push(batch_id);
+/// Replaces the connection's last batch id by this one.
+fn sign(record: &mut Record, batch_id: BatchId, env: &Env) {
+    let is_old = |other: &BatchId| env.steady && other.at.plus_us(BATCH_ID_KEPT_US) <= env.now;
+    record.batch_ids.retain(|other| other.writer != batch_id.writer && !is_old(other));
+    if record.batch_ids.len() >= MAX_BATCH_IDS {
+        record.batch_ids.remove(0);
     }
-}
-
-impl Records {
-    fn sign(&mut self, batch_id: BatchId, env: &Env) {
-        for entry in self.entries.values_mut().filter(|entry| entry.changed) {
-            entry.record.sign(batch_id, env);
-        }
-    }
+    record.batch_ids.push(batch_id);
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::lock::{Key, LeaseRef, Mode, ServerTime, Token};
 
 mod order;
 mod replays;

@@ -6,8 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::Table;
 use super::in_flight::BatchItem;
-use super::{Instant, Key, Table, Timer};
+use super::timer::Timer;
+use crate::lock::{Instant, Key};
 
 /// The most chores that are in flight at a time.
 const FLYING: usize = 64;

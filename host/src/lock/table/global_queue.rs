@@ -4,8 +4,13 @@
 //! After a release, the proxy finds the next waiter in the global queue and notifies that waiter's proxy. A
 //! proxy extends the places of its waiters for as long as they wait.
 
+use super::Table;
+use super::actions::Action;
+use super::entry::Entry;
+use super::events::WaiterId;
 use super::in_flight::BatchItem;
-use super::{Action, Entry, JOIN_MS, KEEP_PLACES_MS, Table, Timer, WaiterId};
+use super::limits::{JOIN_MS, KEEP_PLACES_MS};
+use super::timer::Timer;
 use crate::lock::maps::HashSet;
 use crate::lock::record::{Denial, GlobalQueueChange, Grant, NextWaiter};
 use crate::lock::{Instant, Key, LeaseRef};
@@ -207,12 +212,5 @@ impl Table {
             self.keep_places_later(any, now);
             self.change_global_queue(key.clone(), GlobalQueueChange::Keep { tickets });
         }
-    }
-}
-
-impl Entry {
-    /// The ticket of the waiter in the global queue.
-    fn ticket(&self) -> Option<u64> {
-        self.waiter.claim.global.as_ref().map(|own| own.number)
     }
 }

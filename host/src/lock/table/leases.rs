@@ -1,9 +1,14 @@
 //! The leases that this proxy knows, to notice when they end.
 
+use super::Table;
+use super::actions::{Action, Note};
 use super::in_flight::BatchItem;
-use super::{Action, Claim, Instant, Key, LOOK_MS, LeaseRef, Mode, Note, Standing, Table, Timer, Token};
-
+use super::limits::LOOK_MS;
+use super::timer::Timer;
+use super::views::Standing;
 use crate::lock::maps::HashMap;
+use crate::lock::record::Claim;
+use crate::lock::{Instant, Key, LeaseRef, Mode, Token};
 
 /// The running leases that this proxy has granted or renewed.
 #[derive(Debug, Default)]

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::{GroupShare, Instant, ReleaseId, SubmissionId, Token, WaiterId};
+use super::actions::GroupShare;
+use super::events::{ReleaseId, SubmissionId, WaiterId};
+use super::limits::VIEW_WAITERS;
 use crate::lock::record::{HeldBy, Release};
+use crate::lock::{Instant, Token};
 
 /// How many recent grants of a key are remembered with their groups.
 const RECENT_GRANTS: usize = 64;
@@ -161,10 +164,10 @@ impl Queue {
         places.iter().filter_map(|place| self.order.get(place).copied()).collect()
     }
 
-    /// The groups of the waiters, for a policy: at most [`super::VIEW_WAITERS`].
+    /// The groups of the waiters, for a policy: at most [`VIEW_WAITERS`].
     pub fn shares(&self) -> Vec<GroupShare> {
         let recent = |group: &str| self.recent.iter().filter(|recent| &***recent == group).count() as u32;
-        let groups = self.groups.iter().take(super::VIEW_WAITERS);
+        let groups = self.groups.iter().take(VIEW_WAITERS);
         let shares = groups.map(|(group, places)| GroupShare {
             group: group.clone(),
             waiting: places.len() as u32,

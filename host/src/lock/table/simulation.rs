@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 
+use super::limits::STORE_RETRY_MS;
 use super::*;
-use crate::lock::ServerTime;
-use crate::lock::maps::{HashMap, HashSet};
+use crate::lock::maps::HashSet;
 use crate::lock::record::{
-    self, BatchId, Env, GlobalTicket, Holder, NextWaiter, Op, Record, Records, Tag, Tried,
+    self, BatchId, Env, GlobalTicket, HeldBy, Holder, NextWaiter, Op, Outcome, Record, Records, Release, Tag,
+    Tried,
 };
+use crate::lock::{LeaseRef, Mode, ServerTime, Token};
 
 mod clients;
 mod lanes;

@@ -4,9 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::simulation::*;
 use super::*;
-use crate::lock::ServerTime;
-use crate::lock::maps::HashSet;
-use crate::lock::record::{GlobalTicket, Op, Record, Tag};
+use crate::lock::record::{GlobalTicket, Op, Outcome, Record, Tag};
+use crate::lock::{Mode, ServerTime};
 
 mod readers;
 mod turns;

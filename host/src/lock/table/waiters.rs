@@ -2,10 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use super::Table;
+use super::actions::{Action, Verdict};
 use super::chores::Chore;
+use super::entry::Entry;
+use super::events::{Waiter, WaiterId};
 use super::in_flight::BatchItem;
+use super::limits::{MAX_POLL_MS, OVERDUE_MS, RUN_MAX};
 use super::queue::{Known, QueuePosition};
-use super::{Action, Entry, MAX_POLL_MS, OVERDUE_MS, RUN_MAX, Table, Timer, Verdict, Waiter, WaiterId};
+use super::timer::Timer;
 use crate::lock::record::{Claim, Denial, HeldBy};
 use crate::lock::{Instant, Key, Mode, Token};
 

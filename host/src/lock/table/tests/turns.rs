@@ -3,6 +3,7 @@
 use super::readers::waiter;
 use super::*;
 use crate::lock::record::{GlobalQueueChange, TURN_AFTER};
+use crate::lock::table::limits::JOIN_MS;
 
 /// Four clients of one proxy hand a key to each other and ask again at once. Returns how often they were
 /// granted the key while the other proxy waited.

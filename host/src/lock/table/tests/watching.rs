@@ -2,6 +2,10 @@
 
 use super::readers::waiter;
 use super::*;
+use crate::lock::maps::HashSet;
+use crate::lock::record::{Denial, Grant, HeldBy, Release};
+use crate::lock::table::limits::LOOK_MS;
+use crate::lock::{LeaseRef, Token};
 
 /// A table, and the answers of its store.
 struct Scene {

@@ -1,0 +1,18 @@
+//! The name of a lease.
+
+use std::sync::Arc;
+
+use super::{Key, Token};
+
+/// Identifies one grant to the store. Operations on the lease succeed only if the reference matches a holder of
+/// every key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseRef {
+    /// The keys of the grant in the order of the store: sorted, without duplicates.
+    pub keys: Arc<[Key]>,
+    /// The random number of the grant: the `attempt` of its claim.
+    pub nonce: u64,
+    /// The token of the lease. If an earlier version of the program gave the keys different tokens, this is the
+    /// token of the first key.
+    pub token: Token,
+}
