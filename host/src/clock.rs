@@ -1,5 +1,6 @@
 //! The only module that reads the clock.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::lock::Instant;
@@ -59,6 +60,44 @@ pub fn wall_us() -> u64 {
 pub fn thread_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
+}
+
+/// A moment that tasks share without a lock: an `Option<Instant>`.
+#[derive(Debug)]
+pub struct AtomicInstant {
+    /// Microseconds; 0 for `None`. [`now`] never returns 0.
+    us: AtomicU64,
+}
+
+impl AtomicInstant {
+    /// A moment that may not be known yet.
+    pub fn new(at: Option<Instant>) -> AtomicInstant {
+        AtomicInstant { us: AtomicU64::new(us_of(at)) }
+    }
+
+    /// The moment, if it is known.
+    pub fn get(&self) -> Option<Instant> {
+        Some(Instant(self.us.load(Relaxed))).filter(|at| at.0 > 0)
+    }
+
+    /// Forgets the moment.
+    pub fn clear(&self) {
+        self.us.store(us_of(None), Relaxed);
+    }
+
+    /// Sets the moment, unless a later one is known.
+    pub fn postpone(&self, at: Instant) {
+        self.us.fetch_max(us_of(Some(at)), Relaxed);
+    }
+
+    /// Sets the moment, unless one is known.
+    pub fn set_once(&self, at: Instant) {
+        let _ = self.us.compare_exchange(us_of(None), us_of(Some(at)), Relaxed, Relaxed);
+    }
+}
+
+fn us_of(at: Option<Instant>) -> u64 {
+    at.map_or(0, |at| at.0)
 }
 
 /// The longest single sleep. The runtime's timers do not advance while the machine is suspended.

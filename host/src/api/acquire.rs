@@ -131,7 +131,7 @@ impl<'a> Granted<'a> {
             keys: &lease.lease.keys,
             owner: &lease.owner,
             mode: Shown(lease.mode),
-            token: lease.lease.token.0,
+            token: lease.tokens[0].0,
             tokens: if several { lease.tokens.iter().map(|token| token.0).collect() } else { Vec::new() },
             ttl_ms: lease.ttl_ms,
             expires_in_ms: lease.valid_until.ms_since(clock::now()),
@@ -251,7 +251,7 @@ mod tests {
     fn a_grant_reads_as_documented() {
         let keys: Vec<Key> = ["a", "b"].iter().map(|key| Key::new(key).unwrap()).collect();
         let mut lease = Lease {
-            lease: LeaseRef { keys: keys.into(), nonce: 1, token: Token(17) },
+            lease: LeaseRef { keys: keys.into(), nonce: 1, token: Some(Token(17)) },
             resource: "orders/42".into(),
             owner: "w".into(),
             mode: Mode::Permits { count: 2, limit: 5 },

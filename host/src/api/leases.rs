@@ -17,7 +17,7 @@ pub async fn renew(service: &Service, limits: &Limits, body: Bytes) -> Result<Re
     let ttl_ms = fields.integer("ttl_ms", limits.min_ttl_ms..=limits.max_ttl_ms)?;
     fields.finish()?;
     let lease = lease_id::parse(&id)?;
-    let token = lease.token.0;
+    let token = lease.token.map_or(0, |token| token.0);
     let renewed = service.renew(lease, ttl_ms).await?;
     let expires_in_ms = renewed.valid_until.ms_since(clock::now());
     Ok(json(&Renewal { lease_id: &id, token, ttl_ms: renewed.ttl_ms, expires_in_ms }))

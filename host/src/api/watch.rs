@@ -101,7 +101,7 @@ fn event(notice: &Notice) -> String {
         "event": name,
         "key": notice.key.as_str(),
         "owner": notice.owner,
-        "token": notice.token.0,
+        "token": notice.token.map_or(0, |token| token.0),
         "at": time::rfc3339(notice.at_us),
     });
     format!("event: {name}\ndata: {data}\n\n")
@@ -121,7 +121,7 @@ mod tests {
             key: Key::new(key).unwrap(),
             kind: NoticeKind::HandedOff,
             owner: "w\n2".into(),
-            token: Token(7),
+            token: Some(Token(7)),
             at_us: 0,
         }
     }

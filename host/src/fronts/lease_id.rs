@@ -21,7 +21,7 @@ pub fn encode(lease: &LeaseRef) -> String {
     use std::fmt::Write;
     let mut text =
         String::with_capacity(40 + lease.keys.iter().map(|key| key.as_str().len() * 2).sum::<usize>());
-    let _ = write!(text, "{}-{:016x}-", lease.token, lease.nonce);
+    let _ = write!(text, "{}-{:016x}-", lease.token.unwrap_or_default(), lease.nonce);
     for (at, key) in lease.keys.iter().enumerate() {
         if at > 0 {
             text.push('.');
@@ -67,7 +67,8 @@ fn decode(text: &str) -> Option<LeaseRef> {
     if !keys.is_sorted_by(|a, b| a < b) {
         return None;
     }
-    Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token: decode_token(token)? })
+    let token = Some(decode_token(token)?).filter(|token| token.0 > 0);
+    Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token })
 }
 
 fn decode_key(text: &str) -> Option<Key> {
@@ -98,7 +99,7 @@ mod tests {
 
     fn lease(keys: &[&str]) -> LeaseRef {
         let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
-        LeaseRef { keys: keys.into(), nonce: 0xab, token: Token(17) }
+        LeaseRef { keys: keys.into(), nonce: 0xab, token: Some(Token(17)) }
     }
 
     #[test]
@@ -116,7 +117,7 @@ mod tests {
         let mut ids = Vec::new();
         for space in Space::ALL {
             let key = Key::new("k").unwrap().within(space);
-            let lease = LeaseRef { keys: [key].into(), nonce: 0xab, token: Token(17) };
+            let lease = LeaseRef { keys: [key].into(), nonce: 0xab, token: Some(Token(17)) };
             let text = encode(&lease);
             assert_eq!(decode(&text), Some(lease), "{text}");
             ids.push(text);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::headers;
 use super::idle::Idle;
-use crate::clock;
+use crate::clock::{self, AtomicInstant};
 use crate::http::{BodyError, BrokenBody};
 use crate::lock::Instant;
 use crate::route::Seen;
@@ -30,8 +30,8 @@ pub struct Upload {
 
 /// How much of the request has been sent to the upstream.
 pub struct Sending {
-    /// When the whole request had been sent, by the proxy's clock; 0 until then.
-    ended_at: AtomicU64,
+    /// When the whole request had been sent, by the proxy's clock.
+    ended_at: AtomicInstant,
     failed: AtomicBool,
     stopped: AtomicBool,
     waker: AtomicWaker,
@@ -39,12 +39,12 @@ pub struct Sending {
 
 impl Sending {
     fn ended(&self) {
-        let _ = self.ended_at.compare_exchange(0, clock::now().0, Relaxed, Relaxed);
+        self.ended_at.set_once(clock::now());
     }
 
     /// When the whole request had been passed on, if it has been.
     pub fn ended_at(&self) -> Option<Instant> {
-        Some(Instant(self.ended_at.load(Relaxed))).filter(|at| at.0 > 0)
+        self.ended_at.get()
     }
 
     /// Stops sending the request if it has not ended, because its answer has.
@@ -66,7 +66,7 @@ impl Upload {
     pub fn new(prefix: Prefix, rest: Incoming, idle: Duration) -> (Upload, Arc<Sending>) {
         let is_empty = prefix.frames.is_empty() && rest.is_end_stream();
         let sending = Arc::new(Sending {
-            ended_at: AtomicU64::new(if is_empty { clock::now().0 } else { 0 }),
+            ended_at: AtomicInstant::new(is_empty.then(clock::now)),
             failed: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             waker: AtomicWaker::new(),

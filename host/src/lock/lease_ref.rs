@@ -13,6 +13,6 @@ pub struct LeaseRef {
     /// The random number of the grant: the `attempt` of its claim.
     pub nonce: u64,
     /// The token of the lease. If an earlier version of the program gave the keys different tokens, this is the
-    /// token of the first key.
-    pub token: Token,
+    /// token of the first key. `None`: the nonce alone identifies the grant.
+    pub token: Option<Token>,
 }

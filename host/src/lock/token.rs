@@ -14,10 +14,6 @@ impl Token {
     /// The highest epoch whose tokens are below 2^53.
     pub const MAX_EPOCH: u64 = (1 << (53 - Token::COUNTER_BITS)) - 1;
 
-    /// In a [`LeaseRef`](super::LeaseRef): accepts any token, so that the nonce alone identifies the grant. No grant has this
-    /// token.
-    pub const ANY: Token = Token(0);
-
     /// The lowest token of an epoch. Grants of that epoch have higher tokens.
     ///
     /// # Panics

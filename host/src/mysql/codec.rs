@@ -4,6 +4,7 @@
 //! (UTC, the server's clock). An absent field has its default.
 
 use std::borrow::Cow;
+use std::num::NonZero;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -79,7 +80,7 @@ struct LineState<'a> {
     proxies: Vec<Cow<'a, str>>,
     /// Ticket, index into `proxies`, end, rank.
     places: Vec<(u64, usize, u64, i32)>,
-    /// For each place: when its waiter joined, and whether its client may return to it. Apart from `places`,
+    /// For each place: when its waiter joined (0: unknown), and whether its client may return to it. Apart from `places`,
     /// so that earlier versions can read `places`. Earlier versions drop this field.
     #[serde(default)]
     joined: Vec<(u64, bool)>,
@@ -240,8 +241,8 @@ impl<'a> From<&'a Holder> for HolderState<'a> {
             ttl_ms: holder.ttl_ms,
             at_least_until: holder.at_least_until.0,
             delay_ms: holder.delay_ms,
-            keep_ms: holder.keep_ms,
-            released_by: holder.released_by,
+            keep_ms: holder.keep_ms.map_or(0, NonZero::get),
+            released_by: holder.released_by.map_or(0, NonZero::get),
             levels: match &holder.levels[..] {
                 [Level { attempts, request: None, fingerprint: 0 }] if *attempts == [holder.nonce] => {
                     Vec::new()
@@ -269,8 +270,8 @@ impl From<HolderState<'_>> for Holder {
             ttl_ms: state.ttl_ms,
             at_least_until: ServerTime(state.at_least_until),
             delay_ms: state.delay_ms,
-            keep_ms: state.keep_ms,
-            released_by: state.released_by,
+            keep_ms: NonZero::new(state.keep_ms),
+            released_by: NonZero::new(state.released_by),
             levels: if state.levels.is_empty() {
                 vec![Level { attempts: vec![state.nonce], request: None, fingerprint: 0 }]
             } else {
@@ -305,7 +306,7 @@ impl<'a> From<&'a Ended> for EndedState<'a> {
     fn from(ended: &'a Ended) -> EndedState<'a> {
         EndedState {
             nonce: ended.nonce,
-            released_by: ended.released_by,
+            released_by: ended.released_by.map_or(0, NonZero::get),
             request: ended.request.as_deref().map(Cow::Borrowed),
             version: ended.committed.map_or(0, |committed| committed.version.0),
             fingerprint: ended.committed.map_or(0, |committed| committed.fingerprint),
@@ -318,7 +319,7 @@ impl From<EndedState<'_>> for Ended {
         let committed = Committed { version: Token(state.version), fingerprint: state.fingerprint };
         Ended {
             nonce: state.nonce,
-            released_by: state.released_by,
+            released_by: NonZero::new(state.released_by),
             request: state.request.map(boxed),
             committed: Some(committed).filter(|committed| committed.version.0 > 0),
         }
@@ -365,7 +366,7 @@ impl<'a> From<&'a [GlobalPlace]> for LineState<'a> {
                 state.proxies.push(Cow::Borrowed(&place.proxy));
             }
             state.places.push((place.ticket, proxy, place.until.0, place.rank));
-            state.joined.push((place.joined.0, place.returns));
+            state.joined.push((place.joined.map_or(0, |joined| joined.0), place.returns));
         }
         state
     }
@@ -380,7 +381,7 @@ impl From<LineState<'_>> for Vec<GlobalPlace> {
                 ticket,
                 proxy: proxies.get(n).cloned().unwrap_or_else(|| "".into()),
                 rank,
-                joined: ServerTime(joined),
+                joined: Some(ServerTime(joined)).filter(|joined| joined.0 > 0),
                 returns,
                 until: ServerTime(until),
             }
@@ -433,8 +434,8 @@ mod tests {
             ttl_ms: 10,
             at_least_until: ServerTime(3),
             delay_ms: 4,
-            keep_ms: 9,
-            released_by: 5,
+            keep_ms: NonZero::new(9),
+            released_by: NonZero::new(5),
             levels: vec![
                 Level { attempts: vec![1, 3], request: Some("r\u{1F512}".into()), fingerprint: 9 },
                 Level { attempts: vec![2], request: None, fingerprint: 0 },
@@ -455,10 +456,10 @@ mod tests {
             ],
             not_before: ServerTime(11),
             ended: vec![
-                Ended { nonce: 1, released_by: 0, request: None, committed: None },
+                Ended { nonce: 1, released_by: None, request: None, committed: None },
                 Ended {
                     nonce: 2,
-                    released_by: 3,
+                    released_by: NonZero::new(3),
                     request: Some("x".into()),
                     committed: Some(Committed { version: Token(5), fingerprint: 6 }),
                 },
@@ -480,7 +481,7 @@ mod tests {
     }
 
     fn place(ticket: u64, proxy: &str, rank: i32) -> GlobalPlace {
-        let (joined, until) = (ServerTime(ticket + 4), ServerTime(ticket + 9));
+        let (joined, until) = (Some(ServerTime(ticket + 4)), ServerTime(ticket + 9));
         GlobalPlace { ticket, proxy: proxy.into(), rank, joined, returns: ticket == 2, until }
     }
 
@@ -489,11 +490,10 @@ mod tests {
     fn places_of_before_are_read() {
         let line = r#"{"line":{"proxies":["a","b"],"places":[[7,1,9,0],[8,0,9,0]]}}"#;
         let places = decode(1, line.as_bytes()).expect("it was a record").global_queue;
-        let read =
-            |place: &GlobalPlace| (place.ticket, place.proxy.to_string(), place.joined.0, place.returns);
+        let read = |place: &GlobalPlace| (place.ticket, place.proxy.to_string(), place.joined, place.returns);
         assert_eq!(
             places.iter().map(read).collect::<Vec<_>>(),
-            [(7, "b".to_owned(), 0, false), (8, "a".to_owned(), 0, false)]
+            [(7, "b".to_owned(), None, false), (8, "a".to_owned(), None, false)]
         );
     }
 

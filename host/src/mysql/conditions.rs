@@ -3,6 +3,7 @@
 //! the store's.
 
 use std::future::Future;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -148,11 +149,11 @@ pub async fn a_row_that_is_gone_is_looked_for(database: &impl Database) {
     let store = open(database).await;
     for keys in [&["one"][..], &["two", "three"]] {
         let before = warm(&store, keys).await;
-        let floor = before.token.0 + 1_000;
+        let floor = token(&before) + 1_000;
         says(database, &format!("UPDATE lockkeeper_meta SET floor={floor}; DELETE FROM lockkeeper_lease"))
             .await;
         let after = warm(&store, keys).await;
-        assert!(after.token.0 > floor, "{after:?}");
+        assert!(token(&after) > floor, "{after:?}");
     }
 }
 
@@ -243,7 +244,7 @@ pub async fn wide_batches_are_written_as_a_whole(database: &impl Database) {
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
     for _ in 0..3 {
         let lease = warm(&store, &keys).await;
-        let of_lease = format!("SELECT k FROM lockkeeper_lease WHERE token={}", lease.token.0);
+        let of_lease = format!("SELECT k FROM lockkeeper_lease WHERE token={}", token(&lease));
         assert_eq!(says(database, &of_lease).await.len(), keys.len(), "{lease:?}");
     }
 }
@@ -287,7 +288,7 @@ pub async fn the_bound_on_waiting_work_holds(database: &impl Database) {
     let held = contract::claim(&["held"], "me");
     let reply = ask(&store, Op::Acquire(held.clone()), 20_000).await.expect(ANSWERED).expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
-    let lease = LeaseRef { keys: held.keys, nonce: grant.nonce, token: grant.tokens[0] };
+    let lease = LeaseRef { keys: held.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
     let acquire = |n: usize| ask(&store, Op::Acquire(contract::claim(&[&format!("{n}")], "me")), 20_000);
     let (mut served, mut refused) = (0, 0);
     let flood = (0..2_000).map(acquire).collect::<Vec<_>>();
@@ -325,7 +326,7 @@ pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(databas
     let record =
         says(database, "SELECT epoch,floor FROM lockkeeper_meta WHERE id=1 AND identity<>'another'").await;
     let (epoch, floor): (u64, u64) = mysql_async::from_row(record.into_iter().next().expect("a record"));
-    assert!(epoch == 1 && floor > before.token.0, "{epoch} {floor}");
+    assert!(epoch == 1 && floor > token(&before), "{epoch} {floor}");
 }
 
 /// The lock of the first of two rows is granted when this proxy is no longer a member of its fleet. A write
@@ -515,7 +516,12 @@ async fn granted_in_time(store: &dyn Store, claim: Claim) -> LeaseRef {
 /// The lease that the claim was granted, if any.
 fn lease(claim: &Claim, reply: &Reply) -> Option<LeaseRef> {
     let Outcome::Granted(grant) = &reply.outcomes[0] else { return None };
-    Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] })
+    Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) })
+}
+
+/// The token of a lease that was granted.
+fn token(lease: &LeaseRef) -> u64 {
+    lease.token.expect("a grant has a token").0
 }
 
 async fn release(store: &MysqlStore, lease: LeaseRef) {
@@ -524,7 +530,7 @@ async fn release(store: &MysqlStore, lease: LeaseRef) {
 }
 
 fn once(key: &str) -> Claim {
-    Claim { keep_ms: 60_000, ..contract::claim(&[key], "me") }
+    Claim { keep_ms: NonZero::new(60_000), ..contract::claim(&[key], "me") }
 }
 
 async fn holders(store: &MysqlStore, claim: &Claim) -> usize {

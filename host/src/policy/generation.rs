@@ -190,7 +190,7 @@ struct Health {
 #[derive(Default)]
 struct HookHealth {
     in_row: AtomicU32,
-    /// The end of the suspension by the proxy's clock; 0 if the hook is not suspended.
+    /// The end of the last suspension by the proxy's clock. The hook is not suspended after it.
     until_us: AtomicU64,
 }
 

@@ -126,7 +126,6 @@ fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Pl
         // Other spaces have neither global queues nor notes of waiting proxies.
         waits: plan.wait_ms > 0 && plan.keys.iter().all(|key| key.space() == Space::Table),
         any: plan.any,
-        // 0 means "none".
         attempt: random::within(1..u64::MAX),
         owner: request.owner.as_str().into(),
         request: request.request_id.as_deref().map(Into::into),
@@ -164,7 +163,7 @@ fn settle(
         Verdict::Granted { grant, keys, asked_at, waited_ms, .. } => {
             let token = grant.tokens[0];
             Ok(Lease {
-                lease: LeaseRef { keys, nonce: grant.nonce, token },
+                lease: LeaseRef { keys, nonce: grant.nonce, token: Some(token) },
                 resource: resource(),
                 owner: request.owner.clone(),
                 mode: planned.plan.mode,

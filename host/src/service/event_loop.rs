@@ -147,7 +147,7 @@ impl EventLoop {
                 }
             }
             Msg::Taken(key) => {
-                self.notice(&key, NoticeKind::Forced, "", Token::default());
+                self.notice(&key, NoticeKind::Forced, "", None);
                 self.handle(Event::Taken(key));
             }
             Msg::Wake(key) => self.handle(Event::Wake(key)),
@@ -345,26 +345,26 @@ impl EventLoop {
         match note {
             Note::Granted { key, owner, token, from_release } => {
                 let kind = if from_release { NoticeKind::HandedOff } else { NoticeKind::Granted };
-                self.notice(&key, kind, &owner, token);
+                self.notice(&key, kind, &owner, Some(token));
             }
             Note::Released { key, owner, token, held_ms, handed_off } => {
                 ended(if handed_off { "handed_off" } else { "released" }, held_ms);
                 if !handed_off {
-                    self.notice(&key, NoticeKind::Released, &owner, token);
+                    self.notice(&key, NoticeKind::Released, &owner, Some(token));
                 }
             }
             Note::Expired { key, owner, token, held_ms } => {
                 ended("expired", held_ms);
-                self.notice(&key, NoticeKind::Expired, &owner, token);
+                self.notice(&key, NoticeKind::Expired, &owner, Some(token));
             }
             Note::Lost { key, owner, token, held_ms } => {
                 ended("lost", held_ms);
-                self.notice(&key, NoticeKind::Lost, &owner, token);
+                self.notice(&key, NoticeKind::Lost, &owner, Some(token));
             }
         }
     }
 
-    fn notice(&self, key: &Key, kind: NoticeKind, owner: &str, token: Token) {
+    fn notice(&self, key: &Key, kind: NoticeKind, owner: &str, token: Option<Token>) {
         if self.shared.notices.receiver_count() > 0 {
             let at_us = clock::wall_us();
             let _ = self.shared.notices.send(Notice {

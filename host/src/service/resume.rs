@@ -79,7 +79,7 @@ fn terms(shared: &ServiceContext, holder: &Holder) -> Terms {
 fn primitive(lease: &LeaseRef, holder: &Holder) -> Primitive {
     match Primitive::of_space(lease.keys[0].space()) {
         Some(primitive) => primitive,
-        None if holder.keep_ms > 0 => Primitive::Once,
+        None if holder.keep_ms.is_some() => Primitive::Once,
         None => Primitive::Lease,
     }
 }

@@ -275,7 +275,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
-        keep_ms: 0,
+        keep_ms: None,
         global: None,
         any: false,
         tag: Tag { resource: "a".into(), policy: "default@sha256:0".into(), ..Tag::default() },
@@ -294,7 +294,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
 
     // After the end of that lease, its key is not asked for any more.
     let keys: Arc<[Key]> = [Key::new("old/a").unwrap()].into();
-    service.release(LeaseRef { keys, nonce: grant.nonce, token: grant.tokens[0] }).await.unwrap();
+    service.release(LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]) }).await.unwrap();
     for _ in 0..200 {
         let lease = service.acquire(request("a")).await.unwrap();
         service.release(lease.lease.clone()).await.unwrap();

@@ -104,8 +104,8 @@ pub struct Notice {
     pub kind: NoticeKind,
     /// The owner of the lease; empty for [`NoticeKind::Forced`].
     pub owner: Box<str>,
-    /// The fencing token of the lease; 0 for [`NoticeKind::Forced`].
-    pub token: Token,
+    /// The fencing token of the lease; `None` for [`NoticeKind::Forced`].
+    pub token: Option<Token>,
     /// Microseconds since 1970, this machine's clock.
     pub at_us: u64,
 }

@@ -129,8 +129,8 @@ pub struct Settings {
     pub primitive: &'static str,
     pub second_primitive: Option<&'static str>,
     pub stripes: u32,
-    /// The number of keys of which a resource is any one; 0 if the resource has a single key.
-    pub pool: u32,
+    /// The number of keys of which a resource is any one; `None` if the resource has a single key.
+    pub pool: Option<u32>,
     pub global_order: bool,
     pub permits: u32,
     /// Whether requests for some resources are refused, because a separator ends their names.
@@ -143,9 +143,9 @@ impl Settings {
     /// The settings that the policy starts with.
     pub fn of(policy: &'static str) -> Settings {
         let (primitive, pool) = match policy {
-            POOL => ("lease", 2),
-            GUARDED => ("lease", 0),
-            policy => (policy, 0),
+            POOL => ("lease", Some(2)),
+            GUARDED => ("lease", None),
+            policy => (policy, None),
         };
         Settings {
             primitive,
@@ -185,10 +185,10 @@ impl Settings {
         Settings {
             primitive,
             second_primitive: (second != primitive && random.random_bool(0.2)).then_some(second),
-            stripes: if pool > 0 { 0 } else { *[0, 0, 1, 2].choose(random).unwrap_or(&0) },
+            stripes: if pool.is_some() { 0 } else { *[0, 0, 1, 2].choose(random).unwrap_or(&0) },
             global_order,
             permits: *[1, 2, 2].choose(random).unwrap_or(&2),
-            refuses: !global_order && pool == 0 && !what.asks_for_several && random.random_bool(0.2),
+            refuses: !global_order && pool.is_none() && !what.asks_for_several && random.random_bool(0.2),
             ..Settings::of(policy)
         }
     }
@@ -203,8 +203,8 @@ impl Settings {
         table.insert("stripes".to_owned(), self.stripes.into());
         table.insert("global_order".to_owned(), self.global_order.into());
         match self.pool {
-            0 => table.insert("separator".to_owned(), if self.refuses { "1" } else { SEPARATOR }.into()),
-            pool => table.insert("pool".to_owned(), pool.into()),
+            None => table.insert("separator".to_owned(), if self.refuses { "1" } else { SEPARATOR }.into()),
+            Some(pool) => table.insert("pool".to_owned(), pool.into()),
         };
         table.insert("permits".to_owned(), self.permits.into());
         table.insert("keep_ms".to_owned(), KEEP_MS.into());

@@ -136,7 +136,7 @@ pub fn claim(keys: &[&str], owner: &str) -> Claim {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
-        keep_ms: 0,
+        keep_ms: None,
         global: None,
         any: false,
         tag: Tag { resource: "a resource".into(), policy: "default@sha256:00".into(), ..Tag::default() },
@@ -214,7 +214,7 @@ fn release_op(lease: &LeaseRef) -> Op {
 const RELEASED: Outcome = Outcome::Released { levels_left: 0 };
 
 fn lease(claim: &Claim, grant: &Grant) -> LeaseRef {
-    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] }
+    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) }
 }
 
 async fn pass_ms(ms: u64) {

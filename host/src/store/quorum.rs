@@ -204,7 +204,7 @@ async fn refused(members: &[Member], patience: Duration, outcome: Outcome, now: 
 
 /// A reference to a lease whose members have not agreed on its token yet.
 fn any_token(keys: &[Key], nonce: u64) -> LeaseRef {
-    LeaseRef { keys: keys.into(), nonce, token: Token::ANY }
+    LeaseRef { keys: keys.into(), nonce, token: None }
 }
 
 fn vote(
@@ -326,8 +326,10 @@ impl Round {
                         && late.nonce == grant.nonce
                         && late.tokens != grant.tokens
                     {
-                        let op =
-                            Op::Raise { lease: any_token(keys, grant.nonce), tokens: grant.tokens.clone() };
+                        let op = Op::Raise {
+                            lease: any_token(keys, grant.nonce),
+                            tokens: Some(grant.tokens.clone()),
+                        };
                         reached(Branch::LiftedLate);
                         members[n].store.submit(vec![op], deadline, Box::new(|_| {}));
                     }
@@ -416,7 +418,7 @@ async fn raise(
     reached(Branch::Lifted);
     let (tell, mut votes) = unbounded_channel();
     for n in behind {
-        let op = Op::Raise { lease: lease.clone(), tokens: tokens.to_vec() };
+        let op = Op::Raise { lease: lease.clone(), tokens: Some(tokens.to_vec()) };
         vote(&members[n], n, vec![op], deadline, false, &tell);
     }
     drop(tell);
@@ -438,7 +440,7 @@ async fn raise(
 fn widen(members: &[Member], lease: &LeaseRef, lowest: &[Token], ballot: &Ballot, deadline: Instant) {
     let (_, above) = ballot.at_token(lease.nonce, lowest);
     for n in above {
-        let op = Op::Raise { lease: lease.clone(), tokens: lowest.to_vec() };
+        let op = Op::Raise { lease: lease.clone(), tokens: Some(lowest.to_vec()) };
         members[n].store.submit(vec![op], deadline, Box::new(|_| {}));
     }
 }

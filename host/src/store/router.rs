@@ -301,8 +301,8 @@ impl Stores {
         for (places, grant) in grants.iter_mut().filter(|(_, grant)| is_below(grant)) {
             let keys: Arc<[Key]> = places.iter().map(|place| claim.keys[*place].clone()).collect();
             grant.tokens = vec![highest; keys.len()];
-            let lease = LeaseRef { keys, nonce: grant.nonce, token: Token::ANY };
-            let raised = self.ask(Op::Raise { lease, tokens: grant.tokens.clone() }, deadline).await?;
+            let lease = LeaseRef { keys, nonce: grant.nonce, token: None };
+            let raised = self.ask(Op::Raise { lease, tokens: Some(grant.tokens.clone()) }, deadline).await?;
             if !matches!(raised, (Outcome::Renewed { .. }, _)) {
                 return Ok(Some(places[0]));
             }
@@ -362,7 +362,7 @@ fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
     let lease = |lease: &LeaseRef| LeaseRef {
         keys: keys.clone(),
         nonce: lease.nonce,
-        token: if first { lease.token } else { Token::ANY },
+        token: lease.token.filter(|_| first),
     };
     match op {
         Op::Acquire(claim) => Op::Acquire(Claim { keys, ..claim.clone() }),

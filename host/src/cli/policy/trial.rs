@@ -1,6 +1,7 @@
 //! `policy try`: shows the answer of a component to one request.
 
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -229,7 +230,7 @@ fn plan_json(plan: &Plan) -> Value {
         "reentrant": plan.reentrant,
         "max_waiters": plan.max_waiters,
         "lock_at_least_ms": plan.lock_at_least_ms,
-        "keep_ms": plan.keep_ms,
+        "keep_ms": plan.keep_ms.map_or(0, NonZero::get),
         "lock_delay_ms": plan.lock_delay_ms,
         "max_hold_ms": plan.max_hold_ms,
         "on_loss": plan.on_loss.as_str(),
@@ -244,7 +245,7 @@ fn plan_rows(tried: &Tried) -> Vec<(&'static str, String)> {
     let yes_no = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let second = plan.second.map(|second| format!(", else {}", second.as_str())).unwrap_or_default();
     let kept = match plan.primitive.keeps_outcome() {
-        true => ("outcome kept", time(plan.keep_ms)),
+        true => ("outcome kept", time(plan.keep_ms.map_or(0, NonZero::get))),
         false => ("lock at least", time(plan.lock_at_least_ms)),
     };
     let labels: Vec<String> = plan.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -1,5 +1,7 @@
 //! The effect of each operation on the records: the only place where grants are decided.
 
+use std::num::NonZero;
+
 use super::admission::admits;
 use super::{
     COMMITS_KEPT, Claim, Commit, Committed, Denial, ENDED_KEPT, Ended, Env, Grant, Holder, Left, Level,
@@ -19,7 +21,7 @@ pub fn apply(records: &mut Records, op: &Op, env: &Env) -> Outcome {
         Op::Rejoin(claim) if claim.any => rejoin_any(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Rejoin(claim) => rejoin(records, claim, env).unwrap_or(Outcome::Absent),
         Op::Renew { lease, ttl_ms } => renew(records, lease, *ttl_ms, env),
-        Op::Raise { lease, tokens } => raise(records, lease, tokens, env),
+        Op::Raise { lease, tokens } => raise(records, lease, tokens.as_deref(), env),
         Op::Release(asked) => release(records, asked, env),
         Op::Abandon { keys, attempt } => abandon(records, keys, *attempt, env),
         Op::Force { key } => force(records, key, env),
@@ -99,7 +101,7 @@ fn chosen(key: &Key, outcome: Outcome) -> Outcome {
 }
 
 fn rejoin(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
-    if claim.keep_ms > 0
+    if claim.keep_ms.is_some()
         && let Some(kept) = claim.keys.iter().find_map(|key| kept(records.read(key), env))
     {
         return Some(Outcome::Done(kept.clone()));
@@ -226,7 +228,7 @@ fn grant(records: &mut Records, claim: &Claim, env: &Env) -> Outcome {
             at_least_until,
             delay_ms: claim.delay_ms,
             keep_ms: claim.keep_ms,
-            released_by: 0,
+            released_by: None,
             levels: vec![level_of(claim)],
             tag: claim.tag.clone(),
         });
@@ -280,6 +282,11 @@ fn push_ended(ended: &mut Vec<Ended>, entry: Ended) {
     }
 }
 
+/// Whether the reference goes with the token of this holder.
+fn is_named(lease: &LeaseRef, holder: &Holder) -> bool {
+    lease.token.is_none_or(|token| holder.accepts(token))
+}
+
 /// Checks that the lease is complete and running: that it is on every key, and that the first key accepts its
 /// token.
 ///
@@ -289,7 +296,7 @@ fn live(records: &Records, lease: &LeaseRef, env: &Env) -> Result<(), Outcome> {
     let mut found = Ok(());
     for (n, key) in lease.keys.iter().enumerate() {
         let mut holders = records.read(key).holders.iter().filter(|holder| holder.nonce == lease.nonce);
-        let own = holders.find(|holder| env.lasts(holder) && (n > 0 || holder.goes_by(lease.token)));
+        let own = holders.find(|holder| env.lasts(holder) && (n > 0 || is_named(lease, holder)));
         if env.may_be_taken(own.ok_or(Outcome::Lost)?) {
             found = Err(Outcome::Unknown);
         }
@@ -312,24 +319,28 @@ fn renew(records: &mut Records, lease: &LeaseRef, ttl_ms: Option<u32>, env: &Env
     Outcome::Renewed { left_us }
 }
 
-fn raise(records: &mut Records, lease: &LeaseRef, tokens: &[Token], env: &Env) -> Outcome {
+fn raise(records: &mut Records, lease: &LeaseRef, tokens: Option<&[Token]>, env: &Env) -> Outcome {
     if let Err(outcome) = live(records, lease, env) {
         return outcome;
     }
     let mut left_us = u64::MAX;
-    for (key, token) in lease.keys.iter().zip(tokens) {
+    for (n, key) in lease.keys.iter().enumerate() {
+        let token = tokens.and_then(|tokens| tokens.get(n).copied());
         let own = |holder: &&Holder| holder.nonce == lease.nonce;
         let record = records.read(key);
-        if record.token >= *token && record.holders.iter().filter(own).all(|holder| holder.goes_by(*token)) {
+        let is_accepted = |token: Token| {
+            record.token >= token && record.holders.iter().filter(own).all(|holder| holder.accepts(token))
+        };
+        let Some(token) = token.filter(|token| !is_accepted(*token)) else {
             let left = record.holders.iter().filter(own).map(|holder| env.left_us(holder));
             left_us = left.min().unwrap_or(0).min(left_us);
             continue;
-        }
+        };
         let record = records.write(key);
-        record.token = record.token.max(*token);
+        record.token = record.token.max(token);
         for holder in record.holders.iter_mut().filter(|holder| holder.nonce == lease.nonce) {
-            holder.token = holder.token.max(*token);
-            holder.lowest_token = holder.lowest_token.min(*token);
+            holder.token = holder.token.max(token);
+            holder.lowest_token = holder.lowest_token.min(token);
             left_us = left_us.min(env.left_us(holder));
         }
     }
@@ -355,11 +366,11 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     }
     // A lease that has lost some of its keys is lost; removing the rest unblocks the other keys.
     let is_rest = |holder: &Holder| {
-        env.lasts(holder) && holder.keys as usize == lease.keys.len() && holder.goes_by(lease.token)
+        env.lasts(holder) && holder.keys as usize == lease.keys.len() && is_named(lease, holder)
     };
     let own = |holder: &Holder| holder.nonce == lease.nonce && (whole || is_rest(holder));
     // If the answer is `Lost`, it is `Lost` again when the release is repeated.
-    let attempt = if whole { attempt } else { 0 };
+    let attempt = NonZero::new(attempt).filter(|_| whole);
     let mut levels_left = 0;
     for key in &*lease.keys {
         let Some(place) = records.read(key).holders.iter().position(own) else { continue };
@@ -377,7 +388,8 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
             record.not_before = record.not_before.max(holder.at_least_until);
             remember(&mut record.ended, &holder);
             if let Some(Left { value, origin }) = outcome.as_ref().filter(|_| whole) {
-                let (since, until) = (env.now, env.now.plus_ms(holder.keep_ms));
+                let keep_ms = holder.keep_ms.map_or(0, NonZero::get);
+                let (since, until) = (env.now, env.now.plus_ms(keep_ms));
                 let (value, origin) = (value.clone(), *origin);
                 record.kept = Some(StoredValue { value, since, until, nonce: lease.nonce, origin });
             }
@@ -389,7 +401,10 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
 /// The levels left after this same release, if it was applied before and its answer was lost.
 fn released_before(records: &Records, lease: &LeaseRef, attempt: u64) -> Option<u32> {
     let record = records.read(&lease.keys[0]);
-    record.ended.iter().find(|ended| ended.nonce == lease.nonce && ended.released_by == attempt)?;
+    record
+        .ended
+        .iter()
+        .find(|ended| ended.nonce == lease.nonce && ended.released_by == NonZero::new(attempt))?;
     let holder = record.holders.iter().find(|holder| holder.nonce == lease.nonce);
     Some(holder.map_or(0, |holder| holder.levels.len() as u32))
 }
@@ -439,7 +454,7 @@ fn is_kept_of(record: &Record, lease: &LeaseRef) -> bool {
 }
 
 fn keeps_outcomes(records: &Records, lease: &LeaseRef) -> bool {
-    let keeps = |holder: &Holder| holder.nonce == lease.nonce && holder.keep_ms > 0;
+    let keeps = |holder: &Holder| holder.nonce == lease.nonce && holder.keep_ms.is_some();
     lease.keys.iter().all(|key| records.read(key).holders.iter().any(keeps))
 }
 
@@ -486,7 +501,7 @@ fn commit(records: &mut Records, asked: &Commit, env: &Env) -> Outcome {
     let committed = Some(Committed { version, fingerprint: *fingerprint });
     push_ended(
         &mut record.ended,
-        Ended { nonce: *attempt, released_by: 0, request: request.clone(), committed },
+        Ended { nonce: *attempt, released_by: None, request: request.clone(), committed },
     );
     Outcome::Committed { version }
 }

@@ -7,7 +7,7 @@ use crate::lock::ServerTime;
 /// step, but by no more than the lease time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
-    /// How far the clock may have been set forward, in microseconds. 0 where nothing is in doubt.
+    /// How far the clock may have been set forward, in microseconds; by nothing, if nothing is in doubt.
     pub by_us: u64,
     /// The store's clock when the step was noticed. Leases that were granted later are not affected.
     pub since: ServerTime,
@@ -51,8 +51,8 @@ mod tests {
             ttl_ms: 10_000,
             at_least_until: ServerTime(0),
             delay_ms: 0,
-            keep_ms: 0,
-            released_by: 0,
+            keep_ms: None,
+            released_by: None,
             levels: Vec::new(),
             tag: Tag::default(),
         }

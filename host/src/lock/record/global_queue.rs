@@ -112,7 +112,7 @@ fn ahead_in_global_queue(records: &Records, keys: &[Key], own: &GlobalTicket, en
         let first = live(record, env).next()?;
         let goes_first = match joined {
             _ if has_place(record, own, env) => first.ticket != own.number,
-            Some(joined) => first.order() < (own.rank, joined, own.number),
+            joined @ Some(_) => first.order() < (own.rank, joined, own.number),
             None => first.rank <= own.rank,
         };
         goes_first.then(|| Denial {
@@ -129,9 +129,8 @@ fn ahead_in_global_queue(records: &Records, keys: &[Key], own: &GlobalTicket, en
 /// claim was lost or went to another proxy, and from the claim, even if all its places have expired.
 fn joined_before(records: &Records, keys: &[Key], own: &GlobalTicket, env: &Env) -> Option<ServerTime> {
     let places = keys.iter().flat_map(|key| live(records.read(key), env));
-    let mine = places.filter(|place| place.ticket == own.number).map(|place| place.joined);
-    // An earlier version of the program wrote no time.
-    mine.filter(|joined| joined.0 > 0).chain(own.joined).min()
+    let mine = places.filter(|place| place.ticket == own.number).filter_map(|place| place.joined);
+    mine.chain(own.joined).min()
 }
 
 /// Takes a place in the global queue of every key, or extends existing places. Returns `None` if a queue is
@@ -148,15 +147,18 @@ fn join(records: &mut Records, claim: &Claim, own: &GlobalTicket, env: &Env) -> 
     let joined = joined_before(records, keys, own, env).unwrap_or_else(|| {
         // Waiters that join in one transaction get distinct, rising times. They also rise if the clock was set
         // back, so that no later waiter passes an earlier one.
-        let last =
-            keys.iter().flat_map(|key| &records.read(key).global_queue).map(|place| place.joined).max();
+        let last = keys
+            .iter()
+            .flat_map(|key| &records.read(key).global_queue)
+            .filter_map(|place| place.joined)
+            .max();
         last.map_or(env.now, |last| env.now.max(last.plus_us(1)))
     });
     let place = GlobalPlace {
         ticket: own.number,
         proxy: claim.proxy.clone(),
         rank: own.rank,
-        joined,
+        joined: Some(joined),
         returns: own.returns,
         until: env.now.plus_ms(PLACE_MS),
     };

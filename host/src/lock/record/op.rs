@@ -1,5 +1,6 @@
 //! The operations of a store on its records.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::{Origin, Tag};
@@ -21,14 +22,13 @@ pub enum Op {
         /// How long the lease lasts from now, in milliseconds; `None` for the lease time of the grant.
         ttl_ms: Option<u32>,
     },
-    /// Let the lease accept these tokens, too, one for each of its keys; new grants get higher tokens. If the
-    /// lease already accepts them, or for [`Token::ANY`], the operation only returns how long the lease still
-    /// lasts.
+    /// Let the lease accept these tokens, too; new grants get higher tokens. If the lease already accepts them, or
+    /// without tokens, the operation only returns how long the lease still lasts.
     Raise {
         /// The lease that accepts the tokens.
         lease: LeaseRef,
-        /// The tokens, in the order of the lease's keys.
-        tokens: Vec<Token>,
+        /// One token for each of the lease's keys, in their order.
+        tokens: Option<Vec<Token>>,
     },
     /// Give up one level. Giving up the last level ends the lease.
     Release(Release),
@@ -92,8 +92,8 @@ pub struct Claim {
     /// Whether the claim adds a level to a lease that its owner already has.
     pub reentrant: bool,
     /// For the primitive `once`: how long the outcome is stored, in milliseconds. While an outcome is stored,
-    /// the key is not granted. 0 for every other primitive.
-    pub keep_ms: u32,
+    /// the key is not granted. `None` for every other primitive.
+    pub keep_ms: Option<NonZero<u32>>,
     /// Set if the claim waits in the global queue.
     pub global: Option<GlobalTicket>,
     /// What is stored with the lease for display and for a policy change.

@@ -1,5 +1,6 @@
 //! The durable state of a key.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::Tag;
@@ -77,10 +78,10 @@ pub struct Holder {
     pub at_least_until: ServerTime,
     /// After an expiry the key stays blocked for this long, in milliseconds.
     pub delay_ms: u32,
-    /// How long the outcome of a `once` is stored, in milliseconds.
-    pub keep_ms: u32,
-    /// The `attempt` of the last release that gave up a level; 0 if there was none.
-    pub released_by: u64,
+    /// For the primitive `once`: how long its outcome is stored, in milliseconds.
+    pub keep_ms: Option<NonZero<u32>>,
+    /// The `attempt` of the last release that gave up a level.
+    pub released_by: Option<NonZero<u64>>,
     /// One level for each acquire of the owner that it has not released; never empty.
     pub levels: Vec<Level>,
     /// What is stored with the lease for display and for a policy change.
@@ -104,8 +105,8 @@ pub struct Level {
 pub struct Ended {
     /// The nonce of the grant, or the `attempt` of the commit.
     pub nonce: u64,
-    /// The `attempt` of the release that ended the grant; 0 if it was not released.
-    pub released_by: u64,
+    /// The `attempt` of the release that ended the grant; `None` if it was not released.
+    pub released_by: Option<NonZero<u64>>,
     /// The request id, if the client gave one; it is used up.
     pub request: Option<Box<str>>,
     /// Set for an [`Op::Commit`](super::Op::Commit): the answer if the commit is repeated.
@@ -157,9 +158,9 @@ pub struct GlobalPlace {
     pub proxy: Arc<str>,
     /// Lower ranks go first.
     pub rank: i32,
-    /// When the waiter first joined a global queue; the same in the queues of all its keys. 0 if an earlier
-    /// version of the program wrote the place.
-    pub joined: ServerTime,
+    /// When the waiter first joined a global queue; the same in the queues of all its keys. `None` if an
+    /// earlier version of the program wrote the place.
+    pub joined: Option<ServerTime>,
     /// The client has a request id and can repeat the request on another proxy, which then finds the place
     /// again. So the place outlives its proxy, until it expires.
     pub returns: bool,
@@ -200,8 +201,8 @@ impl Record {
 
 impl Holder {
     /// Whether the lease accepts the token: the client may have been told of it.
-    pub(super) fn goes_by(&self, token: Token) -> bool {
-        token == Token::ANY || (self.lowest_token <= token && token <= self.token)
+    pub(super) fn accepts(&self, token: Token) -> bool {
+        self.lowest_token <= token && token <= self.token
     }
 
     /// When the holder no longer counts on the lease: [`UNNOTICED_US`] after its end, because the store's clock
@@ -218,7 +219,7 @@ impl Holder {
 
 impl GlobalPlace {
     /// The sort key of the global queue: lower goes first.
-    pub(super) fn order(&self) -> (i32, ServerTime, u64) {
+    pub(super) fn order(&self) -> (i32, Option<ServerTime>, u64) {
         (self.rank, self.joined, self.ticket)
     }
 }

@@ -29,7 +29,7 @@ fn claim(names: &[&str], owner: &str, attempt: u64) -> Claim {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
-        keep_ms: 0,
+        keep_ms: None,
         global: None,
         any: false,
         tag: Tag::default(),
@@ -67,7 +67,7 @@ impl World {
         match self.acquire(claim) {
             Outcome::Granted(grant) => {
                 let (keys, token) = (claim.keys.clone(), grant.tokens[0]);
-                (LeaseRef { keys, nonce: grant.nonce, token }, grant)
+                (LeaseRef { keys, nonce: grant.nonce, token: Some(token) }, grant)
             }
             other => panic!("{other:?}"),
         }
@@ -144,8 +144,8 @@ fn releasing_what_is_left_of_a_lease_frees_it() {
     world.apply(&Op::Force { key: lease.keys[0].clone() });
     for stranger in [
         LeaseRef { nonce: 7, ..lease.clone() },
-        LeaseRef { token: lease.token.next(), ..lease.clone() },
-        LeaseRef { keys: keys(&["b"]), token: lease.token.next(), ..lease.clone() },
+        LeaseRef { token: lease.token.map(Token::next), ..lease.clone() },
+        LeaseRef { keys: keys(&["b"]), token: lease.token.map(Token::next), ..lease.clone() },
     ] {
         assert_eq!(world.release(&stranger, 8), Outcome::Lost);
     }
@@ -295,7 +295,7 @@ fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
     world.env.now = ServerTime(world.env.now.0 - 400_000_000);
     let renewed = world.apply(&Op::Renew { lease: lease.clone(), ttl_ms: None });
     assert_eq!(renewed, Outcome::Renewed { left_us: 10_000_000 });
-    let raised = world.apply(&Op::Raise { lease: lease.clone(), tokens: vec![Token(99)] });
+    let raised = world.apply(&Op::Raise { lease: lease.clone(), tokens: Some(vec![Token(99)]) });
     assert_eq!(raised, Outcome::Renewed { left_us: 10_000_000 });
     for attempt in [1, 2] {
         let (_, again) = world.granted(&Claim { attempt, ..reentrant.clone() });
@@ -414,7 +414,9 @@ fn a_foreign_lease_changes_nothing() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     let before = world.records.clone();
-    for foreign in [LeaseRef { nonce: 2, ..lease.clone() }, LeaseRef { token: Token(9), ..lease.clone() }] {
+    for foreign in
+        [LeaseRef { nonce: 2, ..lease.clone() }, LeaseRef { token: Some(Token(9)), ..lease.clone() }]
+    {
         assert_eq!(world.release(&foreign, 9), Outcome::Lost);
         assert_eq!(world.apply(&Op::Renew { lease: foreign, ttl_ms: None }), Outcome::Lost);
     }

@@ -105,7 +105,7 @@ pub struct Contention {
     pub holder: Box<str>,
     /// How many waiters the key has on this proxy.
     pub waiters: u32,
-    /// The last pause between two polls, in milliseconds; 0 if there was none.
+    /// How long the waiter has paused between its last two polls, in milliseconds.
     pub last_sleep_ms: u32,
 }
 

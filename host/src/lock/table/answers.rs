@@ -250,7 +250,7 @@ impl Table {
         let keys = &entry.waiter.claim.keys;
         let same = |other: &Entry| {
             let claim = &other.waiter.claim;
-            claim.keep_ms > 0 && claim.keys == *keys && other.in_flight.is_none()
+            claim.keep_ms.is_some() && claim.keys == *keys && other.in_flight.is_none()
         };
         let waiting = self.queues.get(&keys[0]).into_iter().flat_map(|queue| queue.in_order()).copied();
         let told: Vec<WaiterId> = waiting.filter(|other| self.waiters.get(other).is_some_and(same)).collect();

@@ -34,8 +34,8 @@ pub(super) enum Chore {
 pub(super) struct Chores {
     waiting: VecDeque<Chore>,
     flying: usize,
-    /// The length of the current pause; 0 while the store answers.
-    pause_ms: u32,
+    /// The length of the last pause; `None` while the store answers.
+    pause_ms: Option<u32>,
     /// No chore begins before this moment.
     pause_until: Option<Instant>,
 }
@@ -84,7 +84,7 @@ impl Table {
 
     pub(super) fn chore_done(&mut self) {
         self.chores.flying -= 1;
-        self.chores.pause_ms = 0;
+        self.chores.pause_ms = None;
         self.timers.insert((Instant(0), Timer::Chores));
     }
 
@@ -95,8 +95,9 @@ impl Table {
             self.chore_later(chore);
         }
         if self.chores.pause_until.is_none() {
-            let longest = (self.chores.pause_ms * 2).clamp(SHORTEST_PAUSE_MS, LONGEST_PAUSE_MS);
-            self.chores.pause_ms = longest;
+            let last_ms = self.chores.pause_ms;
+            let longest = last_ms.map_or(SHORTEST_PAUSE_MS, |ms| (ms * 2).min(LONGEST_PAUSE_MS));
+            self.chores.pause_ms = Some(longest);
             // Spreads the retries of proxies that lost the same store.
             let spread = self.tickets.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
             let until = now.plus_ms(longest / 2 + spread as u32 % (longest / 2));

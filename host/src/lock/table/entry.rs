@@ -31,8 +31,8 @@ pub(super) struct Entry {
     /// It became the next waiter while a batch was in flight that may not have seen the change.
     pub again: bool,
     /// Its deadline has passed, and the store was asked whether the lease that blocks the waiter is its own:
-    /// the token of that lease.
-    pub looked_for: Option<Token>,
+    /// the token of that lease, if a lease was known to block the waiter.
+    pub looked_for: Option<Option<Token>>,
 }
 
 impl Entry {

@@ -7,7 +7,7 @@ use super::actions::Action;
 use super::events::{ReleaseId, SubmissionId, WaiterId};
 use super::timer::Timer;
 use crate::lock::record::{GlobalQueueChange, Op, Release};
-use crate::lock::{Instant, Key, LeaseRef, Token};
+use crate::lock::{Instant, Key, LeaseRef};
 
 /// A batch of operations that the store has not answered.
 #[derive(Debug)]
@@ -54,8 +54,7 @@ impl Table {
                     ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
                 }
                 BatchItem::Look { lease } => {
-                    let tokens = vec![Token::ANY; lease.keys.len()];
-                    ops.push(Op::Raise { lease: lease.clone(), tokens });
+                    ops.push(Op::Raise { lease: lease.clone(), tokens: None });
                 }
                 BatchItem::GlobalQueue { key, change } => {
                     ops.push(Op::GlobalQueue { key: key.clone(), change: change.clone() });

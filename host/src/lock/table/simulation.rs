@@ -349,7 +349,7 @@ impl Sim {
         };
         let late = self.now.ms_since(deadline);
         assert!(late < LATE_MS, "{waiter:?} was answered {late} ms late");
-        assert!(claim.keep_ms > 0 || !matches!(verdict, Verdict::Done(_)), "{waiter:?} wanted a lease");
+        assert!(claim.keep_ms.is_some() || !matches!(verdict, Verdict::Done(_)), "{waiter:?} wanted a lease");
         if let (Verdict::Contended { holder, .. }, Some(request)) = (&verdict, &claim.request) {
             let has_it = |belief: &Belief| belief.requests.contains(request) && belief.from <= asked;
             let is_own = |holder: &HeldBy| holder.request.as_ref() == Some(request);
@@ -370,12 +370,12 @@ impl Sim {
                 return;
             }
             let until = asked_at.plus_us(grant.left_us);
-            let lease = LeaseRef { keys, nonce: grant.nonce, token: grant.tokens[0] };
+            let lease = LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
             let belief = self.beliefs.entry(grant.nonce).or_insert_with(|| Belief {
                 lease,
                 tokens: grant.tokens.clone(),
                 mode: claim.mode,
-                is_once: claim.keep_ms > 0,
+                is_once: claim.keep_ms.is_some(),
                 from: self.now,
                 until,
                 levels: 0,

@@ -199,7 +199,7 @@ impl Table {
         let is_late = entry.deadline <= now;
         let own = self.own_in_the_way(claim, is_late);
         // Another call of the request may have been granted since then.
-        let is_new = |own: &HeldBy, last: Token| is_of_request(own, claim) && own.token != last;
+        let is_new = |own: &HeldBy, last: Option<Token>| is_of_request(own, claim) && Some(own.token) != last;
         let may_find = match entry.looked_for {
             Some(last) => own.is_some_and(|own| is_new(own, last)),
             None => asks_first || own.is_some(),
@@ -208,7 +208,7 @@ impl Table {
             return false;
         }
         let over = asks_first && is_late;
-        let looks_for = own.map_or(Token::ANY, |own| own.token);
+        let looks_for = own.map(|own| own.token);
         if let Some(entry) = self.waiters.get_mut(&id) {
             entry.looked_for = is_late.then_some(looks_for);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::election::{self, Highest, Probe, ServerStatus};
 use super::identity::Identity;
-use crate::clock;
+use crate::clock::{self, AtomicInstant};
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
 use crate::mutex::Mutex;
@@ -31,8 +31,8 @@ pub struct Servers {
     pub round: tokio::sync::Mutex<Round>,
     /// Rises whenever another server is chosen.
     generation: AtomicU64,
-    /// Until when the heartbeat of the server in use is fresh, on our own clock; 0 before it was read.
-    fresh_until: AtomicU64,
+    /// Until when the heartbeat of the server in use is fresh, on our own clock, once it was read.
+    fresh_until: AtomicInstant,
     state: Mutex<State>,
 }
 
@@ -72,7 +72,7 @@ impl Servers {
             }),
             endpoints,
             generation: AtomicU64::new(1),
-            fresh_until: AtomicU64::new(0),
+            fresh_until: AtomicInstant::new(None),
             state: Mutex::new(State { current, last: 0, probes }),
         }
     }
@@ -95,7 +95,7 @@ impl Servers {
     /// The server in use and its generation, once a connection has found that it may be used.
     pub fn in_use(&self) -> Option<(usize, u64)> {
         let state = self.state.lock();
-        let marked = self.fresh_until.load(Ordering::Relaxed) > 0;
+        let marked = self.fresh_until.get().is_some();
         state.current.filter(|_| marked).map(|index| (index, self.generation.load(Ordering::Relaxed)))
     }
 
@@ -128,7 +128,7 @@ impl Servers {
     pub fn extend(&self, generation: u64, until: Instant) {
         let _state = self.state.lock();
         if self.generation.load(Ordering::Relaxed) == generation {
-            self.fresh_until.fetch_max(until.0, Ordering::Relaxed);
+            self.fresh_until.postpone(until);
         }
     }
 
@@ -148,8 +148,8 @@ impl Servers {
         if state.current.is_some() {
             return Ok(());
         }
-        let fresh_until = Instant(self.fresh_until.load(Ordering::Relaxed));
-        let patient = election::is_patient(clock::now(), fresh_until);
+        let fresh_until = self.fresh_until.get();
+        let patient = fresh_until.is_some_and(|until| election::is_patient(clock::now(), until));
         match election::choose(&state.probes, known, state.last, patient) {
             Some(index) => {
                 self.take(&mut state, index);
@@ -166,7 +166,7 @@ impl Servers {
             reached(Branch::OtherServer);
             tracing::warn!(from, to, "another MySQL server is in use now");
             state.last = index;
-            self.fresh_until.store(0, Ordering::Relaxed);
+            self.fresh_until.clear();
             self.generation.fetch_add(1, Ordering::Release);
         }
     }
@@ -200,7 +200,7 @@ impl ServerInUse {
             let why = format!("the MySQL server at {} is not in use any more", self.endpoint().address);
             return Err(Fault::Broken { why, slug: "moved" });
         }
-        if clock::now().0 > self.servers.fresh_until.load(Ordering::Relaxed) {
+        if self.servers.fresh_until.get().is_none_or(|until| clock::now() > until) {
             let why = format!(
                 "the MySQL server at {} could not be reached for a while; probing again",
                 self.endpoint().address

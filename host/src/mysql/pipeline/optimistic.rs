@@ -169,7 +169,7 @@ impl Plan {
 
 /// Whether an unknown key is taken for missing. A `once` is mostly for a new key.
 fn is_likely_new(op: &Op) -> bool {
-    matches!(op, Op::Acquire(claim) if claim.keep_ms > 0 && claim.keys.len() == 1)
+    matches!(op, Op::Acquire(claim) if claim.keep_ms.is_some() && claim.keys.len() == 1)
 }
 
 /// Whether a decision about the record can depend on the time within these bounds.

@@ -3,6 +3,7 @@
 mod clamp;
 mod request;
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 pub use self::request::PlanRequest;
@@ -49,8 +50,8 @@ pub struct Plan {
     pub max_waiters: u32,
     /// The keys stay taken for at least this long after the grant, even if they are released earlier.
     pub lock_at_least_ms: u32,
-    /// How long the outcome of a `once` is stored; 0 for other primitives.
-    pub keep_ms: u32,
+    /// How long the outcome of a `once` is stored; `None` for other primitives.
+    pub keep_ms: Option<NonZero<u32>>,
     /// The keys stay taken for this long after a lease that ended without a release.
     pub lock_delay_ms: u32,
     /// The longest time that the proxy keeps the lease of a held connection alive.

@@ -141,8 +141,8 @@ fn own_file(random: &mut StdRng, what: &Failing<'_>) -> Fault {
     let policy = what.policies.choose(random).copied().unwrap_or_default();
     // A proxy does not start with invalid settings.
     let any = Settings::any(random, policy, what);
-    let primitive = if any.pool > 0 { "lease" } else { any.primitive };
-    let refuses = any.refuses || (!what.asks_for_several && any.pool == 0 && random.random_bool(0.5));
+    let primitive = if any.pool.is_some() { "lease" } else { any.primitive };
+    let refuses = any.refuses || (!what.asks_for_several && any.pool.is_none() && random.random_bool(0.5));
     Fault::Edit {
         policy,
         settings: Settings { primitive, second_primitive: None, global_order: false, refuses, ..any },

@@ -191,7 +191,11 @@ pub async fn any_of_several_keys_is_a_free_one(store: &dyn Store) {
         assert_eq!((again.nonce, &again.chosen), (grant.nonce, &grant.chosen), "the same claim again");
         assert_eq!(grant.tokens.len(), 1);
         let key = grant.chosen.expect("one of them");
-        leases.push(LeaseRef { keys: [key.clone()].into(), nonce: grant.nonce, token: grant.tokens[0] });
+        leases.push(LeaseRef {
+            keys: [key.clone()].into(),
+            nonce: grant.nonce,
+            token: Some(grant.tokens[0]),
+        });
         given.push(key.as_str().to_owned());
     }
     held(store, &any("late")).await;

@@ -43,7 +43,7 @@ pub async fn a_lease_of_another_is_lost_and_nothing_changes(store: &dyn Store) {
     let before = store.read(claim.keys[0].clone()).await.expect("it reads").expect("it is there").record;
     let strangers = [
         LeaseRef { nonce: mine.nonce ^ 1, ..mine.clone() },
-        LeaseRef { token: mine.token.next(), ..mine.clone() },
+        LeaseRef { token: mine.token.map(Token::next), ..mine.clone() },
         LeaseRef { keys: [Key::new(&names.key("other")).expect("it is a key")].into(), ..mine.clone() },
     ];
     for stranger in strangers {

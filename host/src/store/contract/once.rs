@@ -1,5 +1,7 @@
 //! A `once` is also a lease: the properties of leases, tested with claims of a `once`.
 
+use std::num::NonZero;
+
 use super::*;
 use crate::store::{Done, Health, Loss, Page, StoreFuture, Stored};
 
@@ -21,7 +23,7 @@ struct AsOnce {
 impl AsOnce {
     fn once(claim: Claim) -> Claim {
         let is_once = claim.mode == Mode::Exclusive && claim.keys.len() == 1;
-        Claim { keep_ms: if is_once { 60_000 } else { 0 }, ..claim }
+        Claim { keep_ms: NonZero::new(60_000).filter(|_| is_once), ..claim }
     }
 }
 

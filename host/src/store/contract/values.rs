@@ -1,5 +1,7 @@
 //! Stored values: outcomes of a `once`, and values that are committed with a version.
 
+use std::num::NonZero;
+
 use super::*;
 use crate::lock::record::{Commit, StoredValue, Version};
 
@@ -14,7 +16,7 @@ pub async fn all(store: &dyn Store) {
 }
 
 fn once(key: &str, owner: &str) -> Claim {
-    Claim { keep_ms: 60_000, ..claim(&[key], owner) }
+    Claim { keep_ms: NonZero::new(60_000), ..claim(&[key], owner) }
 }
 
 fn finish(claim: &Claim, grant: &Grant, outcome: &str) -> Op {
@@ -62,7 +64,7 @@ async fn a_once_without_an_outcome_is_free_again(store: &dyn Store) {
 async fn an_outcome_is_kept_for_its_time(store: &dyn Store) {
     let names = Names::new("once-kept");
     let key = names.key("k");
-    let first = Claim { keep_ms: 200, ..once(&key, "me") };
+    let first = Claim { keep_ms: NonZero::new(200), ..once(&key, "me") };
     let grant = granted(store, &first).await;
     one(store, finish(&first, &grant, "1")).await;
     done(store, &first).await;
@@ -87,7 +89,7 @@ async fn finishing_can_be_repeated(store: &dyn Store) {
 pub async fn a_new_row_is_above_what_was_cleaned_up(store: &dyn Store, other: &dyn Store) {
     let names = Names::new("once-cleaned");
     let key = names.key("k");
-    let first = Claim { keep_ms: 10, ..once(&key, "me") };
+    let first = Claim { keep_ms: NonZero::new(10), ..once(&key, "me") };
     let rising = Rising::default();
     for round in 0..4 {
         granted(other, &once(&names.key(&format!("warm-{round}")), "you")).await;

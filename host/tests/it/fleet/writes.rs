@@ -23,7 +23,8 @@ async fn cycle(store: &MysqlStore, keys: &[&str]) {
     let claim = contract::claim(keys, "member");
     let reply = ask(store, Op::Acquire(claim.clone())).await.expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
-    let lease = lockkeeper::lock::LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
+    let lease =
+        lockkeeper::lock::LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
     let release = Release { lease, attempt: contract::fresh(), outcome: None };
     ask(store, Op::Release(release)).await.expect("it is applied");
 }

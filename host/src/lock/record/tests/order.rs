@@ -148,7 +148,7 @@ fn places_of_before_go_before_those_of_now() {
         world.held(&waiting(ticket, "old"));
     }
     let mut record = world.records.get(&keys(&["a"])[0]).unwrap().clone();
-    record.global_queue.iter_mut().for_each(|place| place.joined = ServerTime(0));
+    record.global_queue.iter_mut().for_each(|place| place.joined = None);
     record.holders.clear();
     world.records.insert(keys(&["a"])[0].clone(), Some(record));
     for ticket in [2, 4] {
@@ -207,7 +207,7 @@ fn grants_in_a_row(world: &mut World, proxy: &str, names: &[&str]) -> u32 {
         let claim = asks(proxy, names, 1_000 + u64::from(n));
         let outcome = world.acquire(&claim);
         let Outcome::Granted(grant) = outcome else { return n };
-        let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: grant.tokens[0] };
+        let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
         assert_eq!(world.release(&lease, 2_000 + u64::from(n)), RELEASED);
     }
     panic!("{proxy} has the key for itself");

@@ -44,7 +44,7 @@ impl Lane {
     fn granted(&mut self, claim: &Claim) -> LeaseRef {
         match &self.run(7, &[vec![Op::Acquire(claim.clone())]], &mut [])[0][..] {
             [Outcome::Granted(grant)] => {
-                LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: grant.tokens[0] }
+                LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) }
             }
             other => panic!("{other:?}"),
         }
@@ -165,7 +165,7 @@ fn a_batch_may_be_lost_again_and_again() {
     let mut tried = lane.lose(1, &batch, true);
     for writer in 2..6 {
         lane.granted(&claim(&["a"], "y", 10 + writer));
-        let lease = LeaseRef { nonce: 10 + writer, token: Token::ANY, ..lease.clone() };
+        let lease = LeaseRef { nonce: 10 + writer, token: None, ..lease.clone() };
         lane.run(7, &[release(&lease, 20 + writer)], &mut []);
         assert_eq!(lane.run(writer, &batch, &mut tried), [[RELEASED]]);
         assert!(tried[0].is_some(), "the next try goes by it");

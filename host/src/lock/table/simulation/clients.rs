@@ -1,5 +1,7 @@
 //! The clients of the simulation.
 
+use std::num::NonZero;
+
 use super::*;
 
 impl Sim {
@@ -97,7 +99,7 @@ impl Sim {
             at_least_ms: if self.random.chance(5) { 15 } else { 0 },
             delay_ms: if self.random.chance(5) { 15 } else { 0 },
             reentrant: !is_once && self.random.chance(20),
-            keep_ms: if is_once { 1 + self.random.below(100) as u32 } else { 0 },
+            keep_ms: is_once.then(|| NonZero::new(1 + self.random.below(100) as u32)).flatten(),
             any,
             global: (!any && self.random.chance(40)).then_some(GlobalTicket {
                 number: 0,
@@ -176,7 +178,7 @@ impl Sim {
             // An earlier replan may have made room for it.
             let Some(Open { claim, .. }) = self.open.get_mut(&(proxy, waiter)) else { continue };
             let concerned = claim.keys.iter().any(|key| pair.contains(key));
-            if !concerned || claim.request.is_some() || claim.reentrant || claim.keep_ms > 0 {
+            if !concerned || claim.request.is_some() || claim.reentrant || claim.keep_ms.is_some() {
                 continue;
             }
             let mut keys = claim.keys.to_vec();

@@ -55,7 +55,7 @@ impl Sim {
             let last = self.last_token.entry(key.clone()).or_default();
             assert!(record.token >= *last, "the token of {key} went back");
             *last = record.token;
-            let new = |holder: &Holder| holder.keep_ms > 0 && holder.since == env.now;
+            let new = |holder: &Holder| holder.keep_ms.is_some() && holder.since == env.now;
             let done = record.kept.as_ref().is_some_and(|kept| kept.until > env.now);
             assert!(
                 !done || !record.holders.iter().any(new),

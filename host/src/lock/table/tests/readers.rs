@@ -16,7 +16,7 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
         at_least_ms: 0,
         delay_ms: 0,
         reentrant: false,
-        keep_ms: 0,
+        keep_ms: None,
         any: false,
         global: None,
         tag: Tag::default(),

@@ -4,6 +4,7 @@
 //! (keys, permits, the group and the labels) are never changed: out of bounds, they are a fault.
 
 use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::sync::Arc;
 
 use super::{OnLoss, Plan};
@@ -55,7 +56,7 @@ pub(super) fn named(from: wit::LockPlan, limits: &Limits) -> Result<Plan, String
         reentrant: from.reentrant && !is_once,
         max_waiters: from.max_waiters.min(limits.max_waiters),
         lock_at_least_ms: if is_once { 0 } else { from.lock_at_least.min(limits.max_lock_delay_ms) },
-        keep_ms: if is_once { keep_ms(from.lock_at_least, limits) } else { 0 },
+        keep_ms: NonZero::new(keep_ms(from.lock_at_least, limits)).filter(|_| is_once),
         lock_delay_ms: from.lock_delay.min(limits.max_lock_delay_ms),
         max_hold_ms: from.max_hold.clamp(limits.min_ttl_ms, limits.max_hold_ms),
         on_loss: own.on_loss,

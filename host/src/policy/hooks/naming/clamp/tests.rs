@@ -68,10 +68,13 @@ fn what_is_done_once_keeps_its_outcome_and_is_not_entered_again() {
         let from = wit::LockPlan { keys, primitive, lock_at_least, reentrant: true, ..sound() };
         plan(from, &limits).unwrap()
     };
-    assert_eq!((once(5_000).keep_ms, once(5_000).lock_at_least_ms), (5_000, 0));
-    assert_eq!((once(0).keep_ms, once(u32::MAX).keep_ms), (86_400_000, limits.max_keep_ms));
+    assert_eq!((once(5_000).keep_ms, once(5_000).lock_at_least_ms), (NonZero::new(5_000), 0));
+    assert_eq!(
+        (once(0).keep_ms, once(u32::MAX).keep_ms),
+        (NonZero::new(86_400_000), NonZero::new(limits.max_keep_ms))
+    );
     assert!(!once(0).reentrant);
-    assert_eq!(plan(sound(), &limits).unwrap().keep_ms, 0);
+    assert_eq!(plan(sound(), &limits).unwrap().keep_ms, None);
 }
 
 #[test]
