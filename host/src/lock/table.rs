@@ -9,22 +9,20 @@
 //! held key costs one poll, however many waiters there are. A release and the next waiter's acquire go to the
 //! store in one batch: the handoff is one step in the store.
 
-use std::collections::{BTreeSet, VecDeque};
-
-use super::maps::HashMap;
-use super::record::{Claim, GlobalQueueChange};
-use super::{Instant, Key};
-
 mod actions;
 mod answers;
+mod background;
 mod chores;
 mod entry;
 mod events;
 mod global_queue;
 mod in_flight;
+mod lease_changes;
 mod leases;
 mod limits;
+mod machine;
 mod queue;
+mod submit;
 mod timer;
 mod turns;
 mod views;
@@ -33,160 +31,9 @@ mod waiters;
 pub use actions::{Action, Candidate, Contention, GroupShare, Note, Verdict};
 pub use events::{Answered, Event, Next, ReleaseId, SubmissionId, Unheard, Waiter, WaiterId};
 pub use limits::{ABANDON_MS, VIEW_WAITERS};
+pub use machine::Table;
 pub use turns::built_in_backoff;
 pub use views::{Queued, Standing};
-
-use chores::{Chore, Chores};
-use entry::Entry;
-use in_flight::InFlight;
-use leases::Leases;
-use queue::Queue;
-use timer::Timer;
-
-/// The queues of one proxy. See the documentation of this module.
-#[derive(Debug, Default)]
-pub struct Table {
-    queues: HashMap<Key, Queue>,
-    waiters: HashMap<WaiterId, Entry>,
-    in_flight: HashMap<SubmissionId, InFlight>,
-    leases: Leases,
-    chores: Chores,
-    timers: BTreeSet<(Instant, Timer)>,
-    /// What the caller must do next, the first action first.
-    actions: VecDeque<Action>,
-    /// The numbers of waiters, batches and choices so far: each one gets the next number.
-    arrivals: u64,
-    tickets: u64,
-    choices: u64,
-    /// Waiters whose deadline has passed and which an in-flight batch may still grant their key.
-    late: Vec<WaiterId>,
-    shutting_down: bool,
-    /// The batch whose answer is being processed also asks for the next waiter in the global queue.
-    looking: bool,
-}
-
-impl Table {
-    /// A table without waiters and leases.
-    pub fn new() -> Table {
-        Table::default()
-    }
-
-    /// How many waiters all queues have.
-    pub fn waiting(&self) -> usize {
-        self.waiters.len()
-    }
-
-    /// How many leases this proxy has granted or renewed that have not ended.
-    pub fn held(&self) -> usize {
-        self.leases.len()
-    }
-
-    /// Whether there are waiters, unanswered batches, or chores that are due.
-    pub fn busy(&self) -> bool {
-        !self.in_flight.is_empty() || !self.waiters.is_empty() || self.chores.are_due()
-    }
-
-    /// Whether the lease is running, as far as this proxy knows.
-    pub fn knows(&self, nonce: u64) -> bool {
-        self.leases.claim(nonce).is_some()
-    }
-
-    /// The waiter with this id, if it is in a queue.
-    pub fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
-        self.waiters.get(&id).map(|entry| &entry.waiter)
-    }
-
-    /// The waiters of a key, in the order of their positions.
-    pub fn queue(&self, key: &Key, now: Instant) -> Vec<Queued> {
-        let Some(queue) = self.queues.get(key) else { return Vec::new() };
-        let entry = |id: &WaiterId| self.waiters.get(id);
-        queue.in_order().filter_map(entry).map(|entry| entry.queued(now)).collect()
-    }
-
-    /// Every waiter with its claim, and every running lease: a new policy must be asked about each of them.
-    pub fn claims(&self) -> impl Iterator<Item = (Standing, &Claim)> {
-        let waiting =
-            self.waiters.iter().map(|(id, entry)| (Standing::Waiter { id: *id }, &entry.waiter.claim));
-        waiting.chain(self.leases.standing())
-    }
-
-    /// When [`Table::handle_timeout`] next has work to do; `None` if no timer is set.
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
-    }
-
-    /// The next thing that the caller must do; `None` if nothing is left. The actions come in the order in which
-    /// the table decided on them, and that is the order in which the caller must begin them.
-    pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
-    }
-
-    /// Processes an event that happened at `now`. Call [`Table::poll_action`] afterwards.
-    pub fn handle_event(&mut self, event: Event, now: Instant) {
-        match event {
-            Event::Enqueue(waiter) => self.enqueue(*waiter, now),
-            Event::Cancel(id) => self.cancel(id, now),
-            Event::Release { id, release } => self.release(id, release, now),
-            Event::Completed { ticket, result } => self.completed(ticket, result, now),
-            Event::Chosen { key, choice, waiter } => self.chosen(&key, choice, waiter, now),
-            Event::Backoff { waiter, key, decision } => self.backed_off(waiter, &key, decision, now),
-            Event::Renewed { nonce, until } => self.renewed(nonce, until),
-            Event::Lost { nonce } => self.lease_lost(nonce, now),
-            Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
-                self.lease_ended(nonce);
-                let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
-                self.chore(Chore::Abandon { keys, attempt, until });
-            }
-            Event::Taken(key) => {
-                for nonce in self.leases.of(&key) {
-                    self.lease_over(nonce, now);
-                }
-                self.wake(&key, now);
-            }
-            Event::Wake(key) => self.wake(&key, now),
-            Event::Orphan { key, next_waiter } => self.orphan(key, next_waiter, now),
-            Event::PeerGone { peer, key } => {
-                self.change_global_queue(key, GlobalQueueChange::Evict { proxy: peer });
-            }
-            Event::Replan { waiter, claim } => self.replan(waiter, claim, now),
-            Event::Shutdown => self.shut_down(),
-        }
-    }
-
-    /// Does all work that is due at `now`. Call [`Table::poll_action`] afterwards.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        while self.timers.first().is_some_and(|(at, _)| *at <= now) {
-            match self.timers.pop_first() {
-                Some((_, Timer::Deadline(id))) => self.deadline(id, now),
-                Some((at, Timer::Poll(key))) => {
-                    if let Some(queue) = self.queues.get_mut(&key)
-                        && queue.poll_at == Some(at)
-                    {
-                        queue.poll_at = None;
-                        self.wake(&key, now);
-                    }
-                }
-                Some((at, Timer::Lease(nonce))) => {
-                    if self.leases.ends_at(nonce) == Some(at) {
-                        self.lease_due(nonce, now);
-                    }
-                }
-                Some((_, Timer::Look(nonce))) => {
-                    if self.leases.ends_at(nonce).is_some_and(|end| end <= now) {
-                        self.chore(Chore::Look { nonce });
-                    }
-                }
-                Some((at, Timer::Chores)) => self.chores_go_on(at.max(now)),
-                Some((_, Timer::Leave(key, proxy, ticket))) => {
-                    self.change_global_queue(key, GlobalQueueChange::Leave { proxy, ticket });
-                }
-                Some((_, Timer::Join(key))) => self.join(&key, now),
-                Some((_, Timer::Keep(key))) => self.keep_places(&key, now),
-                None => break,
-            }
-        }
-    }
-}
 
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;

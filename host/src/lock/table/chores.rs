@@ -1,23 +1,9 @@
 //! Operations that no caller waits for: undoing claims, and checking whether a lease is over.
-//!
-//! After an outage there may be thousands of them. Only a few are in flight at a time. While the store does not
-//! answer, the pause between them grows, so that they do not take capacity from calls that a client waits for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::Table;
-use super::in_flight::BatchItem;
-use super::timer::Timer;
 use crate::lock::{Instant, Key};
-
-/// The most chores that are in flight at a time.
-const FLYING: usize = 64;
-/// The most chores that wait. Beyond that, a claim is not undone but ends with its lease, and a lease that was
-/// to be checked is forgotten.
-const MAX_WAITING: usize = 65_536;
-const SHORTEST_PAUSE_MS: u32 = 250;
-const LONGEST_PAUSE_MS: u32 = 4_000;
 
 /// An operation that no caller waits for.
 #[derive(Clone, Debug)]
@@ -32,84 +18,17 @@ pub(super) enum Chore {
 /// The chores that wait, and how many are in flight.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
-    waiting: VecDeque<Chore>,
-    flying: usize,
+    pub waiting: VecDeque<Chore>,
+    pub flying: usize,
     /// The length of the last pause; `None` while the store answers.
-    pause_ms: Option<u32>,
+    pub pause_ms: Option<u32>,
     /// No chore begins before this moment.
-    pause_until: Option<Instant>,
+    pub pause_until: Option<Instant>,
 }
 
 impl Chores {
     /// Whether chores wait that may begin as soon as others end.
     pub fn are_due(&self) -> bool {
         !self.waiting.is_empty() && self.pause_until.is_none()
-    }
-}
-
-impl Table {
-    pub(super) fn chore(&mut self, chore: Chore) {
-        self.chore_later(chore);
-        self.work_off();
-    }
-
-    /// As [`Table::chore`], but begins when the timers are next processed.
-    pub(super) fn chore_later(&mut self, chore: Chore) {
-        if self.chores.waiting.len() < MAX_WAITING {
-            self.chores.waiting.push_back(chore);
-            if self.chores.pause_until.is_none() {
-                self.timers.insert((Instant(0), Timer::Chores));
-            }
-        } else if let Chore::Look { nonce } = chore {
-            self.lease_ended(nonce);
-        }
-    }
-
-    pub(super) fn work_off(&mut self) {
-        while self.chores.pause_until.is_none() && self.chores.flying < FLYING {
-            let Some(chore) = self.chores.waiting.pop_front() else { break };
-            let Some(item) = self.item_of(chore) else { continue };
-            self.chores.flying += 1;
-            self.submit(vec![item]);
-        }
-    }
-
-    /// The pause is over.
-    pub(super) fn chores_go_on(&mut self, at: Instant) {
-        if self.chores.pause_until.is_none_or(|until| until <= at) {
-            self.chores.pause_until = None;
-            self.work_off();
-        }
-    }
-
-    pub(super) fn chore_done(&mut self) {
-        self.chores.flying -= 1;
-        self.chores.pause_ms = None;
-        self.timers.insert((Instant(0), Timer::Chores));
-    }
-
-    /// The store did not answer. `None`: the chore is not repeated.
-    pub(super) fn chore_failed(&mut self, chore: Option<Chore>, now: Instant) {
-        self.chores.flying -= 1;
-        if let Some(chore) = chore {
-            self.chore_later(chore);
-        }
-        if self.chores.pause_until.is_none() {
-            let last_ms = self.chores.pause_ms;
-            let longest = last_ms.map_or(SHORTEST_PAUSE_MS, |ms| (ms * 2).min(LONGEST_PAUSE_MS));
-            self.chores.pause_ms = Some(longest);
-            // Spreads the retries of proxies that lost the same store.
-            let spread = self.tickets.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-            let until = now.plus_ms(longest / 2 + spread as u32 % (longest / 2));
-            self.chores.pause_until = Some(until);
-            self.timers.insert((until, Timer::Chores));
-        }
-    }
-
-    fn item_of(&self, chore: Chore) -> Option<BatchItem> {
-        match chore {
-            Chore::Abandon { keys, attempt, until } => Some(BatchItem::Abandon { keys, attempt, until }),
-            Chore::Look { nonce } => Some(BatchItem::Look { lease: self.leases.named(nonce)? }),
-        }
     }
 }

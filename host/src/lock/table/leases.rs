@@ -1,19 +1,14 @@
-//! The leases that this proxy knows, to notice when they end.
+//! The leases that this proxy knows.
 
-use super::Table;
-use super::actions::{Action, Note};
-use super::in_flight::BatchItem;
-use super::limits::LOOK_MS;
-use super::timer::Timer;
 use super::views::Standing;
 use crate::lock::maps::HashMap;
 use crate::lock::record::Claim;
-use crate::lock::{Instant, Key, LeaseRef, Mode, Token};
+use crate::lock::{Instant, Key, LeaseRef, Token};
 
 /// The running leases that this proxy has granted or renewed.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    by_nonce: HashMap<u64, Lease>,
+    pub by_nonce: HashMap<u64, Lease>,
 }
 
 /// A running lease.
@@ -66,125 +61,5 @@ impl Leases {
 impl Lease {
     pub fn keyed_tokens(&self) -> impl Iterator<Item = (Key, Token)> {
         self.claim.keys.iter().cloned().zip(self.tokens.iter().copied())
-    }
-}
-
-impl Table {
-    /// Adds a lease, or extends it if it is known. Returns whether it is new to this proxy.
-    pub(super) fn lease_granted(&mut self, nonce: u64, lease: Lease) -> bool {
-        if self.leases.by_nonce.contains_key(&nonce) {
-            self.renewed(nonce, lease.until);
-            return false;
-        }
-        for key in &*lease.claim.keys {
-            self.queues.entry(key.clone()).or_default().leases += 1;
-        }
-        self.timers.insert((lease.until, Timer::Lease(nonce)));
-        self.leases.by_nonce.insert(nonce, lease);
-        true
-    }
-
-    pub(super) fn renewed(&mut self, nonce: u64, until: Instant) {
-        let Some(lease) = self.leases.by_nonce.get_mut(&nonce) else { return };
-        if until <= lease.until {
-            return;
-        }
-        self.timers.remove(&(lease.until, Timer::Lease(nonce)));
-        lease.until = until;
-        self.timers.insert((until, Timer::Lease(nonce)));
-        for key in &*lease.claim.keys {
-            if let Some(queue) = self.queues.get_mut(key) {
-                queue.due.retain(|due| *due != nonce);
-            }
-        }
-    }
-
-    /// Removes the lease; its keys may be asked for again.
-    pub(super) fn lease_ended(&mut self, nonce: u64) -> Option<Lease> {
-        let lease = self.leases.by_nonce.remove(&nonce)?;
-        self.timers.remove(&(lease.until, Timer::Lease(nonce)));
-        for key in &*lease.claim.keys {
-            if let Some(queue) = self.queues.get_mut(key) {
-                queue.leases = queue.leases.saturating_sub(1);
-                queue.due.retain(|due| *due != nonce);
-                queue.ready = true;
-                queue.holder = None;
-            }
-        }
-        Some(lease)
-    }
-
-    pub(super) fn lease_over(&mut self, nonce: u64, now: Instant) {
-        if let Some(lease) = self.lease_ended(nonce) {
-            self.actions.push_back(Action::Gone { nonce });
-            self.advance_all(&lease.claim.keys, now);
-        }
-    }
-
-    /// The lease was found lost, unless a release that is in flight has ended it.
-    pub(super) fn lease_lost(&mut self, nonce: u64, now: Instant) {
-        let mut items = self.in_flight.values().flat_map(|in_flight| &in_flight.items);
-        let releases = |item: &BatchItem| matches!(item, BatchItem::Release { release, .. } if release.lease.nonce == nonce);
-        if items.any(releases) {
-            self.actions.push_back(Action::Gone { nonce });
-            return;
-        }
-        if let Some(lease) = self.leases.by_nonce.get(&nonce) {
-            let held_ms = now.ms_since(lease.since);
-            for (key, token) in lease.keyed_tokens() {
-                let owner = lease.claim.owner.clone();
-                self.actions.push_back(Action::Note(Note::Lost { key, owner, token, held_ms }));
-            }
-        }
-        self.lease_over(nonce, now);
-    }
-
-    /// The lease has ended as far as this proxy knows, so its keys may be asked for. Another proxy may have
-    /// renewed it, so the proxy asks the store before it reports the end.
-    pub(super) fn lease_due(&mut self, nonce: u64, now: Instant) {
-        let Some(keys) = self.leases.claim(nonce).map(|claim| claim.keys.clone()) else { return };
-        self.timers.insert((now.plus_ms(LOOK_MS), Timer::Look(nonce)));
-        for key in &*keys {
-            if let Some(queue) = self.queues.get_mut(key) {
-                queue.due.push(nonce);
-                queue.ready = true;
-                queue.holder = None;
-            }
-        }
-        self.advance_all(&keys, now);
-    }
-
-    pub(super) fn lease_expired(&mut self, nonce: u64, now: Instant) {
-        let Some(lease) = self.lease_ended(nonce) else { return };
-        self.note_expired(&lease, now);
-        self.advance_all(&lease.claim.keys, now);
-    }
-
-    fn note_expired(&mut self, lease: &Lease, now: Instant) {
-        let held_ms = now.ms_since(lease.since);
-        for (key, token) in lease.keyed_tokens() {
-            let owner = lease.claim.owner.clone();
-            self.actions.push_back(Action::Note(Note::Expired { key, owner, token, held_ms }));
-        }
-    }
-
-    /// Ends the leases that would exclude this grant: as the store made the grant, they are over, although the
-    /// store has not been asked about them. Returns their keys, which may be asked for.
-    pub(super) fn leases_followed(&mut self, claim: &Claim, nonce: u64, now: Instant) -> Vec<Key> {
-        let mut freed = Vec::new();
-        for key in &*claim.keys {
-            let due = self.queues.get(key).map_or_else(Vec::new, |queue| queue.due.clone());
-            for due in due.into_iter().filter(|due| *due != nonce) {
-                let excludes = |mode| mode == Mode::Exclusive;
-                let earlier = self.leases.claim(due).map(|claim| claim.mode);
-                if (excludes(claim.mode) || earlier.is_some_and(excludes))
-                    && let Some(lease) = self.lease_ended(due)
-                {
-                    self.note_expired(&lease, now);
-                    freed.extend(lease.claim.keys.iter().cloned());
-                }
-            }
-        }
-        freed
     }
 }

@@ -4,20 +4,20 @@
 
 use std::collections::BTreeMap;
 
+use super::entry::Entry;
 use super::limits::STORE_RETRY_MS;
 use super::*;
-use crate::lock::maps::HashSet;
+use crate::lock::maps::{HashMap, HashSet};
 use crate::lock::record::{
-    self, BatchId, Env, GlobalTicket, HeldBy, Holder, NextWaiter, Op, Outcome, Record, Records, Release, Tag,
-    Tried,
+    self, BatchId, Claim, Env, GlobalTicket, HeldBy, Holder, NextWaiter, Op, Outcome, Record, Records,
+    Release, Tag, Tried,
 };
-use crate::lock::{LeaseRef, Mode, ServerTime, Token};
+use crate::lock::{Instant, Key, LeaseRef, Mode, ServerTime, Token};
 
 mod clients;
 mod lanes;
 mod random;
 
-use lanes::Sent;
 use random::Random;
 
 pub(super) const PROXIES: usize = 2;
@@ -54,6 +54,15 @@ enum Due {
         proxy: usize,
         event: Event,
     },
+}
+
+/// A group on its way to the store.
+#[derive(Debug)]
+struct Sent {
+    ticket: SubmissionId,
+    ops: Vec<Op>,
+    asked_at: Instant,
+    tried: Option<Tried>,
 }
 
 /// A client's belief that it holds a lease.

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::simulation::*;
 use super::*;
-use crate::lock::record::{GlobalTicket, Op, Outcome, Record, Tag};
-use crate::lock::{Mode, ServerTime};
+use crate::lock::record::{Claim, GlobalTicket, Op, Outcome, Record, Tag};
+use crate::lock::{Instant, Key, Mode, ServerTime};
 
 mod readers;
 mod turns;

@@ -3,15 +3,6 @@
 use super::*;
 use crate::lock::record::Commit;
 
-/// A group on its way to the store.
-#[derive(Debug)]
-pub struct Sent {
-    pub ticket: SubmissionId,
-    pub ops: Vec<Op>,
-    pub asked_at: Instant,
-    pub tried: Option<Tried>,
-}
-
 impl Sim {
     fn server_now(&self) -> ServerTime {
         ServerTime(self.now.0 + SERVER_AHEAD_US)
