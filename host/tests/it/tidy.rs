@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const TOP: [&str; 5] = ["app", "main", "lib", "simulation", "bin"];
 
 /// The first file of each circle of files that import each other. Each circle should be opened.
-const CIRCLES: [&str; 11] = [
+const CIRCLES: [&str; 10] = [
     "admin",
     "cli",
     "fleet",
