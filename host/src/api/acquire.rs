@@ -131,7 +131,7 @@ impl<'a> Granted<'a> {
             keys: &lease.lease.keys,
             owner: &lease.owner,
             mode: Shown(lease.mode),
-            token: lease.tokens[0].0,
+            token: lease.lease.token.map_or(0, |token| token.0),
             tokens: if several { lease.tokens.iter().map(|token| token.0).collect() } else { Vec::new() },
             ttl_ms: lease.ttl_ms,
             expires_in_ms: lease.valid_until.ms_since(clock::now()),

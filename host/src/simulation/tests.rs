@@ -61,9 +61,9 @@ fn locks_of_a_session_keep_what_applies_to_them() {
         let open = || open(&StoreConfig::default(), server.clone());
         let (one, other) = (open(), open());
         let advisory = |store| Arc::new(Advisory::new(store, &StoreConfig::default()));
-        contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
+        contract::run_session_locks(advisory(&one), advisory(&other), Space::Advisory).await;
         let row = |store| Arc::new(Row::new(store, &many_rows()));
-        contract::run_pinned(row(&one), row(&other), Space::Row).await;
+        contract::run_session_locks(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
         contract::run_shared(row(&one), row(&other), Space::Row).await;
     });

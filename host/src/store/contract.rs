@@ -67,7 +67,7 @@ where
 ///
 /// # Panics
 /// If a property does not hold.
-pub async fn run_pinned(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
+pub async fn run_session_locks(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     let moved =
         |store| -> Arc<dyn Store> { Arc::new(SpaceAdapter { store, inside: space, outside: Space::Table }) };
     let (one, other) = (moved(one), moved(other));

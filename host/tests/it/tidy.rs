@@ -453,3 +453,24 @@ fn files_of_paths_are_found() {
     let imports = ["a", "a::b", "a::c"].map(|file| files.imports_of(file).into_iter().collect::<Vec<_>>());
     assert_eq!(imports, [vec!["a::b"], vec!["a", "a::c"], vec!["a", "a::b"]]);
 }
+
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn spelled_out(path: &str) -> Vec<String> {
+    let list = path.split_once('{').and_then(|(head, rest)| Some((head, rest.split_once('}')?)));
+    let Some((head, (list, tail))) = list else { return vec![path.to_owned()] };
+    list.split(',').flat_map(|item| spelled_out(&format!("{head}{item}{tail}"))).collect()
+}
+
+#[test]
+fn files_that_architecture_names_exist() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
+    let text = fs::read_to_string(top.join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let files: Vec<String> = sources().iter().map(|source| format!("/{}", source.path)).collect();
+    let named =
+        text.split('`').skip(1).step_by(2).filter(|word| word.ends_with(".rs") && !word.contains(' '));
+    let named: BTreeSet<String> = named.flat_map(spelled_out).collect();
+    assert!(named.len() > 100, "only {} files are named", named.len());
+    let exists = |name: &&String| files.iter().any(|file| file.ends_with(&format!("/{name}")));
+    let missing: Vec<String> = named.iter().filter(|name| !exists(name)).cloned().collect();
+    found_none("ARCHITECTURE.md names files that do not exist", &missing);
+}

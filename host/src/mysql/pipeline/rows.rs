@@ -13,7 +13,7 @@ use crate::mysql::session::fault::Fault;
 use crate::mysql::session::link::Link;
 use crate::mysql::sql::RowWrite;
 
-/// Reads the columns [`sql::ROW`]: the key, its record, and the revision.
+/// Reads the columns [`crate::mysql::sql::ROW`]: the key, its record, and the revision.
 pub fn read_row(row: Row) -> Result<(Key, (Record, u64)), Fault> {
     let rejected = |why: String| Fault::Rejected { why };
     let (key, token, revision, state) = mysql_async::from_row_opt::<(Vec<u8>, u64, u64, Vec<u8>)>(row)

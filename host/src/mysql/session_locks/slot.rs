@@ -149,8 +149,10 @@ impl Counter {
     /// this proxy had locked before: another proxy with a shared lock may have given such a key a higher
     /// token since.
     pub async fn next(&self, context: &Context, tokens: u64, keys: &[Key]) -> Result<Counted, Fault> {
+        // Read before the numbers are asked for: a membership that ends meanwhile must not count as a later one.
+        let until = context.membership.until();
         let mut answer = self.0.ask(context, number(keys.iter()), EXCHANGE_LIMIT).await?;
-        let (until, first) = (context.membership.until(), answer.sets.pop());
+        let first = answer.sets.pop();
         let counted = within(counted(&mut answer.link, first, tokens, keys.iter(), until)).await?;
         answer.keep();
         Ok(counted)

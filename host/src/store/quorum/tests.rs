@@ -70,7 +70,7 @@ fn release(lease: LeaseRef) -> Op {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_keeps_what_applies_of_the_contract() {
     let world = World::new(3);
-    contract::run_pinned(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
+    contract::run_session_locks(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
     contract::run_fleet(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
 }
 
