@@ -169,9 +169,9 @@ on_both! {
         let url = harness::database(kind).await;
         let (one, other) = (open(&url).await, open(&url).await);
         let advisory = |store| std::sync::Arc::new(Advisory::new(store, &StoreConfig::default()));
-        contract::run_pinned(advisory(&one), advisory(&other), Space::Advisory).await;
+        contract::run_session_locks(advisory(&one), advisory(&other), Space::Advisory).await;
         let row = |store| std::sync::Arc::new(Row::new(store, &many_rows()));
-        contract::run_pinned(row(&one), row(&other), Space::Row).await;
+        contract::run_session_locks(row(&one), row(&other), Space::Row).await;
         contract::run_any(row(&one), Space::Row).await;
         contract::run_shared(row(&one), row(&other), Space::Row).await;
     }
@@ -206,7 +206,7 @@ on_both! {
             proxies.push(std::sync::Arc::new(Quorum::new(members, Duration::from_secs(5), always)));
         }
         let [one, other] = proxies.try_into().unwrap_or_else(|_| unreachable!("there are two"));
-        contract::run_pinned(one.clone(), other.clone(), Space::Quorum).await;
+        contract::run_session_locks(one.clone(), other.clone(), Space::Quorum).await;
         contract::run_fleet(one, other, Space::Quorum).await;
     }
 

@@ -72,7 +72,7 @@ impl Sim {
         outcomes
     }
 
-    pub fn apply(&mut self, proxy: usize, sent: Sent, lost: bool) {
+    pub(super) fn apply(&mut self, proxy: usize, sent: Sent, lost: bool) {
         if !lost {
             return self.answer(proxy, vec![sent]);
         }
@@ -109,7 +109,7 @@ impl Sim {
         self.schedule(at, Due::Again { proxy, batch });
     }
 
-    pub fn again(&mut self, proxy: usize, batch: Vec<Sent>) {
+    pub(super) fn again(&mut self, proxy: usize, batch: Vec<Sent>) {
         let (late, batch) = batch.into_iter().partition(|_| self.random.chance(5));
         let late: Vec<Sent> = late;
         late.into_iter().for_each(|sent| self.fail(proxy, sent.ticket));
