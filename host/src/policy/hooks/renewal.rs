@@ -75,8 +75,8 @@ fn clamp(from: wit::Decision, expiring: &Expiring, limits: &Limits) -> Renewal {
 }
 
 impl Expiring {
-    /// The proxy's own decision, for a policy that does not export the hook or fails: extends by the ttl while the
-    /// client is alive, up to the longest hold.
+    /// The fallback, for a policy that does not export the hook or fails: extends by the ttl while the client is alive,
+    /// up to the longest hold.
     pub fn fallback(&self) -> Renewal {
         match self.max_hold_ms.saturating_sub(self.held_ms) {
             left_ms if left_ms > 0 && self.client_alive => {

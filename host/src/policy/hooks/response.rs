@@ -119,7 +119,7 @@ fn header(from: types::Label) -> Result<(String, String), String> {
 }
 
 impl ResponseContention {
-    /// The proxy's own answer, for a policy that does not export the hook or fails: 423 Locked.
+    /// The fallback, for a policy that does not export the hook or fails: 423 Locked.
     pub fn fallback(&self) -> RefusalResponse {
         RefusalResponse {
             status: 423,
