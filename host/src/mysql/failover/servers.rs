@@ -1,5 +1,5 @@
 //! The server in use and its generation, the last probes of all servers, and until when the server in use has
-//! been seen. [`election`](super::election) decides on them.
+//! been seen. [`election`] decides on them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
