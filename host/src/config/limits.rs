@@ -8,9 +8,9 @@ const DAY_MS: u64 = 86_400_000;
 /// Limits on locks and on the requests for them. Every value that a policy returns is clamped to these limits.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The size limit of the name of a resource.
+    /// The longest name of a resource, in bytes.
     pub max_resource_bytes: usize,
-    /// The size limit of the name of an owner.
+    /// The longest name of an owner, in bytes.
     pub max_owner_bytes: usize,
     /// The size limit of a request id.
     pub max_request_id_bytes: usize,

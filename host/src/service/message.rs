@@ -111,7 +111,7 @@ pub(super) enum WaiterReply {
     Verdict(Verdict),
     /// The policy was replaced since the request was planned.
     Replan,
-    /// The store answers, but this cannot be granted at the moment.
+    /// The store is reachable, but the proxy cannot grant the claim at the moment.
     NotYet {
         why: String,
     },

@@ -30,8 +30,8 @@ pub(super) struct Entry {
     pub marks: bool,
     /// It became the next waiter while a batch was in flight that may not have seen the change.
     pub again: bool,
-    /// Its deadline has passed, and the store was asked whether the lease that blocks the waiter is its own:
-    /// the token of that lease, if a lease was known to block the waiter.
+    /// Set once the waiter's deadline has passed and the proxy has asked the store whether the waiter itself holds
+    /// the lease that blocks it. The inner value is the token of that lease, if such a lease was known.
     pub looked_for: Option<Option<Token>>,
 }
 
