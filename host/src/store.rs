@@ -40,9 +40,11 @@ pub trait Store: Send + Sync + 'static {
     /// apply the group later. If a claim was applied but its answer was lost, the caller has to abandon it.
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done);
 
-    /// As [`Store::submit`], for renewals: they use separate connections, so that a flood of acquires cannot
-    /// delay them.
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done);
+    /// As [`Store::submit`], for renewals. A store with connections has separate ones for them, so that a flood of
+    /// acquires cannot delay them.
+    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
+        self.submit(vec![op], deadline, done);
+    }
 
     /// At most `limit` held keys with this prefix, in byte order, that come after `after`.
     ///

@@ -155,11 +155,6 @@ impl<G: Clone + Send + Sync + 'static> Store for SessionLocks<G> {
         }
     }
 
-    /// Renewals need no statement, so nothing can delay them.
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.submit(vec![op], deadline, done);
-    }
-
     fn list(
         &self,
         prefix: String,

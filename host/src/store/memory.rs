@@ -196,10 +196,6 @@ impl Store for MemoryStore {
         }
     }
 
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.submit(vec![op], deadline, done);
-    }
-
     fn list(
         &self,
         prefix: String,

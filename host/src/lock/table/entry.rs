@@ -30,9 +30,17 @@ pub(super) struct Entry {
     pub marks: bool,
     /// It became the next waiter while a batch was in flight that may not have seen the change.
     pub again: bool,
-    /// Set once the waiter's deadline has passed and the proxy has asked the store whether the waiter itself holds
-    /// the lease that blocks it. The inner value is the token of that lease, if such a lease was known.
-    pub looked_for: Option<Option<Token>>,
+    pub own_lease: OwnLease,
+}
+
+/// Whether the proxy has asked the store, after a waiter's deadline, if the waiter itself holds the lease that
+/// blocks it.
+pub enum OwnLease {
+    NotSought,
+    Sought {
+        /// The token of the lease that blocked the waiter then; `None` if no lease was known.
+        blocked_by: Option<Token>,
+    },
 }
 
 impl Entry {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::Table;
 use super::actions::{Action, Verdict};
 use super::chores::Chore;
-use super::entry::Entry;
+use super::entry::{Entry, OwnLease};
 use super::events::{Waiter, WaiterId};
 use super::in_flight::BatchItem;
 use super::limits::{MAX_POLL_MS, OVERDUE_MS, RUN_MAX};
@@ -51,7 +51,7 @@ impl Table {
             replan: None,
             in_global_queue: false,
             again: false,
-            looked_for: None,
+            own_lease: OwnLease::NotSought,
             marks: false,
             waiter,
         };
@@ -200,17 +200,17 @@ impl Table {
         let own = self.own_in_the_way(claim, is_late);
         // Another call of the request may have been granted since then.
         let is_new = |own: &HeldBy, last: Option<Token>| is_of_request(own, claim) && Some(own.token) != last;
-        let may_find = match entry.looked_for {
-            Some(last) => own.is_some_and(|own| is_new(own, last)),
-            None => asks_first || own.is_some(),
+        let may_find = match entry.own_lease {
+            OwnLease::Sought { blocked_by } => own.is_some_and(|own| is_new(own, blocked_by)),
+            OwnLease::NotSought => asks_first || own.is_some(),
         };
         if !may_find {
             return false;
         }
         let over = asks_first && is_late;
-        let looks_for = own.map(|own| own.token);
+        let blocked_by = own.map(|own| own.token);
         if let Some(entry) = self.waiters.get_mut(&id) {
-            entry.looked_for = is_late.then_some(looks_for);
+            entry.own_lease = if is_late { OwnLease::Sought { blocked_by } } else { OwnLease::NotSought };
         }
         self.probe(id, over);
         true

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::cache;
-use super::queue::Decided;
+use super::queue::{Attempt, Decided};
 use super::rows::{environment, next_revision, read_row, row_write};
 use crate::clock;
 use crate::lock::maps::HashMap;
-use crate::lock::record::{self, Op, Record, Records, Tried};
+use crate::lock::record::{self, Op, Record, Records};
 use crate::lock::{Instant, Key, ServerTime};
 use crate::mysql::context::Context;
 use crate::mysql::session::fault::Fault;
@@ -20,16 +20,10 @@ pub const PACKET_BYTES: usize = 4 << 20;
 /// The number of rows that one statement writes.
 const STATEMENT_ROWS: usize = 1024;
 
-/// Runs the groups in order. Nothing is applied after `deadline`. On an error nothing was applied, unless the
-/// connection broke and `decided` is set; then it is unknown whether the decisions were applied.
-pub async fn run(
-    context: &Context,
-    link: &mut Link,
-    work: (&[Vec<Op>], &mut [Option<Tried>]),
-    deadline: Instant,
-    decided: &mut Option<Decided>,
-) -> Result<(), Fault> {
-    let result = transact(context, link, work, deadline, decided).await;
+/// Runs the groups in order. On an error nothing was applied, unless the connection broke and `attempt.decided`
+/// is set.
+pub async fn run(context: &Context, link: &mut Link, attempt: &mut Attempt<'_>) -> Result<(), Fault> {
+    let result = transact(context, link, attempt).await;
     if matches!(result, Err(Fault::Conflict { .. } | Fault::Rejected { .. })) {
         // A failed statement rolls back only itself; a COMMIT would keep the others.
         link.rollback().await?;
@@ -37,14 +31,8 @@ pub async fn run(
     result
 }
 
-async fn transact(
-    context: &Context,
-    link: &mut Link,
-    (groups, tried): (&[Vec<Op>], &mut [Option<Tried>]),
-    deadline: Instant,
-    decided: &mut Option<Decided>,
-) -> Result<(), Fault> {
-    let keys: BTreeSet<&Key> = groups.iter().flatten().flat_map(Op::keys).collect();
+async fn transact(context: &Context, link: &mut Link, attempt: &mut Attempt<'_>) -> Result<(), Fault> {
+    let keys: BTreeSet<&Key> = attempt.groups.iter().flatten().flat_map(Op::keys).collect();
     let asked_at = clock::now();
     let rows = link.lock_rows(context, keys.iter().copied()).await?;
     context.check_watched()?;
@@ -53,17 +41,17 @@ async fn transact(
     let (mut records, revisions) = assemble(&keys, stored);
     let env = environment(context, link, &records, &keys, (link.sample.now, link.sample.now));
     let batch_id = link.next_batch_id();
-    let outcomes = record::run(&mut records, groups, tried, &env, batch_id);
+    let outcomes = record::run(&mut records, attempt.groups, attempt.tried, &env, batch_id);
     let replies = outcomes.into_iter().map(|outcomes| Reply { outcomes, asked_at, now: env.now }).collect();
     let writes = writes(&records, &revisions, env.now);
     if writes.is_empty() {
         link.rollback().await?;
         remember(context, link, &records, &revisions, env.now);
-        *decided = Some(Decided { batch_id, replies });
+        attempt.decided = Some(Decided { batch_id, replies });
         return Ok(());
     }
-    *decided = Some(Decided { batch_id, replies });
-    commit(link, writes, deadline).await?;
+    attempt.decided = Some(Decided { batch_id, replies });
+    commit(link, writes, attempt.deadline).await?;
     remember(context, link, &records, &revisions, env.now);
     Ok(())
 }

@@ -8,11 +8,10 @@ use std::time::Duration;
 use super::backoff::Backoff;
 use super::batch;
 use super::optimistic;
-use super::queue::{Batch, Decided, LATE, Queue, Responder, expire, first_deadline};
+use super::queue::{Attempt, Batch, LATE, Queue, Responder, expire, first_deadline};
 use crate::clock;
 use crate::coverage::{Branch, reached};
 use crate::lock::Instant;
-use crate::lock::record::{Op, Tried};
 use crate::mysql::context::Context;
 use crate::mysql::session::fault::Fault;
 use crate::mysql::session::link::{EXCHANGE_LIMIT, IDLE_S, Link};
@@ -187,15 +186,14 @@ async fn exchange(
 ) -> Result<Vec<Reply>, Fault> {
     let began = clock::now();
     let ops = batch.ops();
-    let mut decided = None;
+    let mut attempt = Attempt { groups: &batch.groups, tried: &mut batch.tried, deadline, decided: None };
     let sent: Vec<bool> =
         batch.responders.iter_mut().map(|responder| std::mem::replace(&mut responder.sent, true)).collect();
     let result = {
-        let groups = (&batch.groups[..], &mut batch.tried[..]);
-        let mut work = pin!(execute(context, link, groups, deadline, &mut decided));
+        let mut work = pin!(execute(context, link, &mut attempt));
         watched(work.as_mut(), &mut batch.responders, queue).await
     };
-    match (result, decided) {
+    match (result, attempt.decided) {
         (Ok(()), decided) => {
             let took = Duration::from_micros(clock::now().us_since(began));
             context.metrics.store.batch(ops, took);
@@ -213,19 +211,13 @@ async fn exchange(
     }
 }
 
-async fn execute(
-    context: &Context,
-    link: &mut Link,
-    (groups, tried): (&[Vec<Op>], &mut [Option<Tried>]),
-    deadline: Instant,
-    decided: &mut Option<Decided>,
-) -> Result<(), Fault> {
+async fn execute(context: &Context, link: &mut Link, attempt: &mut Attempt<'_>) -> Result<(), Fault> {
     // Only rows that are read tell what became of an earlier try; remembered rows do not.
-    let is_first = tried.iter().all(Option::is_none);
-    if is_first && optimistic::try_run(context, link, groups, deadline, decided).await? {
+    let is_first = attempt.tried.iter().all(Option::is_none);
+    if is_first && optimistic::try_run(context, link, attempt).await? {
         return Ok(());
     }
-    batch::run(context, link, (groups, tried), deadline, decided).await
+    batch::run(context, link, attempt).await
 }
 
 /// Waits for the work until the last deadline of its callers, and no longer than [`EXCHANGE_LIMIT`].

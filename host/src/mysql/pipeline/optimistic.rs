@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::batch::PACKET_BYTES;
 use super::cache;
-use super::queue::Decided;
+use super::queue::{Attempt, Decided};
 use super::rows::{environment, next_revision, row_write};
 use crate::clock;
 use crate::coverage::{Branch, reached};
@@ -30,16 +30,10 @@ const SAMPLE_US: u64 = 1_000_000;
 
 /// Runs the groups if the remembered rows allow it. False: nothing was applied, and the server has to be
 /// asked.
-pub async fn try_run(
-    context: &Context,
-    link: &mut Link,
-    groups: &[Vec<Op>],
-    deadline: Instant,
-    decided: &mut Option<Decided>,
-) -> Result<bool, Fault> {
+pub async fn try_run(context: &Context, link: &mut Link, attempt: &mut Attempt<'_>) -> Result<bool, Fault> {
     let asked_at = clock::now();
     // The statement may wait for the lock of the last row after it has read the time, so leave room for that.
-    let deadline = Instant(deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
+    let deadline = Instant(attempt.deadline.0.saturating_sub(u64::from(LOCK_WAIT_S) * 1_000_000));
     let fresh = asked_at.us_since(link.sample.after) <= SAMPLE_US
         && link.sample.before.0 > context.sampled_after.load(Ordering::SeqCst);
     if deadline <= asked_at || !fresh || !link.sysdate_moves || !link.throttle.try_now() {
@@ -47,14 +41,16 @@ pub async fn try_run(
         return Ok(false);
     }
     let batch_id = link.next_batch_id();
-    let Some(mut plan) = Plan::new(context, link, groups, asked_at, batch_id) else { return Ok(false) };
-    *decided = Some(Decided { batch_id, replies: std::mem::take(&mut plan.replies) });
+    let Some(mut plan) = Plan::new(context, link, attempt.groups, asked_at, batch_id) else {
+        return Ok(false);
+    };
+    attempt.decided = Some(Decided { batch_id, replies: std::mem::take(&mut plan.replies) });
     let applied = plan.apply(link, deadline).await?;
     link.throttle.note(applied);
     if applied {
         plan.finish(context, link);
     } else {
-        *decided = None;
+        attempt.decided = None;
     }
     Ok(applied)
 }

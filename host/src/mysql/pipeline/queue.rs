@@ -44,6 +44,18 @@ pub struct Decided {
     pub replies: Vec<Reply>,
 }
 
+/// One attempt at the groups of a batch.
+pub struct Attempt<'a> {
+    pub groups: &'a [Vec<Op>],
+    /// For each group, the last try that may have been applied without an answer.
+    pub tried: &'a mut [Option<Tried>],
+    /// Nothing is applied later.
+    pub deadline: Instant,
+    /// Set before the decisions are sent. If the connection breaks afterwards, nobody knows whether they were
+    /// applied.
+    pub decided: Option<Decided>,
+}
+
 /// The bound on queued operations, over all lanes.
 #[derive(Clone)]
 pub struct Places {

@@ -361,10 +361,6 @@ impl Store for Deaf {
         done(Err(StoreError::Unavailable { why: "it is deaf".to_owned() }));
     }
 
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.submit(vec![op], deadline, done);
-    }
-
     fn list(
         &self,
         _prefix: String,
@@ -468,10 +464,6 @@ impl Store for Late {
             tokio::time::sleep(Duration::from_millis(u64::from(LATE_MS))).await;
             store.submit(group, deadline, done);
         });
-    }
-
-    fn submit_renewal(&self, op: Op, deadline: Instant, done: Done) {
-        self.submit(vec![op], deadline, done);
     }
 
     fn list(
