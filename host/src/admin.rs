@@ -112,7 +112,7 @@ impl Handler for Admin {
 
     async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
         // Every client that is admitted counts as an operator.
-        let answer = match admit(&request, &self.http.hosts) {
+        let answer = match admit(&request, &self.http) {
             Ok(_principal) => self.route(request).await,
             Err(problem) => Err(problem),
         };

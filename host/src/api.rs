@@ -110,7 +110,7 @@ impl Handler for Api {
     const FRONT: &'static str = "api";
 
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
-        let answer = match admit(&request, &self.http.hosts) {
+        let answer = match admit(&request, &self.http) {
             Ok(principal) => self.route(request, peer, principal).await,
             Err(problem) => Err(problem),
         };

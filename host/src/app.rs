@@ -8,13 +8,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
-use crate::api::Api;
-use crate::config::{Config, HttpLimits, ShutdownConfig, naming};
+use crate::config::{Config, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
-use crate::http::{self, Handler};
-use crate::net::{self, Listener};
-use crate::peers::{self, PeerClient};
+use crate::net;
+use crate::peers::PeerClient;
 use crate::policy::{self, Engine, Policies};
 use crate::service::{self, Peers, Service};
 use crate::telemetry::Metrics;
@@ -22,13 +20,13 @@ use crate::vital;
 use crate::watch::watch;
 
 mod errors;
-mod listeners;
+mod fronts;
 mod policy_files;
 pub(crate) mod reload;
 mod stores;
 
 pub use errors::StartError;
-use listeners::Listeners;
+use fronts::{Fronts, Listeners, Serving};
 use stores::Stores;
 
 /// How long operators' requests in progress may take after everything else has ended.
@@ -131,27 +129,18 @@ impl App {
             vital::spawn("the reload of policies", policy_files::follow(fleet.clone(), loaded, changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
-        listeners.log();
-        let [draining, drained] = [CancellationToken::new(), CancellationToken::new()];
-        let notified = peers::serve(listeners.peers, peer_name, service.clone(), draining.clone());
-        vital::spawn("notifications from other proxies", notified);
-        let fronts = Fronts { limits: config.http.clone(), metrics: metrics.clone() };
-        let api = Api::new(service.clone(), config.limits.clone(), config.http.clone(), draining.clone());
-        let mut serving = vec![fronts.serve("the listener of the API", listeners.api, api, &draining)];
-        for (listener, front) in listeners.guards.into_iter().zip(guard.fronts()) {
-            serving.push(fronts.serve("a guarded listener", listener, front, &draining));
-        }
         let admin = Admin {
             service: service.clone(),
             fleet: fleet.clone(),
-            metrics,
-            engine: config.engine,
-            http: config.http,
+            metrics: metrics.clone(),
+            engine: config.engine.clone(),
+            http: config.http.clone(),
             config_refused,
             stop: stop.clone(),
         };
-        // The admin API serves until the end, to report that the proxy is not ready.
-        let operators = fronts.serve("the listener of the admin API", listeners.admin, admin, &drained);
+        let fronts =
+            Fronts { config: &config, metrics, peer_name, service: service.clone(), guard: &guard, admin };
+        let Serving { draining, drained, clients, operators } = listeners.serve(fronts);
 
         stop.cancelled().await;
         let ShutdownConfig { grace, drain: longest } = config.shutdown;
@@ -161,7 +150,7 @@ impl App {
         tracing::info!(?longest, "draining");
         drop((policy_watcher, config_watcher));
         reloads.iter().for_each(JoinHandle::abort);
-        if tokio::time::timeout(longest, drain(&service, serving, &guard)).await.is_err() {
+        if tokio::time::timeout(longest, drain(&service, clients, &guard)).await.is_err() {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");
         }
         drained.cancel();
@@ -170,28 +159,6 @@ impl App {
         stores.close().await;
         tracing::info!("stopped");
         Ok(())
-    }
-}
-
-/// What all HTTP fronts share.
-struct Fronts {
-    limits: HttpLimits,
-    metrics: Metrics,
-}
-
-impl Fronts {
-    /// Serves a front until `stop`, and until its requests in progress have ended.
-    fn serve(
-        &self,
-        name: &'static str,
-        listener: Listener,
-        front: impl Handler,
-        stop: &CancellationToken,
-    ) -> JoinHandle<()> {
-        vital::spawn(
-            name,
-            http::serve(listener, front, self.limits.clone(), self.metrics.clone(), stop.clone()),
-        )
     }
 }
 

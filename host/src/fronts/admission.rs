@@ -1,5 +1,6 @@
 //! Which HTTP requests the proxy itself answers, and who sends them.
 
+use crate::config::HttpLimits;
 use crate::http::{Problem, Request, check_origin};
 use crate::service::Principal;
 
@@ -8,7 +9,7 @@ use crate::service::Principal;
 ///
 /// # Errors
 /// Those of [`check_origin`].
-pub fn admit(request: &Request, hosts: &[String]) -> Result<Principal, Problem> {
-    check_origin(request, hosts)?;
+pub fn admit(request: &Request, limits: &HttpLimits) -> Result<Principal, Problem> {
+    check_origin(request, &limits.hosts)?;
     Ok(Principal::Anonymous)
 }

@@ -1,0 +1,134 @@
+//! The fronts of a proxy: their listening sockets, and the tasks that serve them.
+
+use std::net::SocketAddr;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::errors::StartError;
+use crate::admin::Admin;
+use crate::api::Api;
+use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits};
+use crate::guard::Guard;
+use crate::http::{self, Handler};
+use crate::net::{self, Listener};
+use crate::peers;
+use crate::service::Service;
+use crate::telemetry::Metrics;
+use crate::vital;
+
+/// The listening sockets of a proxy.
+pub struct Listeners {
+    /// The API that applications use.
+    pub api: Listener,
+    /// The admin API.
+    pub admin: Listener,
+    /// The guarded listeners, in the order of the configuration.
+    pub guards: Vec<Listener>,
+    /// Where other proxies notify this proxy.
+    pub peers: Listener,
+}
+
+impl Listeners {
+    /// Binds all addresses.
+    pub fn bind(config: &Config) -> Result<Listeners, StartError> {
+        Ok(Listeners {
+            api: bind("api.listen", config.listeners.api)?,
+            admin: bind("admin.listen", config.listeners.admin)?,
+            peers: bind("fleet.listen", config.fleet.listen)?,
+            guards: config.guards.iter().map(guarded).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The address at which other proxies reach this one.
+    pub fn peer_address(&self, config: &FleetConfig) -> SocketAddr {
+        let bound = self.peers.tcp.local_addr().unwrap_or(config.listen);
+        config.advertise.unwrap_or(bound)
+    }
+
+    /// Serves all fronts.
+    pub fn serve(self, fronts: Fronts<'_>) -> Serving {
+        self.log();
+        let [draining, drained] = [CancellationToken::new(), CancellationToken::new()];
+        let http = Http { limits: fronts.config.http.clone(), metrics: fronts.metrics };
+        let notified = peers::serve(self.peers, fronts.peer_name, fronts.service.clone(), draining.clone());
+        vital::spawn("notifications from other proxies", notified);
+        let (limits, requests) = (fronts.config.limits.clone(), fronts.config.http.clone());
+        let api = Api::new(fronts.service, limits, requests, draining.clone());
+        let mut clients = vec![http.serve("the listener of the API", self.api, api, &draining)];
+        for (listener, front) in self.guards.into_iter().zip(fronts.guard.fronts()) {
+            clients.push(http.serve("a guarded listener", listener, front, &draining));
+        }
+        let operators = http.serve("the listener of the admin API", self.admin, fronts.admin, &drained);
+        Serving { draining, drained, clients, operators }
+    }
+
+    fn log(&self) {
+        let guards: Vec<String> = self.guards.iter().map(url).collect();
+        tracing::info!(api = %url(&self.api), admin = %url(&self.admin), guard = guards.join(","), "serving");
+    }
+}
+
+/// What the fronts serve.
+pub struct Fronts<'a> {
+    pub config: &'a Config,
+    pub metrics: Metrics,
+    /// The name of this proxy among the proxies of its store.
+    pub peer_name: String,
+    pub service: Service,
+    pub guard: &'a Guard,
+    pub admin: Admin,
+}
+
+/// The fronts while they serve.
+pub struct Serving {
+    /// Ends the fronts of clients and peers.
+    pub draining: CancellationToken,
+    /// Ends the admin API. It serves until the end, to report that the proxy is not ready.
+    pub drained: CancellationToken,
+    /// The fronts of clients. Each ends once its requests in progress have ended.
+    pub clients: Vec<JoinHandle<()>>,
+    /// The admin API.
+    pub operators: JoinHandle<()>,
+}
+
+/// What all HTTP fronts share.
+struct Http {
+    limits: HttpLimits,
+    metrics: Metrics,
+}
+
+impl Http {
+    /// Serves a front until `stop`, and until its requests in progress have ended.
+    fn serve(
+        &self,
+        name: &'static str,
+        listener: Listener,
+        front: impl Handler,
+        stop: &CancellationToken,
+    ) -> JoinHandle<()> {
+        vital::spawn(
+            name,
+            http::serve(listener, front, self.limits.clone(), self.metrics.clone(), stop.clone()),
+        )
+    }
+}
+
+fn bind(key: &'static str, address: SocketAddr) -> Result<Listener, StartError> {
+    let tcp = net::bind(address).map_err(|source| StartError::Listen { key, address, source })?;
+    Ok(Listener::plain(tcp))
+}
+
+fn guarded(guard: &GuardConfig) -> Result<Listener, StartError> {
+    let Listener { tcp, .. } = bind("guard.listen", guard.listen)?;
+    Ok(match &guard.tls {
+        None => Listener::plain(tcp),
+        Some(files) => Listener::tls(tcp, net::tls_config(&files.cert, &files.key)?),
+    })
+}
+
+fn url(listener: &Listener) -> String {
+    let scheme = if listener.tls.is_some() { "https" } else { "http" };
+    let address = listener.tcp.local_addr();
+    address.map_or_else(|_| "closed".to_owned(), |address| format!("{scheme}://{address}"))
+}
