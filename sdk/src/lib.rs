@@ -128,7 +128,7 @@ pub mod bindings {
     pub mod settings;
 }
 
-/// A file each: the types of the hook, the proxy's own decision, and the export that calls [`Policy`].
+/// A file each: the types of the hook, the default decision, and the export that calls [`Policy`].
 mod hooks {
     pub mod backoff;
     pub mod fairness;
@@ -169,15 +169,15 @@ pub mod response {
     pub use crate::hooks::response::{Answer, Contention};
 }
 
-/// The proxy's own decisions for hooks that a policy leaves out, for policies that want to change only some of them.
+/// The default decisions for hooks that a policy leaves out, for policies that want to change only some of them.
 pub mod builtin {
     pub use crate::hooks::{backoff::contended, fairness::choose, renewal::renewal_due, response::response};
 }
 
-/// A lock policy. Only [`Policy::plan`] is required; the other functions default to the proxy's own decisions. A hook
+/// A lock policy. Only [`Policy::plan`] is required; the other functions have defaults. A hook
 /// other than `plan` is called only if [`export!`] names it.
 ///
-/// A panic is a fault: a fault in `plan` refuses the request, and the other hooks fall back to the proxy's own
+/// A panic is a fault: a fault in `plan` refuses the request, and a fault in another hook gives the default
 /// decision.
 pub trait Policy {
     /// The policy's table in config.toml. Mark the type `#[serde(default, deny_unknown_fields)]`, so that every

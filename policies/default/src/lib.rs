@@ -1,6 +1,6 @@
 //! The default policy: the resource is the key, and waiters are served in order of arrival.
 //!
-//! README.md documents the settings. This policy implements only `plan`, so the proxy's own decisions apply to order,
+//! README.md documents the settings. This policy implements only `plan`, so the proxy's defaults apply to order,
 //! back-off and renewal.
 
 use lockkeeper_sdk::{OnLoss, Plan, Policy, Primitive, Refusal, Request, within};
