@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_sleeps_for_longer_than_a_second_without_a_look_at_the_clock() {
+    fn a_sleeper_reads_the_clock_at_least_once_a_second() {
         let now = Instant(5_000_000);
         assert_eq!(nap(now, now.plus_ms(3_600_000)), Some(Duration::from_secs(1)));
         assert_eq!(nap(now, now.plus_ms(20)), Some(Duration::from_millis(20)));

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_does_not_keep_others_out() {
+    fn a_panicked_holder_does_not_poison_the_mutex() {
         let mutex = std::sync::Arc::new(Mutex::new(1));
         let held = mutex.clone();
         let panicked = std::thread::spawn(move || {

@@ -92,7 +92,7 @@ macro_rules! conditions {
             a_record_that_names_another_server_ends_the_use_of_this_one
             locks_of_sessions_end_where_the_record_names_another_server
             a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
-            a_lease_is_not_made_longer_while_another_server_may_be_in_use
+            a_lease_is_not_extended_while_another_server_may_be_in_use
             tokens_are_not_ahead_of_the_clock
             nothing_is_told_past_the_membership_of_a_proxy
             nothing_is_written_that_has_waited_for_a_membership
@@ -408,7 +408,7 @@ pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waite
 }
 
 /// The previous server may still be in use, and grants the keys to others once the lease has ended there.
-pub async fn a_lease_is_not_made_longer_while_another_server_may_be_in_use(database: &impl Database) {
+pub async fn a_lease_is_not_extended_while_another_server_may_be_in_use(database: &impl Database) {
     let claim = Claim { ttl_ms: 5_000, ..contract::claim(&["k"], "me") };
     let lease = granted(&open(database).await, claim).await;
     // Longer than any lease.

@@ -65,21 +65,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_over_a_moment_after_its_end() {
+    fn a_lease_counts_as_ended_a_margin_after_its_end() {
         let lease = holder(990, 1_000);
         assert!(!Doubt::default().has_ended(&lease, lease.until));
         assert!(Doubt::default().has_ended(&lease, lease.free_at()));
     }
 
     #[test]
-    fn a_lease_from_before_a_step_goes_on_by_as_much() {
+    fn a_lease_from_before_a_clock_step_goes_on_for_the_length_of_the_step() {
         let lease = holder(990, 1_000);
         assert!(!ended(5, 4, &lease, 1_004));
         assert!(ended(5, 6, &lease, 1_006));
     }
 
     #[test]
-    fn a_lease_goes_on_for_no_longer_than_it_was_set_for() {
+    fn a_clock_step_extends_a_lease_by_at_most_its_ttl() {
         assert!(!ended(3_600, 10, &holder(990, 1_000), 1_010));
         assert!(ended(3_600, 11, &holder(990, 1_000), 1_011));
         let renewed_for_long = holder(100, 1_000);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_from_after_a_step_is_not_concerned() {
+    fn a_lease_from_after_a_clock_step_is_not_extended() {
         assert!(ended(3_600, 3, &holder(1_001, 1_004), 1_005));
         assert!(!ended(3_600, 3, &holder(1_000, 1_004), 1_005));
     }

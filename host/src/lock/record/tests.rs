@@ -92,7 +92,7 @@ impl World {
 const RELEASED: Outcome = Outcome::Released { levels_left: 0 };
 
 #[test]
-fn one_holds_and_the_token_rises() {
+fn a_key_has_one_exclusive_holder_and_its_token_rises() {
     let mut world = World::new();
     let (lease, first) = world.granted(&claim(&["a"], "x", 1));
     let denial = world.held(&claim(&["a"], "y", 2));
@@ -112,7 +112,7 @@ fn several_keys_are_held_together_or_not_at_all() {
 }
 
 #[test]
-fn all_keys_of_a_lease_have_one_token_above_all_that_they_had() {
+fn all_keys_of_a_lease_have_one_token_above_their_earlier_tokens() {
     let mut world = World::new();
     for attempt in 1..=5 {
         let (lease, _) = world.granted(&claim(&["b"], "x", attempt));
@@ -136,7 +136,7 @@ fn all_keys_of_a_lease_have_one_token_above_all_that_they_had() {
 }
 
 #[test]
-fn releasing_what_is_left_of_a_lease_frees_it() {
+fn a_release_frees_the_remaining_keys_of_a_lease() {
     let mut world = World::new();
     let enter = |attempt| Claim { reentrant: true, ..claim(&["a", "b", "c"], "x", attempt) };
     let (lease, _) = world.granted(&enter(1));
@@ -159,7 +159,7 @@ fn releasing_what_is_left_of_a_lease_frees_it() {
 
 /// A release that is repeated because its answer was lost gets the same answer.
 #[test]
-fn what_is_left_of_a_lease_is_lost_also_when_it_is_released_again() {
+fn a_repeated_release_of_a_partly_lost_lease_is_answered_as_lost_again() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a", "b"], "x", 1));
     world.apply(&Op::Force { key: lease.keys[1].clone() });
@@ -169,7 +169,7 @@ fn what_is_left_of_a_lease_is_lost_also_when_it_is_released_again() {
 }
 
 #[test]
-fn shared_holders_admit_each_other_only() {
+fn shared_holders_share_a_key_and_exclude_an_exclusive_holder() {
     let mut world = World::new();
     let shared = |attempt| Claim { mode: Mode::Shared, ..claim(&["a"], "s", attempt) };
     let (one, _) = world.granted(&shared(1));
@@ -211,7 +211,7 @@ fn an_expired_lease_is_lost_and_taken_over() {
 /// The store's clock was set forward by less than can be noticed, and the holder counts on its lease for that
 /// much longer.
 #[test]
-fn a_lease_is_not_lost_before_others_may_have_its_keys() {
+fn a_lease_can_be_renewed_until_its_keys_can_be_granted_to_others() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     for _ in 0..2 {
@@ -224,7 +224,7 @@ fn a_lease_is_not_lost_before_others_may_have_its_keys() {
 }
 
 #[test]
-fn no_take_over_while_the_clock_is_in_doubt() {
+fn an_expired_lease_is_not_taken_over_while_the_clock_is_in_doubt() {
     let mut world = World::new();
     world.granted(&claim(&["a"], "x", 1));
     world.pass_ms(20 * SECOND);
@@ -236,7 +236,7 @@ fn no_take_over_while_the_clock_is_in_doubt() {
 
 /// The store's clock was set forward beyond the end of a running lease.
 #[test]
-fn a_holder_whose_end_is_in_doubt_renews_and_releases() {
+fn a_lease_whose_end_is_in_doubt_can_be_renewed_and_released() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     world.pass_ms(20 * SECOND);
@@ -250,7 +250,7 @@ fn a_holder_whose_end_is_in_doubt_renews_and_releases() {
 
 /// The previous server may have granted the keys to others after the end of the lease.
 #[test]
-fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
+fn the_state_of_a_lease_whose_end_is_in_doubt_is_unknown_before_grants_begin() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     let (running, _) = world.granted(&Claim { ttl_ms: 30 * SECOND, ..claim(&["b"], "x", 2) });
@@ -268,7 +268,7 @@ fn nothing_is_said_of_a_lease_whose_end_is_in_doubt_before_grants_begin() {
 /// On the previous server the lease keeps its end, and proxies that still use that server grant its keys
 /// afterwards.
 #[test]
-fn a_lease_is_not_made_longer_while_another_server_may_be_in_use() {
+fn a_lease_is_not_extended_while_another_server_may_be_in_use() {
     let mut world = World::new();
     world.env.longest_us = 10_000_000;
     let reentrant = Claim { reentrant: true, ..claim(&["a"], "x", 1) };
@@ -286,7 +286,7 @@ fn a_lease_is_not_made_longer_while_another_server_may_be_in_use() {
 /// The reported time must be over when a clock that was set back is set forward again and the lease is not in
 /// doubt any more.
 #[test]
-fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
+fn the_reported_time_left_of_a_lease_never_exceeds_its_ttl() {
     let mut world = World::new();
     let reentrant = Claim { reentrant: true, ..claim(&["a"], "x", 1) };
     world.pass_ms(500 * SECOND);
@@ -308,7 +308,7 @@ fn no_holder_is_told_to_hold_for_longer_than_the_lease_was_set_for() {
 
 /// Another proxy reads the clock before it is set back, and after it is set forward again.
 #[test]
-fn what_is_granted_on_a_clock_that_was_set_back_also_lasts_when_it_is_forward_again() {
+fn a_lease_granted_while_the_clock_was_set_back_lasts_when_the_clock_is_set_forward_again() {
     let mut world = World::new();
     let (earlier, _) = world.granted(&Claim { reentrant: true, ..claim(&["a"], "x", 1) });
     world.pass_ms(SECOND);
@@ -329,7 +329,7 @@ fn what_is_granted_on_a_clock_that_was_set_back_also_lasts_when_it_is_forward_ag
 }
 
 #[test]
-fn a_holder_whose_end_is_in_doubt_can_be_put_out() {
+fn a_lease_whose_end_is_in_doubt_can_be_forced_free() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     world.pass_ms(20 * SECOND);
@@ -348,7 +348,7 @@ fn nothing_is_granted_before_the_quarantine_ends() {
 }
 
 #[test]
-fn renewal_extends_and_never_shortens() {
+fn a_renewal_extends_a_lease_and_never_shortens_it() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     world.pass_ms(4 * SECOND);
@@ -358,7 +358,7 @@ fn renewal_extends_and_never_shortens() {
 }
 
 #[test]
-fn a_repeated_request_finds_its_lease_or_fails_cleanly() {
+fn a_repeated_request_finds_its_lease_or_is_refused_as_reused() {
     let mut world = World::new();
     let asked = |attempt, fingerprint| Claim {
         request: Some("r".into()),
@@ -377,7 +377,7 @@ fn a_repeated_request_finds_its_lease_or_fails_cleanly() {
 }
 
 #[test]
-fn rejoining_grants_nothing_new() {
+fn a_rejoin_finds_an_existing_lease_and_grants_no_new_one() {
     let mut world = World::new();
     assert_eq!(world.apply(&Op::Rejoin(claim(&["a"], "x", 1))), Outcome::Absent);
     world.granted(&claim(&["a"], "x", 1));
@@ -385,7 +385,7 @@ fn rejoining_grants_nothing_new() {
 }
 
 #[test]
-fn an_owner_reenters_with_a_count() {
+fn a_reentrant_lease_counts_the_entries_of_its_owner() {
     let mut world = World::new();
     let again = |attempt| Claim { reentrant: true, ..claim(&["a", "b"], "x", attempt) };
     let (lease, first) = world.granted(&again(1));
@@ -401,7 +401,7 @@ fn an_owner_reenters_with_a_count() {
 }
 
 #[test]
-fn a_release_whose_answer_was_lost_is_told_released() {
+fn a_repeated_release_is_answered_as_released() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     assert_eq!(world.release(&lease, 9), RELEASED);
@@ -410,7 +410,7 @@ fn a_release_whose_answer_was_lost_is_told_released() {
 }
 
 #[test]
-fn a_foreign_lease_changes_nothing() {
+fn a_lease_reference_with_a_wrong_nonce_or_token_changes_nothing() {
     let mut world = World::new();
     let (lease, _) = world.granted(&claim(&["a"], "x", 1));
     let before = world.records.clone();
@@ -424,7 +424,7 @@ fn a_foreign_lease_changes_nothing() {
 }
 
 #[test]
-fn an_abandoned_claim_is_undone_unless_somebody_else_has_it() {
+fn an_abandoned_claim_is_undone_unless_a_repeat_of_its_request_has_the_lease() {
     let mut world = World::new();
     let asked = |attempt| Claim { request: Some("r".into()), ..claim(&["a"], "x", attempt) };
     world.granted(&asked(1));
@@ -454,7 +454,7 @@ fn lock_at_least_and_lock_delay_keep_the_key() {
 }
 
 #[test]
-fn force_moves_the_token_on() {
+fn a_forced_release_raises_the_token() {
     let mut world = World::new();
     let (lease, first) = world.granted(&claim(&["a"], "x", 1));
     let force = Op::Force { key: lease.keys[0].clone() };

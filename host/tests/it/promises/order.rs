@@ -84,7 +84,7 @@ on_both! {
     }
 
     /// Clients of one proxy pass a key on among themselves without a pause.
-    async fn a_proxy_with_a_queue_lets_another_one_have_its_turn(kind: Kind) {
+    async fn a_proxy_with_a_queue_gives_another_proxy_its_turn(kind: Kind) {
         let url = database(kind).await;
         let (busy, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let resource = fresh("turns");

@@ -29,7 +29,7 @@ fn turn_of(outcome: Outcome) -> Option<u64> {
 }
 
 #[test]
-fn who_is_first_in_line_goes_first_whoever_asks() {
+fn the_first_waiter_of_the_global_queue_is_next_whichever_waiter_asks() {
     let mut world = World::new();
     let (held, _) = world.granted(&waiting(1, "p"));
     for ticket in 2..=4 {
@@ -51,7 +51,7 @@ fn who_is_first_in_line_goes_first_whoever_asks() {
 }
 
 #[test]
-fn ranks_go_before_arrival_in_line() {
+fn rank_goes_before_arrival_in_the_global_queue() {
     let mut world = World::new();
     let (held, _) = world.granted(&waiting(1, "p"));
     world.acquire(&waiting(2, "p"));
@@ -64,7 +64,7 @@ fn ranks_go_before_arrival_in_line() {
 }
 
 #[test]
-fn places_end_unless_they_are_kept_and_dead_proxies_are_passed_over() {
+fn a_place_ends_unless_it_is_kept_and_evicted_proxies_are_passed_over() {
     let mut world = World::new();
     let (held, _) = world.granted(&waiting(1, "p"));
     for (ticket, proxy) in [(2, "gone"), (3, "q"), (4, "p")] {
@@ -85,7 +85,7 @@ fn places_end_unless_they_are_kept_and_dead_proxies_are_passed_over() {
 }
 
 #[test]
-fn a_line_has_an_end() {
+fn the_global_queue_is_bounded() {
     let mut world = World::new();
     world.granted(&waiting(1, "p"));
     for ticket in 0..MAX_GLOBAL_QUEUE as u64 {
@@ -97,7 +97,7 @@ fn a_line_has_an_end() {
 
 /// Two waiters for the same keys have the same order in both queues, however they got their places.
 #[test]
-fn a_waiter_has_one_order_in_the_lines_of_all_its_keys() {
+fn waiters_have_the_same_order_in_the_global_queues_of_all_their_keys() {
     let mut world = World::new();
     let (a, _) = world.granted(&claim(&["a"], "x", 1));
     let (b, _) = world.granted(&claim(&["b"], "x", 2));
@@ -119,7 +119,7 @@ fn a_waiter_has_one_order_in_the_lines_of_all_its_keys() {
 }
 
 #[test]
-fn a_place_that_was_lost_in_one_line_is_taken_again_where_it_was() {
+fn a_place_lost_in_one_global_queue_is_taken_again_at_its_old_position() {
     let mut world = World::new();
     let (held, _) = world.granted(&claim(&["a", "b"], "x", 1));
     let (first, second) = (waiting_for(&["a", "b"], 2, "p"), waiting_for(&["a", "b"], 3, "q"));
@@ -141,7 +141,7 @@ fn a_place_that_was_lost_in_one_line_is_taken_again_where_it_was() {
 
 /// A place that an earlier version of the program wrote has no time.
 #[test]
-fn places_of_before_go_before_those_of_now() {
+fn places_written_by_an_earlier_version_go_first() {
     let mut world = World::new();
     world.granted(&waiting(1, "p"));
     for ticket in [3, 2] {
@@ -157,7 +157,7 @@ fn places_of_before_go_before_those_of_now() {
 }
 
 #[test]
-fn the_same_request_on_another_proxy_takes_the_place_over() {
+fn a_repeated_request_on_another_proxy_takes_over_its_place() {
     let mut world = World::new();
     let asked = |ticket, proxy: &str| Claim {
         global: Some(GlobalTicket { returns: true, ..global_ticket(ticket).unwrap() }),
@@ -184,7 +184,7 @@ fn the_same_request_on_another_proxy_takes_the_place_over() {
 }
 
 #[test]
-fn a_place_that_nobody_returns_to_ends_by_itself() {
+fn a_place_whose_request_is_not_repeated_expires() {
     let mut world = World::new();
     let (held, _) = world.granted(&waiting(1, "p"));
     let returns = Some(GlobalTicket { returns: true, ..global_ticket(2).unwrap() });
@@ -214,7 +214,7 @@ fn grants_in_a_row(world: &mut World, proxy: &str, names: &[&str]) -> u32 {
 }
 
 #[test]
-fn a_proxy_that_waits_is_passed_over_so_often_and_no_more() {
+fn a_waiting_proxy_is_passed_over_a_bounded_number_of_times() {
     let mut world = World::new();
     let (held, _) = world.granted(&asks("p", &["a"], 1));
     for proxy in ["q", "r"] {
@@ -235,7 +235,7 @@ fn a_proxy_that_waits_is_passed_over_so_often_and_no_more() {
 }
 
 #[test]
-fn a_proxy_that_is_gone_has_one_turn_and_it_ends() {
+fn the_turn_of_a_proxy_that_is_gone_expires() {
     let mut world = World::new();
     let (held, _) = world.granted(&asks("p", &["a"], 1));
     world.held(&asks("gone", &["a"], 2));
@@ -250,7 +250,7 @@ fn a_proxy_that_is_gone_has_one_turn_and_it_ends() {
 }
 
 #[test]
-fn a_proxy_that_waits_no_more_takes_its_mark_out() {
+fn a_proxy_that_stops_waiting_withdraws_its_mark() {
     let mut world = World::new();
     let (held, _) = world.granted(&asks("p", &["a"], 1));
     world.held(&asks("q", &["a"], 2));
@@ -298,7 +298,7 @@ fn a_turn_that_cannot_be_taken_ends() {
 }
 
 #[test]
-fn any_of_several_keys_is_one_that_is_not_kept_for_another_proxy() {
+fn a_claim_for_any_of_several_keys_avoids_a_key_reserved_for_another_proxy() {
     let mut world = World::new();
     let (held, _) = world.granted(&asks("p", &["a"], 1));
     world.held(&asks("q", &["a"], 2));
@@ -315,7 +315,7 @@ fn any_of_several_keys_is_one_that_is_not_kept_for_another_proxy() {
 }
 
 #[test]
-fn marks_are_bounded() {
+fn marks_of_waiting_proxies_are_bounded() {
     let mut world = World::new();
     world.granted(&asks("p", &["a"], 1));
     for n in 0..2 * MAX_WANTED as u64 {

@@ -70,7 +70,7 @@ fn commit(version: Token, attempt: u64) -> Vec<Op> {
 }
 
 #[test]
-fn levels_are_given_up_once_however_often_the_batch_is_run() {
+fn levels_are_released_once_however_often_the_batch_runs() {
     for applied in [true, false] {
         let mut lane = Lane::new();
         let enter = |attempt| Claim { reentrant: true, ..claim(&["a"], "x", attempt) };
@@ -86,7 +86,7 @@ fn levels_are_given_up_once_however_often_the_batch_is_run() {
 }
 
 #[test]
-fn all_of_many_releases_of_one_key_are_told_released() {
+fn every_release_in_a_replayed_batch_is_answered_as_released() {
     for applied in [true, false] {
         let mut lane = Lane::new();
         let permit = Mode::Permits { count: 1, limit: 20 };
@@ -103,7 +103,7 @@ fn all_of_many_releases_of_one_key_are_told_released() {
 }
 
 #[test]
-fn a_commit_that_was_made_is_told_whoever_commits_next() {
+fn a_commit_whose_answer_was_lost_is_confirmed_despite_later_commits() {
     let mut lane = Lane::new();
     lane.run(3, &[commit(Token(0), 1)], &mut []);
     let read = lane.version();
@@ -124,7 +124,7 @@ fn a_commit_that_was_made_is_told_whoever_commits_next() {
 
 /// After a step of the clock a batch id may appear too old, even when no lease is in doubt any more.
 #[test]
-fn a_mark_is_kept_while_the_clock_does_not_tell_its_age() {
+fn a_batch_id_is_kept_while_its_age_is_uncertain() {
     for (steady, told) in [(false, "it was made"), (true, "it is forgotten")] {
         let mut lane = Lane::new();
         lane.run(3, &[commit(Token(0), 1)], &mut []);
@@ -145,7 +145,7 @@ fn a_mark_is_kept_while_the_clock_does_not_tell_its_age() {
 
 /// Otherwise a holder that came later would be removed, which nobody asked for.
 #[test]
-fn a_key_is_taken_from_those_alone_that_held_it_then() {
+fn a_replayed_force_removes_no_later_holder() {
     let mut lane = Lane::new();
     lane.granted(&claim(&["a"], "x", 1));
     let force = vec![Op::Force { key: keys(&["a"])[0].clone() }];
@@ -158,7 +158,7 @@ fn a_key_is_taken_from_those_alone_that_held_it_then() {
 
 /// This includes a second lost try, which found the first one applied.
 #[test]
-fn a_batch_may_be_lost_again_and_again() {
+fn a_batch_can_be_lost_and_replayed_repeatedly() {
     let mut lane = Lane::new();
     let lease = lane.granted(&claim(&["a"], "x", 1));
     let batch = [release(&lease, 9)];
@@ -174,7 +174,7 @@ fn a_batch_may_be_lost_again_and_again() {
 
 /// The rows of an earlier version have no batch ids.
 #[test]
-fn what_nothing_tells_of_is_unknown() {
+fn a_replay_without_a_batch_id_in_the_row_has_an_unknown_outcome() {
     let mut lane = Lane::new();
     let lease = lane.granted(&claim(&["a"], "x", 1));
     let batch = [release(&lease, 9)];
@@ -198,7 +198,7 @@ fn what_nothing_tells_of_is_unknown() {
 }
 
 #[test]
-fn marks_are_few_and_end() {
+fn batch_ids_are_few_and_expire() {
     let mut lane = Lane::new();
     let batch_ids = |lane: &Lane| lane.world.records.get(&keys(&["a"])[0]).unwrap().batch_ids.len();
     for n in 0..100 {

@@ -60,7 +60,7 @@ fn granted(waiters: Vec<Waiter>) -> Vec<u64> {
 }
 
 #[test]
-fn readers_do_not_keep_each_other_from_reading() {
+fn readers_that_do_not_wait_are_granted_together() {
     let reader = |id| waiter(id, Mode::Shared, 0);
     assert_eq!(granted((1..=8).map(reader).collect()), [1, 2, 3, 4, 5, 6, 7, 8]);
     let patient = waiter(2, Mode::Shared, 5_000);
@@ -70,7 +70,7 @@ fn readers_do_not_keep_each_other_from_reading() {
 }
 
 #[test]
-fn a_writer_among_readers_keeps_those_behind_it() {
+fn a_waiting_writer_holds_back_the_readers_behind_it() {
     let reader = |id| waiter(id, Mode::Shared, 0);
     let writer = |wait_ms| waiter(2, Mode::Exclusive, wait_ms);
     assert_eq!(granted(vec![reader(1), writer(0), reader(3)]), [1, 3], "it did not wait");

@@ -44,7 +44,7 @@ fn grants_past_another_proxy(seed: u64) -> u64 {
 }
 
 #[test]
-fn a_proxy_with_a_queue_lets_another_one_have_its_turn() {
+fn a_proxy_with_a_queue_gives_another_proxy_its_turn() {
     for seed in 0..300 {
         let grants = grants_past_another_proxy(seed);
         // Grants from before the store knew of the other proxy are reported a moment later.
@@ -53,7 +53,7 @@ fn a_proxy_with_a_queue_lets_another_one_have_its_turn() {
 }
 
 /// The changes that a proxy sends to the store when it stops while `waiter` is in the global queue.
-fn said_at_a_stop(returns: bool) -> Vec<GlobalQueueChange> {
+fn changes_at_shutdown(returns: bool) -> Vec<GlobalQueueChange> {
     let mut sim = Sim::new(1, false);
     let mut table = Table::new();
     let holder = waiter(1, Mode::Exclusive, 0);
@@ -78,9 +78,9 @@ fn said_at_a_stop(returns: bool) -> Vec<GlobalQueueChange> {
 }
 
 #[test]
-fn a_proxy_that_stops_leaves_the_places_of_requests_that_can_be_repeated() {
-    assert_eq!(said_at_a_stop(true), []);
-    assert_eq!(said_at_a_stop(false), [GlobalQueueChange::Leave { proxy: "0".into(), ticket: Some(7) }]);
+fn a_stopping_proxy_keeps_the_places_of_requests_that_can_be_repeated() {
+    assert_eq!(changes_at_shutdown(true), []);
+    assert_eq!(changes_at_shutdown(false), [GlobalQueueChange::Leave { proxy: "0".into(), ticket: Some(7) }]);
 }
 
 /// The batches are answered in order: the first finds the key held by another proxy.
@@ -112,7 +112,7 @@ fn a_queue_goes_on_behind_a_waiter_whose_client_has_gone() {
 
 /// The policy is replaced by one with a global queue: earlier waiters take the first places.
 #[test]
-fn waiters_that_come_into_line_keep_their_order() {
+fn waiters_that_move_to_the_global_queue_keep_their_order() {
     let mut sim = Sim::new(1, false);
     sim.on_store(vec![Op::Acquire(waiter(1, Mode::Exclusive, 0).claim)]);
     let (mut table, now) = (Table::new(), sim.now);

@@ -87,7 +87,7 @@ fn grant(nonce: u64) -> Outcome {
 }
 
 #[test]
-fn a_lease_is_not_said_to_expire_while_another_proxy_renews_it() {
+fn a_lease_is_not_reported_expired_while_another_proxy_renews_it() {
     let mut scene = Scene::new();
     scene.granted();
     for _ in 0..3 {
@@ -106,7 +106,7 @@ fn a_lease_is_not_said_to_expire_while_another_proxy_renews_it() {
 }
 
 #[test]
-fn a_lease_is_said_to_have_expired_before_the_next_one_is_granted() {
+fn a_lease_is_reported_expired_before_the_next_lease_is_granted() {
     let mut scene = Scene::new();
     scene.granted();
     scene.pass_ms(5_000);
@@ -122,7 +122,7 @@ fn a_lease_is_said_to_have_expired_before_the_next_one_is_granted() {
 }
 
 #[test]
-fn nobody_is_told_of_an_end_that_the_store_does_not_confirm() {
+fn an_expiry_that_the_store_does_not_confirm_is_not_reported() {
     let mut scene = Scene::new();
     scene.granted();
     scene.pass_ms(5_000);
@@ -135,7 +135,7 @@ fn nobody_is_told_of_an_end_that_the_store_does_not_confirm() {
 }
 
 #[test]
-fn a_lease_that_its_holder_finds_lost_is_said_to_be_lost() {
+fn a_lease_that_its_holder_finds_lost_is_reported_lost_once() {
     let mut scene = Scene::new();
     let nonce = scene.granted();
     scene.handle(Event::Lost { nonce });
@@ -147,7 +147,7 @@ fn a_lease_that_its_holder_finds_lost_is_said_to_be_lost() {
 
 /// A renewal after the release finds the lease gone.
 #[test]
-fn a_lease_that_is_being_released_is_not_said_to_be_lost() {
+fn a_lease_under_release_is_not_reported_lost() {
     let mut scene = Scene::new();
     let nonce = scene.granted();
     let lease = LeaseRef { keys: [key(0)].into(), nonce, token: Some(Token(7)) };
@@ -159,7 +159,7 @@ fn a_lease_that_is_being_released_is_not_said_to_be_lost() {
 }
 
 #[test]
-fn what_was_not_sent_is_not_undone() {
+fn a_claim_that_was_not_sent_is_not_undone() {
     for (sent, undone) in [(true, 1), (false, 0)] {
         let mut scene = Scene::new();
         scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
@@ -184,7 +184,7 @@ fn with_claims(claims: u64) -> Scene {
 
 /// A claim that is not undone ends with its lease.
 #[test]
-fn what_waits_to_be_undone_is_bounded() {
+fn the_number_of_claims_to_undo_is_bounded() {
     let mut scene = with_claims(70_000);
     scene.fail_all(true);
     scene.pass_ms(1);
@@ -199,7 +199,7 @@ fn what_waits_to_be_undone_is_bounded() {
 }
 
 #[test]
-fn after_an_outage_a_few_claims_are_undone_at_a_time() {
+fn claims_are_undone_a_few_at_a_time_after_an_outage() {
     let claims = 1_000;
     let mut scene = with_claims(claims);
     scene.fail_all(true);
@@ -229,7 +229,7 @@ fn after_an_outage_a_few_claims_are_undone_at_a_time() {
 /// The waiter stands behind a claim whose client has gone, and the store does not answer: the waiter does not
 /// wait for the store's time-out again.
 #[test]
-fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
+fn a_waiter_with_no_wait_fails_with_the_claim_before_it_when_the_store_is_gone() {
     let mut scene = Scene::new();
     scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
     scene.handle(Event::Cancel(WaiterId(1)));
@@ -243,7 +243,7 @@ fn who_does_not_wait_is_told_with_the_claim_before_that_the_store_is_gone() {
 
 /// Otherwise its lease would remain although nobody uses it.
 #[test]
-fn a_waiter_that_is_told_of_a_failure_is_not_asked_for() {
+fn no_claim_is_sent_for_a_waiter_that_was_answered_with_a_failure() {
     let mut scene = Scene::new();
     scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
     scene.handle(Event::Cancel(WaiterId(1)));
@@ -263,7 +263,7 @@ fn a_waiter_that_is_told_of_a_failure_is_not_asked_for() {
 /// The policy is replaced while the store is slow. Otherwise the waiter would wait for the store's time-out
 /// again, behind the waiter of its new key, and then once more for itself.
 #[test]
-fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys() {
+fn a_waiter_denied_after_its_deadline_is_refused_at_once_despite_its_new_keys() {
     let mut scene = Scene::new();
     scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
     let other = waiter(2, Mode::Exclusive, 60_000);
@@ -280,7 +280,7 @@ fn a_waiter_that_is_refused_after_its_time_is_not_asked_for_under_its_new_keys()
 
 /// The store is slow to answer the claim before, and would be slow again to undo the grant of that claim.
 #[test]
-fn a_waiter_whose_time_is_up_does_not_stand_behind_one_flight_after_the_other() {
+fn a_waiter_past_its_deadline_does_not_wait_for_a_second_batch() {
     let mut scene = Scene::new();
     scene.handle(Event::Enqueue(Box::new(waiter(1, Mode::Exclusive, 0))));
     scene.handle(Event::Cancel(WaiterId(1)));
@@ -297,7 +297,7 @@ fn a_waiter_whose_time_is_up_does_not_stand_behind_one_flight_after_the_other() 
 /// If a claim is refused, a quorum undoes what some of its members have granted, and that may arrive later than
 /// the next claim. A claim with an unknown outcome may have been granted, and is found again by its attempt.
 #[test]
-fn a_refused_claim_is_asked_again_as_another_attempt() {
+fn a_denied_claim_is_repeated_as_another_attempt() {
     let mut scene = Scene::new();
     let asked = |scene: &Scene| match scene.submitted[0].1[..] {
         [Op::Acquire(ref claim)] => claim.attempt,
@@ -316,7 +316,7 @@ fn a_refused_claim_is_asked_again_as_another_attempt() {
 
 /// The first grant shows that an earlier lease is over, so that its key may be asked for.
 #[test]
-fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
+fn no_second_claim_is_sent_for_a_waiter_granted_together_with_another() {
     let mut scene = Scene::new();
     scene.granted();
     scene.pass_ms(5_000);
@@ -336,7 +336,7 @@ fn a_waiter_whose_answer_came_with_another_one_is_not_asked_for_again() {
 
 /// With a global queue it would join behind a waiter that has not joined yet.
 #[test]
-fn a_request_that_is_made_again_hears_of_its_lease_before_it_is_told_that_the_key_is_held() {
+fn a_repeated_request_looks_for_its_lease_before_it_is_refused_as_contended() {
     let mut scene = Scene::new();
     let in_global_queue = |id, request: Option<&str>, wait_ms| {
         let mut waiter = waiter(id, Mode::Exclusive, wait_ms);
@@ -439,7 +439,7 @@ fn a_policy_that_gives_up_does_not_hide_a_lease_of_the_request() {
 /// Three calls of one request. The second call on this proxy has looked for the lease of the call on another
 /// proxy when that call is granted again.
 #[test]
-fn a_request_is_not_refused_for_a_lease_that_it_was_granted_after_its_look() {
+fn a_request_is_not_refused_for_its_own_lease_granted_after_its_lookup() {
     for is_there in [true, false] {
         let mut scene = Scene::new();
         let mine = |id, wait_ms| {
