@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_are_not_steps() {
+    fn delays_are_not_taken_for_clock_steps() {
         let mut steps = ClockSteps::default();
         assert_eq!(look(&mut steps, 0, 0, 100), ClockStep::None);
         assert_eq!(look(&mut steps, SECOND, 3 * SECOND, 2 * SECOND + 50), ClockStep::None);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_forward_is_in_doubt_for_the_longest_lease() {
+    fn a_step_forward_leaves_leases_in_doubt_for_the_longest_ttl() {
         let mut steps = ClockSteps::new(10 * SECOND);
         look(&mut steps, 0, 0, 100);
         let step = look(&mut steps, SECOND, 31 * SECOND, 100);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn another_server_whose_clock_is_ahead_is_a_step() {
+    fn a_change_to_a_server_whose_clock_is_ahead_counts_as_a_step() {
         let mut steps = ClockSteps::new(100 * SECOND);
         look(&mut steps, 0, 0, 100);
         steps.change_server();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_over_makes_no_doubt_smaller() {
+    fn an_inherited_step_does_not_reduce_an_existing_doubt() {
         let mut steps = ClockSteps::new(60 * SECOND);
         look(&mut steps, 0, 0, 100);
         look(&mut steps, SECOND, 41 * SECOND, 100);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_noticed_is_taken_over() {
+    fn a_step_noticed_by_another_proxy_is_inherited() {
         let mut steps = ClockSteps::new(60 * SECOND);
         steps.inherit(5 * SECOND, ServerTime(START), ServerTime(START + 20 * SECOND), Instant(100 * SECOND));
         let doubt = steps.doubt(Instant(110 * SECOND));
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_as_long_as_it_was_to_be_however_the_clock_is_set() {
+    fn a_wait_keeps_its_length_however_the_clock_is_set() {
         let mut steps = ClockSteps::new(60 * SECOND);
         let from = ServerTime(START + 10 * SECOND);
         steps.note_wait(from, ServerTime(START), Instant(SECOND));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn many_looks_narrow_the_time_down() {
+    fn more_observations_narrow_the_estimate_of_the_server_time() {
         let mut steps = ClockSteps::default();
         assert!(steps.server_time(Instant(0)).is_none());
         look(&mut steps, 0, 5_000, 5_100);
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_back_leaves_expiry_trusted() {
+    fn a_step_back_leaves_no_expiry_in_doubt() {
         let mut steps = ClockSteps::default();
         look(&mut steps, 60 * SECOND, 60 * SECOND, 100);
         assert!(matches!(look(&mut steps, 61 * SECOND, 31 * SECOND, 100), ClockStep::Back(_)));
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_may_be_set_forward_again_for_a_while() {
+    fn a_step_back_counts_for_a_limited_time() {
         let mut steps = ClockSteps::default();
         look(&mut steps, 60 * SECOND, 60 * SECOND, 100);
         assert_eq!(steps.set_back_us(Instant(60 * SECOND)), 0);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_clock_has_said_before_shows_that_it_was_set_back() {
+    fn a_recorded_time_ahead_of_the_clock_shows_that_the_clock_was_set_back() {
         let mut steps = ClockSteps::default();
         look(&mut steps, SECOND, SECOND, 100);
         let note = |steps: &mut ClockSteps, seen: u64| {
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_not_looked_at_is_not_watched_until_others_were_asked() {
+    fn a_clock_that_was_not_read_for_a_while_is_not_watched_until_the_watch_begins_again() {
         let mut steps = ClockSteps::default();
         assert!(!steps.is_watched());
         steps.begin();
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_often_does_not_forbid_drift() {
+    fn frequent_observations_do_not_turn_drift_into_a_step() {
         let mut steps = ClockSteps::default();
         for n in 0..2_000_000 {
             assert_eq!(look(&mut steps, n * 400, n * 400 + n * 400 / 2_000, 100), ClockStep::None);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_correction_is_followed() {
+    fn a_slow_correction_of_the_clock_is_no_step() {
         let mut steps = ClockSteps::default();
         for n in 0..10_000 {
             assert_eq!(look(&mut steps, n * SECOND, n * (SECOND + 400), 100), ClockStep::None);

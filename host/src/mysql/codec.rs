@@ -487,7 +487,7 @@ mod tests {
 
     /// An earlier version wrote a global queue without times.
     #[test]
-    fn places_of_before_are_read() {
+    fn places_written_by_an_earlier_version_are_read() {
         let line = r#"{"line":{"proxies":["a","b"],"places":[[7,1,9,0],[8,0,9,0]]}}"#;
         let places = decode(1, line.as_bytes()).expect("it was a record").global_queue;
         let read = |place: &GlobalPlace| (place.ticket, place.proxy.to_string(), place.joined, place.returns);
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_comes_back() {
+    fn a_record_survives_encoding_and_decoding() {
         for record in [record(), Record::default()] {
             let state = encode(&record);
             assert_eq!(decode(record.token.0, &state).expect("it was just encoded"), record);
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_record_is_short() {
+    fn an_idle_record_is_encoded_as_an_empty_object() {
         assert_eq!(encode(&Record::default()), b"{}");
     }
 }

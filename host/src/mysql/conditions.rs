@@ -79,28 +79,28 @@ macro_rules! conditions {
         $of_each! {
             $($alone)*
             a_slow_transaction_applies_nothing_late
-            a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy
-            a_row_that_is_gone_is_looked_for
-            a_row_that_was_made_again_is_not_the_remembered_one
-            clean_up_cannot_come_between_the_floor_and_a_new_row
+            a_slow_transaction_writes_nothing_after_the_membership_of_its_proxy
+            a_cached_row_that_was_deleted_is_read_again
+            a_row_that_was_deleted_and_recreated_does_not_match_its_cached_copy
+            clean_up_cannot_run_between_the_read_of_the_floor_and_a_new_row
             slow_inserts_apply_nothing_late
-            a_lock_that_is_waited_for_applies_nothing_late
-            wide_batches_are_written_as_a_whole
-            a_locked_row_is_its_own_trouble
-            what_waited_for_the_lane_was_not_sent
-            the_bound_on_waiting_work_holds
-            a_record_that_names_another_server_ends_the_use_of_this_one
-            locks_of_sessions_end_where_the_record_names_another_server
-            a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for
+            a_claim_that_waits_for_a_row_lock_is_not_applied_late
+            a_batch_wider_than_a_prepared_statement_is_written_whole
+            a_locked_row_delays_only_its_own_key
+            a_group_that_timed_out_in_the_queue_of_its_lane_was_not_sent
+            the_number_of_queued_operations_is_bounded
+            a_server_whose_record_names_another_server_is_not_used_further
+            session_locks_end_when_the_record_names_another_server
+            an_ended_lease_is_not_renewed_while_leases_of_another_server_may_run
             a_lease_is_not_extended_while_another_server_may_be_in_use
-            tokens_are_not_ahead_of_the_clock
-            nothing_is_told_past_the_membership_of_a_proxy
-            nothing_is_written_that_has_waited_for_a_membership
-            locks_of_sessions_rest_on_the_membership_of_a_proxy
-            a_lock_that_joins_another_one_has_a_token_above_a_lease
+            tokens_of_sessions_and_leases_are_not_ahead_of_the_clock
+            no_operation_succeeds_after_the_membership_of_a_proxy_has_ended
+            an_operation_that_waited_for_a_membership_is_not_written
+            session_locks_end_with_the_membership_of_their_proxy
+            a_joining_shared_lock_has_a_token_above_an_earlier_lease
             an_exclusive_lock_is_not_granted_under_a_shared_lock_of_its_row
-            a_claim_is_not_forgotten_with_what_could_not_be_sent
-            tables_of_a_later_version_are_left_alone
+            a_group_counts_as_sent_although_only_its_first_claim_was_sent
+            tables_of_a_later_version_are_not_used
         }
     };
 }
@@ -145,7 +145,7 @@ pub async fn a_slow_transaction_applies_nothing_late(database: &impl Database) {
 
 /// Rows that the store remembers are deleted by another session. The store does not create them again from
 /// memory.
-pub async fn a_row_that_is_gone_is_looked_for(database: &impl Database) {
+pub async fn a_cached_row_that_was_deleted_is_read_again(database: &impl Database) {
     let store = open(database).await;
     for keys in [&["one"][..], &["two", "three"]] {
         let before = warm(&store, keys).await;
@@ -159,7 +159,7 @@ pub async fn a_row_that_is_gone_is_looked_for(database: &impl Database) {
 
 /// Two stores remember a row. Clean-up deletes it, and it is created again. The second store does not take
 /// its remembered row for the new one, although both had the same number of writes.
-pub async fn a_row_that_was_made_again_is_not_the_remembered_one(database: &impl Database) {
+pub async fn a_row_that_was_deleted_and_recreated_does_not_match_its_cached_copy(database: &impl Database) {
     let (one, other) = (open(database).await, open(database).await);
     warm(&one, &["k"]).await;
     let lease = granted(&other, contract::claim(&["k"], "other")).await;
@@ -186,7 +186,7 @@ pub async fn a_row_that_was_made_again_is_not_the_remembered_one(database: &impl
 
 /// A row that the store has never seen may be deleted, and the floor raised, only until the store has read
 /// the floor.
-pub async fn clean_up_cannot_come_between_the_floor_and_a_new_row(database: &impl Database) {
+pub async fn clean_up_cannot_run_between_the_read_of_the_floor_and_a_new_row(database: &impl Database) {
     let store = open(database).await;
     warm(&store, &["warm"]).await;
     let mut cleaner = database.stranger().await;
@@ -220,7 +220,7 @@ pub async fn slow_inserts_apply_nothing_late(database: &impl Database) {
 }
 
 /// The row lock is granted only after the caller has given up.
-pub async fn a_lock_that_is_waited_for_applies_nothing_late(database: &impl Database) {
+pub async fn a_claim_that_waits_for_a_row_lock_is_not_applied_late(database: &impl Database) {
     let store = open(database).await;
     let mut stranger = database.stranger().await;
     for key in ["one", "two", "three"] {
@@ -238,7 +238,7 @@ pub async fn a_lock_that_is_waited_for_applies_nothing_late(database: &impl Data
 }
 
 /// One batch has more remembered rows than a prepared statement.
-pub async fn wide_batches_are_written_as_a_whole(database: &impl Database) {
+pub async fn a_batch_wider_than_a_prepared_statement_is_written_whole(database: &impl Database) {
     let store = open(database).await;
     let names: Vec<String> = (0..200).map(|n| format!("it's\\{n}?")).collect();
     let keys: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -250,7 +250,7 @@ pub async fn wide_batches_are_written_as_a_whole(database: &impl Database) {
 }
 
 /// A row that another session locks delays its own key, but no other key of its lane.
-pub async fn a_locked_row_is_its_own_trouble(database: &impl Database) {
+pub async fn a_locked_row_delays_only_its_own_key(database: &impl Database) {
     let store = open(database).await;
     warm(&store, &["locked"]).await;
     let mut stranger = database.stranger().await;
@@ -269,7 +269,7 @@ pub async fn a_locked_row_is_its_own_trouble(database: &impl Database) {
 
 /// A caller that gave up while its group waited for the lane is told that nothing was sent, so there is
 /// nothing to undo. A caller whose transaction was running is not told so.
-pub async fn what_waited_for_the_lane_was_not_sent(database: &impl Database) {
+pub async fn a_group_that_timed_out_in_the_queue_of_its_lane_was_not_sent(database: &impl Database) {
     let store = open(database).await;
     database.slow_down(Duration::from_secs(1)).await;
     let under_way = ask(&store, Op::Acquire(contract::claim(&["one"], "me")), 600);
@@ -282,7 +282,7 @@ pub async fn what_waited_for_the_lane_was_not_sent(database: &impl Database) {
 }
 
 /// Operations over the bound are refused at once, and the others are served.
-pub async fn the_bound_on_waiting_work_holds(database: &impl Database) {
+pub async fn the_number_of_queued_operations_is_bounded(database: &impl Database) {
     let config = StoreConfig { max_queued: 100, ..StoreConfig::default() };
     let store = opened(database, &config).await;
     let held = contract::claim(&["held"], "me");
@@ -312,7 +312,7 @@ pub async fn the_bound_on_waiting_work_holds(database: &impl Database) {
 
 /// This happens on a Galera node while a proxy uses another node. Nothing is granted before the leases of the
 /// other server have ended.
-pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(database: &impl Database) {
+pub async fn a_server_whose_record_names_another_server_is_not_used_further(database: &impl Database) {
     let store = open(database).await;
     let before = warm(&store, &["k"]).await;
     says(database, "UPDATE lockkeeper_meta SET identity='another',floor=floor+1 WHERE id=1").await;
@@ -332,7 +332,7 @@ pub async fn a_record_that_names_another_server_ends_the_use_of_this_one(databas
 /// The lock of the first of two rows is granted when this proxy is no longer a member of its fleet. A write
 /// of one row may be late by [`LOCK_WAIT_S`](super::sql::LOCK_WAIT_S); the other proxies do not count a
 /// proxy as gone before that.
-pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Database) {
+pub async fn no_operation_succeeds_after_the_membership_of_a_proxy_has_ended(database: &impl Database) {
     let store = open(database).await;
     let mut stranger = database.stranger().await;
     warm(&store, &["a", "b"]).await;
@@ -352,7 +352,7 @@ pub async fn nothing_is_told_past_the_membership_of_a_proxy(database: &impl Data
 }
 
 /// The membership of a proxy ends while its transaction runs, after it has read its rows in time.
-pub async fn a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy(database: &impl Database) {
+pub async fn a_slow_transaction_writes_nothing_after_the_membership_of_its_proxy(database: &impl Database) {
     let store = open(database).await;
     database.slow_down(Duration::from_millis(400)).await;
     let now = says(database, &format!("SELECT {NOW_US}")).await.into_iter().next().map(mysql_async::from_row);
@@ -367,7 +367,7 @@ pub async fn a_slow_transaction_writes_nothing_past_the_membership_of_a_proxy(da
 
 /// A claim that waits while its proxy is no member was planned with key names that may be out of date when
 /// the proxy is a member again.
-pub async fn nothing_is_written_that_has_waited_for_a_membership(database: &impl Database) {
+pub async fn an_operation_that_waited_for_a_membership_is_not_written(database: &impl Database) {
     let store = open(database).await;
     let (registry, claim) = (store.registry(), contract::claim(&["k"], "late"));
     let commit = Commit {
@@ -391,9 +391,7 @@ pub async fn nothing_is_written_that_has_waited_for_a_membership(database: &impl
 
 /// The previous server may have granted the keys of the lease to another holder, in writes that the fail-over
 /// has lost. The lease looks alive because the server's clock may have been set forward.
-pub async fn a_lease_that_has_ended_is_not_renewed_while_another_server_is_waited_for(
-    database: &impl Database,
-) {
+pub async fn an_ended_lease_is_not_renewed_while_leases_of_another_server_may_run(database: &impl Database) {
     let lease = granted(&open(database).await, Claim { ttl_ms: 300, ..contract::claim(&["k"], "me") }).await;
     tokio::time::sleep(Duration::from_millis(1_000)).await;
     let waits = format!(
@@ -422,7 +420,7 @@ pub async fn a_lease_is_not_extended_while_another_server_may_be_in_use(database
 
 /// A claim in two stores is granted in the first, and the rest of its group is refused by the second, which
 /// is full. The claim was sent, so its caller undoes it.
-pub async fn a_claim_is_not_forgotten_with_what_could_not_be_sent(database: &impl Database) {
+pub async fn a_group_counts_as_sent_although_only_its_first_claim_was_sent(database: &impl Database) {
     let store = Arc::new(open(database).await);
     let [(space, advisory), _] = sessions(&store);
     granted_in_time(&*advisory, within("another", space)).await;
@@ -440,7 +438,7 @@ pub async fn a_claim_is_not_forgotten_with_what_could_not_be_sent(database: &imp
 }
 
 /// A store does not use tables whose schema version is above its own.
-pub async fn tables_of_a_later_version_are_left_alone(database: &impl Database) {
+pub async fn tables_of_a_later_version_are_not_used(database: &impl Database) {
     warm(&open(database).await, &["a"]).await;
     says(database, "UPDATE lockkeeper_meta SET version=99").await;
     let later = database.open(&StoreConfig::default());

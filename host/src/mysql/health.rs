@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_means_every_lane() {
+    fn a_store_is_ready_when_every_lane_is_up() {
         let health = LaneHealth::new(2, "here");
         health.up(0, "MySQL 9", &[]);
         assert!(matches!(health.now(), Health::Unavailable { why } if why.contains("here")));

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_without_a_fleet_always_writes() {
+    fn a_store_may_write_without_a_fleet_and_otherwise_only_as_a_member() {
         let membership = Membership::new();
         assert!(membership.may_write());
         membership.close();

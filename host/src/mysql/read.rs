@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_ends_before_its_successor() {
+    fn the_range_of_a_prefix_ends_before_its_successor() {
         assert_eq!(end_of("ab"), Some(b"ac".to_vec()));
         assert_eq!(end_of("a%"), Some(b"a&".to_vec()));
         assert_eq!(end_of(""), None);

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_galera_node_has_rows_and_no_names() {
+    fn a_galera_node_has_row_locks_and_no_advisory_locks() {
         for galera in [false, true] {
             assert_eq!(lacks(Space::Row, Space::Row, galera), None);
             assert!(

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_hexadecimal() {
+    fn keys_are_written_in_hexadecimal() {
         let key = Key::new("a'\u{e9}").expect("it is a key");
         assert!(lock_rows(std::iter::once(&key)).contains("(x'6127c3a9')"));
     }

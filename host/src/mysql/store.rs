@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_read() {
+    fn a_store_url_gives_the_server_and_the_database() {
         let read = |url| {
             let Endpoint { target, database, address } = read_url(url).expect("it is valid");
             let Target::Address(opts) = target else { panic!("a URL names a real server") };

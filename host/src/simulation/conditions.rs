@@ -60,7 +60,7 @@ impl Database for Arc<Server> {
 
 /// COMMIT succeeds although another node of the cluster has undone the transaction. The client must not be told that
 /// the transaction was applied.
-async fn what_another_node_has_undone_is_not_confirmed(server: &Arc<Server>) {
+async fn a_transaction_that_another_node_rolled_back_is_not_confirmed(server: &Arc<Server>) {
     let pair = Pair::cluster(server.clone());
     let store = crate::mysql::conditions::open(server).await;
     Database::slow_down(server, Duration::from_millis(800)).await;
@@ -79,12 +79,12 @@ async fn what_another_node_has_undone_is_not_confirmed(server: &Arc<Server>) {
 /// The clock is set forward, back, and forward again. One proxy misses the first two steps and another one the last
 /// two, so neither notices that the clock was set back. A lease that one of them grants in between must not count as
 /// ended on the other.
-async fn a_clock_that_is_set_to_and_fro_ends_no_lease(server: &Arc<Server>) {
-    set_to_and_fro(server, 60_000_000).await;
-    set_to_and_fro(&Server::new("server-2"), 3_000_000).await;
+async fn a_clock_that_is_set_forward_and_back_ends_no_lease(server: &Arc<Server>) {
+    set_forward_and_back(server, 60_000_000).await;
+    set_forward_and_back(&Server::new("server-2"), 3_000_000).await;
 }
 
-async fn set_to_and_fro(server: &Arc<Server>, by_us: i64) {
+async fn set_forward_and_back(server: &Arc<Server>, by_us: i64) {
     let proxy = || {
         let (process, config) = (Arc::new(Process::new(0)), StoreConfig::default());
         let open = || {
@@ -161,7 +161,7 @@ async fn permits_of_a_quorum_are_counted_over_all_members(server: &Arc<Server>) 
 }
 
 /// Two of three members know the lease of a request, and the third has granted the key to another client.
-async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease(server: &Arc<Server>) {
+async fn a_repeated_request_is_not_refused_by_a_quorum_that_has_its_lease(server: &Arc<Server>) {
     let (servers, quorum) = quorum(server).await;
     for lacking in 0..servers.len() {
         let key = format!("k{lacking}");
@@ -184,7 +184,7 @@ async fn a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_
 
 /// Another client holds the key at two of three members. The third member has granted the key to a claim that was not
 /// told so. One of the two members is silent when the same claim is repeated.
-async fn a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it(server: &Arc<Server>) {
+async fn a_claim_without_a_majority_is_refused_although_one_member_granted_it(server: &Arc<Server>) {
     let (servers, quorum) = quorum(server).await;
     let claim = |owner| Claim { ttl_ms: 60_000, ..contract::claim(&["k"], owner) };
     let told = without(&servers[2], outcome(&quorum, claim("another"))).await;
@@ -209,11 +209,11 @@ macro_rules! named {
 
 crate::conditions! {
     named
-    a_clock_that_is_set_to_and_fro_ends_no_lease
-    what_another_node_has_undone_is_not_confirmed
+    a_clock_that_is_set_forward_and_back_ends_no_lease
+    a_transaction_that_another_node_rolled_back_is_not_confirmed
     a_paused_server_applies_nothing_late
-    a_session_is_not_closed_under_its_holders
+    an_unresponsive_session_is_not_closed_before_its_leases_end
     permits_of_a_quorum_are_counted_over_all_members
-    a_request_that_is_made_again_is_not_refused_by_a_quorum_that_knows_its_lease
-    a_claim_is_refused_that_one_member_of_a_quorum_has_granted_to_it
+    a_repeated_request_is_not_refused_by_a_quorum_that_has_its_lease
+    a_claim_without_a_majority_is_refused_although_one_member_granted_it
 }

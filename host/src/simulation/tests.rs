@@ -18,7 +18,7 @@ use crate::store::{Health, Router, Store, contract};
 
 /// As on MySQL and MariaDB.
 #[test]
-fn the_server_meets_all_conditions() {
+fn the_simulated_server_meets_all_conditions() {
     ALL.iter().for_each(|(name, meet)| {
         eprintln!("{name}");
         meet();

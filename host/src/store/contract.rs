@@ -50,14 +50,15 @@ where
     let other = make(Kind::Lasting).await;
     let forgetful = make(Kind::Forgetful).await;
     grants::all(&*one).await;
-    grants::any_of_several_keys_is_a_free_one(&*one).await;
+    grants::a_claim_for_any_of_several_keys_gets_a_free_key(&*one).await;
     leases::all(&*one).await;
     listing::all(&*one).await;
     values::all(&*one).await;
     grants::tokens_survive_clean_up(&*forgetful).await;
-    values::a_new_row_is_above_what_was_cleaned_up(&*forgetful, &*make(Kind::Forgetful).await).await;
-    values::a_version_that_another_store_moved_on_is_gone(&*one, &*other).await;
-    values::commits_of_two_stores_are_made_one_after_another(&one, &other).await;
+    values::a_new_row_has_a_token_above_that_of_the_deleted_row(&*forgetful, &*make(Kind::Forgetful).await)
+        .await;
+    values::a_commit_of_a_version_that_another_store_replaced_conflicts(&*one, &*other).await;
+    values::commits_of_two_stores_are_serialised(&one, &other).await;
     once::all(one.clone(), other.clone()).await;
     races::all(one, other).await;
 }
@@ -86,7 +87,7 @@ pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space, 
     grants::tokens_rise_after_a_lease_of_two_spaces(&*one, &*other, space).await;
     grants::tokens_stay_close_to_the_clock(&*one, &*other, space, &*table).await;
     if space == Space::Row {
-        grants::tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(&*one, &*other, space).await;
+        grants::tokens_rise_for_a_reader_that_joins_a_lease_of_two_spaces(&*one, &*other, space).await;
     }
 }
 
@@ -96,7 +97,7 @@ pub async fn run_both(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space, 
 /// If a property does not hold.
 pub async fn run_any(store: Arc<dyn Store>, space: Space) {
     let moved = SpaceAdapter { store, inside: space, outside: Space::Table };
-    grants::any_of_several_keys_is_a_free_one(&moved).await;
+    grants::a_claim_for_any_of_several_keys_gets_a_free_key(&moved).await;
 }
 
 /// Runs the properties of a space in which readers of two stores hold a key together.
@@ -107,7 +108,7 @@ pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
     let moved = |store| SpaceAdapter { store, inside: space, outside: Space::Table };
     let (one, other) = (moved(one), moved(other));
     races::readers_of_two_stores_keep_writers_out(&one, &other).await;
-    grants::a_release_in_a_group_makes_no_shared_key_exclusive(&one, &other).await;
+    grants::a_release_in_a_group_does_not_turn_a_shared_key_exclusive(&one, &other).await;
 }
 
 /// Runs the properties of stores of which each knows the leases of all.
@@ -116,7 +117,7 @@ pub async fn run_shared(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space
 /// If a property does not hold.
 pub async fn run_fleet(one: Arc<dyn Store>, other: Arc<dyn Store>, space: Space) {
     let moved = |store| SpaceAdapter { store, inside: space, outside: Space::Table };
-    races::what_one_grants_the_other_knows(&moved(one), &moved(other)).await;
+    races::each_store_knows_the_leases_of_the_other_store(&moved(one), &moved(other)).await;
 }
 
 /// A unique claim for 10 seconds.

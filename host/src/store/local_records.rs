@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_held_while_anybody_is_certain_and_is_never_renewed() {
+    fn an_ended_lease_is_held_while_its_holder_is_certain_and_is_never_renewed() {
         let mut held = LocalRecords::default();
         let mine = Claim { reentrant: true, request: Some("r".into()), ..contract::claim(&["k"], "me") };
         let other = contract::claim(&["other"], "me");
@@ -423,7 +423,7 @@ mod tests {
 
     /// If the server does not answer, the whole group comes again.
     #[test]
-    fn nothing_is_done_of_a_group_that_waits_for_the_server() {
+    fn no_operation_of_a_group_that_waits_for_the_server_is_applied() {
         let mut held = LocalRecords::default();
         let mine = Claim { reentrant: true, ..contract::claim(&["k"], "me") };
         held.insert(mine.keys[0].clone(), 1);
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_can_be_given_up() {
+    fn an_ended_lease_can_be_released() {
         let mut held = LocalRecords::default();
         let mine = contract::claim(&["k"], "me");
         held.insert(mine.keys[0].clone(), 1);

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn it_keeps_the_contract() {
+    async fn the_memory_store_keeps_the_contract() {
         let lasting = Memory::new(Duration::from_secs(3600));
         let forgetful = Memory::new(Duration::from_millis(200));
         contract::run_all(move |kind| {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_answer_was_carried_out() {
+    async fn an_operation_whose_answer_is_lost_is_applied() {
         let memory = Memory::new(Duration::from_secs(3600));
         let store = memory.store();
         memory.lose(1);

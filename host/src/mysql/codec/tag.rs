@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_policy_saw_comes_back() {
+    fn the_policy_view_of_a_request_survives_encoding_and_decoding() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let http = HttpView {
             method: "POST".into(),
@@ -140,7 +140,7 @@ mod tests {
 
     /// Other versions of the proxy read the rows by these names.
     #[test]
-    fn the_names_of_the_parts_stay() {
+    fn the_label_names_of_a_tag_are_stable() {
         let pair = |name: &str| vec![(name.to_owned(), "v".to_owned())];
         let (captures, query, headers) = (pair("c"), pair("q"), pair("h"));
         let (method, path) = ("GET".into(), "/".into());

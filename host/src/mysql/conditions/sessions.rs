@@ -17,7 +17,7 @@ use crate::store::{Store, contract};
 /// When a proxy is no longer a member, the others may count it as gone and use other names for its keys. So
 /// its holders are certain of their locks only while it is a member, and their leases end with the
 /// membership.
-pub async fn locks_of_sessions_rest_on_the_membership_of_a_proxy(database: &impl Database) {
+pub async fn session_locks_end_with_the_membership_of_their_proxy(database: &impl Database) {
     const MEMBER_MS: u32 = 3_000;
     let store = open(database).await;
     let registry = store.registry();
@@ -43,7 +43,7 @@ pub async fn locks_of_sessions_rest_on_the_membership_of_a_proxy(database: &impl
 /// A session that does not answer is given up. The server may still have its locks, and the holders are
 /// certain of them. So the session is not closed before the leases end, because closing it would free the
 /// locks.
-pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database) {
+pub async fn an_unresponsive_session_is_not_closed_before_its_leases_end(database: &impl Database) {
     const LASTS_MS: u32 = 15_000;
     let (store, other) = (open(database).await, open(database).await);
     let (ours, theirs) = (sessions(&store), sessions(&other));
@@ -74,7 +74,7 @@ pub async fn a_session_is_not_closed_under_its_holders(database: &impl Database)
 }
 
 /// The lock of a session exists on one node of a cluster; sessions on other nodes do not see it.
-pub async fn locks_of_sessions_end_where_the_record_names_another_server(database: &impl Database) {
+pub async fn session_locks_end_when_the_record_names_another_server(database: &impl Database) {
     let store = open(database).await;
     let mut held = Vec::new();
     for (space, sessions) in sessions(&store) {
@@ -94,7 +94,7 @@ pub async fn locks_of_sessions_end_where_the_record_names_another_server(databas
 
 /// After a fail-over that loses writes, tokens begin just ahead of the new server's clock. A token further
 /// ahead could be given out a second time.
-pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
+pub async fn tokens_of_sessions_and_leases_are_not_ahead_of_the_clock(database: &impl Database) {
     let store = open(database).await;
     says(database, &format!("UPDATE lockkeeper_meta SET floor={NOW_US} WHERE id=1")).await;
     let now = async || {
@@ -110,7 +110,7 @@ pub async fn tokens_are_not_ahead_of_the_clock(database: &impl Database) {
 
 /// A shared lock that joins another one opens no session, and so has no other reason to ask the server for a
 /// token. But the resource may have had a lease since the first lock.
-pub async fn a_lock_that_joins_another_one_has_a_token_above_a_lease(database: &impl Database) {
+pub async fn a_joining_shared_lock_has_a_token_above_an_earlier_lease(database: &impl Database) {
     let store = open(database).await;
     let [_, (_, row)] = sessions(&store);
     let shared = |owner: &str| Claim { owner: owner.into(), mode: Mode::Shared, ..within("k", Space::Row) };

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_record_is_chosen() {
+    fn the_writable_server_with_the_highest_record_is_chosen() {
         let zombie = status("a", Some(record("a", 5)));
         let primary = status("b", Some(record("b", 9)));
         assert_eq!(choose(&[zombie.clone(), primary], None, 0, false), Some(1));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn among_equals_the_one_that_is_named_then_the_last_then_the_first() {
+    fn equal_records_prefer_the_named_server_then_the_last_used_then_the_first() {
         let writable_replica = status("a", Some(record("b", 5)));
         let primary = status("b", Some(record("b", 5)));
         assert_eq!(choose(&[writable_replica, primary], None, 0, false), Some(1));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_the_last_epoch_is_waited_with() {
+    fn a_server_that_lacks_the_last_epoch_is_chosen_only_after_a_wait() {
         let known = record("b", 9);
         let behind = [status("a", Some(record("a", 5))), gone()];
         assert_eq!(choose(&behind, Some(&known), 1, true), None);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_whose_record_names_another_one_is_left_for_that() {
+    fn a_server_whose_record_names_another_server_is_left_for_that_server() {
         let usable = |server: &str, record: Identity| status(server, Some(record));
         for (probes, next) in [
             ([usable("a", record("a", 5)), usable("b", record("a", 5))], None),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_out_of_sight_may_have_been_in_use() {
+    fn a_server_out_of_sight_may_have_been_in_use() {
         let ours = record("a", 5);
         for (other, fine) in [
             (gone(), false),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_is_above_what_can_have_been_given_out() {
+    fn a_new_floor_is_above_every_token_that_may_have_been_granted() {
         let day_us = 86_400_000_000;
         let now = 20_000 * day_us;
         let next = now + AHEAD_US;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_lacks_what_its_record_does_not_show() {
+    fn a_server_with_an_old_or_foreign_record_may_lack_leases() {
         for (recorded, known, gap) in [
             (record("a", 5), None, None),
             (record("a", 5), Some(record("a", 5)), None),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_was_out_of_use_is_behind_unless_all_others_are() {
+    fn a_server_that_was_out_of_use_may_lack_writes_until_all_others_are_known_behind() {
         let recorded = record("a", 5);
         let now_us = 1_000_000_000;
         for (ago_us, gap) in [
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_above_every_known_one_and_waits_for_the_longest_lease() {
+    fn a_new_epoch_is_above_every_known_epoch_and_waits_for_the_longest_lease() {
         let now_us = 1_700_000_000_000_000;
         let (recorded, known) = (record("b", 5), Identity { epoch: 3, ..record("b", 9) });
         let probed = highest(&[gone(), replica(Identity { epoch: 2, ..record("c", 12) }), status("a", None)]);

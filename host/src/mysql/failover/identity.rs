@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_from_the_future_is_none() {
+    fn a_heartbeat_far_in_the_future_has_no_age() {
         let age = |used_us, now_us| InUseHeartbeat { used_us, now_us }.age().map(|age| age.as_micros());
         assert_eq!(age(10_000_000, 12_000_000), Some(2_000_000));
         assert_eq!(age(13_000_000, 12_000_000), Some(0));

@@ -126,12 +126,12 @@ async fn durable(server: &ManagedServer) {
 }
 
 #[tokio::test]
-async fn life_of_a_folder_on_mysql() {
+async fn a_managed_mysql_server_keeps_its_data_through_restarts_and_kills() {
     life_of_a_folder(Kind::Mysql).await;
 }
 
 #[tokio::test]
-async fn life_of_a_folder_on_mariadb() {
+async fn a_managed_mariadb_server_keeps_its_data_through_restarts_and_kills() {
     life_of_a_folder(Kind::Mariadb).await;
 }
 
@@ -191,17 +191,17 @@ async fn killed_proxy(kind: Kind) {
 }
 
 #[tokio::test]
-async fn server_of_a_killed_proxy_is_stopped_on_mysql() {
+async fn the_mysql_server_of_a_killed_proxy_is_stopped() {
     killed_proxy(Kind::Mysql).await;
 }
 
 #[tokio::test]
-async fn server_of_a_killed_proxy_is_stopped_on_mariadb() {
+async fn the_mariadb_server_of_a_killed_proxy_is_stopped() {
     killed_proxy(Kind::Mariadb).await;
 }
 
 #[tokio::test]
-async fn data_of_the_other_kind_is_refused_and_auto_takes_its_own() {
+async fn data_of_the_other_kind_is_refused_and_auto_starts_the_kind_of_the_data() {
     let temp = tempfile::tempdir().expect("a folder");
     start(&config(Kind::Mariadb, temp.path())).await.stop().await;
     let error = refused(&config(Kind::Mysql, temp.path())).await;
@@ -228,7 +228,7 @@ async fn auto_prefers_mysql_and_a_long_path_gets_a_short_socket() {
 }
 
 #[tokio::test]
-async fn interrupted_initialisation_is_made_anew() {
+async fn an_interrupted_initialisation_is_started_again() {
     let temp = tempfile::tempdir().expect("a folder");
     let config = config(Kind::Mysql, temp.path());
     fs::write(temp.path().join("lockkeeper.lock"), "").expect("a lock file");
@@ -240,7 +240,7 @@ async fn interrupted_initialisation_is_made_anew() {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone() {
+async fn a_folder_of_another_program_is_refused_and_left_unchanged() {
     let temp = tempfile::tempdir().expect("a folder");
     fs::write(temp.path().join("ibdata1"), "precious").expect("a file");
     let error = refused(&config(Kind::Mysql, temp.path())).await;

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_bounded_and_keeps_the_latest() {
+    fn the_cache_is_bounded_and_keeps_the_latest_rows() {
         let cache = Cache::new();
         for n in 0..100_000 {
             cache.put(key(n), row(n as u64));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn another_era_forgets() {
+    fn a_row_is_not_used_in_another_cache_scope() {
         let cache = Cache::new();
         for cache_scope in [
             CacheScope { generation: 2, ..SCOPE },

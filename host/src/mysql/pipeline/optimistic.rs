@@ -187,7 +187,7 @@ mod tests {
 
     /// A holder stops blocking others a moment after its lease has ended, or after its delay.
     #[test]
-    fn a_record_changes_where_its_holder_is_out_of_the_way() {
+    fn a_record_changes_when_its_holder_stops_blocking_others() {
         let state =
             r#"{"holders":[{"nonce":1,"owner":"me","token":1,"since":0,"until":1000000,"ttl_ms":1000}]}"#;
         let mut record = crate::mysql::codec::decode(1, state.as_bytes()).expect("it is a record");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_luck_is_tried_less_often() {
+    fn an_optimistic_write_is_tried_less_often_after_a_failure() {
         let mut throttle = OptimisticThrottle::default();
         assert!(throttle.try_now());
         let mut tries = 0;

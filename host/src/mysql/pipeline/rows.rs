@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_row_has_the_revision_before_a_first_one() {
+    fn no_revision_directly_precedes_a_first_revision() {
         let mut revision = next_revision(None, ServerTime(1_795_314_151_950_432));
         for _ in 0..3 * FIRST_REVISIONS {
             let next = next_revision(Some(&revision), ServerTime(0));

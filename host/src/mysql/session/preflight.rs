@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_settings_warn_or_refuse() {
+    fn weak_settings_cause_warnings_or_with_require_durable_a_refusal() {
         let weak = variables(&[("innodb_flush_log_at_trx_commit", "2"), ("sync_binlog", "0")]);
         assert_eq!(check(&weak, false).expect("it only warns").warnings.len(), 2);
         assert!(check(&weak, true).expect_err("it refuses").contains("require_durable"));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_galera_node_is_known_for_one() {
+    fn a_galera_node_is_recognised_as_a_server_of_its_own() {
         let node = check(&galera(&[]), true).expect("it is sound");
         assert!(node.galera);
         assert!(
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_the_library_alone_is_no_galera_node() {
+    fn a_server_with_the_galera_library_switched_off_is_no_galera_node() {
         let off = [("wsrep_on", "OFF"), ("wsrep_ready", "OFF")];
         let server = check(&galera(&off), true).expect("it is sound");
         assert!(!server.galera && server.warnings.is_empty(), "{server:?}");

@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn names_fit_and_differ() {
+    fn names_of_advisory_locks_are_short_and_distinct() {
         let names: HashSet<Name> = [("a", "bc"), ("ab", "c"), ("a", "BC"), ("a", "bc ")]
             .into_iter()
             .map(|(database, text)| name(database, &key(text)))
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn one_packet_frees_then_asks_then_counts() {
+    fn one_packet_releases_then_acquires_then_reads_the_token() {
         let sql = statements(&["lk-a".into()], &[(key("b"), "lk-b".into())], 1);
         let at = |text: &str| sql.find(text).expect(text);
         assert!(at("RELEASE_LOCK") < at("GET_LOCK") && at("GET_LOCK") < at("UUID_SHORT"));

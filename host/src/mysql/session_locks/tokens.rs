@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_is_as_long_on_a_server_with_another_clock() {
+    fn a_wait_keeps_its_length_on_a_server_with_another_clock() {
         let time = Time::default();
         time.calibrate(ServerTime(1_000_000_000), Instant(0));
         let own = Instant(5_000_000);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_used_once_the_second_of_the_start_is_over() {
+    fn a_token_number_is_used_only_after_the_second_of_the_server_start() {
         let number = |started_s: u64| (7 << 56) + (started_s << 24) + 3;
         let started = 1_795_314_151;
         for (now_us, just) in [(0, true), (999_999, true), (1_999_999, true), (2_000_000, false)] {

@@ -11,12 +11,12 @@ pub async fn all(store: &dyn Store) {
 
 pub async fn of_one_exclusive_key(store: &dyn Store) {
     exclusive_keys_have_one_holder(store).await;
-    an_owner_enters_again_and_leaves_as_often(store).await;
-    a_request_id_gives_the_same_lease(store).await;
+    a_reentrant_lease_is_released_as_often_as_it_was_acquired(store).await;
+    a_repeated_request_id_gets_the_same_lease(store).await;
     a_request_id_serves_one_body_and_one_lease(store).await;
-    tokens_rise(store).await;
-    at_least_keeps_the_key_after_a_release(store).await;
-    a_delay_keeps_the_key_after_an_expiry(store).await;
+    tokens_rise_with_every_grant_and_force(store).await;
+    lock_at_least_keeps_the_key_after_a_release(store).await;
+    lock_delay_keeps_the_key_after_an_expiry(store).await;
 }
 
 pub async fn exclusive_keys_have_one_holder(store: &dyn Store) {
@@ -86,7 +86,7 @@ pub async fn tokens_stay_close_to_the_clock(
 
 /// The session that gives the next token already has the key, and another store has given a higher token since
 /// then.
-pub async fn tokens_rise_for_who_joins_beside_a_lease_of_two_spaces(
+pub async fn tokens_rise_for_a_reader_that_joins_a_lease_of_two_spaces(
     one: &dyn Store,
     other: &dyn Store,
     space: Space,
@@ -124,7 +124,7 @@ pub async fn shared_holders_exclude_exclusive_ones(store: &dyn Store) {
 
 /// One group releases a shared lease and claims its key exclusively, after a claim for another key. A reader of
 /// another store also holds the key.
-pub async fn a_release_in_a_group_makes_no_shared_key_exclusive(one: &dyn Store, other: &dyn Store) {
+pub async fn a_release_in_a_group_does_not_turn_a_shared_key_exclusive(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("stronger");
     let (shared, free) = (names.key("shared"), names.key("free"));
     let reader = |owner| Claim { mode: Mode::Shared, ..claim(&[&shared], owner) };
@@ -176,7 +176,7 @@ pub async fn several_keys_are_granted_together_or_not_at_all(store: &dyn Store) 
     }
 }
 
-pub async fn any_of_several_keys_is_a_free_one(store: &dyn Store) {
+pub async fn a_claim_for_any_of_several_keys_gets_a_free_key(store: &dyn Store) {
     let names = Names::new("any");
     let keys: Vec<String> = (0..5).map(|n| names.key(&n.to_string())).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -207,7 +207,7 @@ pub async fn any_of_several_keys_is_a_free_one(store: &dyn Store) {
     assert_eq!(grant.chosen.as_ref(), Some(&free.keys[0]));
 }
 
-pub async fn an_owner_enters_again_and_leaves_as_often(store: &dyn Store) {
+pub async fn a_reentrant_lease_is_released_as_often_as_it_was_acquired(store: &dyn Store) {
     let names = Names::new("reentrant");
     let enter = || Claim { reentrant: true, ..claim(&[&names.key("k")], "me") };
     let first = enter();
@@ -221,7 +221,7 @@ pub async fn an_owner_enters_again_and_leaves_as_often(store: &dyn Store) {
     granted(store, &claim(&[&names.key("k")], "you")).await;
 }
 
-pub async fn a_request_id_gives_the_same_lease(store: &dyn Store) {
+pub async fn a_repeated_request_id_gets_the_same_lease(store: &dyn Store) {
     let names = Names::new("request");
     let asked = || Claim { request: Some("r1".into()), ..claim(&[&names.key("k")], "me") };
     let first = granted(store, &asked()).await;
@@ -245,7 +245,7 @@ pub async fn a_request_id_serves_one_body_and_one_lease(store: &dyn Store) {
     assert_eq!(acquire(store, &late).await, Outcome::RequestReused { ended: true });
 }
 
-pub async fn tokens_rise(store: &dyn Store) {
+pub async fn tokens_rise_with_every_grant_and_force(store: &dyn Store) {
     let names = Names::new("tokens");
     let key = names.key("k");
     let rising = Rising::default();
@@ -291,7 +291,7 @@ pub async fn tokens_survive_clean_up(store: &dyn Store) {
     }
 }
 
-pub async fn at_least_keeps_the_key_after_a_release(store: &dyn Store) {
+pub async fn lock_at_least_keeps_the_key_after_a_release(store: &dyn Store) {
     let names = Names::new("at-least");
     let mine = Claim { at_least_ms: 400, ..claim(&[&names.key("k")], "me") };
     let grant = granted(store, &mine).await;
@@ -303,7 +303,7 @@ pub async fn at_least_keeps_the_key_after_a_release(store: &dyn Store) {
     granted(store, &yours).await;
 }
 
-pub async fn a_delay_keeps_the_key_after_an_expiry(store: &dyn Store) {
+pub async fn lock_delay_keeps_the_key_after_an_expiry(store: &dyn Store) {
     let names = Names::new("delay");
     let mine = Claim { ttl_ms: 200, delay_ms: 500, ..claim(&[&names.key("k")], "me") };
     let grant = granted(store, &mine).await;

@@ -5,18 +5,18 @@ use crate::lock::ServerTime;
 use crate::lock::record::Record;
 
 pub async fn all(store: &dyn Store) {
-    renewing_extends_and_never_shortens(store).await;
-    a_lease_of_another_is_lost_and_nothing_changes(store).await;
+    a_renewal_extends_a_lease_and_never_shortens_it(store).await;
+    a_wrong_lease_reference_is_answered_as_lost_and_changes_nothing(store).await;
     an_expired_lease_is_lost(store).await;
     a_release_can_be_repeated(store).await;
-    abandoning_undoes_what_nobody_was_told(store).await;
-    a_handoff_is_one_step(store).await;
+    abandoning_undoes_only_the_grant_of_the_same_attempt(store).await;
+    a_handoff_releases_and_grants_in_one_group(store).await;
     a_handoff_can_be_repeated(store).await;
     groups_of_one_key_keep_their_order(store).await;
-    left_is_a_lower_bound(store).await;
+    the_time_left_is_a_lower_bound(store).await;
 }
 
-pub async fn renewing_extends_and_never_shortens(store: &dyn Store) {
+pub async fn a_renewal_extends_a_lease_and_never_shortens_it(store: &dyn Store) {
     let names = Names::new("renew");
     let claim = Claim { ttl_ms: 400, ..claim(&[&names.key("k")], "me") };
     let grant = granted(store, &claim).await;
@@ -35,7 +35,7 @@ pub async fn renewing_extends_and_never_shortens(store: &dyn Store) {
     assert!(left_us > 8_000_000);
 }
 
-pub async fn a_lease_of_another_is_lost_and_nothing_changes(store: &dyn Store) {
+pub async fn a_wrong_lease_reference_is_answered_as_lost_and_changes_nothing(store: &dyn Store) {
     let names = Names::new("foreign");
     let claim = claim(&[&names.key("k")], "me");
     let grant = granted(store, &claim).await;
@@ -94,7 +94,7 @@ pub async fn a_release_can_be_repeated(store: &dyn Store) {
     held(store, &claim(&[&names.key("k")], "me")).await;
 }
 
-pub async fn abandoning_undoes_what_nobody_was_told(store: &dyn Store) {
+pub async fn abandoning_undoes_only_the_grant_of_the_same_attempt(store: &dyn Store) {
     let names = Names::new("abandon");
     let first = Claim { request: Some("r".into()), ..claim(&[&names.key("k")], "me") };
     let abandon = Op::Abandon { keys: first.keys.clone(), attempt: first.attempt };
@@ -110,7 +110,7 @@ pub async fn abandoning_undoes_what_nobody_was_told(store: &dyn Store) {
     assert!(!again.repeated && again.tokens[0] > grant.tokens[0]);
 }
 
-pub async fn a_handoff_is_one_step(store: &dyn Store) {
+pub async fn a_handoff_releases_and_grants_in_one_group(store: &dyn Store) {
     let names = Names::new("handoff");
     let rising = Rising::default();
     let mut last = claim(&[&names.key("k")], "0");
@@ -163,7 +163,7 @@ pub async fn groups_of_one_key_keep_their_order(store: &dyn Store) {
 }
 
 /// Nobody else is granted the key until `asked_at + left_us` on the proxy's own clock.
-pub async fn left_is_a_lower_bound(store: &dyn Store) {
+pub async fn the_time_left_is_a_lower_bound(store: &dyn Store) {
     let names = Names::new("bound");
     for _ in 0..3 {
         let mine = Claim { ttl_ms: 150, ..claim(&[&names.key("k")], "me") };

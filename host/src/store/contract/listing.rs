@@ -7,13 +7,13 @@ use crate::lock::record::HttpView;
 const TRICKY: [&str; 10] = ["%", "JOB", "_", "a%b", "a_b", "axb", "job", "job ", "j\u{f3}b", "\u{1F512}"];
 
 pub async fn all(store: &dyn Store) {
-    keys_are_bytes(store).await;
+    keys_are_compared_as_bytes(store).await;
     pages_follow_each_other(store).await;
-    only_what_is_held_is_listed(store).await;
-    what_was_asked_for_is_kept(store).await;
+    only_held_keys_are_listed(store).await;
+    every_field_of_a_claim_is_stored(store).await;
 }
 
-pub async fn keys_are_bytes(store: &dyn Store) {
+pub async fn keys_are_compared_as_bytes(store: &dyn Store) {
     let names = Names::new("bytes");
     let mut keys: Vec<String> = TRICKY.iter().map(|name| names.key(name)).collect();
     let long = |last: &str| {
@@ -56,7 +56,7 @@ pub async fn pages_follow_each_other(store: &dyn Store) {
     assert_eq!((page.len(), more), (25, false));
 }
 
-pub async fn only_what_is_held_is_listed(store: &dyn Store) {
+pub async fn only_held_keys_are_listed(store: &dyn Store) {
     let names = Names::new("held");
     let [kept, gone, expired, delayed] = ["kept", "gone", "expired", "delayed"].map(|name| names.key(name));
     granted(store, &claim(&[&kept], "me")).await;
@@ -73,7 +73,7 @@ pub async fn only_what_is_held_is_listed(store: &dyn Store) {
     assert!(store.read(key(&names.key("never"))).await.expect("it reads").is_none());
 }
 
-pub async fn what_was_asked_for_is_kept(store: &dyn Store) {
+pub async fn every_field_of_a_claim_is_stored(store: &dyn Store) {
     let names = Names::new("kept");
     let text = "it's \\ \"quoted\"\n\t\0 \u{1F512}; DROP TABLE x; --";
     let claim = Claim {

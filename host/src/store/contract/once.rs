@@ -12,7 +12,7 @@ pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
     leases::all(&*one).await;
     listing::all(&*one).await;
     races::of_one_key(&one, &other).await;
-    races::what_one_grants_the_other_knows(&*one, &*other).await;
+    races::each_store_knows_the_leases_of_the_other_store(&*one, &*other).await;
 }
 
 /// A store that turns exclusive claims of one key into claims of a `once`.

@@ -8,24 +8,24 @@ const ROUNDS: usize = 40;
 const RACERS: usize = 4;
 
 pub async fn all(one: Arc<dyn Store>, other: Arc<dyn Store>) {
-    what_one_grants_the_other_knows(&*one, &*other).await;
+    each_store_knows_the_leases_of_the_other_store(&*one, &*other).await;
     readers_of_two_stores_keep_writers_out(&*one, &*other).await;
     of_one_key(&one, &other).await;
-    racing_for_several_keys_ends(&one, &other).await;
+    racing_claims_for_several_keys_do_not_deadlock(&one, &other).await;
 }
 
 /// For stores of which each knows the leases of all.
 pub async fn of_one_key(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
-    a_memory_of_a_row_is_not_believed(&**one, &**other).await;
-    nobody_holds_a_key_beside_another(one, other).await;
+    a_stale_cached_row_is_not_trusted(&**one, &**other).await;
+    racing_claims_for_one_key_have_one_holder_at_a_time(one, other).await;
 }
 
 pub async fn exclusion(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
-    nobody_holds_a_key_beside_another(one, other).await;
-    racing_for_several_keys_ends(one, other).await;
+    racing_claims_for_one_key_have_one_holder_at_a_time(one, other).await;
+    racing_claims_for_several_keys_do_not_deadlock(one, other).await;
 }
 
-pub async fn what_one_grants_the_other_knows(one: &dyn Store, other: &dyn Store) {
+pub async fn each_store_knows_the_leases_of_the_other_store(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("fleet");
     let mine = Claim { request: Some("r".into()), ..claim(&[&names.key("k")], "me") };
     let grant = granted(one, &mine).await;
@@ -66,7 +66,7 @@ pub async fn readers_of_two_stores_keep_writers_out(one: &dyn Store, other: &dyn
 }
 
 /// One store repeatedly changes a key while the other has the row cached.
-pub async fn a_memory_of_a_row_is_not_believed(one: &dyn Store, other: &dyn Store) {
+pub async fn a_stale_cached_row_is_not_trusted(one: &dyn Store, other: &dyn Store) {
     let names = Names::new("stale");
     let key = names.key("k");
     let rising = Rising::default();
@@ -82,7 +82,10 @@ pub async fn a_memory_of_a_row_is_not_believed(one: &dyn Store, other: &dyn Stor
     }
 }
 
-pub async fn nobody_holds_a_key_beside_another(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+pub async fn racing_claims_for_one_key_have_one_holder_at_a_time(
+    one: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
     let names = Names::new("race");
     let inside = Arc::new(AtomicUsize::new(0));
     let rising = Arc::new(Rising::default());
@@ -110,7 +113,7 @@ pub async fn nobody_holds_a_key_beside_another(one: &Arc<dyn Store>, other: &Arc
 }
 
 /// Claims for keys in any order, including new keys: every deadlock ends.
-pub async fn racing_for_several_keys_ends(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+pub async fn racing_claims_for_several_keys_do_not_deadlock(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     let names = Arc::new(Names::new("several-race"));
     let racers = (0..RACERS).map(|n| {
         let store = if n % 2 == 0 { one.clone() } else { other.clone() };

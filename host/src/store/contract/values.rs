@@ -6,13 +6,13 @@ use super::*;
 use crate::lock::record::{Commit, StoredValue, Version};
 
 pub async fn all(store: &dyn Store) {
-    an_outcome_answers_everybody_after_it(store).await;
+    an_outcome_answers_every_later_claim(store).await;
     a_once_without_an_outcome_is_free_again(store).await;
     an_outcome_is_kept_for_its_time(store).await;
-    finishing_can_be_repeated(store).await;
-    one_commit_of_a_version_is_made(store).await;
+    a_release_with_an_outcome_can_be_repeated(store).await;
+    one_of_several_commits_of_a_version_succeeds(store).await;
     a_commit_can_be_repeated(store).await;
-    a_holder_keeps_commits_out(store).await;
+    a_holder_blocks_commits(store).await;
 }
 
 fn once(key: &str, owner: &str) -> Claim {
@@ -30,7 +30,7 @@ async fn done(store: &dyn Store, claim: &Claim) -> StoredValue {
     }
 }
 
-async fn an_outcome_answers_everybody_after_it(store: &dyn Store) {
+async fn an_outcome_answers_every_later_claim(store: &dyn Store) {
     let names = Names::new("once");
     let key = names.key("k");
     let first = once(&key, "me");
@@ -72,7 +72,7 @@ async fn an_outcome_is_kept_for_its_time(store: &dyn Store) {
     granted(store, &once(&key, "you")).await;
 }
 
-async fn finishing_can_be_repeated(store: &dyn Store) {
+async fn a_release_with_an_outcome_can_be_repeated(store: &dyn Store) {
     let names = Names::new("once-again");
     let key = names.key("k");
     let first = once(&key, "me");
@@ -86,7 +86,7 @@ async fn finishing_can_be_repeated(store: &dyn Store) {
 }
 
 /// The other store does not know the previous row and, for a moment, does not know that it was deleted.
-pub async fn a_new_row_is_above_what_was_cleaned_up(store: &dyn Store, other: &dyn Store) {
+pub async fn a_new_row_has_a_token_above_that_of_the_deleted_row(store: &dyn Store, other: &dyn Store) {
     let names = Names::new("once-cleaned");
     let key = names.key("k");
     let first = Claim { keep_ms: NonZero::new(10), ..once(&key, "me") };
@@ -123,7 +123,7 @@ fn commit(key: &str, version: Token, value: Option<&str>) -> Commit {
     }
 }
 
-async fn one_commit_of_a_version_is_made(store: &dyn Store) {
+async fn one_of_several_commits_of_a_version_succeeds(store: &dyn Store) {
     let names = Names::new("version");
     let key = names.key("k");
     let start = read(store, &key).await;
@@ -143,7 +143,7 @@ async fn one_commit_of_a_version_is_made(store: &dyn Store) {
 }
 
 /// A store may have cached the row as it last wrote it.
-pub async fn a_version_that_another_store_moved_on_is_gone(one: &dyn Store, other: &dyn Store) {
+pub async fn a_commit_of_a_version_that_another_store_replaced_conflicts(one: &dyn Store, other: &dyn Store) {
     let key = Names::new("version-stale").key("k");
     let mut seen = read(one, &key).await.version;
     for n in 0..8 {
@@ -157,7 +157,7 @@ pub async fn a_version_that_another_store_moved_on_is_gone(one: &dyn Store, othe
 }
 
 /// Each client adds one to the value that it has read.
-pub async fn commits_of_two_stores_are_made_one_after_another(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
+pub async fn commits_of_two_stores_are_serialised(one: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     const COUNTERS: usize = 4;
     const COMMITS: usize = 25;
     let key = Names::new("version-race").key("k");
@@ -203,7 +203,7 @@ async fn a_commit_can_be_repeated(store: &dyn Store) {
     assert_eq!(one(store, Op::Commit(other)).await, Outcome::RequestReused { ended: false });
 }
 
-async fn a_holder_keeps_commits_out(store: &dyn Store) {
+async fn a_holder_blocks_commits(store: &dyn Store) {
     let names = Names::new("version-held");
     let key = names.key("k");
     let mine = claim(&[&key], "me");

@@ -68,7 +68,7 @@ fn release(lease: LeaseRef) -> Op {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_keeps_what_applies_of_the_contract() {
+async fn a_quorum_keeps_the_applicable_part_of_the_contract() {
     let world = World::new(3);
     contract::run_session_locks(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
     contract::run_fleet(Arc::new(world.proxy()), Arc::new(world.proxy()), Space::Quorum).await;
@@ -76,7 +76,7 @@ async fn it_keeps_what_applies_of_the_contract() {
 
 /// A member that grants late gives a higher token and answers when the client repeats its request.
 #[tokio::test]
-async fn a_lease_goes_by_each_token_that_was_told_of_it() {
+async fn a_lease_is_valid_under_each_token_that_was_reported_for_it() {
     let world = World::new(3);
     let proxy = world.proxy();
     claimed_at(&world, 2).await;
@@ -104,7 +104,7 @@ async fn a_lease_goes_by_each_token_that_was_told_of_it() {
 }
 
 #[tokio::test]
-async fn a_minority_may_be_gone_and_a_majority_may_not() {
+async fn a_quorum_grants_without_a_minority_and_not_without_a_majority() {
     let world = World::new(5);
     let proxy = world.proxy();
     world.stop(0..2);
@@ -169,7 +169,7 @@ async fn tokens_rise_over_changing_majorities() {
 }
 
 #[tokio::test]
-async fn a_member_that_is_slow_is_not_waited_for() {
+async fn a_quorum_does_not_wait_for_a_slow_member() {
     let world = World::new(5);
     let proxy = world.proxy();
     // This member never answers.
@@ -196,7 +196,7 @@ async fn a_member_that_is_slow_is_not_waited_for() {
 
 /// Otherwise each claim would repeatedly get some of the members and none the majority.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_that_ask_at_the_same_time_one_is_granted() {
+async fn one_of_several_simultaneous_claims_is_granted() {
     let world = World::new(5);
     let proxies: Vec<Arc<Quorum>> = (0..5).map(|_| Arc::new(world.proxy())).collect();
     for round in 0..40 {
@@ -219,7 +219,7 @@ async fn of_many_that_ask_at_the_same_time_one_is_granted() {
 
 /// Each claim reaches another member first and would get it, if it asked all members at the same time.
 #[tokio::test]
-async fn of_claims_that_come_from_all_sides_one_is_granted() {
+async fn one_of_several_claims_that_reach_different_members_first_is_granted() {
     let world = World::new(3);
     let proxy = |nearest: usize| {
         let member = |(n, memory): (usize, &Memory)| {
@@ -276,7 +276,7 @@ fn is_in_step(pauses: &[u64]) -> bool {
 
 /// The first member has granted another claim, which is asking the other members or has given up.
 #[tokio::test]
-async fn who_is_refused_by_the_first_member_pauses_for_longer_the_older_its_holder_is() {
+async fn a_claim_refused_by_the_first_member_pauses_longer_for_an_older_holder() {
     let world = World::new(3);
     let proxy = world.proxy();
     claimed_at(&world, proxy.first(&quorum_claim("k", "me").keys[0])).await;
@@ -289,7 +289,7 @@ async fn who_is_refused_by_the_first_member_pauses_for_longer_the_older_its_hold
 
 /// One member has granted this claim, another member a different claim, and the third is absent.
 #[tokio::test]
-async fn claims_that_share_the_members_between_them_do_not_ask_again_in_step() {
+async fn claims_that_split_the_members_do_not_retry_in_step() {
     let world = World::new(3);
     let proxy = world.proxy();
     let first = proxy.first(&quorum_claim("k", "me").keys[0]);
@@ -302,7 +302,7 @@ async fn claims_that_share_the_members_between_them_do_not_ask_again_in_step() {
 
 /// The first member has a holder that the other members no longer have.
 #[tokio::test]
-async fn what_one_member_has_left_over_holds_nobody_up() {
+async fn a_holder_left_on_a_single_member_blocks_no_claim() {
     let world = World::new(3);
     let proxy = world.proxy();
     let claim = Claim { ttl_ms: 3_600_000, ..quorum_claim("k", "me") };
@@ -316,26 +316,26 @@ async fn what_one_member_has_left_over_holds_nobody_up() {
 }
 
 /// Members of which the last one fails without saying whether it applied an operation.
-fn with_a_deaf_member(world: &World) -> (Quorum, Arc<Deaf>) {
-    let deaf = Arc::new(Deaf::default());
+fn with_a_failing_member(world: &World) -> (Quorum, Arc<Failing>) {
+    let failing = Arc::new(Failing::default());
     let member = |(n, memory): (usize, &Memory)| {
-        let store: Arc<dyn Store> = if n < 2 { Arc::new(memory.store()) } else { deaf.clone() };
+        let store: Arc<dyn Store> = if n < 2 { Arc::new(memory.store()) } else { failing.clone() };
         Member { name: n.to_string(), store }
     };
     let members = world.memories.iter().enumerate().map(member).collect();
-    (Quorum::new(members, Duration::from_millis(200), always()), deaf)
+    (Quorum::new(members, Duration::from_millis(200), always()), failing)
 }
 
 #[tokio::test]
-async fn a_claim_that_is_refused_is_undone_for_as_long_as_it_may_last() {
+async fn a_refused_claim_is_undone_for_as_long_as_its_lease_may_last() {
     let world = World::new(3);
     token(&world.proxy(), &quorum_claim("k", "you")).await;
     world.memories.iter().for_each(|memory| memory.advance_ms(5_000));
-    let (proxy, deaf) = with_a_deaf_member(&world);
+    let (proxy, failing) = with_a_failing_member(&world);
     let claim = Claim { ttl_ms: 600_000, ..quorum_claim("k", "me") };
     let held = submit(&proxy, Op::Acquire(claim)).await.expect("it is refused");
     assert!(matches!(held, Outcome::Held(_)), "{held:?}");
-    let asked = deaf.0.lock();
+    let asked = failing.0.lock();
     let [(Op::Acquire(_), deadline), (Op::Abandon { .. }, until)] = &asked[..] else { panic!("{asked:?}") };
     assert!(until.ms_since(*deadline) >= 600_000, "it is undone as soon as the member is back");
 }
@@ -344,21 +344,21 @@ async fn a_claim_that_is_refused_is_undone_for_as_long_as_it_may_last() {
 #[tokio::test]
 async fn a_claim_without_a_majority_is_not_undone_by_the_quorum() {
     let world = World::new(3);
-    let (proxy, deaf) = with_a_deaf_member(&world);
+    let (proxy, failing) = with_a_failing_member(&world);
     world.stop(0..2);
     submit(&proxy, Op::Acquire(quorum_claim("k", "me"))).await.expect_err("there is no majority");
-    let asked = deaf.0.lock();
+    let asked = failing.0.lock();
     assert!(matches!(asked[..], [(Op::Acquire(_), _)]), "{asked:?}");
 }
 
 /// Records its operations, and fails.
 #[derive(Default)]
-struct Deaf(Mutex<Vec<(Op, Instant)>>);
+struct Failing(Mutex<Vec<(Op, Instant)>>);
 
-impl Store for Deaf {
+impl Store for Failing {
     fn submit(&self, group: Vec<Op>, deadline: Instant, done: Done) {
         self.0.lock().extend(group.into_iter().map(|op| (op, deadline)));
-        done(Err(StoreError::Unavailable { why: "it is deaf".to_owned() }));
+        done(Err(StoreError::Unavailable { why: "it fails".to_owned() }));
     }
 
     fn list(
@@ -375,7 +375,7 @@ impl Store for Deaf {
     }
 
     fn health(&self) -> Health {
-        Health::Ready { server: "deaf".into(), warnings: Vec::new() }
+        Health::Ready { server: "failing".into(), warnings: Vec::new() }
     }
 
     fn lacks(&self, _space: Space) -> Option<String> {
@@ -389,7 +389,7 @@ async fn listed(proxy: &Quorum) -> Vec<Stored> {
 
 /// A majority granted the lease, but only one of the members that now answer did.
 #[tokio::test]
-async fn a_lease_is_seen_by_whichever_majority_answers() {
+async fn a_lease_is_visible_to_every_majority() {
     let world = World::new(3);
     let proxy = world.proxy();
     world.stop(2..3);
@@ -408,7 +408,7 @@ async fn a_lease_is_seen_by_whichever_majority_answers() {
 
 /// Each member has its own clock, and the clocks differ.
 #[tokio::test]
-async fn a_lease_is_seen_whatever_the_clocks_say() {
+async fn a_lease_is_visible_whatever_the_clocks_of_the_members_say() {
     let world = World::new(3);
     world.memories[0].advance_ms(3_600_000);
     let proxy = world.proxy();

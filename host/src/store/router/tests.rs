@@ -39,7 +39,7 @@ async fn one(store: &dyn Store, op: Op) -> Outcome {
 }
 
 #[tokio::test]
-async fn a_claim_over_two_spaces_is_granted_whole_and_ends_whole() {
+async fn a_claim_over_two_spaces_is_granted_and_released_as_a_whole() {
     let world = world();
     let claim = both("k");
     let Outcome::Granted(grant) = one(&world.router, Op::Acquire(claim.clone())).await else {
@@ -60,7 +60,7 @@ async fn a_claim_over_two_spaces_is_granted_whole_and_ends_whole() {
 }
 
 #[tokio::test]
-async fn where_one_space_is_taken_nothing_stays_in_the_other() {
+async fn a_claim_denied_in_one_space_leaves_nothing_in_the_other() {
     let world = world();
     let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
     assert!(matches!(one(&world.advisory, Op::Acquire(taken)).await, Outcome::Granted(_)));
@@ -107,7 +107,7 @@ fn release(lease: LeaseRef) -> Op {
 
 /// The owner's lease of one space is not a lease of both spaces.
 #[tokio::test]
-async fn a_lease_of_one_space_is_not_entered_again_for_two() {
+async fn a_lease_of_one_space_cannot_be_reentered_for_two_spaces() {
     let world = world();
     let old = Claim { reentrant: true, ..claim(&["k"], "me") };
     assert!(matches!(one(&world.router, Op::Acquire(old)).await, Outcome::Granted(_)));
@@ -122,7 +122,7 @@ async fn a_lease_of_one_space_is_not_entered_again_for_two() {
 /// Otherwise half of the claim would be held for its full time although its caller was told that it has
 /// nothing.
 #[tokio::test]
-async fn a_claim_that_cannot_be_undone_is_not_answered_as_if_it_were() {
+async fn a_claim_that_cannot_be_undone_is_not_reported_as_held() {
     let world = world();
     let taken = Claim { keys: [key("k", Space::Advisory)].into(), ..claim(&["k"], "other") };
     assert!(matches!(one(&world.advisory, Op::Acquire(taken)).await, Outcome::Granted(_)));

@@ -84,4 +84,4 @@ macro_rules! on_own_servers {
     };
 }
 
-on_own_servers! { a_paused_server_applies_nothing_late a_session_is_not_closed_under_its_holders }
+on_own_servers! { a_paused_server_applies_nothing_late an_unresponsive_session_is_not_closed_before_its_leases_end }
