@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_accepted_by_any_of_its_names() {
+    fn a_body_is_accepted_with_a_json_media_type_or_the_default_of_curl() {
         for good in ["application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json"] {
             assert!(is_accepted(good.as_bytes()), "{good}");
         }

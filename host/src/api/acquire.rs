@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_read() {
+    fn every_field_of_an_acquire_request_is_read() {
         let request = parsed(
             r#"{"resource": "orders/42", "owner": "w", "mode": {"permits": 3}, "ttl_ms": 10000,
                 "wait_ms": 0, "request_id": "id", "labels": {"tenant": "a", "empty": ""}}"#,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_resource_is_needed() {
+    fn an_acquire_request_requires_only_a_resource() {
         let request = parsed(r#"{"resource": "r"}"#).unwrap();
         assert_eq!(request.mode, Mode::Exclusive);
         assert!(request.owner.starts_with("anon-") && request.owner.len() == 21, "{}", request.owner);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_bounds_is_refused_by_name() {
+    fn an_invalid_field_is_refused_by_its_name() {
         let long = "x".repeat(600);
         let many: Vec<String> = (0..17).map(|n| format!("\"l{n}\": \"v\"")).collect();
         let faults = [
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_reads_as_documented() {
+    fn a_grant_is_written_as_documented() {
         let keys: Vec<Key> = ["a", "b"].iter().map(|key| Key::new(key).unwrap()).collect();
         let mut lease = Lease {
             lease: LeaseRef { keys: keys.into(), nonce: 1, token: Some(Token(17)) },

@@ -128,7 +128,7 @@ async fn a_lease_is_granted_renewed_and_released_once() {
 }
 
 #[tokio::test]
-async fn lease_ids_that_were_never_given_are_lost() {
+async fn an_unknown_lease_id_is_answered_as_lost() {
     let proxy = start();
     for (id, status) in
         [("nonsense".to_owned(), 410), ("17-00000000000000ab-aw".to_owned(), 410), ("x".repeat(33_000), 400)]
@@ -156,7 +156,7 @@ async fn a_waiter_that_goes_away_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn watchers_see_what_happens() {
+async fn watchers_see_the_grants_and_releases_under_their_prefix() {
     let proxy = start();
     let mut lines = BufReader::new(proxy.send("GET", "/v1/watch?prefix=a%2F", "", "").await).lines();
     while !lines.next_line().await.unwrap().unwrap().contains(": watching") {}
@@ -195,7 +195,7 @@ async fn lists_have_pages() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_said_so() {
+async fn an_unsupported_request_gets_the_matching_problem() {
     let proxy = start();
     for (method, path, headers, status, slug) in [
         ("GET", "/", "", 404, "not_found"),

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_are_filtered_and_one_line_each() {
+    async fn events_are_filtered_by_prefix_and_written_on_one_line_each() {
         let (send, notices) = tokio::sync::broadcast::channel(8);
         for key in ["a/1", "b/1", "a/2"] {
             send.send(notice(key)).unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_that_fall_behind_are_told() {
+    async fn a_lagging_watcher_gets_the_number_of_missed_events() {
         let (send, notices) = tokio::sync::broadcast::channel(2);
         for _ in 0..5 {
             send.send(notice("a")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shutdown_ends_the_stream() {
+    async fn a_shutdown_ends_the_event_stream() {
         let (_send, notices) = tokio::sync::broadcast::channel(2);
         let watcher = watcher("", notices);
         watcher.stop.cancel();

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_and_labels() {
+    fn modes_and_labels_are_parsed_or_refused() {
         assert_eq!(mode("permits=3"), Ok(Mode::Permits(3)));
         for bad in ["permits=0", "permits=", "permits", "Shared"] {
             assert!(mode(bad).is_err(), "{bad}");

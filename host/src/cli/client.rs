@@ -151,14 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_come_back_as_they_were() {
+    fn an_encoded_path_decodes_to_the_original() {
         for name in ["orders/42", "a b?c#d%e", "ü+&=", "//x"] {
             assert_eq!(crate::http::decode_path(&encode_path(name)).as_deref(), Some(name));
         }
     }
 
     #[test]
-    fn only_http_urls_are_taken() {
+    fn only_http_urls_are_accepted() {
         assert!(Client::new("http://localhost:7070/").is_ok());
         for bad in ["localhost:7070", "https://x", "ftp://x", "", "http://"] {
             assert!(matches!(Client::new(bad), Err(Failure::Usage(_))), "{bad}");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_says_how_to_start_one() {
+    async fn a_failed_connection_says_how_to_start_a_proxy() {
         // The port was free a moment ago.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let client = Client::new(&format!("http://127.0.0.1:{port}")).unwrap();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn contention_names_the_holder() {
+    fn a_contention_message_names_the_holder() {
         let body = json!({
             "type": "contended", "detail": "`r` is held", "position": 2,
             "holder": {"owner": "w", "token": 17, "until": "2026-01-01T00:00:00.000Z"},

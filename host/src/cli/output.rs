@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_short() {
+    fn times_are_printed_in_short_form() {
         for (ms, text) in
             [(0, "0ms"), (999, "999ms"), (9_950, "9.9s"), (61_000, "1m01s"), (3_660_000, "1h01m")]
         {

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_url_is_checked() {
+    fn every_server_url_is_checked() {
         let servers =
             |urls: &[&str]| Servers::new(&urls.iter().map(|&url| url.to_owned()).collect::<Vec<_>>());
         assert_eq!(servers(&["http://a:1", " http://b:2/ ", ""]).unwrap().count(), 2);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_known_to_its_own_server() {
+    fn a_client_that_must_stay_with_its_server_does_not_switch() {
         let servers = Servers::new(&["http://a:1".to_owned(), "http://b:2".to_owned()]).unwrap();
         servers.pass_over();
         assert_eq!(servers.current().url(), "http://b:2");

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trip() {
+    fn a_lease_id_survives_encoding_and_decoding() {
         for keys in [&["orders/42"][..], &["a", "b", "ü-.~"], &["x".repeat(1024).as_str()]] {
             let lease = lease(keys);
             let text = encode(&lease);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_of_the_longest_keys_fit() {
+    fn a_lease_id_fits_sixteen_of_the_longest_keys() {
         let keys: Vec<String> = (0..16).map(|n| format!("{n:x}{}", "k".repeat(1023))).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let text = encode(&lease(&keys));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_ids_are_no_leases() {
+    fn malformed_lease_ids_are_refused() {
         let hostile = [
             "",
             "-",

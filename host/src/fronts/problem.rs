@@ -77,7 +77,7 @@ mod tests {
     use crate::lock::{Mode, ServerTime, Token};
 
     #[test]
-    fn contention_says_who_where_and_when() {
+    fn a_contended_problem_names_the_holder_position_and_retry_time() {
         let holder = HeldBy {
             owner: "worker-1".into(),
             request: None,
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_are_in_the_words_of_the_api() {
+    fn problem_details_use_the_terms_of_the_api() {
         let (policy, primitive, expected) = ("p".into(), "once", Call::Once);
         let problem = Problem::from(AcquireError::WrongCall { policy, primitive, expected });
         let body = serde_json::to_value(&problem).unwrap();

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments() {
+    fn times_are_written_in_rfc_3339() {
         assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(rfc3339(951_782_400_000_000), "2000-02-29T00:00:00.000Z");
         assert_eq!(rfc3339(1_709_251_199_123_456), "2024-02-29T23:59:59.123Z");

@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_question_is_answered_also_where_the_task_that_asks_panics() {
+    async fn a_panicking_policy_task_still_delivers_its_default_answer() {
         let (inbox, mut messages) = mpsc::unbounded_channel();
         let key = Key::new("k").expect("it is a key");
         let answer =

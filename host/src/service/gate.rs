@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn those_who_wait_go_on_in_the_order_in_which_they_came() {
+    async fn waiters_at_a_gate_continue_in_order_of_arrival() {
         let gate = Arc::new(Gate::default());
         let (tell, mut told) = unbounded_channel();
         for n in 0..50 {

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_that_was_decided_about_longest_ago_is_forgotten() {
+    fn a_full_history_forgets_the_key_with_the_oldest_decision() {
         let (mut history, by) = (History::default(), Arc::<str>::from("a policy"));
         let key = |n: usize| Key::new(&format!("key-{n}")).expect("a key");
         (0..KEYS).for_each(|n| history.note(&key(n), by.clone(), What::Lapsed));

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_told_when_all_claims_of_before_have_ended() {
+    fn a_waiter_is_notified_when_all_earlier_claims_have_ended() {
         let mut in_flight = ClaimsInFlight::default();
         let release = Op::Force { key: Key::new("k").expect("it is a key") };
         in_flight.began(SubmissionId(1), std::slice::from_ref(&release));

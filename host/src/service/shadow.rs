@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_out_later_adds_to_what_was_known() {
+    fn a_later_shadow_of_a_lease_adds_to_its_earlier_shadow() {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
         shadows.extend([shadow(1, "older", "newer")]);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_over_casts_nothing() {
+    fn an_ended_lease_has_no_shadow() {
         let mut shadows = Shadows::default();
         shadows.extend([shadow(1, "old", "new"), shadow(2, "other", "new")]);
         shadows.remove(1);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_whose_new_keys_are_not_known_blocks_its_policy() {
+    fn a_lease_with_unknown_new_keys_blocks_its_policy() {
         let mut shadows = Shadows::default();
         let unknown =
             |nonce| Shadow { new: Arc::default(), policy: Some("p".into()), ..shadow(nonce, "old", "new") };

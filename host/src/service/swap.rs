@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_has_ended_that_a_later_look_would_have_found() {
+    fn a_lease_counts_as_ended_when_a_read_after_its_grant_did_not_find_it() {
         let at = Instant;
         let (since, until, now) = (at(1_000), at(5_000), at(6_000));
         assert!(has_ended(since, until, Some(at(1_001)), now));

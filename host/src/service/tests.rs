@@ -102,7 +102,7 @@ async fn a_lease_that_the_next_policy_would_refuse_keeps_its_keys_until_it_ends(
 
 /// A `once` has one key, so the next policy refuses a request for two resources.
 #[tokio::test]
-async fn a_lease_of_two_resources_that_the_next_policy_would_refuse_keeps_both() {
+async fn a_lease_of_two_resources_that_the_next_policy_would_refuse_keeps_both_keys() {
     let service = service(&memory());
     let several = ("separator", "+".into());
     service.go_live(default_with(&service, std::slice::from_ref(&several))).await.unwrap();
@@ -124,7 +124,7 @@ async fn a_lease_of_two_resources_that_the_next_policy_would_refuse_keeps_both()
 
 /// The next policy reads the name as two resources, one of which has no name.
 #[tokio::test]
-async fn leases_whose_next_keys_are_not_known_are_waited_for() {
+async fn a_policy_change_waits_for_leases_whose_next_keys_are_unknown() {
     let service = Service::start(Parts { store_timeout_ms: 200, ..parts(&memory()) });
     let lease = service.acquire(request("a+")).await.unwrap().lease;
     let several = default_with(&service, &[("separator", "+".into())]);
@@ -155,7 +155,7 @@ async fn a_waiter_that_the_next_policy_refuses_is_refused() {
 
 /// A change in a fleet: other proxies may apply the next policy alone before the waiter is granted.
 #[tokio::test]
-async fn a_waiter_that_the_next_policy_refuses_is_refused_as_soon_as_both_name_keys() {
+async fn a_waiter_that_the_next_policy_refuses_is_refused_once_both_policies_name_keys() {
     refuses_a_waiter(async |service, next| service.name_with(next).await.unwrap()).await;
 }
 
@@ -181,7 +181,7 @@ async fn refuses_a_waiter(change: impl AsyncFnOnce(&Service, Prepared)) {
 
 /// The lease was taken away before its renewal began.
 #[tokio::test]
-async fn a_hold_that_comes_after_the_end_of_its_lease_is_told_at_once() {
+async fn a_hold_that_begins_after_the_end_of_its_lease_is_reported_lost_at_once() {
     let service = service(&memory());
     let request = Request { ttl_ms: Some(60_000), ..request("a") };
     let (lease, planned) = acquire(&service.shared, &request, Call::Acquire).await.unwrap();
@@ -232,7 +232,7 @@ impl Store for Unsure {
 
 /// The lease is not renewed repeatedly.
 #[tokio::test]
-async fn a_hold_whose_renewals_promise_no_time_is_told_to_be_lost() {
+async fn a_hold_whose_renewals_grant_no_time_is_reported_lost() {
     let (memory, renewals) = (memory(), Arc::new(AtomicUsize::new(0)));
     let store = Arc::new(Unsure { store: memory.store(), renewals: renewals.clone() });
     let service = Service::start(Parts { store, ..parts(&memory) });
@@ -246,7 +246,7 @@ async fn a_hold_whose_renewals_promise_no_time_is_told_to_be_lost() {
 /// The lease was taken away through another proxy; otherwise watchers of this proxy would wait for its end
 /// forever.
 #[tokio::test]
-async fn a_lease_that_is_found_lost_when_it_is_renewed_is_told_to_those_who_watch() {
+async fn a_lease_found_lost_by_its_renewal_is_reported_to_watchers() {
     let memory = memory();
     let (one, other) = (service(&memory), service(&memory));
     let lease = one.acquire(Request { ttl_ms: Some(60_000), ..request("a") }).await.unwrap().lease;
@@ -260,7 +260,7 @@ async fn a_lease_that_is_found_lost_when_it_is_renewed_is_told_to_those_who_watc
 
 /// An earlier run granted the resource under another key.
 #[tokio::test]
-async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
+async fn leases_of_an_earlier_run_are_read_before_the_first_grant() {
     let memory = memory();
     let claim = Claim {
         keys: [Key::new("old/a").unwrap()].into(),
@@ -309,7 +309,7 @@ async fn leases_of_before_the_start_are_looked_at_before_anything_is_granted() {
 /// A lease that the proxy itself gives up is left to expire, because the worker under it may not know of the
 /// loss yet.
 #[tokio::test]
-async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
+async fn a_kept_lease_reported_lost_runs_out_unless_its_work_is_done() {
     for done in [false, true] {
         let limits = Limits { max_hold_ms: 100, ..Limits::default() };
         let service = Service::start(Parts { policies: policies(&limits, &[]), limits, ..parts(&memory()) });
@@ -329,7 +329,7 @@ async fn a_kept_lease_that_was_told_lost_runs_out_unless_its_work_is_done() {
 
 /// A call that is in flight when the lease ends may have been applied before: its answer says what is stored.
 #[tokio::test]
-async fn an_outcome_that_was_kept_is_told_as_kept_when_the_answer_comes_after_the_lease() {
+async fn a_stored_outcome_is_confirmed_although_its_answer_arrives_after_the_lease_end() {
     let memory = memory();
     let policies = policies(&Limits::default(), &[("primitive", "once")]);
     let service = Service::start(Parts { policies, store_timeout_ms: 20_000, ..parts(&memory) });
@@ -355,7 +355,7 @@ async fn a_lease_whose_grant_comes_after_its_end_is_not_certain() {
 
 /// The worker under the lease has to stop before its end, even if the store does not answer.
 #[tokio::test]
-async fn a_kept_lease_is_told_lost_before_its_end_where_the_store_does_not_answer() {
+async fn a_kept_lease_is_reported_lost_before_its_end_when_the_store_does_not_answer() {
     let memory = memory();
     let service = service(&memory);
     let hold = service.hold(Request { ttl_ms: Some(3_000), ..request("a") }).await.unwrap();

@@ -68,7 +68,7 @@ fn short_holds() -> Proxy {
 }
 
 #[tokio::test]
-async fn holds_live_as_long_as_their_connection() {
+async fn a_hold_lasts_as_long_as_its_connection() {
     let proxy = start();
     let mut held = proxy.hold(json!({"resource": "held/é", "owner": "h", "ttl_ms": 600})).await;
     let granted = held.hears("granted").await.line;
@@ -82,7 +82,7 @@ async fn holds_live_as_long_as_their_connection() {
 
 /// The line is read late, as if a relay had delayed it. Its times count from the start of the request.
 #[tokio::test]
-async fn a_line_that_comes_late_says_nothing_that_was_not_so() {
+async fn the_times_in_a_delayed_line_count_from_the_start_of_the_request() {
     let proxy = start();
     let first = proxy.post("/v1/acquire", json!({"resource": "r", "ttl_ms": 700})).await;
     assert_eq!(first.status, 200, "{}", first.body);
@@ -98,7 +98,7 @@ async fn a_line_that_comes_late_says_nothing_that_was_not_so() {
 }
 
 #[tokio::test]
-async fn what_the_proxy_ends_is_not_free_while_its_holder_is_certain() {
+async fn a_hold_ended_by_the_proxy_stays_locked_while_its_holder_is_certain() {
     let proxy = short_holds();
     let mut held = proxy.hold(json!({"resource": "r", "ttl_ms": 1_800})).await;
     held.hears("granted").await;
@@ -113,7 +113,7 @@ async fn what_the_proxy_ends_is_not_free_while_its_holder_is_certain() {
 }
 
 #[tokio::test]
-async fn who_closes_after_lost_lets_go_at_once() {
+async fn closing_the_connection_after_lost_releases_the_lock_at_once() {
     let proxy = short_holds();
     let mut held = proxy.hold(json!({"resource": "r", "ttl_ms": 3_000})).await;
     held.hears("granted").await;
@@ -124,7 +124,7 @@ async fn who_closes_after_lost_lets_go_at_once() {
 }
 
 #[tokio::test]
-async fn a_hold_goes_on_through_another_proxy_after_a_shutdown() {
+async fn a_hold_continues_through_another_proxy_after_a_shutdown() {
     let memory = memory();
     let (one, other) = (start_on(&memory, Limits::default()), start_on(&memory, Limits::default()));
     let mut held = one.hold(json!({"resource": "r", "owner": "h", "ttl_ms": 2_000})).await;
@@ -151,7 +151,7 @@ async fn a_hold_goes_on_through_another_proxy_after_a_shutdown() {
 }
 
 #[tokio::test]
-async fn the_longest_hold_counts_from_the_grant_wherever_it_goes_on() {
+async fn the_longest_hold_counts_from_the_grant_on_every_proxy() {
     let memory = memory();
     let limits = Limits { max_hold_ms: 1_500, ..Limits::default() };
     let (one, other) = (start_on(&memory, limits.clone()), start_on(&memory, limits));
@@ -169,7 +169,7 @@ async fn the_longest_hold_counts_from_the_grant_wherever_it_goes_on() {
 }
 
 #[tokio::test]
-async fn only_a_lease_that_lives_goes_on() {
+async fn only_a_running_lease_can_be_held_again() {
     let proxy = start();
     let lease = proxy.post("/v1/acquire", json!({"resource": "r", "ttl_ms": 60_000})).await.body;
     let id = json!({"lease_id": lease["lease_id"]});

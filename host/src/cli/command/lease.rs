@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_in_order() {
+    fn the_renewal_stop_kill_and_end_times_of_a_lease_are_in_order() {
         for ttl_ms in [100, 1_000, 10_000, 3_600_000] {
             let lease = held(ttl_ms, ttl_ms - ttl_ms / 50);
             let times = [lease.renew_at.get(), lease.stop_at(), lease.kill_at(), lease.valid_until()];
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_counts_from_its_question_and_wait() {
+    fn a_lease_counts_from_its_request_plus_the_wait() {
         let lease = held(10_000, 9_900);
         assert_eq!(lease.valid_until(), Instant(10_400_000));
         assert_eq!(lease.renew_at.get(), Instant(3_833_000));

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outcome_is_cut_to_what_the_proxy_keeps() {
+    fn an_outcome_is_truncated_to_the_size_that_the_proxy_keeps() {
         for text in ["x", "\0", "\u{FFFD}", "\u{1F512}\n"] {
             let outcome = json!({"code": 7, "stdout": text.repeat(8_192 / text.len())});
             for bytes in [64, 65, 100, 1_000, 4_000] {
