@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_value_is_seen_where_the_sender_is_gone() {
+    async fn the_last_value_is_seen_after_the_sender_is_dropped() {
         let sender = Sender::new(0);
         let mut reader = sender.subscribe();
         let mut waits = tokio::spawn({
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_go_on_in_the_order_in_which_they_began_to_wait() {
+    async fn readers_continue_in_the_order_in_which_they_began_to_wait() {
         let sender = Sender::new(0);
         let woken = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();

@@ -174,7 +174,7 @@ mod tests {
     /// Such a proxy uses the old names, so it may grant under them, and its requests may still be in progress after
     /// it is gone.
     #[tokio::test]
-    async fn the_leases_of_a_proxy_that_comes_and_goes_meanwhile_are_waited_for() {
+    async fn a_change_waits_for_leases_of_a_proxy_that_joined_and_left_meanwhile() {
         let memory = memory();
         let (own, other) = (service(&memory), service(&memory));
         let (upstreams, limits) = (UpstreamLimits::default(), Limits::default());

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_one_hop_stays_behind() {
+    fn hop_by_hop_headers_are_removed() {
         let mut headers = map(&[
             ("connection", "close, X-Private, content-length, host"),
             ("x-private", "1"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn no_client_speaks_for_the_proxy() {
+    fn lock_headers_sent_by_a_client_are_removed() {
         let mut headers =
             map(&[("lock-token", "9"), ("lock_token", "9"), ("lock-key", "a"), ("locked", "1")]);
         strip_own(&mut headers);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_is_said_and_only_believed_where_trusted() {
+    fn forwarded_headers_name_the_client_and_are_kept_only_from_trusted_peers() {
         let peer = Peer::new(net::Peer::new("[2001:db8::1]:5".parse().unwrap(), true));
         let host = HeaderValue::from_static("shop.example");
         let lie = [
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_tokens_are_told_in_one_order() {
+    fn lock_headers_list_keys_and_tokens_in_the_same_order() {
         let mut headers = HeaderMap::new();
         let keys = ["a,b", "ä c"].map(|key| Key::new(key).unwrap());
         fence(&mut headers, &keys, &[Token(7), Token(9)]);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_joined() {
+    fn cookie_headers_are_joined() {
         let mut headers = map(&[("cookie", "a=1"), ("accept", "x")]);
         headers.append("cookie", HeaderValue::from_static("b=2"));
         join_cookies(&mut headers);

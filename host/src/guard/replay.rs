@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn applications_say_what_may_be_kept() {
+    fn cache_control_decides_whether_an_answer_is_kept() {
         for (values, for_all, for_its_sender) in [
             (&[][..], true, true),
             (&["max-age=60, public"][..], true, true),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_is_part_of_what_a_request_is_recognised_by() {
+    fn the_fingerprint_of_a_request_includes_its_sender() {
         let view = HttpView::default();
         let caller = ["authorization", "cookie"].map(str::to_owned);
         let of = |name: HeaderName, value: &'static str, caller: &[String]| {

@@ -256,14 +256,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_is_granted_its_lock_meanwhile_waits_for_the_outcome() {
+    async fn a_request_granted_during_a_change_of_routes_waits_for_the_result_of_the_change() {
         assert!(goes_on(UnderWay::resume).await);
         assert!(!goes_on(|all| all.replace(|| {})).await);
     }
 
     /// Another client may have the lock by then.
     #[tokio::test]
-    async fn a_request_that_loses_its_lock_while_it_is_parked_starts_over() {
+    async fn a_request_that_loses_its_lock_while_it_is_paused_starts_over() {
         for is_lost in [false, true] {
             let (all, service) = (Arc::new(UnderWay::new()), service(&memory()));
             let entry = all.enter(named(), || true).expect("nothing is replaced");
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_waits_only_so_long_for_routes_however_often_they_are_replaced() {
+    fn the_wait_of_a_request_for_new_routes_is_bounded_over_several_changes() {
         simulate(1, async {
             let (all, mut waited) = (UnderWay::new(), Waited::default());
             let change = LONGEST_PAUSE * 2 / 5;
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_keeps_its_name_goes_on() {
+    async fn a_request_that_keeps_its_name_continues_during_a_change_of_routes() {
         let all = Arc::new(UnderWay::new());
         let entry = all.enter(named(), || true).expect("nothing is replaced");
         all.pause(|_| false);

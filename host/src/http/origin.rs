@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_localhost_and_listed_hosts_are_ours() {
+    fn addresses_localhost_and_listed_hosts_are_accepted() {
         for name in
             ["127.0.0.1", "127.0.0.1:7070", "10.1.2.3:80", "[::1]", "[fe80::1]:7070", "localhost:7070"]
         {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_name_may_have_been_rebound() {
+    fn any_other_host_name_is_refused() {
         for name in
             ["evil.example", "127.0.0.1.evil.example:7070", "localhost.evil.example", "", ":80", "[", "[x]"]
         {

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_have_the_members_of_the_rfc() {
+    fn problem_bodies_have_the_members_of_the_rfc() {
         let problem =
             Problem::invalid("ttl_ms", "must be from 100 to 3600000").with("bound", "100 to 3600000");
         let body: Value = serde_json::from_slice(&problem.to_json()).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_answers_are_complete() {
+    fn a_raw_http1_problem_is_a_complete_answer() {
         let text = String::from_utf8(Problem::new(Kind::TIMEOUT, "slow").to_http1()).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{head}");

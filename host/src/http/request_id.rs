@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_only_sane_ids_of_clients() {
+    fn a_client_request_id_is_used_only_if_it_is_well_formed() {
         let mut headers = HeaderMap::new();
         headers.insert(X_REQUEST_ID, HeaderValue::from_static("abc-1"));
         assert_eq!(of(&headers), "abc-1");

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decodes_escapes_and_refuses_broken_ones() {
+    fn a_path_is_decoded_and_broken_escapes_are_refused() {
         assert_eq!(decode_path("orders%2F42").as_deref(), Some("orders/42"));
         assert_eq!(decode_path("a+b").as_deref(), Some("a+b"));
         assert_eq!(decode_path("%C3%A9").as_deref(), Some("é"));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_names_what_it_does_not_know() {
+    fn a_query_with_unknown_duplicate_or_invalid_parameters_is_refused() {
         let query = Query::parse(Some("prefix=a%20b&limit=5"), &["prefix", "limit"]).unwrap();
         assert_eq!(query.text("prefix"), Some("a b"));
         assert_eq!(query.count("limit", 100, 1000).unwrap(), 5);

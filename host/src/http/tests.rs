@@ -158,7 +158,7 @@ fn assert_problem(answer: &str, status: u16, slug: &str) {
 }
 
 #[tokio::test]
-async fn keeps_connections_and_echoes_request_ids() {
+async fn a_connection_is_kept_alive_and_echoes_request_ids() {
     let server = start(limits());
     let mut stream = server.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
     let first = read_some(&mut stream).await;
@@ -178,7 +178,7 @@ async fn slow_headers_get_408() {
 }
 
 #[tokio::test]
-async fn headers_that_drip_get_408() {
+async fn headers_that_arrive_byte_by_byte_get_408() {
     let server = start(limits());
     let (mut read, mut write) = server.connect().await.into_split();
     let drip = tokio::spawn(async move {
@@ -219,7 +219,7 @@ async fn half_a_request_behind_a_whole_one_gets_408() {
 }
 
 #[tokio::test]
-async fn idle_connections_are_closed_without_a_word() {
+async fn idle_connections_are_closed_without_an_answer() {
     let server = start(limits());
     assert_eq!(server.exchange("").await, "");
     let answer = server.exchange("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -246,7 +246,7 @@ async fn large_headers_get_431() {
 }
 
 #[tokio::test]
-async fn nonsense_gets_400() {
+async fn bytes_that_are_no_request_get_400() {
     let server = start(limits());
     assert_problem(&server.exchange("this is no request\r\n\r\n").await, 400, "invalid");
 }
@@ -266,7 +266,7 @@ async fn large_bodies_get_413() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_drops_its_handler() {
+async fn a_handler_is_dropped_when_its_client_disconnects() {
     let server = start(limits());
     let get = "GET /wait HTTP/1.1\r\nhost: x\r\n\r\n";
     let post = "POST /wait HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
@@ -280,7 +280,7 @@ async fn a_client_that_goes_away_drops_its_handler() {
 }
 
 #[tokio::test]
-async fn waiting_is_not_idling() {
+async fn a_connection_with_a_waiting_request_is_not_idle() {
     let server = start(limits());
     let _stream = server.send("GET /wait HTTP/1.1\r\nhost: x\r\n\r\n").await;
     server.waiting_becomes(1).await;
@@ -301,7 +301,7 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_are_told() {
+async fn connections_over_the_limit_get_503() {
     let server = start(HttpLimits { max_connections: 2, ..limits() });
     let first = server.send("GET /wait HTTP/1.1\r\nhost: x\r\n\r\n").await;
     let _second = server.send("GET /wait HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -317,7 +317,7 @@ async fn connections_over_the_limit_are_told() {
 }
 
 #[tokio::test]
-async fn a_shutdown_finishes_what_is_under_way() {
+async fn a_shutdown_finishes_requests_in_progress() {
     let server = start(HttpLimits { idle_timeout: Duration::from_secs(30), ..limits() });
     let mut used = server.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     read_some(&mut used).await;

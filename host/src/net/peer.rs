@@ -75,7 +75,7 @@ mod tests {
 
     /// The kernel would end a connection with a slow peer, unless a longer limit is set.
     #[tokio::test]
-    async fn clients_have_a_time_limit_of_their_own_and_upstreams_none() {
+    async fn client_connections_have_a_tcp_timeout_and_upstream_connections_have_none() {
         let limit_of = |stream: &TcpStream| socket2::SockRef::from(stream).tcp_user_timeout().unwrap();
         let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let upstream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

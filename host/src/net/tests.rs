@@ -72,7 +72,7 @@ async fn answer(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn a_connection_over_the_limit_is_refused_in_the_words_of_the_protocol() {
+async fn a_connection_over_the_limit_is_refused_with_the_answer_of_its_protocol() {
     let server = start(WhenFull::Refuse);
     let mut first = server.connect().await;
     assert_eq!(answer(&mut first).await, "x");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_names_its_file() {
+    fn a_certificate_or_key_fault_names_its_file() {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".into()]).unwrap();
         let other = generate_simple_self_signed(["localhost".into()]).unwrap();
         let (cert, key) = (cert.pem(), signing_key.serialize_pem());
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn a_missing_file_is_named() {
         let error = tls_config(Path::new("/nowhere/cert.pem"), Path::new("/nowhere/key.pem")).unwrap_err();
         assert!(error.to_string().starts_with("/nowhere/cert.pem: No such file"), "{error}");
     }

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_gone_is_noticed() {
+    async fn a_peer_that_has_gone_is_noticed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let peers = PeerClient::new(address);
@@ -161,7 +161,7 @@ mod tests {
 
     /// The address may be right on the peer's own machine.
     #[tokio::test]
-    async fn whoever_was_never_reached_may_live() {
+    async fn a_peer_that_was_never_reached_may_be_alive() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         drop(listener);

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_say_what_was_put_in() {
+    fn a_frame_decodes_to_the_key_that_was_encoded() {
         for space in Space::ALL {
             let key = Key::new("orders/\u{e9}").expect("it is a key").within(space);
             assert_eq!(key_of(&frame(&key)[2..]), Some(key));

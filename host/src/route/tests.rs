@@ -104,7 +104,7 @@ fn every_spelling_of_a_request_is_locked_by_the_same_name() {
 }
 
 #[test]
-fn no_spelling_of_a_step_upwards_has_a_route() {
+fn no_spelling_of_a_dot_segment_has_a_route() {
     let routes = [route("/{*all}", "{path}")];
     for seed in 0..20_000 {
         let random = &mut StdRng::seed_from_u64(seed);
@@ -123,7 +123,7 @@ fn no_spelling_of_a_step_upwards_has_a_route() {
 }
 
 #[test]
-fn dots_are_found_however_they_are_spelt() {
+fn dot_segments_are_found_in_every_spelling() {
     for path in [
         "/a/../b",
         "/a/./b",
@@ -194,7 +194,7 @@ fn head_takes_the_route_of_get() {
 }
 
 #[test]
-fn a_query_that_readers_split_differently_names_nothing() {
+fn an_ambiguous_query_names_no_request() {
     let routes = [route("/items", "{query.sku}")];
     assert_eq!(named(&routes, "/items?sku=A&x=1").1, "A");
     assert_eq!(named(&routes, "/items?sku=A%3BB").1, "A;B");

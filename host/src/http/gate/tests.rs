@@ -79,7 +79,7 @@ fn ordinary_requests_pass() {
 }
 
 #[test]
-fn chunks_pass() {
+fn chunked_bodies_pass() {
     let chunked = post("Transfer-Encoding: Chunked");
     let get = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
     passes([&chunked, "3\r\na\nc\r\nA\r\n0123456789\r\n0\r\n\r\n", get].concat(), 2);
@@ -98,7 +98,7 @@ fn bodies_are_skipped_by_their_length() {
 }
 
 #[test]
-fn half_a_head_is_held() {
+fn an_incomplete_head_is_held_back() {
     let half = "GET / HTTP/1.1\r\nHost: x\r\nX-Half: 1";
     let (passed, refusal, heads) = judged(half.as_bytes());
     assert_eq!((passed.len(), refusal, heads), (0, None, 0));
@@ -126,7 +126,7 @@ fn control_characters_are_refused() {
 }
 
 #[test]
-fn odd_request_lines_are_refused() {
+fn malformed_request_lines_are_refused() {
     for bad in [
         "this is no request",
         "GET /",
@@ -149,7 +149,7 @@ fn odd_request_lines_are_refused() {
 }
 
 #[test]
-fn odd_header_lines_are_refused() {
+fn malformed_header_lines_are_refused() {
     refuses(post("X: 1\r\n 2"), Refusal::Folded);
     refuses(post("X: 1\r\n\t2"), Refusal::Folded);
     refuses("GET / HTTP/1.1\r\n Host: x\r\n\r\n", Refusal::Folded);
@@ -163,7 +163,7 @@ fn odd_header_lines_are_refused() {
 }
 
 #[test]
-fn hosts_are_one() {
+fn a_missing_second_or_malformed_host_is_refused() {
     refuses("GET / HTTP/1.1\r\nAccept: */*\r\n\r\n", Refusal::NoHost);
     refuses(post("Host: x"), Refusal::SecondHost);
     refuses("GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n", Refusal::SecondHost);
@@ -173,7 +173,7 @@ fn hosts_are_one() {
 }
 
 #[test]
-fn lengths_are_one_and_numbers() {
+fn a_second_or_malformed_content_length_is_refused() {
     refuses(post("Content-Length: 5\r\ncontent-length: 5"), Refusal::SecondLength);
     refuses(post("Content-Length: 5\r\nContent-Length: 6"), Refusal::SecondLength);
     for bad in
@@ -184,7 +184,7 @@ fn lengths_are_one_and_numbers() {
 }
 
 #[test]
-fn encodings_are_one_and_chunked() {
+fn any_transfer_encoding_but_a_single_chunked_is_refused() {
     refuses(post("Content-Length: 5\r\nTransfer-Encoding: chunked"), Refusal::LengthAndEncoding);
     refuses(post("Transfer-Encoding: chunked\r\nContent-Length: 5"), Refusal::LengthAndEncoding);
     refuses(post("Transfer-Encoding: chunked\r\ntransfer-encoding: chunked"), Refusal::SecondEncoding);
@@ -215,7 +215,7 @@ fn breaks(good: &str, bad: &str, refusal: Refusal) {
 }
 
 #[test]
-fn odd_chunks_are_refused() {
+fn malformed_chunks_are_refused() {
     for good in ["", "1\r\na\r\n"] {
         let sizes =
             ["", "0x5", "+5", "-5", " 5", "5 ", "5\t", "g", "5 ;a", ";a", "00000000000000005", "5,5", "1_0"];
@@ -235,7 +235,7 @@ fn odd_chunks_are_refused() {
 }
 
 #[test]
-fn odd_trailers_are_refused() {
+fn malformed_trailers_are_refused() {
     breaks("0\r\n", "\n", Refusal::BareLf);
     breaks("0\r\n", "Check: abc\n\r\n", Refusal::BareLf);
     breaks("0\r\n", "Check: a\rb\r\n\r\n", Refusal::BareCr);
@@ -250,7 +250,7 @@ fn odd_trailers_are_refused() {
 }
 
 #[test]
-fn heads_are_bounded() {
+fn the_size_of_a_head_is_bounded() {
     let head = |len: usize| {
         let frame = post("X: ").len();
         post(&format!("X: {}", "a".repeat(len - frame)))
@@ -265,7 +265,7 @@ fn heads_are_bounded() {
 
 /// For any input, the parts make no difference, and only bytes of the input pass.
 #[test]
-fn parts_make_no_difference_to_random_bytes() {
+fn random_bytes_are_judged_the_same_in_any_parts() {
     use rand::prelude::*;
     let words: [&[u8]; 16] = [
         b"POST / HTTP/1.1\r\n",

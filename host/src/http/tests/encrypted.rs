@@ -120,7 +120,7 @@ async fn http1_is_served_in_both_versions_of_tls() {
 }
 
 #[tokio::test]
-async fn http2_is_served_where_the_handshake_chose_it() {
+async fn http2_is_served_when_the_handshake_selected_it() {
     let encrypted = encrypted(limits());
     let stream = encrypted.connect(&["h2", "http/1.1"]).await;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
@@ -133,7 +133,7 @@ async fn http2_is_served_where_the_handshake_chose_it() {
 }
 
 #[tokio::test]
-async fn who_chose_http2_and_speaks_http1_is_not_answered_in_it() {
+async fn a_client_that_negotiated_http2_gets_no_http1_answer() {
     let encrypted = encrypted(limits());
     let mut stream = encrypted.connect(&["h2"]).await;
     stream.write_all(GET.as_bytes()).await.unwrap();
@@ -151,7 +151,7 @@ async fn a_protocol_that_is_not_http_is_refused_in_the_handshake() {
 }
 
 #[tokio::test]
-async fn who_speaks_no_tls_is_not_served() {
+async fn a_client_without_tls_is_not_served() {
     let encrypted = encrypted(limits());
     let mut plain = encrypted.server.send(GET).await;
     let mut bytes = Vec::new();
@@ -162,7 +162,7 @@ async fn who_speaks_no_tls_is_not_served() {
 }
 
 #[tokio::test]
-async fn a_handshake_that_does_not_end_is_ended() {
+async fn an_unfinished_handshake_is_aborted() {
     let encrypted = encrypted(HttpLimits { max_connections: 1, ..limits() });
     // The first bytes of a handshake of 512 bytes.
     for half in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00"] {
@@ -177,7 +177,7 @@ async fn a_handshake_that_does_not_end_is_ended() {
 }
 
 #[tokio::test]
-async fn limits_hold_and_problems_are_told_over_tls() {
+async fn limits_and_problems_apply_over_tls() {
     let encrypted = encrypted(limits());
     assert_problem(&encrypted.exchange("GET / HTTP/1.1\r\nhost").await, 408, "timeout");
     assert_problem(&encrypted.exchange("GET / HTTP/1.1\nhost: x\n\n").await, 400, "invalid");
@@ -201,7 +201,7 @@ async fn an_upgraded_connection_stays_encrypted() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_drops_its_handler_and_a_shutdown_ends_the_rest() {
+async fn a_disconnect_drops_its_handler_and_a_shutdown_ends_the_other_connections() {
     let encrypted = encrypted(limits());
     let mut stream = encrypted.connect(&["http/1.1"]).await;
     stream.write_all(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();

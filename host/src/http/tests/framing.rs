@@ -39,7 +39,7 @@ const BODIES: [(&str, &str); 7] = [
 ];
 
 #[tokio::test]
-async fn a_head_that_could_be_read_otherwise_gets_400() {
+async fn an_ambiguous_head_gets_400() {
     let server = start(limits());
     for (bad, why) in HEADS {
         let answer = server.exchange(bad).await;
@@ -50,7 +50,7 @@ async fn a_head_that_could_be_read_otherwise_gets_400() {
 }
 
 #[tokio::test]
-async fn what_came_before_it_is_answered_first_and_what_follows_never() {
+async fn requests_before_an_ambiguous_head_are_answered_and_later_requests_never() {
     let server = start(limits());
     for (bad, why) in HEADS {
         let answers = server.exchange(&[GOOD, GOOD, bad, GOOD].concat()).await;
@@ -62,7 +62,7 @@ async fn what_came_before_it_is_answered_first_and_what_follows_never() {
 }
 
 #[tokio::test]
-async fn a_request_that_takes_its_time_is_answered_before_the_refusal() {
+async fn a_slow_request_is_answered_before_the_refusal_of_the_next_request() {
     let server = start(limits());
     let mut stream = server.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
     server.waiting_becomes(1).await;
@@ -72,7 +72,7 @@ async fn a_request_that_takes_its_time_is_answered_before_the_refusal() {
 }
 
 #[tokio::test]
-async fn who_leaves_after_a_refused_request_still_leaves_the_queue() {
+async fn a_client_that_disconnects_after_a_refused_request_leaves_the_queue() {
     let server = start(limits());
     let mut stream = server.send("GET /wait HTTP/1.1\r\nhost: x\r\n\r\n").await;
     server.waiting_becomes(1).await;
@@ -82,7 +82,7 @@ async fn who_leaves_after_a_refused_request_still_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn a_body_that_could_be_read_otherwise_breaks_off() {
+async fn an_ambiguous_body_gets_400_and_ends_the_connection() {
     let server = start(limits());
     let head = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
     for (bad, why) in BODIES {
@@ -99,7 +99,7 @@ async fn a_body_that_could_be_read_otherwise_breaks_off() {
 }
 
 #[tokio::test]
-async fn good_requests_pass_in_any_parts() {
+async fn well_formed_requests_pass_in_parts_of_any_size() {
     let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
                    2;ext\r\nab\r\n2\r\ncd\r\n0\r\ncheck: abc\r\n\r\n";
     let last = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
@@ -119,7 +119,7 @@ async fn good_requests_pass_in_any_parts() {
 }
 
 #[tokio::test]
-async fn half_a_head_at_a_shutdown_may_still_become_a_request() {
+async fn a_request_begun_before_a_shutdown_may_still_be_completed() {
     let server = start(HttpLimits { header_timeout: Duration::from_secs(5), ..limits() });
     let mut stream = server.send("GET / HTTP/1.1\r\nho").await;
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -130,7 +130,7 @@ async fn half_a_head_at_a_shutdown_may_still_become_a_request() {
 }
 
 #[tokio::test]
-async fn http2_does_not_connect() {
+async fn connect_requests_over_http2_are_refused() {
     let server = start(limits());
     let (mut send, _connection, _socket) = http2(&server).await;
     let request = hyper::Request::connect("x:80").body(Full::from("")).unwrap();

@@ -158,7 +158,7 @@ fn an_ipv4_peer_of_an_ipv6_listener_is_an_ipv4_peer() {
 }
 
 #[tokio::test]
-async fn an_upgraded_connection_is_the_handlers() {
+async fn an_upgraded_connection_belongs_to_its_handler() {
     let server = front(HttpLimits { max_connections: 1, ..limits() });
     let mut stream = server.send(SWITCH).await;
     let answer = read_some(&mut stream).await;
@@ -176,7 +176,7 @@ async fn an_upgraded_connection_is_the_handlers() {
 }
 
 #[tokio::test]
-async fn what_comes_before_the_101_must_be_http_and_reaches_the_handler() {
+async fn bytes_sent_before_the_101_must_be_http_and_reach_the_handler() {
     let server = front(limits());
     for early in ["GET / HTTP/1.1\r\nhost: x\r\n\r\n", "GET / HT"] {
         let mut stream = server.send(&[SWITCH, early].concat()).await;
@@ -199,7 +199,7 @@ async fn a_shutdown_ends_upgraded_connections() {
 }
 
 #[tokio::test]
-async fn no_upgrade_without_a_101() {
+async fn a_connection_is_not_upgraded_without_a_101() {
     let server = front(limits());
     let mut stream = server.send(&SWITCH.replace("/switch", "/regretted")).await;
     assert!(read_some(&mut stream).await.starts_with("HTTP/1.1 200 "));
@@ -221,7 +221,7 @@ async fn proxied_bodies_keep_their_length_or_their_chunks_and_trailers() {
 }
 
 #[tokio::test]
-async fn a_broken_body_cuts_the_client_off() {
+async fn a_broken_body_ends_the_connection_of_the_client() {
     let server = front(limits());
     let chunks = server.exchange("GET /broken HTTP/1.1\r\nhost: x\r\n\r\n").await;
     assert!(chunks.ends_with("3\r\none\r\n3\r\ntwo\r\n"), "{chunks}");
@@ -247,7 +247,7 @@ async fn a_broken_body_resets_its_http2_stream_only() {
 }
 
 #[tokio::test]
-async fn a_client_is_told_to_continue_when_its_body_is_wanted() {
+async fn a_client_gets_100_continue_only_when_its_body_is_read() {
     let (server, let_read) = letting(limits());
     let post = |path| {
         format!("POST {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n")
