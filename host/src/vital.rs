@@ -95,7 +95,7 @@ mod tests {
 
     /// The test below runs this one again in a separate process.
     #[tokio::test]
-    async fn child() {
+    async fn a_child_process_that_panics() {
         match std::env::var(CHILD).as_deref() {
             Ok("task") => drop(spawn("the loop", async { panic!("a broken loop") }).await),
             Ok("thread") => {
@@ -106,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_the_process() {
+    fn a_panic_in_vital_work_ends_the_process() {
         for how in ["task", "thread"] {
             let mut again = Command::new(std::env::current_exe().unwrap());
-            let ended = again.args(["--exact", "vital::tests::child"]).env(CHILD, how).output().unwrap();
+            let ended = again.args(["--exact", "vital::tests::a_child_process_that_panics"]).env(CHILD, how).output().unwrap();
             assert_eq!(ended.status.code(), Some(EXIT_PANIC), "{how}: {ended:?}");
         }
     }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suggests_only_what_is_near() {
+    fn only_a_similar_name_is_suggested() {
         let known = ["lanes", "renewal_lanes", "timeout_ms"];
         assert_eq!(suggestion("lane", &known), "; did you mean `lanes`?");
         assert_eq!(suggestion("timeuot_ms", &known), "; did you mean `timeout_ms`?");

@@ -22,7 +22,7 @@ fn fault(text: &str) -> String {
 const FILE: &str = include_str!("../../../config.toml");
 
 #[test]
-fn the_file_has_every_default() {
+fn the_configuration_file_shows_every_default() {
     let config = parse(FILE).unwrap();
     assert_eq!(format!("{config:#?}"), format!("{:#?}", Config::default()));
     assert_eq!(format!("{:#?}", parse("").unwrap()), format!("{config:#?}"));
@@ -30,7 +30,7 @@ fn the_file_has_every_default() {
 
 /// Every key that is read is in config.toml: the test derives its name from its variable.
 #[test]
-fn the_file_has_every_key() {
+fn the_configuration_file_shows_every_key() {
     let env = Env::new();
     let document = Document::new(Path::new("config.toml"), "", &env);
     let table = DeTable::parse("").unwrap();
@@ -158,14 +158,14 @@ fn policies_and_routes_must_exist() {
 }
 
 #[test]
-fn names_that_are_there_twice_are_faults() {
+fn duplicate_names_are_faults() {
     let twice = "[policies.a]\npath = \"builtin:default\"\n[policies.a]\npath = \"builtin:backoff\"";
     assert!(parse(twice).unwrap_err()[0].starts_with("config.toml:3: "), "{:?}", parse(twice));
     assert!(parse("[store]\nlanes = 1\nlanes = 2").unwrap_err()[0].starts_with("config.toml:3: "));
 }
 
 #[test]
-fn grammar_is_located() {
+fn syntax_errors_are_reported_with_their_line() {
     let faults = parse("[store]\nlanes = \n[api]\nlisten = \"x\"\n").unwrap_err();
     assert!(faults.iter().any(|fault| fault.starts_with("config.toml:2: ")), "{faults:?}");
     assert!(faults.iter().any(|fault| fault.starts_with("config.toml:4: api.listen: ")), "{faults:?}");
@@ -191,7 +191,7 @@ fn a_default_policy_is_added_and_policies_are_sorted() {
 }
 
 #[test]
-fn the_environment_replaces_the_file() {
+fn environment_variables_override_the_file() {
     let env = [
         ("LOCKKEEPER_STORE_LANES", "9"),
         ("LOCKKEEPER_STORE_MANAGED_DATA_DIR", "data"),
@@ -233,7 +233,7 @@ fn faults_of_the_environment_name_the_variable() {
 }
 
 #[test]
-fn a_route_that_leads_past_a_lock_is_warned_of() {
+fn a_route_that_bypasses_a_lock_causes_a_warning() {
     let config = |last: &str| {
         let text = format!(
             "[[guard]]\nlisten = \"127.0.0.1:7080\"\n\
@@ -294,7 +294,7 @@ fn guarded_routes_are_read() {
 
 /// The text has everything that decides the name of a request, and nothing else.
 #[test]
-fn the_naming_of_requests_says_what_names_them() {
+fn the_naming_text_covers_exactly_the_settings_that_name_requests() {
     let listener = |port: u16, more: &str, routes: &[(&str, &str)]| {
         let route = |(path, more): &(&str, &str)| {
             format!(

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_one_that_has_ended() {
+    fn a_running_process_is_distinguished_from_an_ended_process() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("it starts");
         let (child_host, own) = (of(child.id()).expect("it runs"), here());
         assert!(!has_ended(&child_host, &own));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_cannot_be_looked_at_counts_as_running() {
+    fn a_process_that_cannot_be_inspected_counts_as_running() {
         let stat = |state: &str| format!("7 (a) b) {state} {} 4242 0", ["0"; 18].join(" "));
         let seen = |stat: io::Result<String>, absent: bool| ended(stat, "4242", || absent);
         assert!(!seen(Ok(stat("S")), true));

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_between_characters() {
+    fn texts_are_truncated_at_character_boundaries() {
         let text = shortened("ä".repeat(1_000));
         assert_eq!(text.len(), 1024);
         assert_eq!(shortened("x".to_owned() + &"ä".repeat(1_000)).len(), 1023);

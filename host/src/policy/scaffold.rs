@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_crate_is_named_throughout_and_overwrites_nothing() {
+    fn a_scaffolded_crate_has_its_name_everywhere_and_overwrites_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let root = scaffold("orders-by-tenant", dir.path()).unwrap();
         let manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();

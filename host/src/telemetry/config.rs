@@ -28,7 +28,7 @@ mod tests {
     use super::super::{Metrics, assert_has};
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
         metrics.config.load("live");
         let lines = ["lockkeeper_config_loads_total{outcome=\"live\"} 1"];

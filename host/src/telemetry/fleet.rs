@@ -38,7 +38,7 @@ mod tests {
     use super::super::{Metrics, assert_has};
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
         metrics.fleet.members(3);
         metrics.fleet.change("live");

@@ -35,7 +35,7 @@ mod tests {
     use super::super::{Metrics, assert_has};
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
         metrics.http.answered("api", 409);
         let lines = ["lockkeeper_http_requests_total{front=\"api\",status=\"409\"} 1"];

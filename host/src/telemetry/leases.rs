@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
         metrics.leases.grant("advisory");
         metrics.leases.renewal("renewed");

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
         metrics.policies.acquire("default", "granted", Duration::from_millis(3));
         metrics.policies.acquire("default", "contended", Duration::from_millis(3));

@@ -47,7 +47,7 @@ mod tests {
     use super::super::{Metrics, assert_has};
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         assert_has(&Metrics::default(), &["process_resident_memory_bytes ", "process_start_time_seconds "]);
     }
 }

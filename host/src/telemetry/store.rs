@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_has_its_documented_name() {
+    fn every_metric_has_its_documented_name() {
         let metrics = Metrics::default();
         metrics.store.batch(17, Duration::from_millis(2));
         metrics.store.error("timeout");

@@ -24,7 +24,7 @@ async fn next(changes: &mut Receiver<(String, Vec<u8>)>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn each_content_is_told_once() {
+async fn each_content_of_a_file_is_reported_once() {
     let (_dir, path) = temporary();
     std::fs::write(&path, "one").unwrap();
     let (_watcher, mut changes) = watched(&path);
@@ -39,7 +39,7 @@ async fn each_content_is_told_once() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_moved_is_a_change() {
+async fn a_moved_symbolic_link_is_reported_as_a_change() {
     let (dir, path) = temporary();
     // As a ConfigMap is mounted: the file is a link through `..data`, which is moved.
     for (folder, text) in [("v1", "one"), ("v2", "two")] {
@@ -57,7 +57,7 @@ async fn a_link_that_is_moved_is_a_change() {
 }
 
 #[tokio::test]
-async fn a_file_written_in_pieces_is_told_when_it_is_whole() {
+async fn a_file_written_in_pieces_is_finally_reported_whole() {
     use std::io::Write as _;
     let (_dir, path) = temporary();
     let (_watcher, mut changes) = watched(&path);
@@ -81,7 +81,7 @@ async fn a_file_over_the_limit_is_not_read_whole() {
 
 /// As where a log is written beside the file.
 #[tokio::test]
-async fn a_folder_that_is_never_quiet_does_not_keep_a_change_back() {
+async fn constant_writes_to_other_files_do_not_delay_a_change() {
     let (_dir, path) = temporary();
     std::fs::write(&path, "one").unwrap();
     let (_watcher, mut changes) = watched(&path);

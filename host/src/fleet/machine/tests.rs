@@ -27,7 +27,7 @@ fn acks(seq: u64) -> BTreeMap<String, u64> {
 const NOBODY: BTreeSet<u64> = BTreeSet::new();
 
 #[test]
-fn a_candidate_goes_live_only_when_all_that_may_grant_have_acknowledged() {
+fn a_candidate_goes_live_only_after_every_granting_member_has_acknowledged() {
     let settle = FleetAction::Settle { name: "p".to_owned(), seq: 4 };
     let both = || record(4, "x", Some("y"));
     let behind = view(vec![member(1, Some(4)), member(2, Some(3))], both());
@@ -39,7 +39,7 @@ fn a_candidate_goes_live_only_when_all_that_may_grant_have_acknowledged() {
 }
 
 #[test]
-fn no_member_is_gone_because_the_clock_was_set_forward() {
+fn a_clock_set_forward_makes_no_member_count_as_gone() {
     let mut seen = view(vec![member(1, Some(1)), member(2, Some(1))], record(1, "x", None));
     seen.now = ServerTime(20_000);
     assert!(!is_silent(&seen, &seen.members[1], 15_000));
@@ -49,7 +49,7 @@ fn no_member_is_gone_because_the_clock_was_set_forward() {
 }
 
 #[test]
-fn a_member_that_is_gone_is_evicted_and_waited_for_until_then() {
+fn a_gone_member_is_evicted_and_waited_for_until_its_eviction() {
     let evict = |id| FleetAction::Evict { id, beat: ServerTime(1_000) };
     let seen = view(vec![member(1, Some(4)), member(2, Some(3)), member(3, None)], record(4, "x", None));
     assert_eq!(steps(&seen, 1, &acks(4), &NOBODY), []);
@@ -61,7 +61,7 @@ fn a_member_that_is_gone_is_evicted_and_waited_for_until_then() {
 }
 
 #[test]
-fn the_first_one_founds_and_the_others_follow() {
+fn the_first_proxy_founds_the_fleet_and_later_proxies_follow() {
     let (same, other) =
         (BTreeMap::from([("p".to_owned(), version("x"))]), BTreeMap::from([("p".to_owned(), version("z"))]));
     let first_beats = BTreeMap::from([(2, ServerTime(1_000))]);
@@ -118,7 +118,7 @@ fn a_proxy_with_other_names_or_of_another_version_waits_until_it_is_alone() {
 }
 
 #[test]
-fn requests_get_other_names_from_a_proxy_that_is_alone_or_that_follows() {
+fn a_proxy_may_rename_requests_alone_or_to_the_recorded_names() {
     let naming = |digest: &str| BTreeMap::from([("[[guard]] shop".to_owned(), version(digest))]);
     let mut seen = view(vec![member(1, Some(3)), member(2, None)], record(3, "x", None));
     seen.records.push(PolicyRecord { name: "[[guard]] shop".to_owned(), ..record(1, "n", None) });
@@ -148,7 +148,7 @@ fn requests_get_other_names_from_a_proxy_that_is_alone_or_that_follows() {
 }
 
 #[test]
-fn who_pushes_is_told_when_all_have_followed() {
+fn a_push_is_live_only_when_all_members_have_followed() {
     let candidate = version("y");
     let told = |view: &View| fate(view, "p", 4, &candidate);
     let members = |one, other| vec![member(1, Some(one)), member(2, Some(other))];
@@ -186,7 +186,7 @@ fn a_push_of_the_live_version_calls_a_change_off() {
 }
 
 #[test]
-fn beats_come_faster_for_a_while_only() {
+fn heartbeats_speed_up_for_a_limited_time_during_a_change() {
     let later = |us, record: PolicyRecord, members| {
         let since = record.since.0;
         let mut seen = view(members, record);
@@ -213,7 +213,7 @@ fn a_store_that_lost_a_record_is_noticed() {
 
 /// This proxy sees its own actions before it reads the store again.
 #[test]
-fn own_steps_are_seen_at_once() {
+fn a_proxy_sees_its_own_steps_before_it_reads_the_store_again() {
     let mut seen = view(vec![member(1, Some(3))], record(3, "x", None));
     proposed(&mut seen, "p", 3, version("y"));
     assert_eq!((seen.records[0].seq, &seen.records[0].candidate), (4, &Some(version("y"))));
@@ -233,7 +233,7 @@ fn own_steps_are_seen_at_once() {
 /// Members lag, pause and are evicted, and changes are called off. Whatever the order, no two members that may grant
 /// ever use generations without a common one.
 #[test]
-fn who_may_grant_shares_a_generation() {
+fn members_that_may_grant_always_share_a_generation() {
     for seed in 1..=20_000 {
         simulate(seed);
     }

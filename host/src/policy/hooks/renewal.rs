@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_of_the_living_are_extended_up_to_the_longest_hold() {
+    fn leases_of_live_clients_are_extended_up_to_the_longest_hold() {
         let due = |held_ms, client_alive| expiring(held_ms, 25, client_alive).fallback();
         assert_eq!(due(5, true), Renewal::Extend { ttl_ms: 10 });
         assert_eq!(due(20, true), Renewal::Extend { ttl_ms: 5 });

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_keep_to_http() {
+    fn policy_answers_must_be_valid_http() {
         let with = |name: &str, value: &str| wit::Answer {
             status: 423,
             retry_after: u32::MAX,

@@ -10,7 +10,7 @@ fn checked(component: &[u8]) -> Report {
 }
 
 #[test]
-fn the_example_passes_and_is_live_at_once() {
+fn the_tenant_example_passes_its_checks_and_goes_live() {
     let component = built("../examples/tenant-policy");
     assert_eq!(checked(&component).notes, Vec::<String>::new());
     let policies = policies(&ENGINE);
@@ -23,7 +23,7 @@ fn the_example_passes_and_is_live_at_once() {
 }
 
 #[test]
-fn the_example_for_guarded_routes_passes_and_sees_what_the_route_shows() {
+fn the_orders_example_passes_its_checks_and_sees_the_guarded_request() {
     let component = built("../examples/orders-policy");
     assert_eq!(checked(&component).notes, Vec::<String>::new());
     let (engine, limits) = (EngineLimits { instances: 1, ..EngineLimits::default() }, Limits::default());
@@ -50,7 +50,7 @@ fn the_example_for_guarded_routes_passes_and_sees_what_the_route_shows() {
 }
 
 #[test]
-fn a_new_policy_builds_and_passes_its_test_at_once() {
+fn a_scaffolded_policy_builds_and_passes_its_test() {
     let dir = tempfile::tempdir().unwrap();
     let root = scaffold("orders-by-day", dir.path()).unwrap();
     // The versions of the example, so that nothing has to be looked up.

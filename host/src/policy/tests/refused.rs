@@ -35,7 +35,7 @@ fn the_shipped_policies_pass_without_notes() {
 }
 
 #[test]
-fn other_files_are_named_for_what_they_are() {
+fn files_that_are_no_component_are_refused_with_their_kind() {
     rejected(b"<html>", json!({}), &["not WebAssembly", "<html>", "lockkeeper policy build"]);
     rejected(b"", json!({}), &["not WebAssembly"]);
     rejected(&wat("(module)"), json!({}), &["core module", "lockkeeper policy build"]);
@@ -43,7 +43,7 @@ fn other_files_are_named_for_what_they_are() {
 }
 
 #[test]
-fn a_component_of_another_world_is_told_what_is_missing() {
+fn a_component_of_another_world_is_refused_with_the_missing_export() {
     rejected(&wat("(component)"), json!({}), &["naming.plan", "nothing", "lockkeeper_sdk::export!"]);
     let wrong = wat(r#"(component
         (core module $m (func (export "plan")))
@@ -79,7 +79,7 @@ fn size_and_memory_have_limits() {
 }
 
 #[test]
-fn settings_are_refused_in_the_words_of_the_policy() {
+fn invalid_settings_are_refused_with_the_message_of_the_policy() {
     let default = builtin("default").unwrap();
     rejected(default, json!({"tll_ms": 1}), &["unknown field `tll_ms`", "`ttl_ms`"]);
     rejected(default, json!({"ttl_ms": 1}), &["`ttl_ms` must be between 100 and 3600000, and is 1"]);
@@ -93,7 +93,7 @@ fn settings_are_refused_in_the_words_of_the_policy() {
 }
 
 #[test]
-fn trial_requests_must_be_answered() {
+fn a_policy_that_fails_a_trial_request_is_refused() {
     let rejection = rejected(&BAD, json!({"always": "panic"}), &["trial request", "panicked"]);
     assert!(matches!(rejection, Rejection::SelfTest { .. }));
 }

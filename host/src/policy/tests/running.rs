@@ -13,7 +13,7 @@ fn fault(generation: &Generation, resource: &str) -> Fault {
 }
 
 #[test]
-fn the_default_policy_answers() {
+fn the_default_policy_plans_an_exclusive_lock() {
     let default = policies(&ENGINE).get("default").unwrap();
     let plan = default.plan(&request("orders/42")).unwrap();
     assert_eq!(plan.keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["orders/42"]);
@@ -25,7 +25,7 @@ fn the_default_policy_answers() {
 }
 
 #[test]
-fn each_way_to_fail_has_its_kind() {
+fn each_failure_of_a_policy_has_its_fault_kind() {
     let bad = bad(&ENGINE);
     for (resource, kind) in [
         ("loop", FaultKind::Time),
@@ -49,7 +49,7 @@ fn each_way_to_fail_has_its_kind() {
 }
 
 #[test]
-fn values_are_moved_inside_the_limits() {
+fn plan_values_and_refusal_texts_are_clamped_to_the_limits() {
     let bad = bad(&ENGINE);
     assert_eq!(bad.plan(&request("ttl")).unwrap().ttl_ms, Limits::default().max_ttl_ms);
     let Err(PlanError::Refused { reason }) = bad.plan(&request("refuse")) else { panic!("granted") };
@@ -57,7 +57,7 @@ fn values_are_moved_inside_the_limits() {
 }
 
 #[test]
-fn what_is_cheap_in_fuel_is_stopped_by_its_time() {
+fn a_call_that_uses_little_fuel_is_stopped_by_its_time_limit() {
     let engine = Engine::new(&EngineLimits { fuel: u64::MAX, instances: 2, ..engine_limits() }).unwrap();
     let bad = bad(&engine);
     for resource in ["loop", "fill"] {
@@ -69,7 +69,7 @@ fn what_is_cheap_in_fuel_is_stopped_by_its_time() {
 }
 
 #[test]
-fn the_other_hooks_fail_by_themselves() {
+fn each_optional_hook_reports_its_own_faults() {
     let bad = bad(&ENGINE);
     let kind = |fault: Option<Result<usize, Fault>>| fault.unwrap().unwrap_err().kind;
     assert_eq!(bad.choose(&queue("a", 3)).unwrap(), Ok(0));
@@ -87,7 +87,7 @@ fn the_other_hooks_fail_by_themselves() {
 }
 
 #[test]
-fn a_policy_that_fails_in_a_row_is_left_alone_for_a_while() {
+fn a_policy_that_fails_repeatedly_is_suspended_for_a_while() {
     let suspend = Duration::from_millis(300);
     let limits = EngineLimits { faults_to_suspend: 3, suspend, instances: 2, ..EngineLimits::default() };
     let bad = bad(&Engine::new(&limits).unwrap());
@@ -105,11 +105,14 @@ fn a_policy_that_fails_in_a_row_is_left_alone_for_a_while() {
 
 /// Runs again in its own process, because other tests use memory too.
 #[test]
-fn others_are_not_disturbed_and_nothing_leaks() {
+fn a_failing_policy_does_not_disturb_other_policies_or_leak_memory() {
     const ALONE: &str = "LOCKKEEPER_TEST_ALONE";
     if std::env::var_os(ALONE).is_none() {
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "policy::tests::running::others_are_not_disturbed_and_nothing_leaks"]);
+        again.args([
+            "--exact",
+            "policy::tests::running::a_failing_policy_does_not_disturb_other_policies_or_leak_memory",
+        ]);
         let done = again.env(ALONE, "1").output().unwrap();
         let said = String::from_utf8_lossy(&done.stdout);
         assert!(done.status.success() && said.contains("1 passed"), "{said}");

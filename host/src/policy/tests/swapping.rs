@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn a_swap_keeps_the_old_generation_for_those_who_hold_it() {
+fn a_swap_keeps_the_old_generation_for_its_current_users() {
     let policies = policies(&ENGINE);
     let old = policies.get("default").unwrap();
     let prepared = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();
@@ -33,7 +33,7 @@ fn the_same_component_and_settings_are_no_change() {
 }
 
 #[test]
-fn a_refused_load_leaves_the_old_one_and_is_on_record() {
+fn a_refused_load_keeps_the_old_generation_and_is_recorded() {
     let policies = policies(&ENGINE);
     let rejection = policies.prepare("default", b"junk", None).unwrap_err();
     policies.reject("default", &rejection);
@@ -48,7 +48,7 @@ fn a_refused_load_leaves_the_old_one_and_is_on_record() {
 }
 
 #[test]
-fn all_that_cannot_be_loaded_is_told_at_once() {
+fn every_policy_that_cannot_be_loaded_is_reported_at_once() {
     let (_dir, path) = temporary();
     let file = PolicyConfig { source: PolicySource::File(path), ..builtin_config("a", "") };
     let configs = [file, builtin_config("b", "nothing"), builtin_config("c", "default")];

@@ -26,7 +26,7 @@ fn a_path_matches_however_it_is_spelt() {
 }
 
 #[test]
-fn letters_of_another_case_fit_unless_case_counts() {
+fn paths_match_in_any_case_unless_the_route_requires_the_exact_case() {
     let pattern = PathPattern::parse("/Orders/{id}/pay").unwrap();
     for path in ["/orders/Ab/pay", "/ORDERS/Ab/PAY/", "/%4frders/Ab/p%41y"] {
         assert_eq!(pattern.fit(path, true), Fit::No, "{path}");
@@ -38,7 +38,7 @@ fn letters_of_another_case_fit_unless_case_counts() {
 }
 
 #[test]
-fn a_whole_number_has_one_spelling() {
+fn an_integer_capture_has_one_spelling() {
     for path in ["/orders/42/pay", "/orders/0/pay", "/orders/%34%32/pay"] {
         assert!(captures("/orders/{id:int}/pay", path).is_some(), "{path}");
     }
@@ -118,7 +118,7 @@ fn every_spelling_of_a_path_has_the_same_captures() {
 }
 
 #[test]
-fn the_rest_may_be_anything_or_nothing() {
+fn a_rest_capture_matches_any_remaining_path_or_none() {
     assert_eq!(captures("/files/{*rest}", "/files/a/b").as_deref(), Some("rest=a/b"));
     assert_eq!(captures("/files/{*rest}", "/files").as_deref(), Some("rest="));
     assert_eq!(captures("/{*rest}", "/").as_deref(), Some("rest="));
@@ -126,7 +126,7 @@ fn the_rest_may_be_anything_or_nothing() {
 }
 
 #[test]
-fn what_is_no_pattern_is_refused() {
+fn an_invalid_pattern_is_refused_with_a_reason() {
     for (text, expected) in [
         ("orders", "must begin with `/`"),
         ("/a{id}", "not both"),

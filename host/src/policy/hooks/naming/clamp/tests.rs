@@ -27,13 +27,13 @@ fn refused(change: impl FnOnce(&mut wit::LockPlan)) -> String {
 }
 
 #[test]
-fn keys_are_sorted_and_each_there_once() {
+fn keys_are_sorted_and_deduplicated() {
     let keys = plan(sound(), &Limits::default()).unwrap().keys;
     assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["a", "b"]);
 }
 
 #[test]
-fn degrees_are_moved_inside_the_limits() {
+fn numeric_values_of_a_plan_are_clamped_to_the_limits() {
     let limits = Limits::default();
     let most = wit::LockPlan {
         ttl: u32::MAX,
@@ -61,7 +61,7 @@ fn degrees_are_moved_inside_the_limits() {
 }
 
 #[test]
-fn what_is_done_once_keeps_its_outcome_and_is_not_entered_again() {
+fn a_once_plan_keeps_its_outcome_and_is_not_reentrant() {
     let limits = Limits::default();
     let once = |lock_at_least| {
         let (keys, primitive) = (vec!["a".into()], types::Primitive::Once);
@@ -78,7 +78,7 @@ fn what_is_done_once_keeps_its_outcome_and_is_not_entered_again() {
 }
 
 #[test]
-fn what_names_the_lock_is_refused_rather_than_altered() {
+fn an_invalid_key_mode_group_or_label_is_refused_and_not_altered() {
     assert_eq!(refused(|plan| plan.keys.clear()), "there is no key");
     assert_eq!(refused(|plan| plan.keys.push(String::new())), "a key is empty");
     assert!(refused(|plan| plan.keys.push("x".repeat(1025))).contains("1025 bytes"));
@@ -106,7 +106,7 @@ fn what_names_the_lock_is_refused_rather_than_altered() {
 }
 
 #[test]
-fn a_second_choice_fits_the_plan_as_the_first_one_does() {
+fn a_second_primitive_must_fit_the_plan_as_the_first_primitive_does() {
     let second = |name: &str| types::Label { name: "lockkeeper.second-primitive".into(), value: name.into() };
     let with = |name: &str| wit::LockPlan {
         primitive: types::Primitive::Advisory,
@@ -131,7 +131,7 @@ fn a_second_choice_fits_the_plan_as_the_first_one_does() {
 }
 
 #[test]
-fn a_lost_lease_is_met_as_the_label_of_the_sdk_says() {
+fn a_lost_lease_is_handled_as_the_label_of_the_sdk_says() {
     use lockkeeper_sdk::OnLoss as Said;
     let with = |value: &str| {
         let label = types::Label { name: "lockkeeper.on-loss".into(), value: value.into() };
