@@ -109,7 +109,11 @@ mod tests {
     fn a_panic_in_vital_work_ends_the_process() {
         for how in ["task", "thread"] {
             let mut again = Command::new(std::env::current_exe().unwrap());
-            let ended = again.args(["--exact", "vital::tests::a_child_process_that_panics"]).env(CHILD, how).output().unwrap();
+            let ended = again
+                .args(["--exact", "vital::tests::a_child_process_that_panics"])
+                .env(CHILD, how)
+                .output()
+                .unwrap();
             assert_eq!(ended.status.code(), Some(EXIT_PANIC), "{how}: {ended:?}");
         }
     }

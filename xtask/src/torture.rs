@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let seed = args.seed.unwrap_or_else(|| std::process::id().into());
     progress.next(&format!("{} minutes of faults, with the seed {seed}", args.minutes));
     let mut test = steps::cargo(&["test", "--workspace", "--test", "it", "--"]);
-    test.args(["--ignored", "--nocapture", "--exact", "torture::no_promise_is_broken_by_what_goes_wrong"]);
+    test.args(["--ignored", "--nocapture", "--exact", "torture::no_promise_is_broken_by_faults"]);
     let disk = paths::target().join("torture-disk");
     fs::create_dir_all(&disk).with_context(|| format!("cannot make {}", disk.display()))?;
     let mut test = match on_own_disk(&disk, &Command::new("true")).stderr(Stdio::null()).status() {

@@ -55,7 +55,7 @@ fn many_rows() -> StoreConfig {
 }
 
 #[test]
-fn locks_of_a_session_keep_what_applies_to_them() {
+fn session_locks_keep_the_applicable_part_of_the_contract() {
     simulate(0, async {
         let server = Server::new("server-1");
         let open = || open(&StoreConfig::default(), server.clone());
@@ -70,7 +70,7 @@ fn locks_of_a_session_keep_what_applies_to_them() {
 }
 
 #[test]
-fn leases_of_two_spaces_keep_what_applies_to_them() {
+fn leases_of_two_spaces_keep_the_applicable_part_of_the_contract() {
     simulate(0, async {
         let server = Server::new("server-1");
         let open = || Arc::new(open(&StoreConfig::default(), server.clone()));

@@ -52,7 +52,7 @@ fn members() -> Vec<(Value, &'static str, &'static str)> {
 
 on_both! {
     /// The answer names the fault in a body and its bound, and nothing is locked.
-    async fn bodies_that_are_not_valid_are_refused_by_name(kind: Kind) {
+    async fn invalid_bodies_are_refused_with_the_name_of_the_field(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();
         for call in ["/v1/acquire", "/v1/hold"] {
@@ -73,7 +73,7 @@ on_both! {
     }
 
     /// Row 1 for calls that take a lease id.
-    async fn renewals_and_releases_are_checked(kind: Kind) {
+    async fn invalid_renewals_and_releases_are_refused(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("checked"));
         let lease = client.lease(&resource, 60_000).await;
@@ -95,7 +95,7 @@ on_both! {
     }
 
     /// Paths, methods and content types that do not exist.
-    async fn what_is_not_there_is_said(kind: Kind) {
+    async fn unknown_paths_and_methods_get_problems(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();
         let calls = [

@@ -78,7 +78,7 @@ pub(crate) async fn plain_account(server: &ManagedServer, password: &str) -> Str
 
 on_both! {
     /// The server is down when the proxy starts.
-    async fn a_server_that_comes_later(kind: Kind) {
+    async fn a_proxy_recovers_when_its_server_starts_after_it(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let url = server.url().to_owned();
@@ -91,7 +91,7 @@ on_both! {
     }
 
     /// The server is killed under load: grants stay valid, and tokens increase.
-    async fn a_server_that_is_killed(kind: Kind) {
+    async fn a_lease_outlasts_a_kill_of_the_server(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let proxy = impatient(server.url(), "").await;
@@ -109,7 +109,7 @@ on_both! {
     }
 
     /// The server is paused for longer than a call's time-out: the call is answered, and is not applied afterwards.
-    async fn a_server_that_hangs(kind: Kind) {
+    async fn a_call_that_timed_out_on_a_paused_server_is_not_applied_later(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let proxy = impatient(server.url(), "").await;
@@ -132,7 +132,7 @@ on_both! {
 
     /// The server refuses the proxy: a wrong password, a full server, a read-only server, and a server that may lose
     /// commits.
-    async fn servers_that_refuse(kind: Kind) {
+    async fn the_refusal_of_a_server_is_reported_until_it_is_over(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         access_denied(&server).await;
@@ -165,7 +165,7 @@ on_both! {
     }
 
     /// The properties that apply to locks on sessions.
-    async fn locks_of_a_session_keep_what_applies_to_them(kind: Kind) {
+    async fn session_locks_keep_the_applicable_part_of_the_contract(kind: Kind) {
         let url = harness::database(kind).await;
         let (one, other) = (open(&url).await, open(&url).await);
         let advisory = |store| std::sync::Arc::new(Advisory::new(store, &StoreConfig::default()));
@@ -177,7 +177,7 @@ on_both! {
     }
 
     /// The properties that apply to leases of which a part depends on a session.
-    async fn leases_of_two_spaces_keep_what_applies_to_them(kind: Kind) {
+    async fn leases_of_two_spaces_keep_the_applicable_part_of_the_contract(kind: Kind) {
         let url = harness::database(kind).await;
         let (one, other) = (std::sync::Arc::new(open(&url).await), open(&url).await);
         let beside = Advisory::new(&one, &StoreConfig::default());
@@ -191,7 +191,7 @@ on_both! {
     }
 
     /// The properties that apply to a majority of servers.
-    async fn a_quorum_keeps_what_applies_to_it(kind: Kind) {
+    async fn a_quorum_keeps_the_applicable_part_of_the_contract(kind: Kind) {
         let mut urls = Vec::new();
         for _ in 0..3 {
             urls.push(harness::database(kind).await);
@@ -211,7 +211,7 @@ on_both! {
     }
 
     /// Rows are created when they are needed, and deleted when nobody has them.
-    async fn rows_that_nobody_locks_are_deleted(kind: Kind) {
+    async fn rows_without_a_lock_are_deleted(kind: Kind) {
         let url = harness::database(kind).await;
         let config = StoreConfig { clean_after: contract::FORGETS_AFTER, ..StoreConfig::default() };
         let store = open_with(&config, &url).await;

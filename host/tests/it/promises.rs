@@ -18,7 +18,7 @@ mod watching;
 
 on_both! {
     /// Promise 9: any proxy renews and releases leases that another proxy granted.
-    async fn proxies_are_stateless_to_their_clients(kind: Kind) {
+    async fn any_proxy_renews_and_releases_a_lease(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let resource = fresh("stateless");
@@ -34,7 +34,7 @@ on_both! {
 
     /// Promise 9: the proxy that granted a lease learns of its release through another proxy before it tells anybody
     /// that the lock is held.
-    async fn a_release_elsewhere_is_noticed(kind: Kind) {
+    async fn a_release_through_another_proxy_is_noticed(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let (client, resource) = (one.client(), fresh("noticed"));

@@ -146,7 +146,7 @@ fn may_import() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn modules_import_what_they_may() {
+fn modules_import_only_what_the_architecture_allows() {
     let mut faults = Vec::new();
     let table = may_import();
     for source in shipped() {
@@ -168,7 +168,7 @@ fn modules_import_what_they_may() {
 }
 
 #[test]
-fn modules_have_no_circle() {
+fn modules_form_no_import_circle() {
     let mut left = may_import();
     // A module is in no circle if it imports none of the remaining modules, or none of them imports it.
     loop {
@@ -299,7 +299,7 @@ fn reached_from<'a>(imports: &'a BTreeMap<&str, BTreeSet<String>>, file: &'a str
 }
 
 #[test]
-fn files_have_no_circle() {
+fn files_form_no_unlisted_import_circle() {
     let files = Files::read();
     let imports: BTreeMap<&str, BTreeSet<String>> =
         files.0.keys().map(|file| (file.as_str(), files.imports_of(file))).collect();
@@ -349,7 +349,7 @@ fn only_the_clock_reads_the_clock() {
 
 /// A simulation can only repeat a run if all random numbers come from it.
 #[test]
-fn one_module_gives_random_numbers() {
+fn only_one_module_draws_random_numbers() {
     let mut faults = Vec::new();
     let gives = |source: &&Source| !matches!(source.module(), Some("random" | "simulation" | "bin"));
     for source in shipped().iter().filter(gives) {
@@ -364,7 +364,7 @@ fn one_module_gives_random_numbers() {
 /// Tokio chooses at random which branch of a `select!` is tried first, and which reader of its `watch` continues
 /// first. A simulation could not repeat such a choice.
 #[test]
-fn nothing_in_a_simulation_is_drawn_by_tokio() {
+fn no_simulated_choice_is_drawn_by_tokio() {
     const SIMULATED: [&str; 9] =
         ["peers", "fleet", "guard", "mysql", "policy", "service", "simulation", "store", "vital"];
     let mut faults = Vec::new();

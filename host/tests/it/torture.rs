@@ -66,7 +66,7 @@ fn section_of(primitive: &str) -> String {
 
 #[test]
 #[ignore = "goes on for as long as asked: cargo xtask torture"]
-fn no_promise_is_broken_by_what_goes_wrong() {
+fn no_promise_is_broken_by_faults() {
     let setup = match asked::<String>("SERVER").as_str() {
         "mysql" => Setup::One(Kind::Mysql),
         "mariadb" => Setup::One(Kind::Mariadb),

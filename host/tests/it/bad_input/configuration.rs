@@ -31,7 +31,7 @@ fn faults(text: &str, env: &[(&str, &str)]) -> Vec<String> {
 /// `--check` does all checks of a start without ports and servers: every policy checks its settings, and certificates
 /// are read.
 #[test]
-fn check_finds_what_a_start_would() {
+fn check_finds_the_faults_that_a_start_would_find() {
     let dir = folder();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let api = format!("[api]\nlisten = \"{}\"\n", taken.local_addr().expect("an address"));
@@ -65,7 +65,7 @@ fn check_finds_what_a_start_would() {
 
 /// Each fault is reported with its line.
 #[test]
-fn faults_are_told_with_their_lines() {
+fn faults_are_reported_with_their_lines() {
     let cases = [
         ("\n[store]\nlaness = 4\n", "config.toml:3: unknown key `store.laness`", "`lanes`"),
         ("[policies.default]\npath = \"gone.wasm\"\n", "config.toml:2: policies.default.path", "gone.wasm"),
@@ -84,14 +84,14 @@ fn faults_are_told_with_their_lines() {
 
 /// Text that is not TOML.
 #[test]
-fn broken_syntax_is_told_with_its_line() {
+fn broken_syntax_is_reported_with_its_line() {
     let faults = faults("[api]\n[store\n", &[]);
     assert!(faults[0].starts_with("config.toml:2: "), "{faults:?}");
 }
 
 /// Two faults, and one of the environment, are reported together.
 #[test]
-fn all_faults_are_told_at_once() {
+fn all_faults_are_reported_at_once() {
     let text = "[store]\nlanes = 100\n[http]\nmax_body = 1\n[api]\nlisten = \"nowhere\"\n";
     let faults = faults(text, &[("LOCKKEEPER_SHUTDOWN_DRAIN_MS", "soon")]);
     assert_eq!(faults.len(), 4, "{faults:?}");
@@ -103,7 +103,7 @@ fn all_faults_are_told_at_once() {
 
 /// A named file that does not exist; settings that the policy rejects; an address in use.
 #[test]
-fn what_cannot_be_used_is_said() {
+fn a_start_that_fails_gives_its_reason() {
     let dir = folder();
     let missing = serve(dir.path(), &["--config", "gone.toml"], &[]);
     let said = String::from_utf8_lossy(&missing.stderr).into_owned();

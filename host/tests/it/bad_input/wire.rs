@@ -32,7 +32,7 @@ fn post(length: usize, body: &str) -> String {
 
 on_both! {
     /// Input over a limit.
-    async fn what_is_too_large_is_refused(kind: Kind) {
+    async fn oversized_requests_are_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         let body = "x".repeat(5_000);
         assert_eq!(answer(&proxy, post(5_000, &body)).await, (413, "too_large".into()));
@@ -51,7 +51,7 @@ on_both! {
     }
 
     /// Half a request with nothing after it, and a request that comes byte by byte.
-    async fn what_is_too_slow_is_refused(kind: Kind) {
+    async fn slow_requests_are_refused(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         for half in ["GET /v1/locks HT", "GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n"] {
             assert_eq!(answer(&proxy, half).await, (408, "timeout".into()), "{half}");
@@ -71,7 +71,7 @@ on_both! {
     }
 
     /// Thousands of clients that send half a request leave no memory behind.
-    async fn memory_stays_flat(kind: Kind) {
+    async fn incomplete_requests_leave_no_memory_behind(kind: Kind) {
         let proxy = strict(&database(kind).await).await;
         crowd(&proxy).await;
         let before = proxy.memory();

@@ -6,7 +6,7 @@ use super::*;
 /// After KILL (by the kernel for lack of memory, for example), the command and its processes end. A command that
 /// handles TERM ends by TERM.
 #[test]
-fn a_command_ends_with_the_process_that_holds_its_lock() {
+fn a_command_ends_when_the_process_that_holds_its_lock_is_killed() {
     crate::harness::run(async {
         for script in
             [STUBBORN, "trap 'touch term; exit' TERM; echo $$ > pid; while true; do sleep 0.02; done"]
@@ -28,7 +28,7 @@ fn a_command_ends_with_the_process_that_holds_its_lock() {
 
 /// The lock is held while any process of the command's group runs.
 #[test]
-fn a_run_is_over_when_all_that_it_started_is() {
+fn a_run_ends_when_all_processes_of_its_command_have_ended() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(900), folder());
         let script = "(while [ ! -e go ]; do sleep 0.02; done) & exit 4";

@@ -16,7 +16,7 @@ async fn ended_in_time(fake: &Fake, path: &str, dir: &Path) {
 }
 
 #[test]
-fn a_command_runs_as_long_as_it_likes() {
+fn a_lease_is_renewed_for_as_long_as_its_command_runs() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(900), folder());
         let script =
@@ -64,7 +64,7 @@ fn a_command_is_stopped_when_its_lease_is_found_lost() {
 
 /// Standard error is closed, or is a full pipe that nobody reads. Neither keeps the command running.
 #[test]
-fn nothing_is_said_before_the_command_is_stopped() {
+fn a_blocked_standard_error_does_not_delay_the_stop_of_the_command() {
     crate::harness::run(async {
         for is_full in [false, true] {
             let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());
@@ -89,7 +89,7 @@ fn nothing_is_said_before_the_command_is_stopped() {
 /// A process that was stopped renews nothing and stops nothing, but its guard does. The guard also ends a command
 /// whose lease was renewed while the process could not tell the guard.
 #[test]
-fn a_command_ends_with_the_lease_of_a_process_that_hangs() {
+fn a_command_ends_with_its_lease_when_the_lockkeeper_process_hangs() {
     crate::harness::run(async {
         for renewal in [Answer::Works, Answer::WorksAfter(Duration::from_millis(300))] {
             let (fake, dir) = (Fake::start(TTL.as_millis() as u32), folder());

@@ -18,7 +18,7 @@ fn outcome(fake: &Fake) -> Value {
 
 /// A slow reader delays neither the renewals nor, once the command has ended, the outcome.
 #[test]
-fn a_reader_that_pauses_holds_up_only_what_it_reads() {
+fn a_slow_reader_delays_only_the_output() {
     crate::harness::run(async {
         const BYTES: usize = 600_000;
         let (fake, dir) = (Fake::start(TTL_MS), folder());
@@ -40,7 +40,7 @@ fn a_reader_that_pauses_holds_up_only_what_it_reads() {
 }
 
 #[test]
-fn an_outcome_does_not_wait_for_who_reads_it() {
+fn an_outcome_does_not_wait_for_the_reader_of_the_output() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(TTL_MS), folder());
         // More than the pipe to the reader holds, and less than the read-ahead.
@@ -55,7 +55,7 @@ fn an_outcome_does_not_wait_for_who_reads_it() {
 /// Processes that the command started belong to it: the lease is renewed until they have ended, and their output is
 /// kept.
 #[test]
-fn a_once_is_over_when_all_that_it_started_is() {
+fn a_once_ends_when_all_processes_of_its_command_have_ended() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(TTL_MS), folder());
         let script = "(while [ ! -e go ]; do sleep 0.02; done; echo late) & echo done; exit 3";
@@ -72,7 +72,7 @@ fn a_once_is_over_when_all_that_it_started_is() {
 
 /// A daemon that has left the command's group and keeps its output open is not waited for.
 #[test]
-fn who_leaves_the_group_is_not_waited_for() {
+fn a_process_that_leaves_the_group_is_not_waited_for() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
         let script = "setsid sh -c 'echo $$ > pid; exec sleep 300' & while [ ! -s pid ]; do sleep 0.02; done; echo done";
@@ -89,7 +89,7 @@ fn who_leaves_the_group_is_not_waited_for() {
 
 /// While the outcome cannot be stored, the lease is renewed, however long that takes.
 #[test]
-fn an_outcome_is_stored_as_soon_as_it_can_be() {
+fn an_outcome_is_stored_as_soon_as_the_server_accepts_it() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(TTL_MS), folder());
         fake.answers("/v1/once/finish", Answer::Unavailable);
@@ -104,7 +104,7 @@ fn an_outcome_is_stored_as_soon_as_it_can_be() {
 }
 
 #[test]
-fn a_signal_ends_what_the_command_left_working() {
+fn a_signal_ends_processes_that_the_command_left_running() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
         let child = once(&fake, dir.path(), "sleep 300 & echo $! > pid");

@@ -17,7 +17,7 @@ async fn released(client: &Client, lease: &Value) {
 
 /// The command's exit code is passed on, the command knows its lease, and a second run finds the lock held.
 #[test]
-fn the_command_decides_how_it_ends() {
+fn a_run_passes_on_the_exit_code_of_its_command() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mariadb).await).await;
         proxy.until_ready().await;
@@ -47,7 +47,7 @@ fn the_command_decides_how_it_ends() {
 
 /// TERM goes to the command, which ends as it likes. Then the lock is free.
 #[test]
-fn signals_are_the_commands_to_handle() {
+fn a_signal_is_passed_on_and_handled_by_the_command() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mysql).await).await;
         proxy.until_ready().await;
@@ -64,7 +64,7 @@ fn signals_are_the_commands_to_handle() {
 
 /// An operator takes a lock away: the command receives TERM, then KILL.
 #[test]
-fn a_lock_that_is_taken_away_stops_the_command() {
+fn a_forced_release_stops_the_command() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mariadb).await).await;
         proxy.until_ready().await;

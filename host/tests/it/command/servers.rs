@@ -36,7 +36,7 @@ fn a_server_that_cannot_grant_is_passed_over() {
 
 /// While no server can be used, the wait continues with the same request id.
 #[test]
-fn a_wait_outlasts_servers_that_are_started_anew() {
+fn a_wait_continues_while_servers_restart() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
         fake.answers("/v1/acquire", Answer::Unavailable);
@@ -56,7 +56,7 @@ fn a_wait_outlasts_servers_that_are_started_anew() {
 
 /// A server stops, hangs or disappears while the command runs: another server renews and releases the lease.
 #[test]
-fn a_lease_lives_on_with_another_server() {
+fn a_lease_is_renewed_through_another_server() {
     crate::harness::run(async {
         for answer in [Some(Answer::ShuttingDown), Some(Answer::Hangs), None] {
             let (first, second, dir) = (Fake::start(2_000), Fake::start(2_000), folder());
@@ -81,7 +81,7 @@ fn a_lease_lives_on_with_another_server() {
 
 /// Only one proxy knows a lock on its session: another proxy would say that the lock is lost.
 #[test]
-fn a_lock_of_a_session_stays_with_its_server() {
+fn a_session_lock_stays_with_its_server() {
     crate::harness::run(async {
         let (first, second, dir) = (Fake::of("advisory", 2_000), Fake::start(2_000), folder());
         second.answers("/v1/renew", Answer::Lost);
@@ -99,7 +99,7 @@ fn a_lock_of_a_session_stays_with_its_server() {
 
 /// Such a lock is free as soon as its proxy is gone, so the command is stopped at once, long before a renewal is due.
 #[test]
-fn a_lock_of_a_session_is_lost_with_its_server() {
+fn a_session_lock_is_lost_with_its_server() {
     crate::harness::run(async {
         let (first, second, dir) = (Fake::of("advisory", 3_600_000), Fake::start(20_000), folder());
         let child = under_lock(&of_both(&first, &second), "run", dir.path(), &[], STUBBORN).spawn().unwrap();
@@ -127,7 +127,7 @@ fn an_outcome_is_stored_by_another_server() {
 
 /// A release that may have arrived is not repeated: a lease that is held several times would be released twice.
 #[test]
-fn a_release_is_repeated_only_where_it_has_not_arrived() {
+fn a_release_is_repeated_only_if_it_cannot_have_arrived() {
     crate::harness::run(async {
         let (first, second) = (Fake::start(60_000), Fake::start(60_000));
         for (answer, code, released) in [(Answer::Unavailable, 5, 0), (Answer::ShuttingDown, 0, 1)] {
@@ -140,7 +140,7 @@ fn a_release_is_repeated_only_where_it_has_not_arrived() {
 
 /// `hold` resumes its lease on another server if its server stops, the connection ends, or the server is silent.
 #[test]
-fn a_held_lock_goes_on_with_another_server() {
+fn a_hold_continues_through_another_server() {
     crate::harness::run(async {
         for (answer, ttl_ms, said) in [
             (Answer::Drains, 60_000, &["granted", "draining", "granted"][..]),
@@ -170,7 +170,7 @@ fn a_held_lock_goes_on_with_another_server() {
 
 /// A held lock that ends with its server is lost as soon as the server is gone.
 #[test]
-fn a_held_lock_of_a_session_is_lost_with_its_server() {
+fn a_held_session_lock_is_lost_with_its_server() {
     crate::harness::run(async {
         let fake = Fake::of("advisory", 3_600_000);
         fake.answers("/v1/hold", Answer::Ends);
@@ -186,7 +186,7 @@ fn a_held_lock_of_a_session_is_lost_with_its_server() {
 
 /// A held lock that no server resumes is lost at the end of its lease, and not before.
 #[test]
-fn a_held_lock_without_a_server_is_lost() {
+fn a_held_lock_that_no_server_resumes_is_lost() {
     crate::harness::run(async {
         let fake = Fake::start(1_500);
         fake.answers("/v1/hold", Answer::Ends);

@@ -4,7 +4,7 @@ use super::*;
 
 /// QUIT and USR1 are passed on to the command.
 #[test]
-fn signals_are_passed_on() {
+fn signals_are_passed_on_to_the_command() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
         let script =
@@ -22,7 +22,7 @@ fn signals_are_passed_on() {
 
 /// As under `nohup`: a signal that was ignored stays ignored, here and in the command.
 #[test]
-fn what_was_ignored_stays_ignored() {
+fn an_ignored_signal_stays_ignored() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
         let script = "kill -HUP $$; touch begun; while [ ! -e go ]; do sleep 0.02; done; exit 7";

@@ -57,7 +57,7 @@ on_both! {
     /// A store that starts after a step does not take over leases that only seem ended because of the step, and
     /// neither does the store that starts next. The rows of these leases are not cleaned up either, and a swap still
     /// knows them.
-    async fn a_lease_goes_on_when_the_clock_was_set_forward_unseen(kind: Kind) {
+    async fn a_lease_survives_a_clock_set_forward_while_no_store_was_open(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
         let lease = granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;
@@ -79,7 +79,7 @@ on_both! {
     }
 
     /// A lease is over when the time it was granted for has passed, whatever the clock says.
-    async fn a_lease_in_doubt_ends(kind: Kind) {
+    async fn a_lease_in_doubt_ends_after_its_ttl(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
         granted(&first, Claim { ttl_ms: 700, ..contract::claim(&["k"], "holder") }).await;
@@ -93,7 +93,7 @@ on_both! {
     }
 
     /// A restart alone puts no lease in doubt: a lease that ended while the clock was watched is over.
-    async fn a_lease_that_ended_before_a_restart_is_over(kind: Kind) {
+    async fn a_lease_that_ended_before_a_restart_is_taken_over(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
         granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;
@@ -106,7 +106,7 @@ on_both! {
     }
 
     /// The wait after a change of the server is not cut short either.
-    async fn a_wait_for_another_servers_leases_is_not_cut_short(kind: Kind) {
+    async fn a_wait_for_leases_of_another_server_is_not_shortened_by_a_clock_step(kind: Kind) {
         let url = database(kind).await;
         open(&url).await.close().await;
         let soon = "UPDATE lockkeeper_meta SET grants_from=(SELECT seen_us FROM lockkeeper_clock)+60000000";
@@ -128,7 +128,7 @@ on_both! {
     }
 
     /// The clock is watched while a store is open.
-    async fn the_clock_is_watched(kind: Kind) {
+    async fn the_clock_is_watched_while_a_store_is_open(kind: Kind) {
         let url = database(kind).await;
         let store = open(&url).await;
         let seen = async || -> u64 {
@@ -140,7 +140,7 @@ on_both! {
     }
 
     /// Tables of an earlier version get the missing columns, and then no lease is in doubt.
-    async fn tables_without_a_watch_are_brought_up_to_date(kind: Kind) {
+    async fn tables_without_a_clock_table_are_upgraded(kind: Kind) {
         let url = database(kind).await;
         let first = open(&url).await;
         granted(&first, Claim { ttl_ms: 600_000, ..contract::claim(&["k"], "holder") }).await;

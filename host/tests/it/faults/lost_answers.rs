@@ -126,7 +126,7 @@ fn committed(outcomes: &[Outcome]) -> Token {
 }
 
 on_both! {
-    async fn what_was_carried_out_is_told_and_not_done_again(kind: Kind) {
+    async fn an_operation_whose_answer_was_lost_is_confirmed_and_not_applied_again(kind: Kind) {
         let (url, dir) = (database(kind).await, folder());
         let wire = Wire::new(&url, dir.path());
         let (store, other) = (open(&wire.url).await, open(&url).await);

@@ -87,7 +87,7 @@ fn renewal(lease: &LeaseRef) -> Op {
 
 on_both! {
     /// A stall that is longer than the time-out of other connections loses no lock.
-    async fn a_server_that_stalls_frees_no_lock_of_a_session(kind: Kind) {
+    async fn a_stalled_server_frees_no_session_lock(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let (one, other) = tokio::join!(proxy_of_both(server.url()), proxy_of_both(server.url()));
@@ -119,7 +119,7 @@ on_both! {
 
     /// With several servers, a server that is unreachable for some seconds is abandoned with its sessions. The
     /// holders are told at once, and the keys are free for others when no holder is certain any more.
-    async fn a_session_that_is_given_up_is_kept_while_a_holder_is_certain(kind: Kind) {
+    async fn the_keys_of_an_abandoned_session_stay_locked_while_a_holder_is_certain(kind: Kind) {
         let url = harness::database(kind).await;
         let several = format!("{url},{}", harness::database(kind).await);
         // The other proxy has only one server, so it sees the state of the server.
@@ -154,7 +154,7 @@ on_both! {
     }
 
     /// A request that arrives too late is answered, and costs nobody else a lock.
-    async fn what_comes_too_late_costs_no_session(kind: Kind) {
+    async fn a_request_past_its_deadline_does_not_end_the_session(kind: Kind) {
         let url = harness::database(kind).await;
         let store = open(&url).await;
         let advisory = Advisory::new(&store, &StoreConfig::default());
@@ -172,7 +172,7 @@ on_both! {
     }
 
     /// A request that is abandoned while the server is asked is answered in time, and costs nobody else a lock.
-    async fn what_is_given_up_meanwhile_costs_no_session(kind: Kind) {
+    async fn a_request_that_times_out_does_not_end_the_session(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let store = open(server.url()).await;
@@ -224,7 +224,7 @@ on_both! {
 
     /// The session is probed when the row is released, and the next holder comes before the answer. The release is
     /// still answered.
-    async fn a_row_that_is_handed_on_is_released(kind: Kind) {
+    async fn a_release_is_answered_although_the_row_went_to_the_next_holder(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let store = open(server.url()).await;

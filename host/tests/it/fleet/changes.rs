@@ -23,7 +23,7 @@ fn large(component: &[u8]) -> Vec<u8> {
 
 on_both! {
     /// A push to one proxy is live on all proxies when it is answered.
-    async fn a_push_goes_live_on_all(kind: Kind) {
+    async fn a_push_goes_live_on_all_proxies(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         let old = fleet.proxies[2].client().lease("held", 30_000).await;
         let new = pushed(&fleet.proxies[0], &RENAMED).await;
@@ -45,7 +45,7 @@ on_both! {
     }
 
     /// A file that is replaced on one proxy goes live on all proxies.
-    async fn a_file_goes_live_on_all(kind: Kind) {
+    async fn a_changed_file_goes_live_on_all_proxies(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         std::fs::write(fleet.dirs[1].path().join("policy.wasm"), &*RENAMED).unwrap();
         eventually("the other proxy goes by it", async || {
@@ -56,7 +56,7 @@ on_both! {
 
     /// Other proxies cannot see a lease on a session. While such a lease without the new keys lasts, no proxy uses
     /// the new keys alone.
-    async fn a_change_waits_for_the_leases_of_sessions(kind: Kind) {
+    async fn a_change_waits_for_session_leases(kind: Kind) {
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         for _ in 0..2 {
             fleet.add(default_policy(), "[policies.default.settings]\nprimitive = \"advisory\"").await;
@@ -86,7 +86,7 @@ on_both! {
 
     /// While a member is out of contact, claims take the keys of both policies. A second change is refused, and the
     /// same change joins the first one. When the member counts as gone, the fleet continues without it.
-    async fn a_silent_member_holds_a_change_up_until_it_is_gone(kind: Kind) {
+    async fn a_silent_member_delays_a_change_until_the_member_counts_as_gone(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         stop(&fleet.proxies[2]);
         let push = pushing(&fleet.proxies[0], &RENAMED);
@@ -123,7 +123,7 @@ on_both! {
     }
 
     /// If the proxy that received the push dies, the others complete the change.
-    async fn a_change_outlives_who_pushed_it(kind: Kind) {
+    async fn a_change_completes_although_the_pushing_proxy_dies(kind: Kind) {
         let mut fleet = Fleet::start(kind, 3, default_policy()).await;
         stop(&fleet.proxies[2]);
         let push = pushing(&fleet.proxies[0], &RENAMED);
@@ -143,7 +143,7 @@ on_both! {
     }
 
     /// A member that refuses the component cancels the change for all.
-    async fn a_member_that_refuses_calls_the_change_off(kind: Kind) {
+    async fn a_member_that_refuses_a_component_cancels_the_change(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
         let bound = format!("[engine]\nmax_component_bytes = {LARGE}");
         let small = fleet.add(default_policy(), &bound).await;
@@ -170,7 +170,7 @@ on_both! {
     }
 
     /// A proxy that joins while claims take the keys of both policies takes both as well.
-    async fn who_joins_in_the_middle_takes_both(kind: Kind) {
+    async fn a_proxy_that_joins_during_a_change_takes_the_keys_of_both_policies(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
         stop(&fleet.proxies[1]);
         let push = pushing(&fleet.proxies[0], &RENAMED);
@@ -191,7 +191,7 @@ on_both! {
 
     /// A claim that is at the store without an answer was planned by the old policy alone. The change waits for that
     /// claim.
-    async fn a_claim_under_way_is_waited_for(kind: Kind) {
+    async fn a_change_waits_for_a_claim_in_flight(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         let (one, other) = (fleet.proxies[0].client(), fleet.proxies[1].client());
         assert_eq!(named(&other, "r").await, json!(["r"]));
@@ -217,7 +217,7 @@ on_both! {
 
     /// A claim has locked its row, and its proxy is paused until the fleet has completed the change. The claim is not
     /// written. The proxy joins again at once, however long the claim could wait.
-    async fn a_claim_half_way_is_not_written_after_a_pause(kind: Kind) {
+    async fn a_claim_of_a_paused_proxy_is_not_written_after_the_change(kind: Kind) {
         let fleet = Fleet::start(kind, 1, default_policy()).await;
         let one = fleet.proxies[0].client();
         assert_eq!(named(&one, "r").await, json!(["r"]));

@@ -25,7 +25,7 @@ on_both! {
     }
 
     /// A proxy is killed in the middle of a change.
-    async fn a_proxy_killed_in_the_middle_makes_no_second_holder(kind: Kind) {
+    async fn a_proxy_killed_during_a_change_makes_no_second_holder(kind: Kind) {
         let mut fleet = Fleet::start(kind, 3, default_policy()).await;
         let load = Load::start(&fleet);
         load.0.another_round().await;
@@ -44,7 +44,7 @@ on_both! {
     }
 
     /// A proxy joins in the middle of a change, grants during it, and continues with the others.
-    async fn a_proxy_that_joins_in_the_middle_makes_no_second_holder(kind: Kind) {
+    async fn a_proxy_that_joins_during_a_change_makes_no_second_holder(kind: Kind) {
         let mut fleet = Fleet::start(kind, 2, default_policy()).await;
         // Its silence delays the change for long enough.
         fleet.add_with_beat(default_policy(), "", SLOW_BEAT_MS).await;
@@ -75,7 +75,7 @@ on_both! {
 
     /// A proxy is paused before a change, with waiters and claims, and continues after the fleet has changed. It
     /// grants nothing based on old knowledge.
-    async fn a_paused_proxy_grants_nothing_on_old_knowledge(kind: Kind) {
+    async fn a_paused_proxy_grants_nothing_under_an_outdated_policy(kind: Kind) {
         let fleet = Fleet::start(kind, 3, default_policy()).await;
         let load = Load::start(&fleet);
         load.0.another_round().await;

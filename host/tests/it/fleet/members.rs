@@ -42,7 +42,7 @@ on_both! {
 
     /// A proxy that is paused between the two requests of a transaction has rows locked. The server ends its session
     /// before a call through another proxy times out.
-    async fn a_proxy_that_is_paused_half_way_holds_nobody_up(kind: Kind) {
+    async fn a_proxy_paused_during_a_transaction_does_not_block_other_proxies(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         let (resource, claim) = pause_half_way(&fleet, 1).await;
         let lease = fleet.proxies[0].client().acquire(json!({"resource": resource, "ttl_ms": 60_000})).await;
@@ -75,7 +75,7 @@ on_both! {
     }
 
     /// A proxy that shuts down in order is not waited for.
-    async fn a_proxy_that_stops_leaves(kind: Kind) {
+    async fn a_proxy_that_shuts_down_leaves_the_fleet_at_once(kind: Kind) {
         let fleet = Fleet::start(kind, 2, default_policy()).await;
         fleet.proxies[0].signal(Signal::TERM);
         let began = std::time::Instant::now();
@@ -104,7 +104,7 @@ on_both! {
 
     /// A proxy whose file has another policy than the fleet takes the fleet's policy, reports that, and does not push
     /// its own. After a restart of the whole fleet, the files apply.
-    async fn who_joins_takes_the_policy_of_the_fleet(kind: Kind) {
+    async fn a_joining_proxy_takes_the_policy_of_the_fleet(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, &RENAMED).await;
         let late = fleet.add(default_policy(), "").await;
         assert_eq!(named(&late.client(), "r").await, json!(["x/r"]));
@@ -122,7 +122,7 @@ on_both! {
     }
 
     /// Proxies that send a resource to different policies would give it different keys.
-    async fn proxies_with_other_routes_do_not_grant_together(kind: Kind) {
+    async fn proxies_with_different_routes_do_not_grant_together(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, default_policy()).await;
         let dir = folder();
         let routes = "[[routes]]\nresource = \"r/*\"\npolicy = \"default\"";

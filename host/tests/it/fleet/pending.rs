@@ -49,7 +49,7 @@ async fn is_called_off(fleet: &Fleet, push: JoinHandle<Option<Response>>) {
 
 on_both! {
     /// An operator sees what a change waits for, and cancels it by a rollback or by a push of the live component.
-    async fn a_change_that_waits_is_called_off(kind: Kind) {
+    async fn a_waiting_change_can_be_cancelled(kind: Kind) {
         let (fleet, lease, push) = waiting_change(kind).await;
         let id = fleet.proxies[0].admin().get("/v1/fleet").await.json["id"].as_str().unwrap().to_owned();
         eventually("the first one is waited for", async || {
@@ -77,7 +77,7 @@ on_both! {
 
     /// A file whose change must wait for another change delays no other file, and is replaced by the next content of
     /// the file.
-    async fn a_file_that_waits_holds_up_no_other(kind: Kind) {
+    async fn a_waiting_file_does_not_delay_another_file(kind: Kind) {
         let (url, dir) = (database(kind).await, folder());
         let shop = dir.path().join("shop.wasm");
         std::fs::write(&shop, default_policy()).unwrap();
@@ -109,7 +109,7 @@ on_both! {
     }
 
     /// A rollback restores the fleet's previous policy, also through a proxy that has seen another one.
-    async fn a_rollback_goes_to_what_the_fleet_had(kind: Kind) {
+    async fn a_rollback_restores_the_previous_policy_of_the_fleet(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, default_policy()).await;
         let before = pushed(&fleet.proxies[0], &variant(default_policy(), 1)).await;
         let live = pushed(&fleet.proxies[0], &variant(default_policy(), 2)).await;
@@ -131,7 +131,7 @@ on_both! {
 
     /// A member whose quorum lacks a majority cannot read all leases. It grants nothing, and does not delay the
     /// changes of others.
-    async fn a_member_without_its_majority_holds_up_nobody(kind: Kind) {
+    async fn a_member_without_its_majority_does_not_delay_changes(kind: Kind) {
         let mut fleet = Fleet::start(kind, 1, default_policy()).await;
         let mut more = String::new();
         for name in ["a", "b", "c"] {

@@ -69,7 +69,7 @@ async fn a_claim_under_way_is_counted(kind: Kind, primitive: &str) {
 }
 
 /// The proxy is alone when the change begins. Another proxy joins before its lease has ended.
-async fn who_joins_keeps_out(kind: Kind, primitive: &str) {
+async fn a_joining_proxy_keeps_the_old_key_locked(kind: Kind, primitive: &str) {
     let mut fleet = fleet_of(kind, primitive, 1).await;
     let holder = fleet.proxies[0].client();
     let lease = holder.lease("r", 60_000).await;
@@ -87,22 +87,22 @@ async fn who_joins_keeps_out(kind: Kind, primitive: &str) {
 
 on_both! {
     /// A lease that is granted while the change settles has the old key, and the change waits for the lease.
-    async fn a_change_waits_for_what_was_granted_meanwhile(kind: Kind) {
+    async fn a_change_waits_for_named_locks_granted_meanwhile(kind: Kind) {
         a_claim_under_way_is_counted(kind, "advisory").await;
     }
 
     /// The same for rows.
-    async fn a_change_waits_for_the_rows_that_were_locked_meanwhile(kind: Kind) {
+    async fn a_change_waits_for_row_locks_granted_meanwhile(kind: Kind) {
         a_claim_under_way_is_counted(kind, "row").await;
     }
 
     /// A change on a single proxy also waits, because a second proxy may join while the lease lasts.
-    async fn a_change_of_one_proxy_waits_for_its_sessions(kind: Kind) {
-        who_joins_keeps_out(kind, "advisory").await;
+    async fn a_change_on_a_single_proxy_waits_for_its_named_locks(kind: Kind) {
+        a_joining_proxy_keeps_the_old_key_locked(kind, "advisory").await;
     }
 
     /// The same for rows.
-    async fn a_change_of_one_proxy_waits_for_its_rows(kind: Kind) {
-        who_joins_keeps_out(kind, "row").await;
+    async fn a_change_on_a_single_proxy_waits_for_its_row_locks(kind: Kind) {
+        a_joining_proxy_keeps_the_old_key_locked(kind, "row").await;
     }
 }

@@ -9,7 +9,7 @@ const BOTH: &str = "[policies.default.settings]\nprimitive = \"advisory\"\n[poli
 on_both! {
     /// Other proxies may have used other keys since this proxy counted as gone. So its earlier leases are not
     /// renewed, even if its session still has the locks.
-    async fn a_proxy_that_was_gone_has_lost_its_locks_of_sessions(kind: Kind) {
+    async fn a_proxy_that_counted_as_gone_has_lost_its_session_locks(kind: Kind) {
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         for _ in 0..2 {
             fleet.add(default_policy(), BOTH).await;

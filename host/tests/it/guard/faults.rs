@@ -22,7 +22,7 @@ fn one_lock(more: &str) -> String {
 
 on_both! {
     /// Answers that a server must not send, and what the client receives.
-    async fn a_bad_answer_is_told_and_its_lock_released(kind: Kind) {
+    async fn a_bad_upstream_answer_is_reported_and_its_lock_released(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 700\nidle_timeout_ms = 700")).await;
         let client = guarded.client();
         for (name, status, slug) in [
@@ -52,7 +52,7 @@ on_both! {
         assert!(twice < 0.5, "each was released once");
     }
 
-    async fn an_application_that_is_not_there_is_told(kind: Kind) {
+    async fn an_unreachable_application_is_answered_with_502(kind: Kind) {
         let mut guarded = Guarded::start(kind, &one_lock("")).await;
         let address = guarded.upstream.good.to_string();
         guarded.upstream.kill();
@@ -70,7 +70,7 @@ on_both! {
     }
 
     /// The application's machine neither accepts nor refuses further connections.
-    async fn an_application_that_cannot_be_connected_to_in_time_is_told(kind: Kind) {
+    async fn a_connect_timeout_is_answered_with_504(kind: Kind) {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
         socket.listen(0).unwrap();
@@ -109,7 +109,7 @@ on_both! {
     }
 
     /// The application continues to work for a client that is gone, so its lock stays.
-    async fn the_lock_stays_until_the_application_is_done(kind: Kind) {
+    async fn the_lock_is_held_until_the_application_is_done(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("ttl_ms = 1_000")).await;
         let mut gone = Raw::connect(guarded.proxy.guard_address()).await;
         gone.send("POST /task/1?ms=2500 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await;
@@ -132,7 +132,7 @@ on_both! {
     }
 
     /// A client that stops reading, and a client that leaves an endless answer.
-    async fn an_answer_that_is_not_taken_frees_its_lock(kind: Kind) {
+    async fn an_answer_that_its_client_does_not_read_frees_the_lock(kind: Kind) {
         let config = one_lock("idle_timeout_ms = 700\nttl_ms = 500\nresponse_timeout_ms = 60_000")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { max_hold_ms = 2_000 }\n";
         let guarded = Guarded::start(kind, &config).await;
@@ -181,7 +181,7 @@ on_both! {
         eventually("it is free", async || guarded.client().get("/task/2").await.status == 200).await;
     }
 
-    async fn a_policy_that_refuses_or_fails_is_told_and_the_application_not_asked(kind: Kind) {
+    async fn a_refusal_or_fault_of_the_policy_is_answered_without_the_application(kind: Kind) {
         let dir = folder();
         let policy = |name: &str, bytes: &[u8]| {
             let path = dir.path().join(name);
@@ -209,7 +209,7 @@ on_both! {
     }
 
     /// A lease is taken away while the application works: the policy decides what happens.
-    async fn a_lost_lease_is_marked_or_cut_off_or_let_be(kind: Kind) {
+    async fn a_lost_lease_is_ignored_marked_or_cut_off_as_the_policy_says(kind: Kind) {
         let policy = |name: &str, on_loss: &str| {
             format!("[policies.{name}]\npath = \"builtin:default\"\nsettings = {{ on_loss = \"{on_loss}\" }}\n")
         };
@@ -290,7 +290,7 @@ on_both! {
     }
 
     /// A route's policy is replaced during a request: later requests wait for it.
-    async fn a_policy_is_replaced_under_a_guarded_request(kind: Kind) {
+    async fn a_policy_replaced_during_a_guarded_request_makes_no_second_holder(kind: Kind) {
         let dir = folder();
         let path = dir.path().join("p.wasm");
         std::fs::write(&path, default_policy()).unwrap();

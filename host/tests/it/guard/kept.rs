@@ -18,7 +18,7 @@ impl Guarded {
 
 on_both! {
     /// A client of the API can store an outcome that looks like an answer of the application.
-    async fn an_outcome_of_the_api_is_never_an_answer_of_the_application(kind: Kind) {
+    async fn an_outcome_stored_by_the_api_is_never_replayed_as_an_answer(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &(LISTEN.to_owned() + &once("/{*all}", "") + SETTINGS)).await;
         assert_eq!(guarded.post("/task/1", &[("idempotency-key", "real")]).await.text, "done");
@@ -42,7 +42,7 @@ on_both! {
     }
 
     /// The answers that a route keeps are for its own clients, and lists show no values.
-    async fn an_answer_of_the_application_is_not_told_by_the_api(kind: Kind) {
+    async fn a_stored_answer_is_not_shown_by_the_api(kind: Kind) {
         let guarded = Guarded::start(kind, &(LISTEN.to_owned() + &once("/{*all}", "") + SETTINGS)).await;
         assert_eq!(guarded.post("/cache/max-age=1", &[("idempotency-key", "a")]).await.text, "secret");
         let api = guarded.proxy.client();
@@ -65,7 +65,7 @@ on_both! {
     }
 
     /// Unless the route says otherwise.
-    async fn an_answer_is_for_the_sender_of_its_request(kind: Kind) {
+    async fn a_stored_answer_is_replayed_only_to_the_sender_of_its_request(kind: Kind) {
         let config = LISTEN.to_owned() + &once("/task/anyone", "caller = []") + &once("/{*all}", "") + SETTINGS;
         let guarded = Guarded::start(kind, &config).await;
         for (name, first, second) in [("authorization", "Bearer a", "Bearer b"), ("cookie", "id=a", "id=b")] {
@@ -88,7 +88,7 @@ on_both! {
 
     /// The application forbids that its answer is kept. The proxy records that an answer was given, and the work is
     /// not repeated.
-    async fn what_the_application_does_not_let_be_kept_is_not(kind: Kind) {
+    async fn an_answer_that_forbids_storing_is_not_stored(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &(LISTEN.to_owned() + &once("/{*all}", "") + SETTINGS)).await;
         let user = ("authorization", "Bearer a");

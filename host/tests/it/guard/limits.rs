@@ -15,7 +15,7 @@ fn one_lock(more: &str) -> String {
 
 on_both! {
     /// Over HTTP/2, the end of a body may come in a separate frame, after its announced length has been passed on.
-    async fn the_time_to_answer_begins_when_the_body_has_been_passed_on(kind: Kind) {
+    async fn the_response_timeout_starts_when_the_announced_body_was_passed_on(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 700\nidle_timeout_ms = 60_000")).await;
         let stream = tokio::net::TcpStream::connect(guarded.proxy.guard_address()).await.unwrap();
         let (mut http, connection) =
@@ -33,7 +33,7 @@ on_both! {
     }
 
     /// An HTTP/2 client that does not accept even the first piece of its answer.
-    async fn a_client_without_a_window_frees_the_lock(kind: Kind) {
+    async fn a_client_with_a_closed_http2_window_does_not_keep_the_lock(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("idle_timeout_ms = 700")).await;
         let stream = tokio::net::TcpStream::connect(guarded.proxy.guard_address()).await.unwrap();
         let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
@@ -48,7 +48,7 @@ on_both! {
     }
 
     /// The application reads only the head of a request.
-    async fn an_application_that_takes_nothing_is_given_up_after_the_time_between_two_pieces(kind: Kind) {
+    async fn an_application_that_reads_no_body_is_given_up_after_the_idle_timeout(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("response_timeout_ms = 60_000\nidle_timeout_ms = 700")).await;
         let client = Client::http2(guarded.proxy.guard_address());
         let sent = client.send_with("POST", "/never", &[], vec![b'x'; 40_000_000]);

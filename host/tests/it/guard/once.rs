@@ -15,7 +15,7 @@ fn config(path: &str) -> String {
 }
 
 on_both! {
-    async fn duplicates_get_the_answer_of_the_first(kind: Kind) {
+    async fn duplicates_get_the_answer_of_the_first_request(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let client = guarded.client();
         let asks = (0..6).map(|_| {
@@ -45,7 +45,7 @@ on_both! {
     }
 
     /// An answer that means "not now" or "not you" is not the outcome of a request.
-    async fn an_answer_that_is_none_is_not_kept(kind: Kind) {
+    async fn an_answer_that_is_no_outcome_is_not_stored(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let client = guarded.client();
         for status in [503, 429, 401, 403, 407] {
@@ -60,7 +60,7 @@ on_both! {
         }
     }
 
-    async fn an_answer_over_the_limit_is_known_to_have_been_given(kind: Kind) {
+    async fn an_answer_over_the_size_limit_is_recorded_as_given(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let client = guarded.client();
         let whole = client.send_with("POST", "/bytes?n=5000", &[("idempotency-key", "a")], "").await;
@@ -74,7 +74,7 @@ on_both! {
     }
 
     /// The application dies during the first request: the next request is done.
-    async fn a_crash_of_the_application_frees_the_place(kind: Kind) {
+    async fn a_crash_of_the_application_lets_the_next_request_run(kind: Kind) {
         let url = database(kind).await;
         let mut guarded = Guarded::on(&url, &config("/{*all}")).await;
         let first = guarded.send("POST", "/task/pay?ms=20000", &[("idempotency-key", "a")]);
@@ -91,7 +91,7 @@ on_both! {
     }
 
     /// The proxy dies during the first request: when its lease has ended, another proxy does the next request.
-    async fn a_crash_of_the_proxy_frees_the_place(kind: Kind) {
+    async fn a_crash_of_the_proxy_lets_the_next_request_run(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &config("/{*all}")).await;
         let other = before(&guarded.upstream, &url, &config("/{*all}")).await;
@@ -114,7 +114,7 @@ on_both! {
     }
 
     /// The first client leaves before its answer arrives. The answer is kept anyway.
-    async fn the_outcome_is_kept_for_a_client_that_left(kind: Kind) {
+    async fn the_outcome_is_stored_although_its_client_left(kind: Kind) {
         let guarded = Guarded::start(kind, &config("/{*all}")).await;
         let mut raw = Raw::connect(guarded.proxy.guard_address()).await;
         let head = "POST /task/pay?ms=700 HTTP/1.1\r\nidempotency-key: a\r\ncontent-length: 0\r\nhost: ";
@@ -153,7 +153,7 @@ on_both! {
     }
 
     /// The store is unavailable for longer than the lease: the client receives its answer, with a note.
-    async fn an_outcome_that_could_not_be_kept_is_told(kind: Kind) {
+    async fn an_outcome_that_could_not_be_stored_is_marked_as_unkept(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let config = config("/{*all}").replace("ttl_ms = 2_000", "ttl_ms = 1_000");
@@ -172,7 +172,7 @@ on_both! {
 
     /// Only the client that stops reading is given up: the answer is read to its end, and the proxy records that it
     /// was given.
-    async fn a_client_that_stalls_does_not_undo_what_was_done(kind: Kind) {
+    async fn a_stalled_client_does_not_prevent_the_outcome_from_being_recorded(kind: Kind) {
         let config = config("/{*all}").replace("see =", "idle_timeout_ms = 700\nsee =");
         let guarded = Guarded::start(kind, &config).await;
         let mut slow = Raw::connect(guarded.proxy.guard_address()).await;
@@ -187,7 +187,7 @@ on_both! {
 
     /// The client has read the whole content and waits for the end of the answer. The store delays that end for
     /// longer than a client may be idle.
-    async fn a_client_that_waits_for_the_store_has_its_whole_answer(kind: Kind) {
+    async fn a_client_gets_its_whole_answer_although_the_store_delays_its_end(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let config = config("/{*all}").replace("see =", "idle_timeout_ms = 1_000\nsee =");

@@ -3,7 +3,7 @@
 use super::*;
 
 on_both! {
-    async fn requests_with_one_name_go_one_after_the_other(kind: Kind) {
+    async fn requests_with_the_same_name_run_one_at_a_time(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/task/{id}", "resource = \"jobs/{id}\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
         let client = guarded.client();
@@ -34,7 +34,7 @@ on_both! {
     }
 
     /// A request that an application could take for the locked request does not reach it by a route without a lock.
-    async fn no_spelling_of_a_request_gets_past_its_lock(kind: Kind) {
+    async fn no_spelling_of_a_request_bypasses_its_lock(kind: Kind) {
         let config = LISTEN.to_owned()
             + &route("/task/{id:int}", "resource = \"jobs/{id}\"").replace("path =", "method = \"POST\", path =")
             + &route("/{*rest}", "").replace("\"default\"", "\"none\"");
@@ -83,7 +83,7 @@ on_both! {
         assert_eq!(guarded.outcomes("contended").await, 1.0);
     }
 
-    async fn readers_go_together_and_writers_alone(kind: Kind) {
+    async fn readers_run_together_and_writers_alone(kind: Kind) {
         let shared = route("/task/{id}", "resource = \"doc/{id}\"\nwait_ms = 20_000\nmode = \"shared\"")
             .replace("path =", "method = [\"GET\", \"HEAD\"], path =");
         let config = LISTEN.to_owned() + &shared + &route("/task/{id}", "resource = \"doc/{id}\"\nwait_ms = 20_000");
@@ -96,7 +96,7 @@ on_both! {
         assert_eq!(guarded.upstream.together("/task/1").await, 3, "and was alone");
     }
 
-    async fn an_upstream_has_as_many_requests_as_there_are_permits(kind: Kind) {
+    async fn permits_bound_the_concurrent_requests_of_an_upstream(kind: Kind) {
         let config = LISTEN.to_owned()
             + &route("/task/{id}", "resource = \"backend\"\nwait_ms = 20_000\nmode = { permits = 1 }")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { permits = 2 }\n";
@@ -108,7 +108,7 @@ on_both! {
         assert_eq!(guarded.upstream.together("/task/1").await, 2);
     }
 
-    async fn the_name_comes_from_any_part_of_a_request(kind: Kind) {
+    async fn a_request_can_be_named_by_its_header_query_body_or_path(kind: Kind) {
         let mut config = LISTEN.to_owned();
         for (path, more) in [
             ("/echo/header", "resource = \"h/{header.X-Cart}\""),
@@ -163,7 +163,7 @@ on_both! {
     }
 
     /// The token that the application receives increases with every request, and clients cannot choose it.
-    async fn the_application_is_told_the_fencing_token(kind: Kind) {
+    async fn the_application_receives_the_fencing_token(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/echo", "resource = \"r\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
         let lies = [("lock-token", "999999"), ("lock-key", "mine"), ("lock_token", "9"), ("lock-status", "x")];

@@ -34,7 +34,7 @@ fn values(seen: &Value, header: &str) -> Vec<String> {
 }
 
 on_both! {
-    async fn a_request_is_told_each_of_its_keys_and_tokens(kind: Kind) {
+    async fn a_request_carries_each_of_its_keys_and_tokens(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &BASKET, &route("/echo/{*all}", "")).await;
         let mut last = vec![0; 3];
         for _ in 0..3 {
@@ -52,7 +52,7 @@ on_both! {
     }
 
     /// Any two of these requests have an item in common, each in another order.
-    async fn requests_that_share_a_key_go_one_after_the_other(kind: Kind) {
+    async fn requests_that_share_a_key_run_one_at_a_time(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &BASKET, &route("/task/{*all}", "wait_ms = 20_000")).await;
         let asks = (0..12).map(|n| {
             let (client, items) = (guarded.client(), ["1,2", "2,3", "3,1", "2,1,3"][n % 4]);
@@ -69,7 +69,7 @@ on_both! {
         }
     }
 
-    async fn requests_that_share_no_key_go_together(kind: Kind) {
+    async fn requests_that_share_no_key_run_together(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &BASKET, &route("/task/{*all}", "wait_ms = 20_000")).await;
         let held: Vec<_> = ["/task/x?ms=3000&items=1,2", "/task/x?ms=3000&items=3,4", "/task/x?ms=3000&items=5"]
             .map(|path| guarded.send("PUT", path, &[]))
@@ -84,7 +84,7 @@ on_both! {
         }
     }
 
-    async fn an_order_is_its_tenants_and_who_names_none_is_refused(kind: Kind) {
+    async fn orders_are_locked_per_tenant_and_a_request_without_a_tenant_is_refused(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &ORDERS, &orders()).await;
         let client = guarded.client();
         let nobody = client.send("PUT", "/task/42", "").await;
@@ -102,7 +102,7 @@ on_both! {
         }
     }
 
-    async fn readers_of_an_order_go_together_and_its_writer_alone(kind: Kind) {
+    async fn readers_of_an_order_run_together_and_its_writer_alone(kind: Kind) {
         let (guarded, _dir) = with_policy(kind, &ORDERS, &orders()).await;
         let client = guarded.client();
         let readers: Vec<_> = (0..3).map(|_| guarded.send("GET", "/task/42?ms=1500", &[ACME])).collect();

@@ -50,7 +50,7 @@ on_both! {
         assert_eq!(answer.json["headers"]["host"], json!([guarded.proxy.guard_address().to_string()]));
     }
 
-    async fn bodies_of_any_size_pass_in_flat_memory(kind: Kind) {
+    async fn large_bodies_pass_in_bounded_memory(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/{*all}", "resource = \"one\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
         guarded.client().get("/bytes?n=100000").await;
@@ -86,7 +86,7 @@ on_both! {
         assert!(answer.contains("\"9\"") && answer.contains("x-check: 42"), "{answer}");
     }
 
-    async fn a_client_that_asks_first_sends_its_body_when_the_lock_is_there(kind: Kind) {
+    async fn a_client_that_expects_100_continue_sends_its_body_after_the_grant(kind: Kind) {
         let config = LISTEN.to_owned() + &route("/{*all}", "resource = \"one\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &config).await;
         let held = guarded.send("POST", "/task/1?ms=700", &[]);
@@ -171,7 +171,7 @@ on_both! {
     }
 
     /// Several upstreams: one that is gone or unhealthy is soon not used.
-    async fn requests_go_to_the_upstreams_that_work(kind: Kind) {
+    async fn requests_go_to_healthy_upstreams(kind: Kind) {
         let (one, mut two) = (Upstream::start().await, Upstream::start().await);
         let config = format!(
             "[upstreams]\ndown_ms = 300\nhealth_every_ms = 100\n{LISTEN}[[guard.routes]]\nmatch = {{ path = \"/{{*all}}\" }}\n\
@@ -209,7 +209,7 @@ on_both! {
     }
 
     /// A route limits the requests to an upstream, and connections are reused.
-    async fn an_upstream_is_spared(kind: Kind) {
+    async fn concurrent_requests_to_an_upstream_are_bounded(kind: Kind) {
         let config = "[upstreams]\nmax_requests = 3\n".to_owned() + &open();
         let guarded = Guarded::start(kind, &config).await;
         let busy: Vec<_> = (0..3).map(|_| guarded.send("GET", "/task/1?ms=1000", &[])).collect();

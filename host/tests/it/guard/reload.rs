@@ -55,7 +55,7 @@ on_both! {
     }
 
     /// A waiting request starts over if new routes read more of its body than the old ones.
-    async fn a_request_that_waits_is_named_by_all_of_the_body_that_new_routes_see(kind: Kind) {
+    async fn a_waiting_request_is_renamed_by_the_whole_body_that_new_routes_read(kind: Kind) {
         let first = LISTEN.to_owned() + &route("/echo/{id}", "resource = \"old/{id}\"\nwait_ms = 20_000");
         let guarded = Guarded::start(kind, &first).await;
         let file = guarded.proxy.config_file();

@@ -95,7 +95,7 @@ on_both! {
 
     /// A request that holds its lock for long keeps the old routes for all: waiting requests keep their place, and
     /// later requests and a proxy that joins use the old name.
-    async fn new_names_wait_for_the_locks_under_the_old_ones(kind: Kind) {
+    async fn new_names_wait_for_locks_under_the_old_names(kind: Kind) {
         let url = database(kind).await;
         let guarded = Guarded::on(&url, &one_lock("old", "wait_ms = 60_000")).await;
         let tunnel = tunnel(&guarded.proxy).await;
@@ -158,7 +158,7 @@ on_both! {
     }
 
     /// While the new name of a request is unknown, the old routes stay until it has ended.
-    async fn routes_that_cannot_name_a_request_under_way_wait_for_its_end(kind: Kind) {
+    async fn routes_that_cannot_name_a_request_in_progress_wait_for_its_end(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "")).await;
         let tunnel = tunnel(&guarded.proxy).await;
         change(&guarded.proxy, "\"old\"", "\"new/{header.x-order}\"");
@@ -173,7 +173,7 @@ on_both! {
     }
 
     /// Routes that keep the names of requests go live during a request.
-    async fn routes_that_keep_the_names_wait_for_nobody(kind: Kind) {
+    async fn routes_that_keep_the_names_go_live_at_once(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 60_000")).await;
         let tunnel = tunnel(&guarded.proxy).await;
         let first = guarded.send("POST", "/task/1?ms=1", &[]);
@@ -192,7 +192,7 @@ on_both! {
     }
 
     /// The time that the request has waited for the lock of the old name counts.
-    async fn a_request_that_gets_another_name_waits_no_longer_than_its_wait(kind: Kind) {
+    async fn a_renamed_request_waits_no_longer_than_its_wait(kind: Kind) {
         let guarded = Guarded::start(kind, &one_lock("old", "wait_ms = 6_000")).await;
         let client = guarded.proxy.client();
         for name in ["old", "new"] {
@@ -210,7 +210,7 @@ on_both! {
     }
 
     /// Routes that are refused because there are other proxies do not disturb waiting requests.
-    async fn refused_routes_leave_waiters_alone(kind: Kind) {
+    async fn refused_routes_do_not_disturb_waiters(kind: Kind) {
         let url = database(kind).await;
         let one = Guarded::on(&url, &one_lock("old", "wait_ms = 3_500")).await;
         let other = before(&one.upstream, &url, &one_lock("old", "wait_ms = 3_500")).await;
@@ -243,7 +243,7 @@ on_both! {
 
     /// If the store does not answer whether the names were recorded, the proxy stays in its fleet with all locks on
     /// its sessions, and grants under neither name.
-    async fn names_whose_record_is_not_answered_cost_no_lock(kind: Kind) {
+    async fn an_unanswered_record_of_new_names_costs_no_lock(kind: Kind) {
         let url = database(kind).await;
         let config = one_lock("old", "")
             + "[policies.default]\npath = \"builtin:default\"\nsettings = { primitive = \"advisory\" }\n";
@@ -267,7 +267,7 @@ on_both! {
 
     /// Routes cannot be renamed while other proxies run, neither by file nor by a restart. A single proxy can rename
     /// them.
-    async fn proxies_that_name_requests_differently_do_not_grant_beside_each_other(kind: Kind) {
+    async fn proxies_that_name_requests_differently_do_not_grant_together(kind: Kind) {
         let url = database(kind).await;
         let config = |name: &str| {
             let named = route("/task/{id}", &format!("resource = \"{name}/{{id}}\"\nwait_ms = 20_000"));

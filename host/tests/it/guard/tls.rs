@@ -110,7 +110,7 @@ fn both_versions_of_http_reach_the_application_under_a_lock() {
 }
 
 #[test]
-fn a_request_without_tls_is_refused_and_others_are_served() {
+fn a_request_without_tls_is_refused_and_other_requests_are_served() {
     run(async {
         let certified = certified();
         let guarded = Guarded::start(Kind::Mysql, &certified.config()).await;
@@ -129,7 +129,7 @@ fn a_request_without_tls_is_refused_and_others_are_served() {
 }
 
 #[test]
-fn a_proxy_whose_key_is_not_that_of_its_certificate_does_not_start() {
+fn a_proxy_with_a_key_of_another_certificate_does_not_start() {
     run(async {
         let (certified, other) = (certified(), certified());
         std::fs::copy(other.dir.path().join("key.pem"), certified.dir.path().join("key.pem")).unwrap();

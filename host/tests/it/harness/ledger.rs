@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn one_after_another_is_sound() {
+    fn grants_one_after_another_pass() {
         let ledger = Ledger::default();
         for token in [3, 4, 9] {
             ledger.ended(&grant(&ledger, token, 10_000));
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     #[should_panic = "overlaps"]
-    fn who_never_says_that_it_ended_is_certain_to_the_end() {
+    fn a_holder_that_reports_no_end_counts_until_the_end_of_its_lease() {
         let ledger = Ledger::default();
         grant(&ledger, 1, 10_000);
         ledger.ended(&grant(&ledger, 2, 0));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_a_session_ends_with_its_proxy() {
+    fn a_session_lock_ends_with_its_proxy() {
         let ledger = Ledger::default();
         grant_that_ends_with(&ledger, "session", 1, 10_000);
         ledger.killed(PROXY);
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     #[should_panic = "overlaps"]
-    fn a_lock_of_another_session_goes_on() {
+    fn a_session_lock_granted_after_a_loss_of_sessions_still_counts() {
         let ledger = Ledger::default();
         let since = Instant::now();
         grant_that_ends_with(&ledger, "session", 1, 10_000);
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     #[should_panic = "overlaps"]
-    fn a_renewal_counts() {
+    fn a_renewal_extends_the_certain_time() {
         let ledger = Ledger::default();
         let first = grant(&ledger, 1, 0);
         let json = json!({"expires_in_ms": 10_000});
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_once_has_one_outcome() {
+    fn a_repeated_equal_outcome_passes() {
         let ledger = Ledger::default();
         ledger.ended(&grant(&ledger, 1, 10_000));
         for _ in 0..2 {
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     #[should_panic = "has two outcomes"]
-    fn another_outcome_is_found() {
+    fn a_second_different_outcome_is_found() {
         let ledger = Ledger::default();
         ledger.ended(&grant(&ledger, 1, 10_000));
         for outcome in ["sent", "sent again"] {
@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     #[should_panic = "was done"]
-    fn what_was_done_is_not_done_again() {
+    fn a_grant_after_an_outcome_is_found() {
         let ledger = Ledger::default();
         ledger.ended(&grant(&ledger, 1, 10_000));
         ledger.outcome("r", &json!("sent"));

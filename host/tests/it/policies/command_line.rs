@@ -120,7 +120,7 @@ async fn until_key(last: &mut tokio::sync::watch::Receiver<String>, key: &str) {
 /// The walk-through of README: write a policy, test it, build it, check it, push it, see a running client's locks
 /// change, and roll it back.
 #[test]
-fn a_policy_from_new_to_rollback() {
+fn a_policy_is_written_tested_pushed_and_rolled_back_from_the_command_line() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mysql).await).await;
         proxy.until_ready().await;
@@ -155,7 +155,7 @@ fn a_policy_from_new_to_rollback() {
 
 /// The `policy` commands refuse what the proxy would refuse, with the proxy's words and the right exit code.
 #[test]
-fn policy_commands_say_what_is_wrong() {
+fn policy_commands_name_the_fault_and_set_the_exit_code() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mariadb).await).await;
         // The component for a rollback is recorded with the fleet.
@@ -189,7 +189,7 @@ fn policy_commands_say_what_is_wrong() {
 
 /// Every lock command with `--json`, in success and failure.
 #[test]
-fn locks_from_the_command_line() {
+fn every_lock_command_works_with_json_output() {
     crate::harness::run(async {
         let proxy = Proxy::start(&database(Kind::Mysql).await).await;
         proxy.until_ready().await;
@@ -232,7 +232,7 @@ fn locks_from_the_command_line() {
 }
 
 #[test]
-fn versions_from_the_command_line() {
+fn versions_are_read_and_committed_from_the_command_line() {
     crate::harness::run(async {
         let url = database(Kind::Mysql).await;
         let sections = "[policies.default]\npath = \"builtin:default\"\n\

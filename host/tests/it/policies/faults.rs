@@ -59,7 +59,7 @@ async fn fail_in_every_way(client: &Client) {
 on_both! {
     /// Each way to fail in naming refuses its request, and is counted by policy, hook and reason. At the same time,
     /// requests of another policy are granted.
-    async fn naming_fails_closed_and_disturbs_nobody(kind: Kind) {
+    async fn a_failing_naming_hook_refuses_its_requests_and_disturbs_no_other_policy(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let proxy = &deployment.proxy;
         let (client, good) = (proxy.client(), undisturbed(proxy.client()));
@@ -106,7 +106,7 @@ on_both! {
 
     /// A generation that fails to name the keys of some held locks goes live only when these locks have ended. It is
     /// still asked about the other locks, whose new keys get no second holder.
-    async fn a_swap_looks_past_failures(kind: Kind) {
+    async fn a_swap_waits_for_locks_whose_new_keys_the_policy_fails_to_name(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), &sections(1)).await;
         let client = deployment.proxy.client();
         let moved: Vec<String> = (0..8).map(|n| format!("moved/{n}")).collect();
@@ -144,7 +144,7 @@ on_both! {
     }
 
     /// If `backoff` fails, the built-in sleeps apply; if `renewal` fails, the lease is extended.
-    async fn failing_backoff_and_renewal_fall_back(kind: Kind) {
+    async fn failing_backoff_and_renewal_hooks_fall_back_to_the_built_in_decisions(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let (proxy, client) = (&deployment.proxy, deployment.proxy.client());
         for (how, reason) in [("loop", "time"), ("recurse", "stack"), ("memory", "memory"), ("panic", "trap")] {
@@ -169,7 +169,7 @@ on_both! {
 
     /// Promise 1: a holder whose policy lets the lease lapse is told at once, and may count on the lock until the end
     /// that it was told before. Nobody else gets the lock before that.
-    async fn what_a_policy_lets_lapse_is_not_free_while_its_holder_is_certain(kind: Kind) {
+    async fn a_lease_that_its_policy_lets_lapse_stays_locked_while_its_holder_is_certain(kind: Kind) {
         let deployment = Deployment::with(kind, &BAD, &sections(1_000_000)).await;
         let (proxy, client) = (&deployment.proxy, deployment.proxy.client());
         let asked = Instant::now();

@@ -41,7 +41,7 @@ async fn granted_in_turn(client: &Client, first: &Value, waiters: Vec<JoinHandle
 
 on_both! {
     /// The holder of the old key keeps it. Later requests wait for that key, and then hold both.
-    async fn a_holder_of_the_old_key_is_waited_for(kind: Kind) {
+    async fn later_requests_wait_for_the_holder_of_the_old_key(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
         let old = client.lease("r", 30_000).await;
@@ -62,7 +62,7 @@ on_both! {
     }
 
     /// A holder that never releases is waited for until its lease ends.
-    async fn an_old_lease_that_expires_is_waited_for(kind: Kind) {
+    async fn later_requests_wait_until_an_old_lease_expires(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
         // The component is built on first use, which may take longer than the lease lasts.
@@ -76,7 +76,7 @@ on_both! {
     }
 
     /// Waiters from before and after the swap are granted one after another, in order of arrival.
-    async fn waiters_of_both_generations_take_turns(kind: Kind) {
+    async fn waiters_of_both_generations_are_granted_in_order_of_arrival(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
         let old = client.lease("r", 30_000).await;
@@ -88,7 +88,7 @@ on_both! {
     }
 
     /// A swap and a rollback while locks are held: three generations of keys, one holder at a time.
-    async fn a_rollback_is_a_transition_as_well(kind: Kind) {
+    async fn a_rollback_makes_no_second_holder(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let (client, admin) = (deployment.proxy.client(), deployment.proxy.admin());
         let old = client.lease("r", 30_000).await;
@@ -109,7 +109,7 @@ on_both! {
     }
 
     /// Many old keys become one key, which is free when all their holders are gone.
-    async fn keys_that_become_one_wait_for_all_holders(kind: Kind) {
+    async fn a_merged_key_is_free_only_after_all_old_holders(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
         let pooled = |resource: &str| json!({"resource": resource, "ttl_ms": 30_000, "labels": {"pool": "p"}});
@@ -139,7 +139,7 @@ on_both! {
     }
 
     /// Readers of the old key keep out writers of the new key, and admit readers.
-    async fn readers_of_the_old_key_keep_writers_out(kind: Kind) {
+    async fn readers_of_the_old_key_exclude_writers_of_the_new_key(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
         let shared = json!({"resource": "r", "mode": "shared", "ttl_ms": 30_000});

@@ -74,7 +74,7 @@ on_both! {
     }
 
     /// A group of weight 3 gets about three times as many grants as a group of weight 1.
-    async fn weights_are_honoured(kind: Kind) {
+    async fn a_group_of_weight_three_gets_three_times_the_grants(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), FAIR).await;
         let client = deployment.proxy.client();
         let (tell, grants) = tokio::sync::mpsc::unbounded_channel();

@@ -54,7 +54,7 @@ const SETTINGS: &str = "[policies.default.settings]\nconfigure = \"panic\"";
 /// Each push is answered with 422 (413 if it is not even read) and its reason, which is also in the status and the
 /// metrics.
 #[test]
-fn by_push() {
+fn a_refused_push_keeps_the_old_policy_and_gives_its_reason() {
     crate::harness::run(async {
         let deployment = Deployment::with(Kind::Mysql, &RENAMED, SETTINGS).await;
         for (count, (name, component, words)) in bad_components().into_iter().enumerate() {
@@ -79,7 +79,7 @@ fn by_push() {
 
 /// The same for a replaced file: the reason is in the log, the status and the metrics.
 #[test]
-fn by_file() {
+fn a_refused_file_keeps_the_old_policy_and_gives_its_reason() {
     crate::harness::run(async {
         let deployment = Deployment::with(Kind::Mariadb, &RENAMED, SETTINGS).await;
         for (count, (name, component, words)) in bad_components().into_iter().enumerate() {

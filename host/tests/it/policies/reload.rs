@@ -74,7 +74,7 @@ async fn replace_twenty_times(deployment: &Deployment) {
 
 on_both! {
     /// Promises 1, 2 and 5 under load: no request fails, no resource has two holders, and tokens increase.
-    async fn no_request_notices_twenty_swaps(kind: Kind) {
+    async fn twenty_swaps_fail_no_request(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let witness = Arc::new(Witness::default());
         let workers: Vec<_> = (0..12)
@@ -92,7 +92,7 @@ on_both! {
     }
 
     /// Promise 5: waiters survive a swap and keep their order.
-    async fn waiters_keep_their_order(kind: Kind) {
+    async fn waiters_keep_their_order_across_a_swap(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let client = deployment.proxy.client();
         let mut lease = client.lease("queue", 30_000).await;
@@ -108,7 +108,7 @@ on_both! {
     }
 
     /// A held connection keeps its generation for its renewals after a swap. Later requests use the new generation.
-    async fn a_hold_keeps_its_generation(kind: Kind) {
+    async fn a_hold_keeps_its_generation_after_a_swap(kind: Kind) {
         let deployment = Deployment::start(kind, &BAD).await;
         let client = deployment.proxy.client();
         let mut hold = hold(&deployment.proxy, json!({"resource": "held", "ttl_ms": 600})).await;
@@ -128,7 +128,7 @@ on_both! {
 
     /// A rollback restores the previous generation as a new one, and can itself be rolled back. The status shows each
     /// step.
-    async fn a_rollback_brings_the_one_before(kind: Kind) {
+    async fn a_rollback_restores_the_previous_generation(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let (client, admin) = (deployment.proxy.client(), deployment.proxy.admin());
         let nothing = admin.send("POST", "/v1/policies/default/rollback", "").await;
@@ -159,7 +159,7 @@ on_both! {
     }
 
     /// A push stays live while the file does not change, and the next change of the file replaces it.
-    async fn push_and_file_take_turns(kind: Kind) {
+    async fn a_pushed_policy_stays_live_until_the_file_changes(kind: Kind) {
         let deployment = Deployment::start(kind, default_policy()).await;
         let pushed = deployment.push(&RENAMED).await;
         // Longer than the poll interval of the file.

@@ -110,7 +110,7 @@ async fn commit(client: &Client, version: u64) -> Response {
 on_both! {
     /// A commit to a version that was read before its key was renamed is a conflict, whatever the versions of the
     /// keys are. Versions increase.
-    async fn a_version_of_before_a_change_is_a_conflict(kind: Kind) {
+    async fn a_version_read_before_a_rename_conflicts(kind: Kind) {
         let deployment = Deployment::with(kind, default_policy(), &settings("version")).await;
         let (client, admin) = (deployment.proxy.client(), deployment.proxy.admin());
         let mut seen = vec![read(&client).await];

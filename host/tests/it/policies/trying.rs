@@ -45,7 +45,7 @@ impl Bench {
 const ORDER: &str = "orders.wasm|--path|/orders/{id}/{*rest}|--header|X-Tenant: acme|--request";
 
 #[test]
-fn a_guarded_request_has_what_its_route_would_show() {
+fn a_tried_guarded_request_has_what_its_route_would_show() {
     let bench = Bench::new();
     let read = bench.json(&format!("{ORDER}|GET /orders/42"));
     assert_eq!(read["plan"]["keys"], json!(["acme/orders/42"]));
@@ -69,7 +69,7 @@ fn a_guarded_request_has_what_its_route_would_show() {
 }
 
 #[test]
-fn without_the_lock_the_policy_or_the_proxy_answers() {
+fn a_contended_trial_shows_the_answer_of_the_policy_or_the_proxy() {
     let bench = Bench::new();
     let answer = bench.json(&format!("{ORDER}|PUT /orders/42|--contended"))["contended"].take();
     assert_eq!((&answer["status"], &answer["retry_after_ms"]), (&json!(423), &json!(1_000)));
@@ -97,7 +97,7 @@ fn a_request_of_the_lock_api_has_a_resource_and_labels() {
 }
 
 #[test]
-fn files_hold_long_settings_and_bodies() {
+fn settings_and_bodies_can_be_read_from_files() {
     let bench = Bench::new();
     std::fs::write(bench.0.path().join("settings.json"), r#"{"tenant_header": ""}"#).unwrap();
     let body = format!(r#"{{"id": 7, "note": "{}"}}"#, "x".repeat(100_000));
@@ -111,7 +111,7 @@ fn files_hold_long_settings_and_bodies() {
 
 /// A refusal, a fault and a mistake of the caller have different exit codes, and messages that name the cause.
 #[test]
-fn what_is_wrong_is_named() {
+fn a_failed_trial_names_its_cause() {
     let bench = Bench::new();
     for (args, code, words) in [
         ("orders.wasm|--request|PUT /orders/42", 6, "the policy refuses: the route's path has no {id}"),
@@ -283,7 +283,7 @@ fn a_policy_is_tried_with_what_its_route_shows() {
 }
 
 #[test]
-fn a_route_without_a_policy_passes_and_what_has_no_route_is_refused() {
+fn a_route_without_a_policy_passes_and_a_request_without_a_route_is_refused() {
     let bench = with_routes();
     let open = bench.json(&format!("{ROUTED}|GET /static/logo.png"));
     assert_eq!((&open["route"], &open["resource"]), (&json!("guard[0].routes[5]"), &Value::Null));

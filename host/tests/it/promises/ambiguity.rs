@@ -48,7 +48,7 @@ on_both! {
 
     /// Promise 6: a request id that is used again with another body is refused, and so is one whose lease has
     /// expired.
-    async fn a_request_id_is_used_once(kind: Kind) {
+    async fn a_request_id_serves_one_body_and_one_lease(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let (resource, id) = (fresh("once"), fresh("id"));
@@ -100,7 +100,7 @@ on_both! {
     }
 
     /// Promise 6: a request that waits on two proxies at once gets one lease.
-    async fn two_who_wait_with_one_id_share_a_lease(kind: Kind) {
+    async fn two_waiting_calls_with_one_request_id_share_a_lease(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let resource = fresh("both");
@@ -126,7 +126,7 @@ on_both! {
     }
 
     /// Promise 6: a client whose answer was lost asks again, and holds the lock once.
-    async fn a_lost_answer_is_asked_for_again(kind: Kind) {
+    async fn a_client_whose_answer_was_lost_gets_the_same_lease(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();
         for round in 0..40_u64 {

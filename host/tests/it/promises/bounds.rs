@@ -22,7 +22,7 @@ async fn is_full(client: &Client, resource: &str, bound: u64) {
 
 on_both! {
     /// Promise 7: a key has no more waiters than its policy allows, and a place that becomes free can be used.
-    async fn a_key_has_so_many_waiters(kind: Kind) {
+    async fn the_waiters_of_a_key_are_bounded(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "max_waiters = 2", "").await;
         let (client, resource) = (proxy.client(), fresh("queue"));
         client.lease(&resource, 60_000).await;
@@ -41,7 +41,7 @@ on_both! {
     }
 
     /// Promise 7: the proxy's own limits apply, whatever a policy says.
-    async fn limits_are_above_policies(kind: Kind) {
+    async fn the_limits_of_the_proxy_override_policies(kind: Kind) {
         let limits = "[limits]\nmax_waiters = 1\nmax_waiters_total = 2\nmax_ttl_ms = 2000\nmax_permits = 3\n";
         let proxy = proxy_with(&database(kind).await, "ttl_ms = 60000\nwait_ms = 60000", limits).await;
         let (client, one, two) = (proxy.client(), fresh("one"), fresh("two"));
@@ -88,7 +88,7 @@ on_both! {
     }
 
     /// Promise 7: a request that a policy does not allow is refused with the policy's reason.
-    async fn permits_are_the_policys(kind: Kind) {
+    async fn permits_are_bounded_by_the_policy(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "permits = 3", "").await;
         let ask = |count: u32| json!({"resource": fresh("permits"), "mode": {"permits": count}});
         assert_eq!(proxy.client().acquire(ask(3)).await.status, 200);

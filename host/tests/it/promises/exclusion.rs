@@ -37,7 +37,7 @@ on_both! {
 
     /// Promise 1 for locks that end with their proxy: when the proxy is killed, others get the locks at once, and the
     /// proxy's clients are certain only until then.
-    async fn holders_of_sessions_never_overlap(kind: Kind) {
+    async fn holders_of_session_locks_never_overlap(kind: Kind) {
         let url = database(kind).await;
         let (mut one, other) = (proxy_of_sessions(&url).await, proxy_of_sessions(&url).await);
         let resources = ["row", "row", "name"].map(fresh).to_vec();

@@ -49,7 +49,7 @@ impl Fence {
 
 on_both! {
     /// Promise 2, across handoff, expiry, other proxies, policy swaps and forced releases.
-    async fn tokens_rise_in_every_way_to_get_a_lock(kind: Kind) {
+    async fn tokens_rise_whichever_way_a_lock_is_granted(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let (client, elsewhere) = (one.client(), other.client());
@@ -120,7 +120,7 @@ on_both! {
     }
 
     /// Promise 2: the row is deleted after a transaction has looked for it and before the transaction inserts it.
-    async fn tokens_rise_across_a_clean_up_in_between(kind: Kind) {
+    async fn tokens_rise_across_a_clean_up_during_a_claim(kind: Kind) {
         let url = database(kind).await;
         let store = "timeout_ms = 20000".to_owned();
         let proxy = Proxy::with(Settings { url: url.clone(), store, ..Settings::default() }).await;
@@ -137,7 +137,7 @@ on_both! {
 
     /// Promises 1 and 2: on another server, nothing is granted while a lease of the previous server may run. After
     /// that, tokens are higher than all tokens that the previous server can have issued.
-    async fn another_server_is_another_epoch(kind: Kind) {
+    async fn another_server_begins_another_epoch(kind: Kind) {
         let url = database(kind).await;
         let short = "[limits]\nmax_ttl_ms = 1000\n";
         let settings = || Settings { url: url.clone(), sections: short.into(), ..Settings::default() };

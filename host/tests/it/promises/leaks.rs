@@ -38,7 +38,7 @@ async fn let_pass(time: Duration) {
 
 on_both! {
     /// Promise 8: a waiter whose client leaves is removed from the queue, however the client leaves.
-    async fn a_waiter_that_leaves_is_gone(kind: Kind) {
+    async fn a_waiter_whose_client_leaves_is_removed_from_the_queue(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("left"));
         let lease = client.lease(&resource, LONG_MS).await;
@@ -62,7 +62,7 @@ on_both! {
 
     /// Promise 8: if a client leaves at the moment of its grant, the client either sees the grant or the grant is
     /// undone.
-    async fn leaving_at_the_moment_of_the_grant_leaves_nothing(kind: Kind) {
+    async fn a_client_that_leaves_at_the_grant_leaves_no_lock_behind(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("race"));
         let (mut told, mut undone) = (0, 0);
@@ -103,7 +103,7 @@ on_both! {
     }
 
     /// Promise 8: the same without a queue, if the client leaves while the store is asked.
-    async fn leaving_while_the_store_is_asked_leaves_nothing(kind: Kind) {
+    async fn a_client_that_leaves_during_its_claim_leaves_no_lock_behind(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("race"));
         for round in 0..60_u64 {
@@ -176,7 +176,7 @@ on_both! {
 
 on_both! {
     /// Promise 8: what many clients leave behind at once is removed at once.
-    async fn a_crowd_that_leaves_is_gone(kind: Kind) {
+    async fn a_crowd_of_waiters_that_leaves_is_removed_at_once(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("crowd"));
         let lease = client.lease(&resource, LONG_MS).await;

@@ -30,7 +30,7 @@ on_both! {
     }
 
     /// Promise 3: the time counts from before the store was asked, so a slow answer of the store makes it shorter.
-    async fn a_slow_store_makes_it_shorter(kind: Kind) {
+    async fn a_slow_store_shortens_the_reported_time(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         // Neither proxy remembers the row that it is asked for, so it asks the server and hangs with it.
@@ -53,7 +53,7 @@ on_both! {
     }
 
     /// Promise 3: if the server hangs, a held connection is told `lost` while its lease still runs.
-    async fn a_hold_is_told_before_its_lease_ends(kind: Kind) {
+    async fn a_hold_is_reported_lost_before_its_lease_ends(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let proxy = Proxy::start(server.url()).await;

@@ -54,7 +54,7 @@ async fn positions(client: &Client, resource: &str) -> Vec<(u64, String)> {
 
 on_both! {
     /// Waiters are granted the lock in order of arrival.
-    async fn first_come_first_served(kind: Kind) {
+    async fn waiters_are_granted_in_order_of_arrival(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("fifo"));
         let lease = client.lease(&resource, 60_000).await;
@@ -70,7 +70,7 @@ on_both! {
     }
 
     /// The rank in the label that the settings name takes precedence over arrival.
-    async fn ranks_go_before_arrival(kind: Kind) {
+    async fn rank_goes_before_arrival(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "rank_label = \"rank\"", "").await;
         let (client, resource) = (proxy.client(), fresh("ranked"));
         let lease = client.lease(&resource, 60_000).await;
@@ -100,7 +100,7 @@ on_both! {
     }
 
     /// A request that does not wait does not overtake waiters.
-    async fn nobody_passes_a_queue(kind: Kind) {
+    async fn a_request_that_does_not_wait_does_not_overtake_waiters(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("passed"));
         let lease = client.acquire(json!({"resource": resource, "mode": "shared", "ttl_ms": 60_000})).await;

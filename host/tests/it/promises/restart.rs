@@ -273,7 +273,7 @@ async fn start(url: &str, upstream: &Upstream) -> Proxy {
 }
 
 on_both! {
-    async fn a_rolling_restart_loses_nothing(kind: Kind) {
+    async fn a_rolling_restart_loses_no_lock_and_no_request(kind: Kind) {
         lockkeeper::net::raise_file_limit();
         let (url, upstream) = (database(kind).await, Upstream::start().await);
         let mut proxies = join_all((0..PROXIES).map(|_| start(&url, &upstream))).await;

@@ -14,7 +14,7 @@ async fn ask(client: &Client, resource: &str, mode: Value, status: u16) -> Value
 
 on_both! {
     /// Shared leases coexist on any proxies and keep an exclusive one out.
-    async fn shared_locks_share(kind: Kind) {
+    async fn shared_locks_coexist_and_exclude_exclusive_locks(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let (client, elsewhere, resource) = (one.client(), other.client(), fresh("shared"));
@@ -31,7 +31,7 @@ on_both! {
     }
 
     /// So do row locks, although each proxy has its own session. The proxy that granted a lock frees it.
-    async fn shared_row_locks_share(kind: Kind) {
+    async fn shared_row_locks_coexist_and_exclude_exclusive_locks(kind: Kind) {
         let url = database(kind).await;
         let row = "primitive = \"row\"";
         let (one, other) = (proxy_with(&url, row, "").await, proxy_with(&url, row, "").await);
@@ -71,7 +71,7 @@ on_both! {
     }
 
     /// One release lets in all waiters that fit.
-    async fn one_release_lets_several_in(kind: Kind) {
+    async fn one_release_grants_all_waiting_readers(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("several"));
         let lease = client.lease(&resource, 60_000).await;
@@ -92,7 +92,7 @@ on_both! {
     }
 
     /// The permits of all holders add up to at most the policy's limit.
-    async fn permits_add_up(kind: Kind) {
+    async fn the_permits_of_all_holders_stay_within_the_limit(kind: Kind) {
         let url = database(kind).await;
         let one = proxy_with(&url, "permits = 5", "").await;
         let other = proxy_with(&url, "permits = 5", "").await;
@@ -107,7 +107,7 @@ on_both! {
     }
 
     /// Under a re-entrant policy, an owner holds its lock as many times as it acquired it.
-    async fn a_reentrant_lock_counts(kind: Kind) {
+    async fn a_reentrant_lock_is_released_as_often_as_it_was_acquired(kind: Kind) {
         let proxy = proxy_with(&database(kind).await, "reentrant = true", "").await;
         let (client, resource) = (proxy.client(), fresh("again"));
         let body = json!({"resource": resource, "owner": "me", "ttl_ms": 60_000});
@@ -127,7 +127,7 @@ on_both! {
     }
 
     /// Under any other policy, an owner is not let in twice.
-    async fn others_do_not_count(kind: Kind) {
+    async fn an_owner_is_not_granted_twice_without_reentrance(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let body = json!({"resource": fresh("twice"), "owner": "me", "ttl_ms": 60_000});
         assert_eq!(proxy.client().acquire(body.clone()).await.status, 200);

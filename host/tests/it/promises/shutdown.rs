@@ -13,7 +13,7 @@ const HOLDS: usize = 10;
 
 on_both! {
     /// Waiters and held connections are told, all leases stay valid for other proxies, and the exit code is 0.
-    async fn a_shutdown_answers_everybody(kind: Kind) {
+    async fn a_shutdown_answers_every_client_and_loses_no_lease(kind: Kind) {
         let url = database(kind).await;
         let (mut proxy, other) = (Proxy::start(&url).await, Proxy::start(&url).await);
         let (client, resource, held) = (proxy.client(), fresh("kept"), fresh("held"));
@@ -58,7 +58,7 @@ on_both! {
 
     /// A lock on a session cannot move to another proxy. Its holders have the time that they were told, and no
     /// longer.
-    async fn the_locks_of_sessions_are_kept_while_their_holders_are_certain(kind: Kind) {
+    async fn session_locks_are_kept_at_shutdown_while_their_holders_are_certain(kind: Kind) {
         for primitive in ["advisory", "row"] {
             let url = database(kind).await;
             let policy = format!("primitive = \"{primitive}\"");
@@ -96,7 +96,7 @@ on_both! {
     }
 
     /// Load balancers get the grace period to notice. Until it is over, nothing else changes.
-    async fn ready_turns_red_before_anything_is_refused(kind: Kind) {
+    async fn readiness_fails_before_any_request_is_refused(kind: Kind) {
         let mut proxy = proxy_with(&database(kind).await, "", "[shutdown]\ngrace_ms = 3000\n").await;
         proxy.until_ready().await;
         let began = Instant::now();
@@ -110,7 +110,7 @@ on_both! {
     }
 
     /// A connection that breaks does not release its lock, and one that the client closes does.
-    async fn only_who_closes_in_order_releases(kind: Kind) {
+    async fn only_a_connection_closed_in_order_releases_its_lock(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();
         for breaks in [true, false] {
@@ -133,7 +133,7 @@ on_both! {
     }
 
     /// A lock that ends with its proxy is kept while its holder, who cannot be told, is certain of it.
-    async fn a_proxy_that_stops_frees_no_lock_that_a_holder_is_certain_of(kind: Kind) {
+    async fn a_stopping_proxy_frees_no_session_lock_that_a_holder_is_certain_of(kind: Kind) {
         let url = database(kind).await;
         for primitive in ["advisory", "row"] {
             let policy = format!(
@@ -154,7 +154,7 @@ on_both! {
     }
 
     /// Promise 7: a request that does not end keeps the proxy for at most `drain_ms`.
-    async fn a_drain_has_a_longest_time(kind: Kind) {
+    async fn the_time_of_a_drain_is_bounded(kind: Kind) {
         let slow = "[shutdown]\ndrain_ms = 500\n[http]\nbody_timeout_ms = 30000\n";
         let mut proxy = proxy_with(&database(kind).await, "", slow).await;
         let mut half = Raw::connect(proxy.api_address()).await;

@@ -66,7 +66,7 @@ on_both! {
     }
 
     /// Every answer is counted by policy and outcome, and no label contains a key.
-    async fn metrics_count(kind: Kind) {
+    async fn every_answer_is_counted_in_the_metrics(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("counted"));
         let lease = client.lease(&resource, 10_000).await;
@@ -97,7 +97,7 @@ on_both! {
     }
 
     /// The ends of leases are counted, and so are the calls of the policy and the store.
-    async fn ends_are_counted(kind: Kind) {
+    async fn the_ends_of_leases_are_counted_in_the_metrics(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("ended"));
         let lease = client.lease(&resource, 10_000).await;
@@ -120,7 +120,7 @@ on_both! {
     }
 
     /// The view of a lock shows who made each decision.
-    async fn decisions_are_shown(kind: Kind) {
+    async fn the_view_of_a_lock_shows_its_decisions(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let (client, resource) = (proxy.client(), fresh("decided"));
         let lease = client.lease(&resource, 10_000).await;

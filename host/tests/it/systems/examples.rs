@@ -84,7 +84,7 @@ on_both! {
         assert_eq!((number(&with, "reports sent"), number(&with, "sent again")), (5, 0));
     }
 
-    async fn S20_a_cache_is_filled_by_one(kind: Kind) {
+    async fn S20_a_cache_is_filled_by_one_client_at_a_time(kind: Kind) {
         let (without, with) = example("cache", kind).await;
         assert!(number(&without, "at the same time, at most") > 1, "{without}");
         assert_eq!(number(&with, "at the same time, at most"), 1, "{with}");
@@ -111,7 +111,7 @@ on_both! {
         assert_eq!(rows.map(|row| number(&with, row)), [3, 0]);
     }
 
-    async fn the_shop_takes_no_lock_and_is_guarded(kind: Kind) {
+    async fn a_shop_without_locks_is_correct_behind_guarded_routes(kind: Kind) {
         let (without, with) = example("web-shop", kind).await;
         let mut faults = vec![
             "pieces oversold",

@@ -68,7 +68,7 @@ fn report(world: &World, killed: Instant, what: &str) {
 on_both! {
     /// The primary is killed under load, in both directions, with one proxy that runs all the time and another one
     /// that is restarted in between.
-    async fn S17_locks_go_on_after_the_primary_is_lost(kind: Kind) {
+    async fn S17_locks_are_granted_after_the_primary_is_lost(kind: Kind) {
         let dir = folder();
         let (mut a, b) = pair(kind, dir.path()).await;
         let (mut one, other) = tokio::join!(proxy_of([&a, &b], MAX_TTL_MS), proxy_of([&a, &b], MAX_TTL_MS));
@@ -100,7 +100,7 @@ on_both! {
 
     /// The replica lacks the last grants when it is promoted. No lease overlaps a grant that the replica does not
     /// know, and no token is issued twice.
-    async fn S17_what_the_replica_missed_is_not_granted_twice(kind: Kind) {
+    async fn S17_a_lease_that_the_replica_missed_is_not_granted_twice(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
         let (one, other) = tokio::join!(proxy_of([&a, &b], MAX_TTL_MS), proxy_of([&a, &b], MAX_TTL_MS));
@@ -120,7 +120,7 @@ on_both! {
 
     /// The primary waits for its replica at each commit, so nothing is granted while the replica is cut off. If the
     /// primary is killed then, the replica has everything that was confirmed.
-    async fn S17_semi_synchronous_replication_keeps_what_was_confirmed(kind: Kind) {
+    async fn S17_semi_synchronous_replication_keeps_every_confirmed_write(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
         let once = "[policies.once]\npath = \"builtin:default\"\nsettings = { primitive = \"once\" }\n\
@@ -154,7 +154,7 @@ on_both! {
 
     /// A server that does not know the epoch after its own is promoted again, and the only proxy has no knowledge of
     /// it. The proxy grants no lease before the leases of that epoch have ended, and issues none of its tokens again.
-    async fn S17_a_server_that_missed_an_epoch_goes_on_above_it(kind: Kind) {
+    async fn S17_a_server_that_missed_an_epoch_issues_tokens_above_that_epoch(kind: Kind) {
         let dir = folder();
         let (a, mut b) = pair(kind, dir.path()).await;
         let mut proxy = proxy_of([&a, &b], MAX_TTL_MS).await;
@@ -180,7 +180,7 @@ on_both! {
 
     /// A lease that was replicated is renewed and released while no new lease is granted. Everybody is told for how
     /// long.
-    async fn S17_leases_live_on_while_grants_wait(kind: Kind) {
+    async fn S17_replicated_leases_are_renewed_while_grants_wait(kind: Kind) {
         let max_ttl_ms = 6_000;
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
@@ -212,7 +212,7 @@ on_both! {
     }
 
     /// Two writable servers: a proxy leaves the server that another proxy has left before.
-    async fn S17_a_server_that_was_left_elsewhere_is_left(kind: Kind) {
+    async fn S17_a_proxy_leaves_a_server_that_another_proxy_has_left(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
         let proxy = proxy_of([&a, &b], MAX_TTL_MS).await;
@@ -231,7 +231,7 @@ on_both! {
 
     /// Two writable servers that do not know each other. Locks are on one of them at a time, even for a proxy that
     /// starts while the other one is back or hangs.
-    async fn S8_a_second_database_to_fail_over_to(kind: Kind) {
+    async fn S8_proxies_fail_over_to_a_second_database_without_two_holders(kind: Kind) {
         let dir = folder();
         let (mut a, mut b) = tokio::join!(Node::start(kind, dir.path(), 1), Node::start(kind, dir.path(), 2));
         for node in [&a, &b] {

@@ -33,7 +33,7 @@ async fn until_in_line(url: &str, key: &str, count: usize) {
 }
 
 on_both! {
-    async fn S16_first_come_first_served_over_proxies(kind: Kind) {
+    async fn S16_waiters_of_all_proxies_are_served_in_order_of_arrival(kind: Kind) {
         let url = database(kind).await;
         let proxies = join_all((0..3).map(|_| proxy(&url, "default", ORDERED))).await;
         let mut lease = proxies[0].client().lease("a", 60_000).await;
@@ -55,7 +55,7 @@ on_both! {
         println!("from release to grant: median {:?}", wake_ups[wake_ups.len() / 2]);
     }
 
-    async fn S16_nobody_goes_past_the_line_and_who_leaves_is_passed_over(kind: Kind) {
+    async fn S16_waiters_that_leave_or_time_out_are_passed_over(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
         let held = one.client().lease("a", 60_000).await;
@@ -73,7 +73,7 @@ on_both! {
     }
 
     /// A proxy is killed with its waiters: the waiters behind them do not wait for it.
-    async fn S16_a_dead_waiter_blocks_nobody(kind: Kind) {
+    async fn S16_waiters_of_a_dead_proxy_block_no_other_waiter(kind: Kind) {
         let url = database(kind).await;
         let (one, mut other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
         let held = one.client().lease("a", 60_000).await;
@@ -92,7 +92,7 @@ on_both! {
 
     /// The address that a proxy advertises is unreachable. Notifications for its waiters fail, and the waiters keep
     /// their places.
-    async fn S16_who_cannot_be_rung_keeps_its_place(kind: Kind) {
+    async fn S16_a_waiter_whose_proxy_cannot_be_notified_keeps_its_place(kind: Kind) {
         let url = database(kind).await;
         let nowhere = format!("{ORDERED}\n[fleet]\nadvertise = \"192.0.2.1:7072\"");
         let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", &nowhere).await);
@@ -162,7 +162,7 @@ on_both! {
     }
 
     /// On two proxies. A waiter that leaves, or that lets its lease end, loses its place.
-    async fn S28_the_revision_is_the_place_and_the_fencing_token(kind: Kind) {
+    async fn S28_waiters_are_granted_in_order_with_rising_fencing_tokens(kind: Kind) {
         let url = database(kind).await;
         let (one, other) = (proxy(&url, "default", ORDERED).await, proxy(&url, "default", ORDERED).await);
         let body = |n: u32, ttl_ms: u32| {
@@ -212,7 +212,7 @@ on_both! {
     }
 
     /// Five servers: two may be gone or hang, but not three. Nothing is left behind.
-    async fn S25_a_majority_of_five_servers(kind: Kind) {
+    async fn S25_a_majority_of_five_servers_grants_leases(kind: Kind) {
         let dir = folder();
         let paths: Vec<_> = (0..5).map(|n| dir.path().join(n.to_string())).collect();
         let servers: Vec<ManagedServer> = join_all(paths.iter().map(|path| own_server(kind, path))).await;

@@ -56,7 +56,7 @@ async fn pause_ms(ms: u64) {
 on_both! {
     /// The key consists of lock name and resource. No clean-up job is necessary. If one removes a slow holder, the
     /// token of that holder is refused.
-    async fn S1_one_inserts_and_the_others_fail_at_once(kind: Kind) {
+    async fn S1_one_client_acquires_and_the_other_clients_fail_at_once(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let client = proxy.client();
         let body = json!({"resource": "import/a", "ttl_ms": 60_000});
@@ -81,7 +81,7 @@ on_both! {
         lost(&client, slow).await;
     }
 
-    async fn S4_retries_end_at_a_deadline_and_only_the_holder_frees(kind: Kind) {
+    async fn S4_retries_end_at_a_deadline_and_only_the_holder_releases(kind: Kind) {
         let settings = "sleep = \"fixed\"\nmin_ms = 50\nmax_ms = 50";
         let proxy = proxy(&database(kind).await, "backoff", settings).await;
         let client = proxy.client();
@@ -103,7 +103,7 @@ on_both! {
     }
 
     /// The holder dies with its proxy, and nobody cleans up after it.
-    async fn S4_what_a_dead_holder_had_is_taken_over_without_a_cleaner(kind: Kind) {
+    async fn S4_the_lock_of_a_dead_holder_is_taken_over_without_a_clean_up_job(kind: Kind) {
         let url = database(kind).await;
         let settings = "sleep = \"fixed\"\nmin_ms = 50\nmax_ms = 50";
         let (mut dead, proxy) = (proxy(&url, "backoff", settings).await, proxy(&url, "backoff", settings).await);
@@ -121,7 +121,7 @@ on_both! {
         assert_eq!(client.show("a").await["holders"][0]["token"], next.json["token"]);
     }
 
-    async fn S5_an_expired_lock_is_taken_over_by_one(kind: Kind) {
+    async fn S5_an_expired_lock_is_taken_over_by_one_client(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let client = proxy.client();
         let old = client.lease("a", 200).await;
@@ -134,7 +134,7 @@ on_both! {
     }
 
     /// Some drivers and poolers make the server count the rows that were found.
-    async fn S7_success_does_not_hang_on_how_rows_are_counted(kind: Kind) {
+    async fn S7_success_does_not_depend_on_how_the_server_counts_rows(kind: Kind) {
         let url = format!("{}&client_found_rows=true", database(kind).await);
         let proxy = proxy(&url, "default", "").await;
         let client = proxy.client();
@@ -147,7 +147,7 @@ on_both! {
         }
     }
 
-    async fn S12_random_sleeps_and_a_way_out_by_force(kind: Kind) {
+    async fn S12_polls_sleep_at_random_and_an_operator_can_force_a_release(kind: Kind) {
         let settings = "sleep = \"random\"\nmin_ms = 20\nmax_ms = 60\nattempts = 7";
         let proxy = proxy(&database(kind).await, "backoff", settings).await;
         let client = proxy.client();
@@ -173,7 +173,7 @@ on_both! {
     }
 
     /// A transaction of another client, or of a person at a console, has locked the row.
-    async fn S12_a_statement_waits_a_second_at_most(kind: Kind) {
+    async fn S12_a_statement_waits_for_a_row_lock_for_at_most_one_second(kind: Kind) {
         let url = database(kind).await;
         let proxy = proxy(&url, "backoff", "sleep = \"random\"").await;
         let client = proxy.client();
@@ -209,7 +209,7 @@ on_both! {
         assert_eq!(answer.status, 200, "{}", answer.text);
     }
 
-    async fn S13_S14_one_statement_takes_an_expired_lock_over_and_the_version_rises(kind: Kind) {
+    async fn S13_S14_one_statement_takes_over_an_expired_lock_and_raises_the_version(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let client = proxy.client();
         let mut last = 0;
@@ -299,7 +299,7 @@ on_both! {
     }
 
     /// One timer serves all leases, instead of one thread for each.
-    async fn S15_a_thousand_leases_are_renewed_by_as_many_threads_as_one(kind: Kind) {
+    async fn S15_a_thousand_leases_are_renewed_by_as_many_threads_as_one_lease(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let clients: Vec<Client> = (0..10).map(|_| Client::http2(proxy.api_address())).collect();
         let hold = async |client: &Client, n: usize| {
@@ -316,7 +316,7 @@ on_both! {
         drop((one, holds));
     }
 
-    async fn S18_S21_the_lock_is_released_whatever_the_work_does_and_shows_who_has_it(kind: Kind) {
+    async fn S18_S21_the_lock_is_released_however_the_work_ends_and_shows_its_holder(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "").await;
         let client = proxy.client();
         let api = format!("http://{}", proxy.api_address());
@@ -337,7 +337,7 @@ on_both! {
         client.lease("task", 60_000).await;
     }
 
-    async fn S22_polls_of_100_ms_for_10_s_and_leases_of_60_s(kind: Kind) {
+    async fn S22_a_waiter_polls_every_100_ms_and_a_lease_lasts_60_s(kind: Kind) {
         let settings = "sleep = \"fixed\"\nmin_ms = 100\nmax_ms = 100\nwait_ms = 10000\nttl_ms = 60000";
         let proxy = proxy(&database(kind).await, "backoff", settings).await;
         let client = proxy.client();
@@ -383,7 +383,7 @@ on_both! {
         assert_eq!(client.renew(&held.json).await.status, 200, "the holder knows nothing of it");
     }
 
-    async fn S23_only_the_right_value_frees_and_the_expiry_is_set_with_the_lock(kind: Kind) {
+    async fn S23_only_the_right_lease_id_releases_and_the_expiry_is_set_with_the_lock(kind: Kind) {
         let url = database(kind).await;
         let mut proxy = proxy(&url, "default", "").await;
         let lease = proxy.client().lease("a", 1_000).await;
@@ -401,7 +401,7 @@ on_both! {
         lost(&client, &lease).await;
     }
 
-    async fn S27_first_come_first_served_with_one_wake_up_a_release(kind: Kind) {
+    async fn S27_waiters_are_served_in_order_with_one_wake_up_per_release(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "reentrant = true\nwait_ms = 20000").await;
         let client = proxy.client();
         let (lines, _) = client.hold(&json!({"resource": "a", "owner": "first"})).await;

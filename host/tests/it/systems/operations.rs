@@ -17,7 +17,7 @@ fn rule(name: &str) -> String {
 }
 
 on_both! {
-    async fn S8_reentrant_by_owner_with_a_count_and_blocking_with_an_expiry(kind: Kind) {
+    async fn S8_an_owner_reenters_with_a_count_and_a_waiter_blocks_until_the_lock_is_free(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "reentrant = true").await;
         let client = proxy.client();
         let mine = json!({"resource": "a", "owner": "me", "ttl_ms": 60_000});

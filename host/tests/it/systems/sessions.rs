@@ -141,7 +141,7 @@ on_both! {
 
     /// NOWAIT, SKIP LOCKED, re-entrance, and one wake-up per release, in order of arrival, which the server's own
     /// queue does not keep.
-    async fn S6_claimers_skip_what_is_locked_and_waiters_keep_their_order(kind: Kind) {
+    async fn S6_claims_skip_locked_rows_and_waiters_keep_their_order(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"row\"\npool = 5";
         let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
@@ -190,7 +190,7 @@ on_both! {
     }
 
     /// As with a registry in the process: no statement for an owner that already holds the lock.
-    async fn S10_entering_again_costs_no_statement(kind: Kind) {
+    async fn S10_a_reentrant_acquire_costs_no_statement(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let proxy = proxy(server.url(), "default", "primitive = \"advisory\"\nreentrant = true").await;
@@ -237,7 +237,7 @@ on_both! {
     }
 
     /// SQL that blocks on an uncommitted insert can deadlock; the primitive cannot.
-    async fn S11_an_insert_that_blocks_can_deadlock_and_row_locks_of_ours_cannot(kind: Kind) {
+    async fn S11_a_blocking_insert_can_deadlock_and_a_row_lock_of_the_proxy_cannot(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let url = server.url();
@@ -288,7 +288,7 @@ on_both! {
         server.stop().await;
     }
 
-    async fn S11_the_second_waits_for_the_first_to_release_or_die(kind: Kind) {
+    async fn S11_a_second_client_waits_until_the_first_releases_or_dies(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"row\"";
         let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
@@ -315,7 +315,7 @@ on_both! {
     }
 
     /// Waiters are told how much time is left, and when the lock is free. Then they race for it.
-    async fn S24_waiters_subscribe_and_race(kind: Kind) {
+    async fn S24_waiters_are_notified_of_a_release_and_one_of_them_wins(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "primitive = \"advisory\"").await;
         let client = proxy.client();
         let held = client.lease("a", 5_000).await;
@@ -344,7 +344,7 @@ on_both! {
         assert_eq!(won, 1, "all are told, one wins");
     }
 
-    async fn S24_an_owner_enters_again_by_setting(kind: Kind) {
+    async fn S24_an_owner_reenters_only_if_the_settings_allow_it(kind: Kind) {
         let url = database(kind).await;
         for primitive in ["advisory", "lease"] {
             let resource = format!("by {primitive}");
@@ -378,7 +378,7 @@ on_both! {
         }
     }
 
-    async fn a_second_choice_stands_in_where_the_first_cannot_be_had(kind: Kind) {
+    async fn a_second_primitive_is_used_when_the_first_is_not_available(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"quorum\"\nsecond_primitive = \"advisory\"";
         let lease = proxy(&url, "default", settings).await.client().lease("a", 60_000).await;
@@ -390,7 +390,7 @@ on_both! {
     }
 
     /// If the server ends a session, all locks on it are lost, and their holders are told.
-    async fn the_loss_of_the_session_of_advisory_locks_is_told_to_every_holder(kind: Kind) {
+    async fn the_loss_of_the_advisory_session_is_reported_to_every_holder(kind: Kind) {
         let url = database(kind).await;
         let proxy = proxy(&url, "default", "primitive = \"advisory\"").await;
         let client = proxy.client();
@@ -442,7 +442,7 @@ on_both! {
     }
 
     /// Two proxies and thousands of names: no name has two holders, and few connections are used.
-    async fn thousands_of_advisory_locks_rest_on_one_session(kind: Kind) {
+    async fn thousands_of_advisory_locks_share_one_session(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"advisory\"\nwait_ms = 30000";
         let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
@@ -516,7 +516,7 @@ on_both! {
 
     /// A change from one primitive to another that lacks the mode of a lease: the resource is not free before the
     /// lease ends.
-    async fn a_lease_in_a_mode_that_the_next_primitive_lacks_keeps_others_out(kind: Kind) {
+    async fn a_lease_in_a_mode_that_the_next_primitive_lacks_still_excludes_others(kind: Kind) {
         for primitive in ["advisory", "row"] {
             let url = database(kind).await;
             let before = proxy(&url, "default", "primitive = \"lease\"").await;

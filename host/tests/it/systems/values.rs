@@ -57,7 +57,7 @@ async fn leave_each_other_behind(one: &Client, other: &Client) {
 
 on_both! {
     /// On two proxies.
-    async fn S3_of_those_that_read_a_version_one_commits(kind: Kind) {
+    async fn S3_one_of_several_readers_of_a_version_commits(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"version\"";
         let (one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
@@ -128,7 +128,7 @@ on_both! {
         assert_eq!(read(&other.client()).await["value"], json!({"left": 3}));
     }
 
-    async fn S29_of_many_submits_one_runs_and_the_others_get_its_outcome(kind: Kind) {
+    async fn S29_one_of_many_submissions_runs_and_the_others_get_its_outcome(kind: Kind) {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let settings = "primitive = \"once\"\nkeep_ms = 2000";
@@ -169,7 +169,7 @@ on_both! {
         .await;
     }
 
-    async fn S29_a_runner_that_dies_frees_the_place(kind: Kind) {
+    async fn S29_a_runner_that_dies_lets_another_runner_start(kind: Kind) {
         let proxy = proxy(&database(kind).await, "default", "primitive = \"once\"\nttl_ms = 1000").await;
         let client = proxy.client();
         let first = begin(&client, "o", 0).await;
@@ -195,7 +195,7 @@ on_both! {
     }
 
     /// Every proxy knows who works, even after a crash, and also knows the outcome.
-    async fn S29_what_is_done_once_outlives_its_proxy(kind: Kind) {
+    async fn S29_the_state_of_a_once_outlives_its_proxy(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"once\"\nttl_ms = 60000";
         let (mut one, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);

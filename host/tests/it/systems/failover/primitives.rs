@@ -95,7 +95,7 @@ fn assert_waits(answer: &Response) {
 on_both! {
     /// Named locks and row locks end with their sessions. Their holders are told long before the end of their leases,
     /// and nobody gets the locks on the new server before a lease of the old server would have ended.
-    async fn S17_locks_of_sessions_end_with_the_primary(kind: Kind) {
+    async fn S17_session_locks_end_with_the_primary(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
         let (one, other) = tokio::join!(proxy_of_all([&a, &b]), proxy_of_all([&a, &b]));
@@ -140,7 +140,7 @@ on_both! {
     }
 
     /// Values that were replicated are still there, and a version that was lost is not issued again.
-    async fn S17_values_that_were_replicated_live_on(kind: Kind) {
+    async fn S17_replicated_values_survive_a_fail_over(kind: Kind) {
         let dir = folder();
         let (a, b) = pair(kind, dir.path()).await;
         let (one, other) = tokio::join!(proxy_of_all([&a, &b]), proxy_of_all([&a, &b]));
