@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_given_another_database() {
+    fn the_database_of_a_url_is_replaced() {
         for (url, expected) in [
             ("mysql://a:b@db:3306", "mysql://a:b@db:3306/x"),
             ("mysql://a:b@db:3306/", "mysql://a:b@db:3306/x"),

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_must_be_shown_and_cured() {
+    fn a_report_is_good_only_if_its_fault_is_shown_and_cured() {
         let good = report(&[3], &[0]);
         assert!(good.is_good() && !good.to_string().contains("FAILED"));
         assert_eq!(good.json()["without"], json!({"made": 9, "lost": 3}));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_several_faults_must_be_shown_and_cured() {
+    fn a_report_is_good_only_if_each_of_its_faults_is_shown_and_cured() {
         let good = report(&[3, 1], &[0, 0]);
         assert!(good.is_good() && good.to_string().ends_with("2 of 2 faults without the proxy, 0 with it."));
         for (without, with, words) in [

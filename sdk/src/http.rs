@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_as_a_server_reads_it() {
+    fn a_request_line_is_read_as_a_server_reads_it() {
         let request = Request::http("POST /orders/caf%C3%A9/pay?x=1+2&y=a%26b&z&x=%2B");
         assert_eq!(request.name, "/orders/café/pay");
         let http = request.http.unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_twice_is_not_guessed() {
+    fn a_duplicate_header_or_parameter_has_no_value() {
         let request = Request::http("GET /a?x=1&y=2&x=1")
             .with_header("X-Tenant", "acme")
             .with_header("x-twice", "a")
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_and_bodies() {
+    fn methods_and_bodies_of_a_request_are_read() {
         assert!(["GET /", "HEAD /", "OPTIONS /"].iter().all(|line| Request::http(line).is_safe()));
         assert!(!["POST /", "get /", "DELETE /"].iter().any(|line| Request::http(line).is_safe()));
         let request = Request::http("PUT /").with_body(r#"{"id": 7, "cut"#);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_the_lock_api_has_nothing_of_http() {
+    fn a_request_of_the_lock_api_has_no_http_parts() {
         let request = Request::new("a");
         assert!(!request.is_safe() && !request.method_is("GET"));
         assert_eq!((request.header("a"), request.query("a"), request.capture("a")), (None, None, None));

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_once_keeps_the_wishes_of_its_request() {
+    fn a_once_plan_keeps_the_times_of_its_request() {
         let request = Request::http("POST /pay").with_mode(Mode::Shared).with_ttl(500).with_wait(600);
         let plan = Plan::of(&request).once_by("pay/7").with_keep(5_000);
         assert_eq!(

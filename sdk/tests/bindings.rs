@@ -38,7 +38,7 @@ fn generated(wit: &Path, hook: &str) -> String {
 }
 
 #[test]
-fn the_bindings_are_those_of_the_wit() {
+fn the_bindings_match_the_wit() {
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR"));
     for hook in hooks(&sdk.join("wit")) {
         let (path, text) = (sdk.join(format!("src/bindings/{hook}.rs")), generated(&sdk.join("wit"), &hook));

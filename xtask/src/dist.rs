@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_runs_without_its_symbols_which_are_beside_it() {
+    fn a_stripped_program_runs_and_its_symbols_are_in_a_separate_file() {
         let dist = paths::target().join("dist-test");
         let this = std::env::current_exe().expect("a program");
         split(&this, &dist).expect("objcopy");

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_simulation_prints_is_read() {
+    fn the_output_of_the_simulation_is_parsed() {
         let log = "the first seed is 1\n12 seeds, 800 grants checked in 42 s of one core: 1143 a minute\n\
              seed 13 fails, fingerprint 0f\n\nBROKEN: two holders: a and b\n";
         let Some(Finding::Found { seed: 13, took, what }) = found(log) else { panic!("it is found") };

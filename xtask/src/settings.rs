@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_servers_in_a_file_are_named_ones() {
+    fn several_server_urls_in_a_file_are_joined_with_commas() {
         let text = "store.url = [\"mysql://one/\", \"mysql://two/\"]\nadmin.listen = 3";
         let table: toml::Table = text.parse().expect("it is TOML");
         let value = |path: &[&str]| setting(&table, path, "LOCKKEEPER_NOT_SET");

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_share_an_order_that_a_writer_has_alone() {
+    fn readers_share_an_order_and_a_writer_has_it_alone() {
         let (read, write) =
             (plan(&of_acme("GET /orders/42")).unwrap(), plan(&of_acme("PUT /orders/42")).unwrap());
         assert_eq!((read.mode, write.mode), (Mode::Shared, Mode::Exclusive));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_to_wait_is_told_for_what() {
+    fn a_contended_change_gets_423_and_a_contended_payment_gets_409() {
         let contention = response::Contention {
             key: "acme/orders/42".into(),
             holder: "another".into(),

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tenant_no_lock() {
+    fn a_request_without_a_tenant_is_refused() {
         assert!(plan(&Request::new("orders/42")).unwrap_err().reason.contains("`tenant`"));
         assert!(plan(&Request::new("orders/42").with_label("tenant", "")).is_err());
     }

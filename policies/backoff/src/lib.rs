@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn it_gives_up_after_the_last_attempt_and_otherwise_never() {
+    fn the_policy_gives_up_only_after_the_last_attempt() {
         let settings = Settings { attempts: 3, ..settings(Sleep::Fixed) };
         assert_eq!(sleep(&settings, 2, 0), Decision::Poll(10));
         assert!(matches!(sleep(&settings, 3, 0), Decision::GiveUp(reason) if reason.contains('3')));

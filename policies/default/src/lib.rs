@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_goes_before_the_settings() {
+    fn the_request_overrides_the_settings() {
         let settings = Settings { ttl_ms: 500, wait_ms: 600, ..Settings::default() };
         let silent = plan(&settings, &Request::new("a")).unwrap();
         assert_eq!((silent.ttl, silent.wait), (500, 600));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guarded_request_is_one_of_its_resource() {
+    fn a_guarded_request_is_locked_by_its_resource() {
         let request = Request::http("POST /orders/42/pay").with_ttl(700);
         let silent = plan(&Settings::default(), &request).unwrap();
         assert_eq!(silent, Plan::exclusive("/orders/42/pay").with_ttl(700));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn stripes_share_keys() {
+    fn resources_share_the_keys_of_their_stripes() {
         let settings = Settings { stripes: 100, ..Settings::default() };
         let key = |name: &str| plan(&settings, &Request::new(name)).unwrap().keys;
         // The check value of CRC-32: 0xCBF43926 for these digits.

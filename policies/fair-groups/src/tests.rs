@@ -54,14 +54,14 @@ fn a_single_waiter_goes_before_a_crowd_that_was_just_served() {
 }
 
 #[test]
-fn shares_follow_the_weights_and_not_the_crowds() {
+fn shares_follow_the_weights_and_not_the_number_of_waiters() {
     let shares = shares(&[("a", 3, 50), ("b", 1, 1)], 4_000);
     assert!((2_900..=3_100).contains(&shares["a"]), "{shares:?}");
     assert!((900..=1_100).contains(&shares["b"]), "{shares:?}");
 }
 
 #[test]
-fn within_a_group_rank_and_arrival_hold() {
+fn rank_and_arrival_decide_within_a_group() {
     let first = waiter("a", 1, 10);
     let urgent = Waiter { rank: -1, ..waiter("a", 1, 1) };
     let pick = |waiters| FairGroups::choose(&Settings::default(), &queue(waiters, &[]));

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_come_back_as_they_were_written() {
+    fn settings_survive_encoding_and_decoding() {
         let bytes = configure::<Sampler>(r#"{"ttl_ms": 7, "names": ["x", "y"]}"#).unwrap();
         assert_eq!(decode::<Sample>(&bytes), Sample { ttl_ms: 7, names: vec!["x".into(), "y".into()] });
         assert_eq!(decode::<Sample>(&configure::<Sampler>("{}").unwrap()), Sample::default());

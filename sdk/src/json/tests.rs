@@ -57,7 +57,7 @@ fn fields_are_found_by_their_paths() {
 }
 
 #[test]
-fn names_that_only_look_like_the_field_are_not_it() {
+fn a_name_elsewhere_in_the_text_is_not_taken_for_the_field() {
     let body = r#"{"a": {"id": "deeper"}, "b": "\"id\": \"in a text\"", "c": ["id", {"id": 1}], "id": "it"}"#;
     is(body, "id", "it");
     is_none(&body[..body.len() - r#""id": "it"}"#.len()], "id");
@@ -66,7 +66,7 @@ fn names_that_only_look_like_the_field_are_not_it() {
 
 /// For a cut at any place, the answer is that of the whole text or none. For a cut after the field, it is never none.
 #[test]
-fn a_cut_behind_the_field_does_not_matter_and_one_before_its_end_is_noticed() {
+fn a_truncated_body_gives_a_field_only_if_the_field_is_complete() {
     let body = r#"{"x": [1, -2.5e-3, true, null, "ä\u00e4\\"], "id": "ä1e5", "n": 120, "ok": true, "t": {"l": [7, 8]},
         "rest": [0.5, 1E+2, false, null, {"id": "\ud83d\ude00", "a": []}, ""], "end": "é\n"} "#;
     for (path, expected, last) in [
@@ -86,7 +86,7 @@ fn a_cut_behind_the_field_does_not_matter_and_one_before_its_end_is_noticed() {
 }
 
 #[test]
-fn a_name_that_is_there_twice_is_ambiguous() {
+fn a_duplicate_name_gives_no_field() {
     for body in [
         r#"{"id": 1, "id": 2}"#,
         r#"{"id": 1, "id": 1}"#,
@@ -117,7 +117,7 @@ fn a_name_that_is_there_twice_is_ambiguous() {
 }
 
 #[test]
-fn what_is_not_json_has_no_fields() {
+fn a_body_that_is_not_json_has_no_fields() {
     for body in [
         "",
         "id=1",
@@ -143,7 +143,7 @@ fn what_is_not_json_has_no_fields() {
 }
 
 #[test]
-fn depth_is_bounded_on_the_path_and_costs_nothing_beside_it() {
+fn depth_is_bounded_on_the_path_of_the_field_and_nowhere_else() {
     let nested = |levels: usize| "[".repeat(levels) + "1" + &"]".repeat(levels);
     let path = |levels: usize| vec!["0"; levels].join(".");
     is(&nested(127), &path(127), "1");
@@ -155,7 +155,7 @@ fn depth_is_bounded_on_the_path_and_costs_nothing_beside_it() {
 }
 
 #[test]
-fn a_number_that_has_several_spellings_names_nothing() {
+fn a_number_with_several_spellings_gives_no_field() {
     for number in ["1.0", "1e0", "1E2", "-0", "0.5"] {
         is_none(&format!(r#"{{"id": {number}, "x": 1}}"#), "id");
     }

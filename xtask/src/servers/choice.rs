@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_fetched_where_apt_has_one() {
+    fn a_server_is_fetched_if_apt_offers_it() {
         let debian = machine(&[], &[Kind::Mysql, Kind::Mariadb], "apt-get");
         assert_eq!(choose("managed", "auto", &debian), Server::Fetched(Kind::Mysql));
         assert_eq!(choose("managed", "mariadb", &debian), Server::Fetched(Kind::Mariadb));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn where_none_can_be_fetched_the_user_learns_what_to_install() {
+    fn a_missing_server_is_reported_with_the_package_to_install() {
         let text = |machine: &dyn Fn() -> Programs, server: &str| match choose("managed", server, machine) {
             Server::Missing(text) => text,
             other => panic!("{other:?}"),

@@ -5,7 +5,7 @@ fn machine(id: &str, codename: &str, text: &str) -> Machine {
 }
 
 #[test]
-fn one_line_entries() {
+fn one_line_entries_are_parsed() {
     let source = one_line("deb [arch=amd64 signed-by=/k.gpg] http://m/debian bookworm main contrib # why");
     let source = source.expect("an entry");
     assert_eq!(source.uris, ["http://m/debian"]);
@@ -20,7 +20,7 @@ fn one_line_entries() {
 }
 
 #[test]
-fn stanzas_with_comments_continued_lines_and_disabled_ones() {
+fn stanzas_are_parsed_and_disabled_stanzas_are_skipped() {
     let text = "# first\nTypes: deb deb-src\nURIs: http://m/debian\nSuites: trixie\n trixie-updates\n\
                 Components: main\nSigned-By:\n -----BEGIN\n .\n key\n\n\
                 Types: deb\nEnabled: no\nURIs: http://n/\nSuites: trixie\nComponents: main\n";
@@ -32,7 +32,7 @@ fn stanzas_with_comments_continued_lines_and_disabled_ones() {
 }
 
 #[test]
-fn own_suite_leaves_out_strangers_and_the_mirror_is_not_the_security_one() {
+fn foreign_suites_are_left_out_and_the_mirror_is_not_the_security_mirror() {
     let text = "Types: deb\nURIs: http://m/debian-security\nSuites: bookworm-security\nComponents: main\n\n\
                 Types: deb\nURIs: http://other/apt\nSuites: nodistro\nComponents: main\n\n\
                 Types: deb\nURIs: http://m/debian\nSuites: bookworm bookworm-backports\nComponents: main\n";
