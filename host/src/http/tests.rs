@@ -211,7 +211,7 @@ async fn slow_headers_after_an_answer_get_408() {
 }
 
 #[tokio::test]
-async fn half_a_request_behind_a_whole_one_gets_408() {
+async fn an_incomplete_request_behind_a_complete_request_gets_408() {
     let server = start(limits());
     let answers = server.exchange("GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nho").await;
     assert!(answers.starts_with("HTTP/1.1 200 "), "{answers}");

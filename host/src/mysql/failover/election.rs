@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_was_out_of_use_may_lack_writes_until_all_others_are_known_behind() {
+    fn a_server_out_of_use_may_lack_writes_only_if_another_server_may_be_ahead() {
         let recorded = record("a", 5);
         let now_us = 1_000_000_000;
         for (ago_us, gap) in [

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_settings_cause_warnings_or_with_require_durable_a_refusal() {
+    fn weak_settings_warn_and_are_refused_under_require_durable() {
         let weak = variables(&[("innodb_flush_log_at_trx_commit", "2"), ("sync_binlog", "0")]);
         assert_eq!(check(&weak, false).expect("it only warns").warnings.len(), 2);
         assert!(check(&weak, true).expect_err("it refuses").contains("require_durable"));

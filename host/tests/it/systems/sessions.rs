@@ -101,7 +101,7 @@ on_both! {
         assert!(next.number("token") > held["token"].as_u64().unwrap());
     }
 
-    async fn S2_the_death_of_a_session_frees_its_row_at_once_and_tells_its_holder(kind: Kind) {
+    async fn S2_the_death_of_a_session_frees_its_row_at_once_and_notifies_its_holder(kind: Kind) {
         let url = database(kind).await;
         let settings = "primitive = \"row\"";
         let (proxy, other) = (proxy(&url, "default", settings).await, proxy(&url, "default", settings).await);
