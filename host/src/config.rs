@@ -1,7 +1,8 @@
 //! The validated configuration, read from config.toml.
 //!
-//! Each section has a file: the type that the rest of the proxy sees, which can only hold valid values, and `read`
-//! with the keys, ranges, defaults and checks. A new key is a field and a line of `read`.
+//! Each section has a file. It contains the type that the rest of the proxy sees, which can only hold valid
+//! values, and a function `read` with the keys, ranges, defaults and checks. A new key needs a field and a line in
+//! `read`.
 //!
 //! | sections | file |
 //! | --- | --- |
@@ -19,8 +20,8 @@
 //! | `[log]` | `log` |
 //! | `[runtime]`, `[shutdown]` | `process` |
 //!
-//! `reader` reads the document: it knows lines and environment variables, and collects all faults. They are reported
-//! at once.
+//! `reader` reads the document. It tracks line numbers, applies environment variables, and collects all faults,
+//! which are reported at once.
 
 use std::path::{Path, PathBuf};
 

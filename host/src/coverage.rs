@@ -1,4 +1,4 @@
-//! Branches that the search has to take, counted in a simulation. Elsewhere nothing is counted.
+//! Counts the branches that the search has to take. Nothing is counted outside a simulation.
 
 macro_rules! branches {
     ($($branch:ident $name:literal)*) => {

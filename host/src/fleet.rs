@@ -56,8 +56,9 @@ const WRITES: u32 = 10;
 /// The number of heartbeat intervals after its last heartbeat after which a proxy is gone. The difference to
 /// [`WRITES`] is for writes that the server checked in time but that commit late.
 const LIVES: u32 = 15;
-/// The least difference between the two limits, however short the heartbeat interval. A proxy waits 3 s for an answer
-/// of the server: if a COMMIT stalls longer, as behind a global read lock, no client is told of its grant.
+/// The least difference between the two limits, however short the heartbeat interval. A proxy waits 3 s for an
+/// answer of the server: if a COMMIT stalls longer, for example behind a global read lock, no client is told of
+/// its grant.
 const LANDING: Duration = Duration::from_secs(4);
 /// The factor by which heartbeats are faster for a while after a change has begun.
 const HURRY: u32 = 10;

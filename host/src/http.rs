@@ -21,10 +21,10 @@
 //! leave the queue. A half-closed connection counts as ended.
 //!
 //! The bytes of a client pass `socket`, where `gate` judges them, the HTTP library, `requests`, and the front's
-//! [`Handler`]. `connection` drives this, from the first byte to the end. `activity` says what the connection is doing,
-//! and `watchdog` when it should end.
+//! [`Handler`]. `connection` drives a connection from its first byte to its end. `activity` tracks what the
+//! connection is doing, and `watchdog` decides when it should end.
 //!
-//! A handler that answers 101 passes the new use of the connection to [`Peer::upgrade`].
+//! A handler that answers 101 passes a function to [`Peer::upgrade`], which then uses the connection.
 
 use std::sync::Arc;
 

@@ -29,10 +29,10 @@
 //!    the changed records back, and commits. The caller reports the [`Outcome`](record::Outcome)s with
 //!    [`Event::Completed`](table::Event::Completed).
 //! 4. **It is granted**, and [`Action::Finish`](table::Action::Finish) has the verdict for the client; **or it is
-//!    denied**, and stays at the head. It asks again after a pause
-//!    ([`Action::Backoff`](table::Action::Backoff) asks the policy for it), when the holder's lease ends, or as soon
-//!    as [`Event::Wake`](table::Event::Wake) says that another proxy has freed the key. At its deadline it is
-//!    told who holds the key.
+//!    denied**, and stays at the head. It asks again after a pause ([`Action::Backoff`](table::Action::Backoff)
+//!    asks the policy for it), when the holder's lease ends, or as soon as [`Event::Wake`](table::Event::Wake)
+//!    says that another proxy has freed the key. At its deadline, it is finished with a verdict that names the
+//!    holder.
 //! 5. **It ends.** [`Event::Release`](table::Event::Release) sends the release and the next waiter's acquire in one
 //!    batch. A lease that nobody releases ends by the clock: the table asks the store, because another proxy may
 //!    have renewed the lease, and then the next waiter asks.

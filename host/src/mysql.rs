@@ -11,7 +11,7 @@
 //! | [`pipeline`] | operations on leases: queued, batched, decided, written, answered |
 //! | [`session_locks`] | primitives that depend on a session: `advisory`, `row` |
 //! | [`session`] | a connection: opened, checked, used |
-//! | [`failover`] | which of several servers is in use, and what happens before another one is |
+//! | [`failover`] | which of several servers is in use, and what happens before another server is used |
 //! | [`registry`], [`membership`] | the proxies of a server, their policies, and until when this proxy may write |
 //! | [`clock_steps`], [`clock_watch`], [`clock_record`] | whether the server's clock was set: while this process watched, and before |
 //! | [`clean`], [`read`] | deletes unused rows; lists rows |

@@ -5,13 +5,13 @@
 //!
 //! | what | who decides |
 //! | --- | --- |
-//! | how many connections there are, and what becomes of others ([`WhenFull`]) | [`Protocol::limits`] |
-//! | the time for the TLS handshake | [`Protocol::limits`]; the protocol may spend what is left on its own handshake |
+//! | the number of connections, and what happens to further connections ([`WhenFull`]) | [`Protocol::limits`] |
+//! | the time for the TLS handshake | [`Protocol::limits`]; the protocol may use the remaining time for its own handshake |
 //! | the length of a message, the time for it, the time between two messages | the protocol |
-//! | how a connection ends when the proxy stops | the protocol, which is told by [`Connection::stop`] |
+//! | how a connection ends when the proxy stops | the protocol; [`Connection::stop`] notifies it |
 //!
-//! The kernel closes the connection of a client whose machine has disappeared, or that takes nothing of what is sent
-//! to it ([`Peer::set_patience`]).
+//! The kernel closes the connection of a client whose machine has disappeared, or that reads nothing of what is
+//! sent to it ([`Peer::set_patience`]).
 
 use std::future::Future;
 use std::io;

@@ -1,4 +1,4 @@
-//! What the fronts call: locks by the decisions of policies, kept in a store.
+//! The calls of the fronts. The policies decide about the locks, and a store keeps them.
 //!
 //! Decisions about locks are made in [`crate::lock`]. This module carries events to them, and their actions to the
 //! policies, the store, the timers and the callers. A call becomes a message, and one task, the event loop, takes the
@@ -8,13 +8,13 @@
 //! | --- | --- |
 //! | `context` | [`Service`], and what its calls share |
 //! | `request`, `lease`, `errors`, `views` | what the calls take and return; renewing and releasing a lease |
-//! | `principal` | who asks |
+//! | `principal` | the sender of a request |
 //! | `planning` | from a request to the plan of its policy |
 //! | `acquire` | from a plan to a lease: `acquire` |
 //! | `hold`, `resume` | leases that the proxy renews: `hold`, `resume` |
 //! | `guarded` | the lock of a guarded request: `guard` |
 //! | `once`, `versions` | the primitives that store a value with a key |
-//! | `inspect` | looking at the locks: `list`, `show`, `watch` |
+//! | `inspect` | inspecting the locks: `list`, `show`, `watch` |
 //! | `event_loop` | the loop: from messages to the lock table, and from its actions to the outside |
 //! | `message` | the messages to the loop |
 //! | `in_flight`, `history` | parts of the loop: claims in flight, the last decisions about each key |

@@ -1,6 +1,6 @@
 //! Tasks that the process cannot run without: if one of them panics, the process ends.
 //!
-//! A proxy without its event loop or a lane would appear to run but answer nobody. A proxy that has ended
+//! A proxy without its event loop or a lane would appear to run, but answer no request. A proxy that has ended
 //! blocks no lock: its leases live on, and other proxies renew, release and grant them. So the process does not
 //! survive such a panic. A task that serves a single client is not vital: its panic ends one connection.
 

@@ -1,5 +1,5 @@
-//! `POST /v1/acquire`: the body of a lock request, and the JSON of a grant. `/v1/hold` and `/v1/once/begin` have them,
-//! too.
+//! `POST /v1/acquire`: the body of a lock request, and the JSON of a grant. `/v1/hold` and `/v1/once/begin` use
+//! both, too.
 
 use bytes::Bytes;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Reloads config.toml when it changes: guarded routes are replaced while the proxy runs, everything else at a
+//! Reloads config.toml when it changes. Guarded routes are replaced while the proxy runs; all other changes need a
 //! restart.
 
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! `run`: holds a lock while a command runs.
 //!
-//! Actions on the lease or the command come first and messages after them, because the reader of our output may be
-//! gone or slow. [`lease`] decides when the command must end, [`child`] starts and stops it, and [`guard`] is a
-//! process that ends the command if this process cannot.
+//! Actions on the lease or the command come before messages, because the reader of our output may be slow or gone.
+//! [`lease`] decides when the command must end, [`child`] starts and stops it, and [`guard`] is a process that
+//! ends the command if this process cannot.
 
 use clap::Args;
 

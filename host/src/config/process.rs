@@ -14,7 +14,7 @@ pub struct RuntimeConfig {
 /// How the process stops.
 #[derive(Clone, Debug)]
 pub struct ShutdownConfig {
-    /// How long a proxy that is told to stop keeps serving while it reports that it is not ready.
+    /// How long a proxy that was asked to stop continues to serve while it reports that it is not ready.
     pub grace: Duration,
     /// The longest time that a shutdown waits for requests in progress.
     pub drain: Duration,

@@ -1,4 +1,4 @@
-//! A time-out between two pieces of a body. The timer is set only when a piece has to be waited for.
+//! A time-out between two pieces of a body. The timer is set only when the next piece has not arrived yet.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

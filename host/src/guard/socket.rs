@@ -1,4 +1,4 @@
-//! The connection to an upstream. It ends if nothing moves for too long.
+//! The connection to an upstream. It is closed if no data moves in either direction for too long.
 
 use std::io;
 use std::pin::Pin;

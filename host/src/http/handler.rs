@@ -1,4 +1,4 @@
-//! What answers the requests of a listener.
+//! The interface of the front that answers the requests of a listener.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The client of HTTP at the other end of a connection.
+//! The HTTP client at the other end of a connection.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

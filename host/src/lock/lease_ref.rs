@@ -1,4 +1,4 @@
-//! The name of a lease.
+//! The identity of a lease.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The spaces of keys: a table of what holds the keys of each.
+//! The spaces of keys: a table of the properties of each space.
 
 /// The set of keys that a primitive's locks are in. The same text in two spaces is two different keys, which do not
 /// exclude each other. To move from one space to another, a holder must hold both keys for a while.

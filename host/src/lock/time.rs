@@ -1,4 +1,4 @@
-//! Moments, on two clocks that nothing compares.
+//! Moments on the proxy's clock and on the store's clock. The two types cannot be compared with each other.
 
 /// A moment on the proxy's own clock, in microseconds since the machine started. This clock keeps running while
 /// the machine is suspended, and nobody can set it.

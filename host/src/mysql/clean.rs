@@ -1,4 +1,4 @@
-//! Deletes rows that were not used for long, some at a time.
+//! Deletes rows that were not used for a long time, some at a time.
 //!
 //! First the floor is raised above the tokens of these rows, so that the next token of each key is above its
 //! last one. Then the rows that have not changed since the rise are deleted. They were written in an earlier

@@ -1,4 +1,4 @@
-//! What the proxies record of the server's clock, in its table.
+//! The table in which the proxies record the server's clock.
 
 use mysql_async::Row;
 

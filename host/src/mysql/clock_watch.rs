@@ -3,12 +3,12 @@
 //! [`clock_steps`](super::clock_steps) detects a step by earlier readings of the same process. A starting
 //! process has no earlier readings, and if the clock was set forward while no proxy watched, all leases look
 //! ended. So the row in `lockkeeper_clock` records until when the clock was watched (`seen_us`). Each proxy
-//! that finds the clock where it must be updates it every second. The step since then is at most the time
-//! that the clock shows to have passed. A starting proxy records that time as a possible step, and a proxy
-//! that notices a step records the step.
+//! that finds the clock as expected updates `seen_us` every second. A later step is at most as long as the
+//! time that the clock shows to have passed since `seen_us`. A starting proxy records that time as a possible
+//! step, and a proxy that detects a step records the step.
 //!
-//! So time that no proxy has watched does not count towards the end of a lease: while no proxy runs, leases
-//! stand still.
+//! So time that no proxy has watched does not count towards the end of a lease: while no proxy runs, the time
+//! of leases does not advance.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Conditions about when a statement is applied. Every server has to meet them, the simulated one too. They
-//! test the store itself, because a proxy would undo late statements, and has bounds of its own in front of
-//! the store's.
+//! Conditions about when a statement is applied. Every server has to meet them, the simulated one too. They test
+//! the store itself, because a proxy would undo late statements, and has its own bounds in front of those of the
+//! store.
 
 use std::future::Future;
 use std::num::NonZero;

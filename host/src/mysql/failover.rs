@@ -1,7 +1,7 @@
-//! Which of the servers of `store.url` is in use, and what happens before another one is.
+//! Which of the servers of `store.url` is in use, and what happens before another server is used.
 //!
-//! A single server leaves nothing to choose. Of several servers, at most one may be writable at a time; the
-//! operator must ensure that. The proxy does the rest:
+//! With a single server, there is nothing to choose. Of several servers, at most one may be writable at a time;
+//! the operator must ensure this. The proxy does the rest:
 //!
 //! - It uses the server whose record has the highest floor: the server that last granted leases. A promoted
 //!   replica has the record of the server that it replicated from.

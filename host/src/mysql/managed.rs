@@ -1,4 +1,4 @@
-//! A private server that lives and dies with the proxy, for trials and for tests.
+//! A private server that starts and stops with the proxy, for trials and tests.
 //!
 //! It listens only on a socket in its own data folder, has one account, and keeps full durability. A guardian
 //! process (see [`guardian`]) stops it when the proxy is gone, however the proxy ended. The [`supervisor`]

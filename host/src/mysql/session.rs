@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | [`link`] | a connection that was checked and may be used, and its calls |
 //! | [`spare`] | a connection that is opened on demand and kept for the next call |
-//! | [`preflight`] | what a server must be |
+//! | [`preflight`] | the requirements for a server |
 //! | [`schema`] | the tables, which are created when a connection is opened |
-//! | [`fault`] | why an exchange with the server failed, and so what to do next |
+//! | [`fault`] | why an exchange with the server failed, and therefore what to do next |
 //! | [`wire`] | carries the statements to a real or a simulated server |
 
 pub mod fault;

@@ -1,4 +1,5 @@
-//! Keys whose guard is something that a session holds, and that is free when the session ends.
+//! Locks that depend on a session. The guard of such a key is a lock that the session holds, so it is free when
+//! the session ends.
 //!
 //! MySQL excludes only other proxies: one session has the key's named lock ([`advisory`]) or its row lock
 //! ([`row`]). Among the clients of one proxy [`record::apply`](crate::lock::record::apply) decides as usual,
@@ -221,7 +222,7 @@ impl Time {
     }
 }
 
-/// The receiver of losses: it is told of leases that are lost with their session.
+/// The receiver of losses: it is notified of leases that are lost with their session.
 #[derive(Default)]
 pub struct Losses(Mutex<Option<Loss>>);
 

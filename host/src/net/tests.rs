@@ -1,4 +1,4 @@
-//! Tests of the limits and the drain, with a protocol that a reader of this module can imitate.
+//! Tests of the limits and the drain, with a protocol that can serve as an example.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 

@@ -1,9 +1,9 @@
 //! The hooks that a policy may export: a file each, with the name of the hook's interface in `sdk/wit/policy.wit`.
 //!
-//! A file has all that belongs to its hook: the types that the rest of the proxy sees, the call, the limits on the
-//! policy's answer, the fallback, and the trial calls of a check. The machinery goes over the list of hooks
-//! here: [`super::form`] and [`super::module`] look for the exports, [`super::check`] makes the trial calls, and
-//! [`super::generation`] counts the faults.
+//! A file has everything that belongs to its hook: the types that the rest of the proxy sees, the call, the limits
+//! on the policy's answer, the fallback, and the trial calls of a check. Other modules go through the list of
+//! hooks here: [`super::form`] and [`super::module`] look for the exports, [`super::check`] makes the trial calls,
+//! and [`super::generation`] counts the faults.
 
 pub(super) mod backoff;
 pub(super) mod fairness;

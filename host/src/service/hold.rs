@@ -28,7 +28,7 @@ const RETRY_MS: u32 = 200;
 /// The reason for the loss if the store or an operator has ended the lease.
 const TAKEN: &str = "the lease was taken away, or its session is gone";
 
-/// An event that a client with a held connection is told.
+/// An event for a client with a held connection.
 #[derive(Clone, Debug)]
 pub enum HoldEvent {
     /// The lease was renewed.

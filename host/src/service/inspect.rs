@@ -1,4 +1,4 @@
-//! Looking at the locks: a list, one key with its queue and the decisions about it, and notices of changes.
+//! Inspecting the locks: a list, one key with its queue and the decisions about it, and notices of changes.
 
 use tokio::sync::{broadcast, oneshot};
 
@@ -43,8 +43,8 @@ impl Service {
         Ok(None)
     }
 
-    /// Notices of all changes from now on. A reader that falls behind by more than `limits.watch_buffer`
-    /// notices misses the oldest ones and is told how many.
+    /// Notices of all changes from now on. A reader that falls behind by more than `limits.watch_buffer` notices
+    /// misses the oldest ones and learns how many.
     pub fn watch(&self) -> broadcast::Receiver<Notice> {
         self.shared.notices.subscribe()
     }

@@ -1,4 +1,4 @@
-//! Leases that any proxy may have granted: renewing them, releasing them, taking them away.
+//! Leases that any proxy may have granted: renewing, releasing, and forcibly releasing them.
 
 use std::sync::Arc;
 

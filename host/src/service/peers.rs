@@ -1,4 +1,4 @@
-//! The other proxies, as far as the waiters of this one need them.
+//! The interface for notifying other proxies of their waiters.
 
 use crate::lock::Key;
 

@@ -1,19 +1,19 @@
-//! Who asks for a lock.
+//! The sender of a lock request.
 
 use std::sync::Arc;
 
 use crate::lock::record::HttpView;
 
-/// Who asks for a lock, as far as the front knows. A policy is chosen by it, and plans for it.
+/// The sender of a lock request, as far as the front knows. It determines the policy, and the policy plans for it.
 #[derive(Clone, Debug)]
 pub enum Principal {
-    /// A client of the lock API. Nothing verifies who it is, so the owner of its request is its own word.
+    /// A client of the lock API. Nothing verifies its identity or the owner that its request names.
     Anonymous,
     /// The application behind a guarded route, for one of its requests. The application authenticates its clients.
     Application(RoutedRequest),
 }
 
-/// What came with a request through a guarded route.
+/// The data of a request through a guarded route.
 #[derive(Clone, Debug)]
 pub struct RoutedRequest {
     /// The policy of the route.

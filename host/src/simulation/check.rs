@@ -358,7 +358,7 @@ impl Checks {
         asked.last = clock::now();
     }
 
-    /// The owner is told that its lease is released.
+    /// The proxy tells the owner that its lease is released.
     pub fn released(&mut self, owner: &str) {
         self.asked.entry(owner.to_owned()).or_default().has_lease = false;
     }

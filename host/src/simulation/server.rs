@@ -57,7 +57,7 @@ pub struct Server {
     ended: Mutex<Vec<Ended>>,
     /// Whether the server is stopped: then nobody can connect.
     is_down: AtomicBool,
-    /// The number of current pauses, which may overlap. The server stands still during a pause.
+    /// The number of current pauses, which may overlap. The server does nothing during a pause.
     pauses: AtomicU32,
     /// How long each insertion takes, as with a trigger that sleeps.
     insertion_us: AtomicU64,

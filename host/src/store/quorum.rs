@@ -1,13 +1,13 @@
 //! The primitive `quorum`: leases on several independent stores, of which a majority decides.
 //!
 //! A group is sent to all members at once and answered as soon as the answers decide it, without waiting for
-//! members that are slow or gone. A claim is sent first to one member, which is the same for all proxies, and
-//! to the others after that member has granted it. So one of several simultaneous claims gets all members;
+//! members that are slow or gone. A claim is sent first to one member, which is the same for all proxies, and to
+//! the other members after that member has granted it. So one of several simultaneous claims gets all members;
 //! otherwise the claims would divide the members among them. A claim that no majority grants is undone on every
-//! member that may have granted it. The token of a grant is the highest one that a member gave. The members of
-//! the majority are raised to that token before the grant is reported. Any two majorities have a member in
-//! common, so the next grant has a higher token. After a grant of permits, the permits of the key are counted
-//! again ([`permits`]).
+//! member that may have granted it. The token of a grant is the highest one that a member gave. The members of the
+//! majority are raised to that token before the grant is reported. Any two majorities have a member in common, so
+//! the next grant has a higher token. After a grant of permits, the permits of the key are counted again
+//! ([`permits`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

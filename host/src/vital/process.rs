@@ -137,7 +137,7 @@ pub fn in_process<F: Future>(task: F) -> InProcess<F> {
     InProcess { process: CURRENT.with_borrow(Clone::clone), task: Some(Box::pin(task)) }
 }
 
-/// A task of a process: it stands still while the process is paused.
+/// A task of a process: it does not run while the process is paused.
 pub struct InProcess<F> {
     process: Option<Arc<Process>>,
     /// `None` after the task has ended or was killed.

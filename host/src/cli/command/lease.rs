@@ -1,8 +1,9 @@
 //! The lease of a command: its end, and its renewal.
 //!
-//! The lease is renewed after a third of its ttl. If that fails, renewals are repeated until the command must be told
-//! to stop (TERM), which leaves time to kill it (KILL) before the lease ends. All times count from before the proxy
-//! was asked. A lock that ends with its proxy is also renewed as soon as the proxy may be gone.
+//! The lease is renewed after a third of its ttl. If that fails, the renewal is repeated until the command must be
+//! asked to stop (TERM). This happens early enough to kill the command (KILL) before the lease ends. All times
+//! count from before the request to the proxy. A lock that ends with its proxy is also renewed as soon as the
+//! proxy may be gone.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;

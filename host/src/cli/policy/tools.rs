@@ -1,4 +1,4 @@
-//! What `policy` does without a proxy: the only place where it calls the policy tools.
+//! The parts of `policy` that need no proxy. Only this file calls the policy tools.
 
 use std::path::{Path, PathBuf};
 

@@ -59,9 +59,9 @@ impl Env {
         }
     }
 
-    /// Whether a lease that nobody has taken over is still in force: its holder may count on it, and its keys
-    /// are granted to nobody else. While the store's clock is in doubt, every such lease is in force, whatever
-    /// the clock says.
+    /// Whether a lease that no other client has taken over is still in force: its holder may rely on it, and its
+    /// keys are granted to nobody else. While the store's clock is in doubt, every such lease is in force,
+    /// whatever the clock says.
     pub(super) fn lasts(&self, holder: &Holder) -> bool {
         holder.over_at() > self.now || !self.takeover
     }

@@ -1,4 +1,4 @@
-//! What becomes of an operation.
+//! The results of operations.
 
 use std::sync::Arc;
 

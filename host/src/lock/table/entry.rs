@@ -1,4 +1,4 @@
-//! A waiter, and what its table knows of it.
+//! A waiter, and the table's state for it.
 
 use super::events::{SubmissionId, Waiter};
 use super::queue::QueuePosition;

@@ -1,6 +1,6 @@
-//! Simulates the lock table alone: two tables on one store, with random events in virtual time. The promises
-//! are checked after each step. A thousand runs take half a second. The checks see every claim that a table
-//! sends, whereas clients would only notice that they wait.
+//! Simulates the lock table alone: two tables on one store, with random events in virtual time. The promises are
+//! checked after each step. A thousand runs take half a second. The checks see every claim that a table sends,
+//! whereas a client notices only that it waits.
 
 use std::collections::BTreeMap;
 
@@ -126,7 +126,7 @@ pub(super) struct Sim {
     /// How many of 100 claims are for several keys, and how many have a request id.
     several_percent: u64,
     with_id_percent: u64,
-    /// Whether calls of the store fail, answers get lost, and running proxies are taken for gone.
+    /// Whether calls of the store fail, answers get lost, and running proxies are counted as gone.
     pub(super) has_faults: bool,
     fault_until: Instant,
     /// A policy's choice is being applied.

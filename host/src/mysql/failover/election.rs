@@ -1,10 +1,10 @@
 //! Decides which server is used, and what must change in a server's record before that server may grant
 //! leases. Pure: probes and records in, decisions out.
 //!
-//! - Without a server in use: [`choose`] one, see [`is_patient`].
+//! - Without a server in use: [`choose`] a server, see [`is_patient`].
 //! - With a server in use, after each round of probes: move to its [`successor`], if there is one.
-//! - With a new connection to a server: does the server lack grants of another one ([`Arrival::gap`])? If it may,
-//!   and the last probes do not show the contrary ([`Arrival::settle`]), write the [`NextRecord`].
+//! - With a new connection to a server: the server may lack grants of another server ([`Arrival::gap`]). If so,
+//!   and if the last probes do not show the contrary ([`Arrival::settle`]), write the [`NextRecord`].
 
 use std::cmp::Reverse;
 use std::time::Duration;

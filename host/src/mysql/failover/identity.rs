@@ -1,4 +1,4 @@
-//! Which server the tables were used on last, and when, as the tables say.
+//! The server that the tables were last used on, and the time of the last use, as recorded in the tables.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Probes all servers of `store.url` at the same time, on connections of its own. A new connection gets its server
-//! here: the one in use, or else the one that is chosen after a round of probes.
+//! here: the server in use, or else the server that is chosen after a round of probes.
 
 use std::sync::Arc;
 use std::time::Duration;

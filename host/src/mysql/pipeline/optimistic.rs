@@ -163,7 +163,7 @@ impl Plan {
     }
 }
 
-/// Whether an unknown key is taken for missing. A `once` is mostly for a new key.
+/// Whether an unknown key is assumed to be missing. A `once` is mostly for a new key.
 fn is_likely_new(op: &Op) -> bool {
     matches!(op, Op::Acquire(claim) if claim.keep_ms.is_some() && claim.keys.len() == 1)
 }

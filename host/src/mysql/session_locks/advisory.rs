@@ -1,11 +1,11 @@
 //! The primitive `advisory`: thousands of named locks (`GET_LOCK`) on one pinned session.
 //!
-//! The session is a connection of its own with a thread of its own, opened for the first lock. Nothing else
-//! runs on it, so that no reset and no pool can free its locks. A batch takes one round trip: it releases the
-//! names that are not needed any more, asks for new names without waiting, and asks for a number for the
-//! tokens. If the connection is lost, its locks are lost too, and their holders are told at once. A session
-//! that cannot be used any more, but may still have its locks, is *parked*: the next session takes its place,
-//! and its connection is closed when no holder is certain any more.
+//! The session is a separate connection with a separate thread, and is opened for the first lock. Nothing else
+//! uses this connection, so that no reset and no pool can free its locks. A batch takes one round trip: it
+//! releases the names that are not needed any more, asks for new names without waiting, and asks for a number for
+//! the tokens. If the connection is lost, its locks are lost too, and their holders are told at once. A session
+//! that cannot be used any more, but may still have its locks, is *parked*: the next session takes its place, and
+//! its connection is closed when no holder is certain any more.
 //!
 //! Only one session is in use at a time. A batch carries hundreds of locks, and a group of operations on
 //! several keys needs no agreement between sessions.

@@ -1,9 +1,9 @@
 //! The primitive `row`: the lock of a row, in a transaction that stays open as long as the lease.
 //!
-//! Each lease that MySQL has to know of takes a connection. The number of these connections is bounded, and
-//! nothing else uses them, so that row locks cannot starve other work. Rows are locked with NOWAIT: waiters
-//! wait in the proxy, in order. A missing row is created first. Shared holders of one proxy share one lock,
-//! which is FOR SHARE, so that shared holders of other proxies can have theirs at the same time.
+//! Each lease that MySQL must know about uses one connection. The number of these connections is bounded, and
+//! nothing else uses them, so that row locks cannot starve other work. Rows are locked with NOWAIT: waiters wait
+//! in the proxy, in order. A missing row is created first. Shared holders of one proxy share one lock, which is
+//! FOR SHARE, so that shared holders of other proxies can have theirs at the same time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

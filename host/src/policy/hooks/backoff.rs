@@ -1,5 +1,5 @@
 //! `backoff.contended`: decides what a waiter does while another client holds the key. Without the hook, the queue
-//! does: see `lock::table`.
+//! decides: see `lock::table`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `fairness.choose`: chooses the next waiter of a key. Without the hook, the queue does: see `lock::table`.
+//! `fairness.choose`: chooses the next waiter of a key. Without the hook, the queue chooses: see `lock::table`.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! A cluster node that replicates as Galera does: both nodes take writes.
 //!
 //! A commit on one node is visible on the other node at once, and undoes the transactions that conflict with it
-//! there. Such a transaction learns of that with its next packet. A transaction that is undone while a packet of its
-//! own runs is not told, and its COMMIT succeeds: MariaDB 10.11 does the same. A single statement outside a
+//! there. Such a transaction gets an error with its next packet. A transaction that is undone while one of its
+//! packets runs gets no error, and its COMMIT succeeds: MariaDB 10.11 does the same. A single statement outside a
 //! transaction reports that it was undone.
 
 use std::collections::VecDeque;

@@ -176,7 +176,7 @@ impl Ballot {
         if self.asks == Asks::Rejoin {
             return Some(Outcome::Absent);
         }
-        // If claims divide the members among them, none of them is told of a holder, and all retry soon.
+        // If claims divide the members among them, no claim gets a holder in its answer, and all retry soon.
         let held = self.votes.iter().filter_map(|vote| match &vote.outcome {
             Outcome::Held(denial) => Some(denial),
             _ => None,
