@@ -94,7 +94,7 @@ on_both! {
         assert_eq!(client.release(&lease).await.status, 200, "the lease is as it was");
     }
 
-    /// Paths, methods and content types that do not exist.
+    /// Paths and methods that do not exist.
     async fn unknown_paths_and_methods_get_problems(kind: Kind) {
         let proxy = Proxy::start(&database(kind).await).await;
         let client = proxy.client();

@@ -108,9 +108,11 @@ fn a_signal_ends_processes_that_the_command_left_running() {
     crate::harness::run(async {
         let (fake, dir) = (Fake::start(60_000), folder());
         let child = once(&fake, dir.path(), "sleep 300 & echo $! > pid");
-        process(&dir.path().join("pid")).await;
+        let left = process(&dir.path().join("pid")).await;
         signal(child.id(), Signal::TERM);
         let ended = output(child).await;
+        let stat = || std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();
+        eventually("it has ended", async || stat().is_empty() || stat().contains(") Z ")).await;
         // The command may still have been running.
         assert!(matches!(ended.status.code(), Some(0 | 143)), "{:?}", ended.status);
     });

@@ -190,12 +190,14 @@ fn a_held_lock_that_no_server_resumes_is_lost() {
     crate::harness::run(async {
         let fake = Fake::start(1_500);
         fake.answers("/v1/hold", Answer::Ends);
+        let began = std::time::Instant::now();
         let child =
             program(&fake.url, &["hold", "job"]).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
         fake.until_called("/v1/hold", 1).await;
         fake.answers("/v1/hold", Answer::Unavailable);
         let ended = output(child.unwrap()).await;
         assert_eq!(ended.status.code(), Some(4), "{}", text(&ended.stderr));
+        assert!(began.elapsed() > Duration::from_millis(1_200), "it was given up after {:?}", began.elapsed());
         assert!(fake.count("/v1/hold") > 2, "it was tried once");
     });
 }

@@ -208,7 +208,7 @@ on_both! {
         one.signal(Signal::CONT);
     }
 
-    /// A route limits the requests to an upstream, and connections are reused.
+    /// An upstream gets no more concurrent requests than its limit; afterwards it is free again.
     async fn concurrent_requests_to_an_upstream_are_bounded(kind: Kind) {
         let config = "[upstreams]\nmax_requests = 3\n".to_owned() + &open();
         let guarded = Guarded::start(kind, &config).await;

@@ -119,7 +119,8 @@ on_both! {
         assert!(token(&fresh_key) > 0);
     }
 
-    /// Promise 2: the row is deleted after a transaction has looked for it and before the transaction inserts it.
+    /// Promise 2: a clean-up raises the floor of tokens after a transaction has looked for its row, and before the
+    /// transaction inserts the row.
     async fn tokens_rise_across_a_clean_up_during_a_claim(kind: Kind) {
         let url = database(kind).await;
         let store = "timeout_ms = 20000".to_owned();
