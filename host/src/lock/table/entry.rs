@@ -35,6 +35,7 @@ pub(super) struct Entry {
 
 /// Whether the proxy has asked the store, after a waiter's deadline, if the waiter itself holds the lease that
 /// blocks it.
+#[derive(Debug)]
 pub enum OwnLease {
     NotSought,
     Sought {
