@@ -88,7 +88,7 @@ fn server_step(server: &Server) -> String {
 fn build_step(built_before: bool, release: bool) -> &'static str {
     match (built_before, release) {
         (true, _) => "building what has changed",
-        (false, false) => "building the proxy (the first time 4 to 6 minutes on 2 cores)",
+        (false, false) => "building the proxy (the first time 7 to 8 minutes on 2 cores)",
         (false, true) => "building the proxy (the first time 15 to 20 minutes on 2 cores)",
     }
 }
