@@ -7,26 +7,65 @@
 //! | `GET /v1/fleet` | `fleet` |
 //! | `DELETE /v1/locks/{key}` | here |
 //!
-//! The admin API has no authentication: it must listen on an address that only operators can reach.
+//! Without `[auth]`, the admin API must listen on an address that only operators can reach.
 
 use std::sync::Arc;
 
-use hyper::Method;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{EngineLimits, HttpLimits};
+use crate::auth::Auth;
+use crate::config::{EngineLimits, HttpLimits, Verb};
 use crate::fleet::Fleet;
-use crate::fronts::admit;
-use crate::http::{self, Handler, Peer, Problem, Request, Response, decode_path};
+use crate::fronts::routes::{Methods, Route};
+use crate::fronts::{Admitted, Code, Refusal, admit};
+use crate::http::{self, Handler, Peer, Problem, Request, Response};
 use crate::latest;
 use crate::lock::Key;
-use crate::service::Service;
+use crate::service::{Principal, Service};
 use crate::telemetry::Metrics;
 
 mod fleet;
 mod health;
 mod policies;
+
+/// The calls of the admin API.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    /// Whether the process lives.
+    Live,
+    /// `health::ready`.
+    Ready,
+    /// `health::metrics`.
+    Metrics,
+    /// `fleet::show`.
+    Fleet,
+    /// `policies::list`.
+    Policies,
+    /// `policies::push`.
+    Push,
+    /// `policies::roll_back`.
+    RollBack,
+    /// The forced release of a key.
+    Force,
+}
+
+/// The paths of the admin API.
+pub const ROUTES: &[Route<Call>] = &[
+    route(Methods::Get, "/live", Call::Live, &[]),
+    route(Methods::Get, "/ready", Call::Ready, &[]),
+    route(Methods::Get, "/metrics", Call::Metrics, &[Verb::Metrics]),
+    route(Methods::Get, "/v1/fleet", Call::Fleet, &[Verb::FleetRead]),
+    route(Methods::Get, "/v1/policies", Call::Policies, &[Verb::PolicyRead]),
+    route(Methods::Get, "/v1/policies/", Call::Policies, &[Verb::PolicyRead]),
+    route(Methods::Put, "/v1/policies/{name}", Call::Push, &[Verb::PolicyPush]),
+    route(Methods::Post, "/v1/policies/{name}/rollback", Call::RollBack, &[Verb::PolicyRollback]),
+    route(Methods::Delete, "/v1/locks/{key...}", Call::Force, &[Verb::Force]),
+];
+
+const fn route(methods: Methods, path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
+    Route { methods, path, call, verbs }
+}
 
 /// The handler of the admin listener.
 pub struct Admin {
@@ -40,6 +79,8 @@ pub struct Admin {
     pub engine: EngineLimits,
     /// The limits on the requests and connections of HTTP clients.
     pub http: HttpLimits,
+    /// Who may make which call.
+    pub auth: Auth,
     /// The reason why the current configuration file is not used, if it was refused.
     pub config_refused: latest::Receiver<Option<String>>,
     /// Cancelled at shutdown: the proxy is then still live, but no longer ready.
@@ -47,83 +88,55 @@ pub struct Admin {
 }
 
 impl Admin {
-    async fn route(&self, request: Request) -> Result<Response, Problem> {
-        let path = request.uri().path();
-        match path {
-            "/live" => {
-                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
-                Ok(http::json(&json!({"status": "live"})))
+    async fn answer(&self, request: Request) -> Result<Response, Problem> {
+        let Admitted { call, name, principal } = admit(&request, &self.http, &self.auth, ROUTES)?;
+        match call {
+            Call::Live => Ok(http::json(&json!({"status": "live"}))),
+            Call::Ready => Ok(health::ready(self)),
+            Call::Metrics => Ok(health::metrics(self, &request)),
+            Call::Fleet => Ok(fleet::show(self)),
+            Call::Policies => Ok(policies::list(self, &principal)),
+            Call::Push => {
+                check_right(&principal, Verb::PolicyPush, &name)?;
+                policies::push(self, &name, request).await
             }
-            "/ready" => {
-                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
-                Ok(health::ready(self))
+            Call::RollBack => {
+                check_right(&principal, Verb::PolicyRollback, &name)?;
+                policies::roll_back(self, &name).await
             }
-            "/metrics" => {
-                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
-                Ok(health::metrics(self, &request))
-            }
-            "/v1/fleet" => {
-                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
-                Ok(fleet::show(self))
-            }
-            "/v1/policies" | "/v1/policies/" => {
-                expect(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
-                Ok(policies::list(self))
-            }
-            _ => {
-                if let Some(key) = path.strip_prefix("/v1/locks/") {
-                    expect(&request, &[Method::DELETE], "DELETE")?;
-                    return self.force_release(key).await;
-                }
-                let Some(rest) = path.strip_prefix("/v1/policies/") else {
-                    return Err(Problem::not_found(path));
-                };
-                match rest.split_once('/') {
-                    None => {
-                        expect(&request, &[Method::PUT], "PUT")?;
-                        let name = decoded("name", rest)?;
-                        policies::push(self, &name, request).await
-                    }
-                    Some((name, "rollback")) => {
-                        expect(&request, &[Method::POST], "POST")?;
-                        policies::roll_back(self, &decoded("name", name)?).await
-                    }
-                    Some(_) => Err(Problem::not_found(path)),
-                }
+            Call::Force => {
+                check_right(&principal, Verb::Force, &name)?;
+                self.force_release(name, &principal).await
             }
         }
     }
 
     /// Releases all holders of a key. A key without a holder is no error: the answer counts the holders.
-    async fn force_release(&self, key: &str) -> Result<Response, Problem> {
-        let text = decoded("key", key)?;
+    async fn force_release(&self, text: String, principal: &Principal) -> Result<Response, Problem> {
         let key = Key::new(&text).ok_or_else(|| {
             let bound = format!("1 to {} bytes", Key::MAX_BYTES);
             Problem::invalid("key", format!("must have {bound}")).with("bound", bound)
         })?;
         let holders = self.service.force_release(key).await?;
-        tracing::warn!(key = text, holders, "an operator took a lock away");
+        let by = principal.name();
+        tracing::warn!(key = text, holders, by = by.as_deref(), "an operator took a lock away");
         Ok(http::json(&json!({"key": text, "holders": holders})))
     }
+}
+
+/// Checks that the client may do this to the key or policy `on`.
+fn check_right(principal: &Principal, verb: Verb, on: &str) -> Result<(), Problem> {
+    if principal.may(verb, on) {
+        return Ok(());
+    }
+    let detail = format!("you may not {} `{on}`", verb.as_str());
+    Err(Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("on", on).into())
 }
 
 impl Handler for Admin {
     const FRONT: &'static str = "admin";
 
     async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
-        // Every client that is admitted counts as an operator.
-        let answer = match admit(&request, &self.http) {
-            Ok(_principal) => self.route(request).await,
-            Err(problem) => Err(problem),
-        };
-        answer.unwrap_or_else(Problem::into_response)
+        self.answer(request).await.unwrap_or_else(Problem::into_response)
     }
-}
-
-fn expect(request: &Request, methods: &[Method], allow: &'static str) -> Result<(), Problem> {
-    if methods.contains(request.method()) { Ok(()) } else { Err(Problem::method_not_allowed(allow)) }
-}
-
-fn decoded(field: &'static str, text: &str) -> Result<String, Problem> {
-    decode_path(text).ok_or_else(|| Problem::invalid(field, "the path is not percent-encoded UTF-8"))
 }

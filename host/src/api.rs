@@ -16,13 +16,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hyper::{Method, header};
+use hyper::header;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{HttpLimits, Limits};
-use crate::fronts::admit;
-use crate::http::{Handler, Kind, Peer, Problem, Request, Response, decode_path, read_body};
-use crate::service::{Principal, Service};
+use crate::auth::Auth;
+use crate::config::{HttpLimits, Limits, Verb};
+use crate::fronts::routes::{Methods, Route};
+use crate::fronts::{Admitted, admit};
+use crate::http::{Handler, Kind, Peer, Problem, Request, Response, read_body};
+use crate::service::Service;
 
 mod acquire;
 #[cfg(test)]
@@ -34,67 +36,99 @@ mod once;
 mod versions;
 mod watch;
 
+/// The calls of the API.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    /// `acquire`.
+    Acquire,
+    /// `leases::renew`.
+    Renew,
+    /// `leases::release`.
+    Release,
+    /// `hold`.
+    Hold,
+    /// `once::begin`.
+    Begin,
+    /// `once::finish`.
+    Finish,
+    /// `versions::read`.
+    ReadVersion,
+    /// `versions::commit`.
+    Commit,
+    /// `locks::list`.
+    List,
+    /// `locks::show`.
+    Show,
+    /// `watch`.
+    Watch,
+}
+
+/// The paths of the API. Which resources a client may lock and see is decided where they are known.
+pub const ROUTES: &[Route<Call>] = &[
+    post("/v1/acquire", Call::Acquire, &[Verb::Acquire]),
+    post("/v1/renew", Call::Renew, &[Verb::Acquire]),
+    post("/v1/release", Call::Release, &[Verb::Acquire]),
+    post("/v1/hold", Call::Hold, &[Verb::Acquire]),
+    post("/v1/once/begin", Call::Begin, &[Verb::Acquire]),
+    post("/v1/once/finish", Call::Finish, &[Verb::Acquire]),
+    post("/v1/versions/read", Call::ReadVersion, &[Verb::Acquire, Verb::ReadValue]),
+    post("/v1/versions/commit", Call::Commit, &[Verb::Acquire]),
+    get("/v1/locks", Call::List, &[Verb::Read]),
+    get("/v1/locks/", Call::List, &[Verb::Read]),
+    get("/v1/locks/{name...}", Call::Show, &[Verb::Read]),
+    get("/v1/watch", Call::Watch, &[Verb::Watch]),
+];
+
+const fn post(path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
+    Route { methods: Methods::Post, path, call, verbs }
+}
+
+const fn get(path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
+    Route { methods: Methods::Get, path, call, verbs }
+}
+
 /// The handler of the API's listener.
 pub struct Api {
     service: Service,
     limits: Limits,
     http: HttpLimits,
+    auth: Auth,
     /// Ends the streams of `/v1/hold` and `/v1/watch` at shutdown: these streams have no end of their own.
     stop: CancellationToken,
 }
 
 impl Api {
     /// Builds the handler. `stop` is cancelled when the proxy shuts down.
-    pub fn new(service: Service, limits: Limits, http: HttpLimits, stop: CancellationToken) -> Api {
-        Api { service, limits, http, stop }
+    pub fn new(
+        service: Service,
+        limits: Limits,
+        http: HttpLimits,
+        auth: Auth,
+        stop: CancellationToken,
+    ) -> Api {
+        Api { service, limits, http, auth, stop }
     }
 
-    async fn route(
-        &self,
-        request: Request,
-        peer: &Arc<Peer>,
-        principal: Principal,
-    ) -> Result<Response, Problem> {
+    async fn answer(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
+        let Admitted { call, name, principal } = admit(&request, &self.http, &self.auth, ROUTES)?;
         let Api { service, limits, stop, .. } = self;
-        let path = request.uri().path();
-        match path {
-            "/v1/acquire" => acquire::acquire(service, limits, principal, self.body(request).await?).await,
-            "/v1/renew" => leases::renew(service, limits, self.body(request).await?).await,
-            "/v1/release" => leases::release(service, self.body(request).await?).await,
-            "/v1/once/begin" => once::begin(service, limits, principal, self.body(request).await?).await,
-            "/v1/once/finish" => once::finish(service, limits, self.body(request).await?).await,
-            "/v1/versions/read" => {
-                versions::read(service, limits, principal, self.body(request).await?).await
-            }
-            "/v1/versions/commit" => {
-                versions::commit(service, limits, principal, self.body(request).await?).await
-            }
-            "/v1/hold" => hold::hold(service, limits, stop, principal, self.body(request).await?, peer).await,
-            "/v1/locks" | "/v1/locks/" => {
-                expect_get(&request)?;
-                locks::list(service, request.uri().query()).await
-            }
-            "/v1/watch" => {
-                expect_get(&request)?;
-                watch::watch(service, stop, request.uri().query())
-            }
-            _ => {
-                let Some(name) = path.strip_prefix("/v1/locks/") else {
-                    return Err(Problem::not_found(path));
-                };
-                expect_get(&request)?;
-                let name = decode_path(name)
-                    .ok_or_else(|| Problem::invalid("name", "the path is not percent-encoded UTF-8"))?;
-                locks::show(service, limits, &name).await
-            }
+        match call {
+            Call::Acquire => acquire::acquire(service, limits, principal, self.body(request).await?).await,
+            Call::Renew => leases::renew(service, limits, &principal, self.body(request).await?).await,
+            Call::Release => leases::release(service, &principal, self.body(request).await?).await,
+            Call::Hold => hold::hold(service, limits, stop, principal, self.body(request).await?, peer).await,
+            Call::Begin => once::begin(service, limits, principal, self.body(request).await?).await,
+            Call::Finish => once::finish(service, limits, &principal, self.body(request).await?).await,
+            Call::ReadVersion => versions::read(service, limits, principal, self.body(request).await?).await,
+            Call::Commit => versions::commit(service, limits, principal, self.body(request).await?).await,
+            Call::List => locks::list(service, &principal, request.uri().query()).await,
+            Call::Show => locks::show(service, limits, &principal, &name).await,
+            Call::Watch => watch::watch(service, stop, principal, request.uri().query()),
         }
     }
 
-    /// Checks the method and content type of a POST, and reads its body.
+    /// Checks the content type of a body, and reads the body.
     async fn body(&self, request: Request) -> Result<Bytes, Problem> {
-        if request.method() != Method::POST {
-            return Err(Problem::method_not_allowed("POST"));
-        }
         if let Some(kind) = request.headers().get(header::CONTENT_TYPE)
             && !is_accepted(kind.as_bytes())
         {
@@ -110,18 +144,7 @@ impl Handler for Api {
     const FRONT: &'static str = "api";
 
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
-        let answer = match admit(&request, &self.http) {
-            Ok(principal) => self.route(request, peer, principal).await,
-            Err(problem) => Err(problem),
-        };
-        answer.unwrap_or_else(Problem::into_response)
-    }
-}
-
-fn expect_get(request: &Request) -> Result<(), Problem> {
-    match *request.method() {
-        Method::GET | Method::HEAD => Ok(()),
-        _ => Err(Problem::method_not_allowed("GET, HEAD")),
+        self.answer(request, peer).await.unwrap_or_else(Problem::into_response)
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
+use crate::auth::Auth;
 use crate::config::{Config, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::guard::Guard;
@@ -22,6 +23,7 @@ use crate::watch::watch;
 mod errors;
 mod fronts;
 mod policy_files;
+mod principals;
 pub(crate) mod reload;
 mod stores;
 
@@ -45,7 +47,8 @@ pub fn check(config: &Config) -> Vec<StartError> {
         }
         Err(other) => vec![other],
     };
-    certificates.map(StartError::from).chain(policies).collect()
+    let principals = principals::load(&config.auth).err();
+    certificates.map(StartError::from).chain(principals).chain(policies).collect()
 }
 
 /// A proxy that is ready to serve.
@@ -61,6 +64,7 @@ pub struct App {
     /// The digests of the components that the proxy was started with, by policy.
     loaded: BTreeMap<String, String>,
     guard: Arc<Guard>,
+    auth: Auth,
 }
 
 impl App {
@@ -73,6 +77,7 @@ impl App {
     pub async fn build(config: Config) -> Result<App, StartError> {
         net::raise_file_limit();
         let metrics = Metrics::default();
+        let auth = principals::load(&config.auth)?;
         let listeners = Listeners::bind(&config)?;
         let (settings, counts) = (config.clone(), metrics.clone());
         let policies = tokio::task::spawn_blocking(move || load_policies(&settings, &counts)).await??;
@@ -108,7 +113,7 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         ));
-        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard })
+        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
@@ -118,14 +123,17 @@ impl App {
     /// # Errors
     /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard } = self;
+        let App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth } = self;
         let files = policy::files(&config.policies);
         let (policy_watcher, changes) =
             watch(files, config.engine.max_component_bytes).map_err(StartError::Watch)?;
         let (config_watcher, config_refused, config_reloads) =
             reload::watch_routes(&config, guard.clone(), fleet.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
+        let (auth_watcher, auth_changes) =
+            principals::follow(&config.auth, auth.clone()).map_err(StartError::Watch)?;
         let reloads = [
+            vital::spawn("the reload of principals", auth_changes),
             vital::spawn("the reload of policies", policy_files::follow(fleet.clone(), loaded, changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
@@ -135,11 +143,19 @@ impl App {
             metrics: metrics.clone(),
             engine: config.engine.clone(),
             http: config.http.clone(),
+            auth: auth.clone(),
             config_refused,
             stop: stop.clone(),
         };
-        let fronts =
-            Fronts { config: &config, metrics, peer_name, service: service.clone(), guard: &guard, admin };
+        let fronts = Fronts {
+            config: &config,
+            metrics,
+            peer_name,
+            service: service.clone(),
+            guard: &guard,
+            auth,
+            admin,
+        };
         let Serving { draining, drained, clients, operators } = listeners.serve(fronts);
 
         stop.cancelled().await;
@@ -148,7 +164,7 @@ impl App {
         tokio::time::sleep(grace).await;
         draining.cancel();
         tracing::info!(?longest, "draining");
-        drop((policy_watcher, config_watcher));
+        drop((policy_watcher, config_watcher, auth_watcher));
         reloads.iter().for_each(JoinHandle::abort);
         if tokio::time::timeout(longest, drain(&service, clients, &guard)).await.is_err() {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");

@@ -20,10 +20,12 @@ mod output;
 mod policy;
 mod servers;
 mod stream;
+mod token;
 mod versions;
 
 pub use args::{AcquireArgs, Mode};
 pub use policy::PolicyCommand;
+pub use token::TokenCommand;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -33,7 +35,7 @@ Exit codes:
   3  contended: the lock is held, too many wait for it, or somebody else has committed first
   4  lost: the lease has ended or was taken away
   5  unavailable: no proxy answers, or it cannot reach its store
-  6  refused: the policy said no, or a proxy would not load it
+  6  refused: the policy said no, a proxy would not load it, or the proxy does not let you (see --credentials-file)
   `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); their own failures
   are 110 + the code above (114: the lease was lost, and the command was stopped), 126 where the command cannot
   be run and 127 where it is not found. A signal that ends the wait for the lock gives 128 + n.
@@ -55,7 +57,7 @@ pub struct Cli {
 }
 
 /// The options of every command that talks to a proxy.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Options {
     /// URL of the proxy's API. For several proxies of one store, separate URLs with commas or repeat the option: if
     /// one proxy cannot be used, the next one is tried
@@ -77,6 +79,9 @@ pub struct Options {
         value_name = "URL"
     )]
     pub admin: String,
+    /// File with the token that proves who you are to the proxy, and nothing else. Nobody else may be able to read it
+    #[arg(long, global = true, env = "LOCKKEEPER_CREDENTIALS_FILE", value_name = "FILE")]
+    pub credentials_file: Option<PathBuf>,
     /// Print answers and failures as JSON. For the logs of `serve`, set `log.format` in config.toml
     #[arg(long, global = true)]
     pub json: bool,
@@ -205,6 +210,9 @@ pub enum ClientCommand {
     ///
     /// Example: lockkeeper fleet
     Fleet,
+    /// Make a token that proves who a client is
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Write, check and replace policies
     #[command(subcommand)]
     Policy(PolicyCommand),
@@ -328,6 +336,7 @@ async fn dispatch(command: ClientCommand, options: &Options) -> Result<u8, failu
         ClientCommand::Watch { prefix } => stream::watch(prefix.as_deref(), options).await,
         ClientCommand::Fleet => fleet::show(options).await,
         ClientCommand::Policy(command) => policy::run(command, options).await,
+        ClientCommand::Token(command) => token::run(command, options),
         ClientCommand::Guard => Ok(()),
     }
     .map(|()| 0)

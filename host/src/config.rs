@@ -9,6 +9,7 @@
 //! | `[store]`, `[store.managed]` | `store` |
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
 //! | `[api]`, `[admin]` | `listeners` |
+//! | `[auth]`, and the file of principals and roles | `auth` |
 //! | `[http]` | `http` |
 //! | `[limits]` | `limits` |
 //! | `[engine]` | `engine` |
@@ -27,6 +28,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
 
+mod auth;
 mod engine;
 mod fault;
 mod fleet;
@@ -46,7 +48,9 @@ mod store;
 mod tests;
 mod upstreams;
 mod values;
+mod wildcard;
 
+pub use auth::{AuthConfig, AuthRules, PrincipalConfig, Role, Rule, TokenConfig, Verb};
 pub use engine::EngineLimits;
 pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;
@@ -65,6 +69,7 @@ pub use reader::Env;
 pub use routes::Route;
 pub use store::{ManagedConfig, ServerBinary, ServerChoice, StoreConfig};
 pub use upstreams::UpstreamLimits;
+pub use wildcard::Wildcard;
 
 use reader::{Document, Section};
 
@@ -81,6 +86,8 @@ pub struct Config {
     pub quorum: QuorumConfig,
     /// The listen addresses of the API and the admin API.
     pub listeners: ListenerConfig,
+    /// Whether clients must authenticate.
+    pub auth: AuthConfig,
     /// Limits on HTTP clients, for each listener.
     pub http: HttpLimits,
     /// Limits on locks and on the requests for them.
@@ -148,6 +155,7 @@ impl Config {
         let store = StoreConfig::read(&top.section("store"));
         let quorum = QuorumConfig::read(top, &store.server);
         let listeners = ListenerConfig::read(top);
+        let auth = AuthConfig::read(&top.section("auth"));
         let http = HttpLimits::read(&top.section("http"));
         let limits = Limits::read(&top.section("limits"));
         let engine = EngineLimits::read(&top.section("engine"));
@@ -164,6 +172,7 @@ impl Config {
             store,
             quorum,
             listeners,
+            auth,
             http,
             limits,
             engine,

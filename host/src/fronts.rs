@@ -3,6 +3,7 @@
 //! | what | file |
 //! | --- | --- |
 //! | whether an HTTP request is answered, and who sent it | `admission` |
+//! | the paths of a front, and what each needs | `routes` |
 //! | why a request has no effect, for any protocol | `refusal`, made of each error in `errors` |
 //! | a refusal as an HTTP problem | `problem` |
 //! | the fields of a JSON body, and their bounds | `fields` |
@@ -15,7 +16,8 @@ pub mod lease_id;
 pub mod mode;
 mod problem;
 mod refusal;
+pub mod routes;
 pub mod time;
 
-pub use admission::admit;
+pub use admission::{Admitted, admit};
 pub use refusal::{Code, Hint, Refusal};

@@ -12,6 +12,7 @@
 //! | [`fleet`] | the proxies that share one store, and the policies that all of them apply |
 //! | [`api`], [`guard`], [`admin`], [`cli`] | front ends: HTTP API, HTTP proxy, admin address, command line |
 //! | `route` | how a guarded route turns a request into a lock request |
+//! | [`auth`] | who sends a request, and what that client may do |
 //! | [`net`] | the connections of any wire protocol: listening, limits, TLS, drain |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
 //! | [`peers`] | proxies that notify each other's waiters |
@@ -28,6 +29,7 @@
 pub mod admin;
 pub mod api;
 pub mod app;
+pub mod auth;
 pub mod cli;
 pub mod clock;
 pub mod config;

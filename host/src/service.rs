@@ -78,6 +78,7 @@ pub use once::Begun;
 pub use peers::{NoPeers, Peers};
 pub use principal::{Principal, RoutedRequest};
 pub use request::Request;
+pub use tag::PRINCIPAL;
 pub use versions::{Committed, Versioned};
 pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};
 

@@ -14,7 +14,10 @@ use crate::telemetry;
 pub fn ready(admin: &Admin) -> Response {
     let health = admin.service.store_health();
     let trouble = admin.fleet.trouble();
-    let refused = admin.config_refused.borrow().clone();
+    let config = admin.config_refused.borrow().clone();
+    let config = config.map(|why| format!("the changed configuration is not used: {why}"));
+    let auth = admin.auth.refused().map(|why| format!("the changed file of principals is not used: {why}"));
+    let refused: Vec<String> = config.into_iter().chain(auth).collect();
     let (ready, body) =
         readiness(&health, trouble, &admin.fleet.policies(), refused, admin.stop.is_cancelled());
     let mut response = http::json(&body);
@@ -47,7 +50,7 @@ fn readiness(
     health: &Health,
     fleet: Option<String>,
     policies: &[PolicyStatus],
-    config_refused: Option<String>,
+    refused: Vec<String>,
     stopping: bool,
 ) -> (bool, Value) {
     let mut reasons = Vec::new();
@@ -66,8 +69,7 @@ fn readiness(
     let troubles = policies
         .iter()
         .filter_map(|policy| Some(format!("policy {}: {}", policy.name, policy.last_error.as_ref()?)));
-    let config = config_refused.map(|why| format!("the changed configuration is not used: {why}"));
-    let warnings: Vec<String> = warnings.into_iter().chain(troubles).chain(config).collect();
+    let warnings: Vec<String> = warnings.into_iter().chain(troubles).chain(refused).collect();
     let ready = reasons.is_empty();
     let status = if ready { "ready" } else { "not ready" };
     (ready, json!({"status": status, "reasons": reasons, "store": store, "warnings": warnings}))
@@ -80,16 +82,13 @@ mod tests {
     #[test]
     fn readiness_gives_every_reason() {
         let up = Health::Ready { server: "MySQL 9.7.4".into(), warnings: vec!["sync_binlog is 0".into()] };
-        let (ready, body) = readiness(&up, None, &[], Some("config.toml:2".to_owned()), false);
+        let (ready, body) = readiness(&up, None, &[], vec!["config.toml:2".to_owned()], false);
         assert!(ready);
         assert_eq!(body["store"], "MySQL 9.7.4");
-        assert_eq!(
-            body["warnings"],
-            json!(["sync_binlog is 0", "the changed configuration is not used: config.toml:2"])
-        );
+        assert_eq!(body["warnings"], json!(["sync_binlog is 0", "config.toml:2"]));
 
         let down = Health::Unavailable { why: "refused".into() };
-        let (ready, body) = readiness(&down, Some("not a member".to_owned()), &[], None, true);
+        let (ready, body) = readiness(&down, Some("not a member".to_owned()), &[], Vec::new(), true);
         assert!(!ready);
         let reasons =
             json!(["the proxy is shutting down", "the store is unavailable: refused", "not a member"]);

@@ -5,10 +5,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Admin;
+use crate::config::Verb;
 use crate::fleet::{PushError, Pushed};
 use crate::fronts::Code;
 use crate::http::{self, BodyError, Kind, Problem, Request, Response, read_body};
 use crate::policy::PolicyStatus;
+use crate::service::Principal;
 
 /// A policy component that the proxy refuses to make live.
 const POLICY_REFUSED: Kind = Kind::new("refused", 422, "The policy was refused");
@@ -27,8 +29,8 @@ struct PolicyResponse {
     policy: PolicyStatus,
 }
 
-/// `GET /v1/policies`: every policy on this proxy, with its record in the store.
-pub fn list(admin: &Admin) -> Response {
+/// `GET /v1/policies`: every policy on this proxy that the client may see, with its record in the store.
+pub fn list(admin: &Admin, principal: &Principal) -> Response {
     let records = admin.fleet.records();
     let policy = |status: PolicyStatus| {
         let record = records.iter().find(|record| record.name == status.name);
@@ -36,7 +38,8 @@ pub fn list(admin: &Admin) -> Response {
         shown["fleet"] = json!(record);
         shown
     };
-    let policies: Vec<Value> = admin.fleet.policies().into_iter().map(policy).collect();
+    let may_see = |status: &PolicyStatus| principal.may(Verb::PolicyRead, &status.name);
+    let policies: Vec<Value> = admin.fleet.policies().into_iter().filter(may_see).map(policy).collect();
     http::json(&json!({"policies": policies}))
 }
 

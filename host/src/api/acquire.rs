@@ -14,7 +14,7 @@ use crate::http::{Problem, Response, json};
 use crate::lock::record::RESERVED;
 use crate::lock::{Instant, Key};
 use crate::random;
-use crate::service::{Lease, Principal, Request, Service};
+use crate::service::{Lease, PRINCIPAL, Principal, Request, Service};
 
 /// `POST /v1/acquire`.
 pub async fn acquire(
@@ -72,6 +72,9 @@ pub fn labels(value: Option<Json<'_>>, limits: &Limits) -> Result<Vec<(String, S
         }
         if name.starts_with(RESERVED) {
             return Err(Refusal::invalid(field, format!("a name may not begin with `{RESERVED}`")));
+        }
+        if name == PRINCIPAL {
+            return Err(Refusal::invalid(field, "the proxy sets this label"));
         }
         let name = Json::Text(name).into_text("labels", &(1..=limits.max_label_bytes))?;
         labels.push((name, value.into_text(&field, &(0..=limits.max_label_bytes))?));
@@ -251,7 +254,7 @@ mod tests {
     fn a_grant_is_written_as_documented() {
         let keys: Vec<Key> = ["a", "b"].iter().map(|key| Key::new(key).unwrap()).collect();
         let mut lease = Lease {
-            lease: LeaseRef { keys: keys.into(), nonce: 1, token: Some(Token(17)) },
+            lease: LeaseRef { keys: keys.into(), nonce: 1, token: Some(Token(17)), principal: None },
             resource: "orders/42".into(),
             owner: "w".into(),
             mode: Mode::Permits { count: 2, limit: 5 },

@@ -10,12 +10,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::acquire::{self, Anchored, Granted};
 use crate::clock;
-use crate::config::Limits;
+use crate::config::{Limits, Verb};
 use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Body, Peer, Problem, Response};
-use crate::lock::Instant;
-use crate::service::{AcquireError, Hold, HoldEvent, Principal, Service};
+use crate::lock::{Instant, Key};
+use crate::service::{AcquireError, Hold, HoldEvent, Lease, Principal, Service};
 
 /// Answers with a stream of JSON lines once the lock is granted. A body that has only a `lease_id` resumes that
 /// lease, which may have been granted by another proxy. A client that closes its connection releases the lock.
@@ -28,8 +28,8 @@ pub async fn hold(
     peer: &Arc<Peer>,
 ) -> Result<Response, Problem> {
     let begun = clock::now();
-    let hold = begin(service, limits, stop, principal, body).await?;
-    let held = Held { hold, begun, stop: stop.clone(), peer: peer.clone(), over: false };
+    let hold = begin(service, limits, stop, principal.clone(), body).await?;
+    let held = Held { hold, begun, principal, stop: stop.clone(), peer: peer.clone(), over: false };
     let mut response = Response::new(Body::stream(stream::unfold(Next::Granted(held), next_line)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
@@ -55,13 +55,16 @@ async fn begin(
     if stop.is_cancelled() {
         return Err(AcquireError::ShuttingDown.into());
     }
-    Ok(service.resume(lease_id::parse(&id)?).await?)
+    let lease = lease_id::parse(&id, &principal)?;
+    principal.check_keys(Verb::Acquire, &lease.keys)?;
+    Ok(service.resume(lease).await?)
 }
 
 /// A lock, with the request that holds it.
 struct Held {
     hold: Hold,
     begun: Instant,
+    principal: Principal,
     stop: CancellationToken,
     peer: Arc<Peer>,
     /// The lease has ended: the client can no longer be certain of the lock.
@@ -100,9 +103,13 @@ async fn next_line(next: Next) -> Option<(Bytes, Next)> {
 
 impl Held {
     async fn event(mut self) -> (Bytes, Next) {
+        let lease = self.hold.lease.clone();
         let event = tokio::select! {
             event = self.hold.next() => event,
             () = self.stop.cancelled() => self.hold.drain(),
+            () = withdrawn(&self.principal, &lease) => {
+                self.hold.give_up("the client may no longer lock this resource")
+            }
         };
         match event {
             HoldEvent::Renewed(renewed) => {
@@ -138,6 +145,12 @@ impl Held {
             () = stopped => {}
         }
     }
+}
+
+/// Waits until the client may no longer have the lease.
+async fn withdrawn(principal: &Principal, lease: &Lease) {
+    let names = lease.lease.keys.iter().map(Key::as_str).chain([lease.resource.as_str()]);
+    principal.until_withdrawn(Verb::Acquire, names).await;
 }
 
 /// The lines that follow the grant.

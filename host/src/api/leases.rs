@@ -4,19 +4,25 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::clock;
-use crate::config::Limits;
+use crate::config::{Limits, Verb};
 use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Problem, Response, json};
-use crate::service::Service;
+use crate::service::{Principal, Service};
 
 /// `POST /v1/renew`.
-pub async fn renew(service: &Service, limits: &Limits, body: Bytes) -> Result<Response, Problem> {
+pub async fn renew(
+    service: &Service,
+    limits: &Limits,
+    principal: &Principal,
+    body: Bytes,
+) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id::take_required(&mut fields)?;
     let ttl_ms = fields.integer("ttl_ms", limits.min_ttl_ms..=limits.max_ttl_ms)?;
     fields.finish()?;
-    let lease = lease_id::parse(&id)?;
+    let lease = lease_id::parse(&id, principal)?;
+    principal.check_keys(Verb::Acquire, &lease.keys)?;
     let token = lease.token.map_or(0, |token| token.0);
     let renewed = service.renew(lease, ttl_ms).await?;
     let expires_in_ms = renewed.valid_until.ms_since(clock::now());
@@ -24,11 +30,11 @@ pub async fn renew(service: &Service, limits: &Limits, body: Bytes) -> Result<Re
 }
 
 /// `POST /v1/release`.
-pub async fn release(service: &Service, body: Bytes) -> Result<Response, Problem> {
+pub async fn release(service: &Service, principal: &Principal, body: Bytes) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id::take_required(&mut fields)?;
     fields.finish()?;
-    service.release(lease_id::parse(&id)?).await?;
+    service.release(lease_id::parse(&id, principal)?).await?;
     Ok(json(&Release { lease_id: &id, released: true }))
 }
 

@@ -9,13 +9,17 @@ use crate::fronts::time;
 use crate::http::{Kind, Problem, Query, Response, json};
 use crate::lock::record::{Origin, StoredValue};
 use crate::lock::{Key, Mode, Primitive};
-use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, QueueEntry, Service};
+use crate::service::{Decision, HolderEntry, LockEntry, LockPage, LockView, Principal, QueueEntry, Service};
 
 const MAX_LIMIT: usize = 1_000;
 const DEFAULT_LIMIT: usize = 100;
 
 /// `GET /v1/locks`: one page of locks, in the order of their keys.
-pub async fn list(service: &Service, query: Option<&str>) -> Result<Response, Problem> {
+pub async fn list(
+    service: &Service,
+    principal: &Principal,
+    query: Option<&str>,
+) -> Result<Response, Problem> {
     let query = Query::parse(query, &["prefix", "limit", "after"])?;
     let limit = query.count("limit", DEFAULT_LIMIT, MAX_LIMIT)?;
     let after = match query.text("after").filter(|after| !after.is_empty()) {
@@ -26,17 +30,22 @@ pub async fn list(service: &Service, query: Option<&str>) -> Result<Response, Pr
     if prefix.len() > Key::MAX_BYTES {
         return Err(bound("prefix"));
     }
-    let LockPage { locks, more, unheard } = service.list(prefix.to_owned(), after, limit).await?;
+    let LockPage { locks, more, unheard } = service.list(principal, prefix.to_owned(), after, limit).await?;
     let next = if more { locks.last().map(|lock| lock.key.to_string()) } else { None };
     Ok(json(&Page { locks: locks.into_iter().map(Lock::from).collect(), more, next, unheard }))
 }
 
 /// `GET /v1/locks/{name}`: one lock, with its queue and its recent decisions.
-pub async fn show(service: &Service, limits: &Limits, name: &str) -> Result<Response, Problem> {
+pub async fn show(
+    service: &Service,
+    limits: &Limits,
+    principal: &Principal,
+    name: &str,
+) -> Result<Response, Problem> {
     if name.len() > limits.max_resource_bytes.max(Key::MAX_BYTES) {
         return Err(bound("name"));
     }
-    match service.show(name).await? {
+    match service.show(principal, name).await? {
         Some(view) => Ok(json(&View::from(view))),
         None => Err(Problem::new(Kind::NOT_FOUND, format!("nothing is known of `{name}`: it is free"))),
     }
@@ -87,6 +96,9 @@ struct KeptValue {
 struct Holder {
     resource: String,
     owner: String,
+    /// The authenticated client; absent without authentication.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    principal: Option<String>,
     mode: Shown,
     #[serde(skip_serializing_if = "Option::is_none")]
     permits_limit: Option<u32>,
@@ -161,6 +173,7 @@ impl From<HolderEntry> for Holder {
         Holder {
             resource: entry.resource,
             owner: entry.owner,
+            principal: entry.principal.as_deref().map(str::to_owned),
             mode: Shown(entry.mode),
             permits_limit,
             token: entry.token.0,

@@ -34,13 +34,18 @@ pub async fn begin(
 }
 
 /// `POST /v1/once/finish`: stores the outcome and releases the lease.
-pub async fn finish(service: &Service, limits: &Limits, body: Bytes) -> Result<Response, Problem> {
+pub async fn finish(
+    service: &Service,
+    limits: &Limits,
+    principal: &Principal,
+    body: Bytes,
+) -> Result<Response, Problem> {
     let mut fields = Fields::parse(&body)?;
     let id = lease_id::take_required(&mut fields)?;
     let outcome = raw(&body, &mut fields, "outcome", limits.max_value_bytes)?;
     fields.finish()?;
     let outcome = outcome.map_or("null", RawValue::get);
-    service.finish(lease_id::parse(&id)?, outcome.into()).await?;
+    service.finish(lease_id::parse(&id, principal)?, outcome.into()).await?;
     Ok(json(&Finished { lease_id: &id, finished: true }))
 }
 

@@ -10,10 +10,11 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio_util::sync::CancellationToken;
 
+use crate::config::Verb;
 use crate::fronts::time;
 use crate::http::{Body, Problem, Query, Response};
 use crate::lock::Key;
-use crate::service::{Notice, NoticeKind, Service};
+use crate::service::{Notice, NoticeKind, Principal, Service};
 
 /// After this long without an event, a comment is sent, so that both ends notice a dead connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -21,15 +22,20 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const MAX_BATCH: usize = 64;
 
 /// Streams the events of all keys that begin with `prefix`.
-pub fn watch(service: &Service, stop: &CancellationToken, query: Option<&str>) -> Result<Response, Problem> {
+pub fn watch(
+    service: &Service,
+    stop: &CancellationToken,
+    principal: Principal,
+    query: Option<&str>,
+) -> Result<Response, Problem> {
     let query = Query::parse(query, &["prefix"])?;
     let prefix = query.text("prefix").unwrap_or_default();
     if prefix.len() > Key::MAX_BYTES {
         let bound = format!("at most {} bytes", Key::MAX_BYTES);
         return Err(Problem::invalid("prefix", format!("must have {bound}")).with("bound", bound));
     }
-    let watcher =
-        Watcher { notices: service.watch(), prefix: prefix.to_owned(), stop: stop.clone(), greeted: false };
+    let (notices, prefix) = (service.watch(), prefix.to_owned());
+    let watcher = Watcher { notices, prefix, principal, stop: stop.clone(), greeted: false };
     let mut response = Response::new(Body::stream(stream::unfold(watcher, Watcher::next)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -40,6 +46,7 @@ pub fn watch(service: &Service, stop: &CancellationToken, query: Option<&str>) -
 struct Watcher {
     notices: Receiver<Notice>,
     prefix: String,
+    principal: Principal,
     stop: CancellationToken,
     greeted: bool,
 }
@@ -51,14 +58,22 @@ impl Watcher {
             self.greeted = true;
             return Some((Bytes::from_static(b": watching\n\n"), self));
         }
-        let keep_alive = tokio::time::sleep(KEEP_ALIVE);
         let stop = self.stop.clone();
-        let piece = tokio::select! {
-            piece = self.piece() => piece?,
-            () = keep_alive => ": keep-alive\n\n".to_owned(),
-            () = stop.cancelled() => return None,
-        };
-        Some((piece.into(), self))
+        loop {
+            let principal = self.principal.clone();
+            let piece = tokio::select! {
+                biased;
+                () = stop.cancelled() => return None,
+                // Before the events: a client without rights must see none of them.
+                now = principal.changed() => {
+                    self.principal = now?;
+                    continue;
+                }
+                piece = self.piece() => piece?,
+                () = tokio::time::sleep(KEEP_ALIVE) => ": keep-alive\n\n".to_owned(),
+            };
+            return Some((piece.into(), self));
+        }
     }
 
     /// Waits for at least one event, and adds all events that are already there. `None` after the last event.
@@ -82,7 +97,8 @@ impl Watcher {
     }
 
     fn add(&self, piece: &mut String, notice: &Notice) {
-        if notice.key.as_str().starts_with(&self.prefix) {
+        let key = notice.key.as_str();
+        if key.starts_with(&self.prefix) && self.principal.may(Verb::Watch, key) {
             piece.push_str(&event(notice));
         }
     }
@@ -127,7 +143,13 @@ mod tests {
     }
 
     fn watcher(prefix: &str, notices: Receiver<Notice>) -> Watcher {
-        Watcher { notices, prefix: prefix.to_owned(), stop: CancellationToken::new(), greeted: true }
+        Watcher {
+            notices,
+            prefix: prefix.to_owned(),
+            principal: Principal::Anonymous,
+            stop: CancellationToken::new(),
+            greeted: true,
+        }
     }
 
     #[tokio::test]

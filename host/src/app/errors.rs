@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use crate::config::Fault;
 use crate::mysql::OpenError;
 use crate::mysql::managed::ManagedError;
 use crate::net::TlsError;
@@ -25,6 +26,9 @@ pub enum StartError {
     /// The certificate or the key of a guarded listener cannot be used.
     #[error("guard.tls: {0}")]
     Tls(#[from] TlsError),
+    /// The file of principals and roles has faults.
+    #[error("{}", lines(.0))]
+    Auth(Vec<Fault>),
     /// The policy engine cannot reserve its instances.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -48,8 +52,12 @@ pub enum StartError {
 impl StartError {
     /// Whether [`check`](super::check) would have found the error.
     pub fn is_fault_of_the_configuration(&self) -> bool {
-        matches!(self, StartError::Tls(_) | StartError::Policies(_))
+        matches!(self, StartError::Tls(_) | StartError::Auth(_) | StartError::Policies(_))
     }
+}
+
+fn lines(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 fn list(rejections: &[(String, Rejection)]) -> String {

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::errors::StartError;
 use crate::admin::Admin;
 use crate::api::Api;
+use crate::auth::Auth;
 use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits};
 use crate::guard::Guard;
 use crate::http::{self, Handler};
@@ -54,7 +55,7 @@ impl Listeners {
         let notified = peers::serve(self.peers, fronts.peer_name, fronts.service.clone(), draining.clone());
         vital::spawn("notifications from other proxies", notified);
         let (limits, requests) = (fronts.config.limits.clone(), fronts.config.http.clone());
-        let api = Api::new(fronts.service, limits, requests, draining.clone());
+        let api = Api::new(fronts.service, limits, requests, fronts.auth, draining.clone());
         let mut clients = vec![http.serve("the listener of the API", self.api, api, &draining)];
         for (listener, front) in self.guards.into_iter().zip(fronts.guard.fronts()) {
             clients.push(http.serve("a guarded listener", listener, front, &draining));
@@ -77,6 +78,8 @@ pub struct Fronts<'a> {
     pub peer_name: String,
     pub service: Service,
     pub guard: &'a Guard,
+    /// Who may make which call.
+    pub auth: Auth,
     pub admin: Admin,
 }
 

@@ -1,21 +1,27 @@
 //! A client of the HTTP API.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Uri};
 use hyper_util::client::legacy::Client as HyperClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
+use super::Options;
 use super::failure::Failure;
 
 /// A client of one server.
 pub struct Client {
     base: String,
+    /// The header `Authorization`, if there are credentials.
+    credentials: Option<HeaderValue>,
     http: HyperClient<HttpConnector, Full<Bytes>>,
 }
 
@@ -26,7 +32,7 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Client {
     /// A client for the base URL `base`, which must begin with `http://`.
-    pub fn new(base: &str) -> Result<Client, Failure> {
+    pub fn new(base: &str, options: &Options) -> Result<Client, Failure> {
         let base = base.trim_end_matches('/');
         let uri: Uri =
             base.parse().map_err(|error| Failure::Usage(format!("`{base}` is not a URL: {error}")))?;
@@ -37,7 +43,8 @@ impl Client {
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
         let http = HyperClient::builder(TokioExecutor::new()).build(connector);
-        Ok(Client { base: base.to_owned(), http })
+        let credentials = options.credentials_file.as_deref().map(credentials).transpose()?;
+        Ok(Client { base: base.to_owned(), credentials, http })
     }
 
     /// The base URL.
@@ -93,10 +100,14 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<(u16, Incoming), Failure> {
-        let request = hyper::Request::builder()
+        let mut request = hyper::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
-            .header("content-type", "application/json")
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(credentials) = &self.credentials {
+            request = request.header(AUTHORIZATION, credentials);
+        }
+        let request = request
             .body(Full::new(body))
             .map_err(|error| Failure::Usage(format!("{}{path}: {error}", self.base)))?;
         let response = self.http.request(request).await.map_err(|error| Failure::NoProxy {
@@ -113,6 +124,23 @@ impl Client {
         })?;
         if (200..300).contains(&status) { Ok(body) } else { Err(Failure::Problem { status, body }) }
     }
+}
+
+/// The header for the token in a file, which only its owner may read.
+fn credentials(file: &Path) -> Result<HeaderValue, Failure> {
+    let wrong = |what: String| Failure::Usage(format!("the credentials file {}: {what}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+    let mode = std::fs::metadata(file).map_err(|error| wrong(error.to_string()))?.mode();
+    if mode & 0o077 != 0 {
+        let what = format!("other users can read or change it; run `chmod 600 {}`", file.display());
+        return Err(wrong(what));
+    }
+    let mut header = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
+        .ok()
+        .filter(|_| !text.trim().is_empty())
+        .ok_or_else(|| wrong("it must hold a token and nothing else".to_owned()))?;
+    header.set_sensitive(true);
+    Ok(header)
 }
 
 /// Encodes a name as a path and keeps its slashes.
@@ -159,9 +187,9 @@ mod tests {
 
     #[test]
     fn only_http_urls_are_accepted() {
-        assert!(Client::new("http://localhost:7070/").is_ok());
+        assert!(Client::new("http://localhost:7070/", &Options::default()).is_ok());
         for bad in ["localhost:7070", "https://x", "ftp://x", "", "http://"] {
-            assert!(matches!(Client::new(bad), Err(Failure::Usage(_))), "{bad}");
+            assert!(matches!(Client::new(bad, &Options::default()), Err(Failure::Usage(_))), "{bad}");
         }
     }
 
@@ -169,7 +197,7 @@ mod tests {
     async fn a_failed_connection_says_how_to_start_a_proxy() {
         // The port was free a moment ago.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let client = Client::new(&format!("http://127.0.0.1:{port}")).unwrap();
+        let client = Client::new(&format!("http://127.0.0.1:{port}"), &Options::default()).unwrap();
         let failure = client.get("/v1/locks").await.unwrap_err();
         assert_eq!(failure.code(), 5);
         assert!(failure.to_string().contains("start one with `lockkeeper serve`"), "{failure}");

@@ -40,7 +40,7 @@ pub struct RunArgs {
 
 /// Runs the command under a lock and returns its exit code.
 pub async fn run(args: RunArgs, options: &Options) -> Result<u8, Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let mut signals = Signals::new()?;
     let body = args.acquire.to_json();
     let (grant, asked) = tokio::select! {

@@ -51,7 +51,7 @@ impl Failure {
                 "contended" | "conflict" | "too_many_waiters" => 3,
                 "lost" => 4,
                 "store_unavailable" | "shutting_down" | "overloaded" => 5,
-                "refused" | "policy_fault" => 6,
+                "refused" | "policy_fault" | "unauthenticated" | "forbidden" => 6,
                 "invalid" => 2,
                 _ => 1,
             },

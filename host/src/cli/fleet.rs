@@ -8,7 +8,7 @@ use super::{Options, output};
 
 /// Runs `fleet`.
 pub async fn show(options: &Options) -> Result<(), Failure> {
-    let fleet = Client::new(&options.admin)?.get("/v1/fleet").await?;
+    let fleet = Client::new(&options.admin, options)?.get("/v1/fleet").await?;
     if options.json {
         output::json(&fleet);
         return Ok(());

@@ -9,7 +9,7 @@ use super::{AcquireArgs, Options, output};
 
 /// Runs `acquire`.
 pub async fn acquire(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let (lease, _) = servers.acquire("/v1/acquire", &args.to_json(), args.wait).await?;
     if options.json {
         output::json(&lease);
@@ -25,7 +25,7 @@ pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Re
     if let Some(ttl_ms) = ttl_ms {
         body["ttl_ms"] = ttl_ms.into();
     }
-    let renewed = Servers::new(&options.server)?.post("/v1/renew", &body, CALL_TIMEOUT).await?;
+    let renewed = Servers::new(options)?.post("/v1/renew", &body, CALL_TIMEOUT).await?;
     if options.json {
         output::json(&renewed);
     } else {
@@ -37,7 +37,7 @@ pub async fn renew(lease_id: &str, ttl_ms: Option<u32>, options: &Options) -> Re
 /// Runs `release`.
 pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
     let body = json!({ "lease_id": lease_id });
-    let released = Servers::new(&options.server)?.post_once("/v1/release", &body).await?;
+    let released = Servers::new(options)?.post_once("/v1/release", &body).await?;
     if options.json {
         output::json(&released);
     } else {
@@ -48,7 +48,7 @@ pub async fn release(lease_id: &str, options: &Options) -> Result<(), Failure> {
 
 /// Runs `ls`: lists up to `limit` locks, in as many pages as necessary.
 pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Result<(), Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let prefix = encode_query(prefix.unwrap_or_default());
     let mut locks: Vec<Value> = Vec::new();
     let mut unheard = Value::Null;
@@ -94,7 +94,7 @@ pub async fn list(prefix: Option<&str>, limit: usize, options: &Options) -> Resu
 /// Runs `show`.
 pub async fn show(name: &str, options: &Options) -> Result<(), Failure> {
     let path = format!("/v1/locks/{}", encode_path(name));
-    let lock = Servers::new(&options.server)?.get(&path).await?;
+    let lock = Servers::new(options)?.get(&path).await?;
     if options.json {
         output::json(&lock);
         return Ok(());

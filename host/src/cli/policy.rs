@@ -116,18 +116,20 @@ pub async fn run(command: PolicyCommand, options: &Options) -> Result<(), Failur
         PolicyCommand::Push { name, source } => {
             let path = format!("/v1/policies/{}", encode_path(&name));
             let component = tools::component(&source)?.1.into();
-            let answer =
-                Client::new(&options.admin)?.call(Method::PUT, &path, component, PUSH_TIMEOUT).await?;
+            let answer = Client::new(&options.admin, options)?
+                .call(Method::PUT, &path, component, PUSH_TIMEOUT)
+                .await?;
             report(options, &answer, &outcome(&name, &answer));
         }
         PolicyCommand::Rollback { name } => {
             let path = format!("/v1/policies/{}/rollback", encode_path(&name));
-            let answer =
-                Client::new(&options.admin)?.call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT).await?;
+            let answer = Client::new(&options.admin, options)?
+                .call(Method::POST, &path, Bytes::new(), PUSH_TIMEOUT)
+                .await?;
             report(options, &answer, &outcome(&name, &answer));
         }
         PolicyCommand::List => {
-            let answer = Client::new(&options.admin)?.get("/v1/policies").await?;
+            let answer = Client::new(&options.admin, options)?.get("/v1/policies").await?;
             if options.json {
                 output::json(&answer);
             } else {

@@ -12,6 +12,7 @@ use hyper::Method;
 use hyper::body::Incoming;
 use serde_json::Value;
 
+use super::Options;
 use super::client::{CALL_TIMEOUT, Client};
 use super::failure::Failure;
 use super::output;
@@ -37,9 +38,9 @@ pub struct Servers {
 
 impl Servers {
     /// Servers from the URLs of `--server`.
-    pub fn new(urls: &[String]) -> Result<Servers, Failure> {
-        let urls = urls.iter().map(|url| url.trim()).filter(|url| !url.is_empty());
-        let clients = urls.map(Client::new).collect::<Result<Vec<_>, _>>()?;
+    pub fn new(options: &Options) -> Result<Servers, Failure> {
+        let urls = options.server.iter().map(|url| url.trim()).filter(|url| !url.is_empty());
+        let clients = urls.map(|url| Client::new(url, options)).collect::<Result<Vec<_>, _>>()?;
         if clients.is_empty() {
             return Err(Failure::Usage("there is no --server".to_owned()));
         }
@@ -227,10 +228,13 @@ fn has_ended(problem: &Value) -> bool {
 mod tests {
     use super::*;
 
+    fn servers(urls: &[&str]) -> Result<Servers, Failure> {
+        let server = urls.iter().map(|&url| url.to_owned()).collect();
+        Servers::new(&Options { server, ..Options::default() })
+    }
+
     #[test]
     fn every_server_url_is_checked() {
-        let servers =
-            |urls: &[&str]| Servers::new(&urls.iter().map(|&url| url.to_owned()).collect::<Vec<_>>());
         assert_eq!(servers(&["http://a:1", " http://b:2/ ", ""]).unwrap().count(), 2);
         assert!(matches!(servers(&["http://a:1", "b:2"]), Err(Failure::Usage(_))));
         assert!(matches!(servers(&[]), Err(Failure::Usage(_))));
@@ -238,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_client_that_must_stay_with_its_server_does_not_switch() {
-        let servers = Servers::new(&["http://a:1".to_owned(), "http://b:2".to_owned()]).unwrap();
+        let servers = servers(&["http://a:1", "http://b:2"]).unwrap();
         servers.pass_over();
         assert_eq!(servers.current().url(), "http://b:2");
         servers.stay();

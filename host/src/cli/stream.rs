@@ -19,7 +19,7 @@ use crate::lock::Instant;
 
 /// Runs `watch`.
 pub async fn watch(prefix: Option<&str>, options: &Options) -> Result<(), Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let path = format!("/v1/watch?prefix={}", encode_query(prefix.unwrap_or_default()));
     let mut lines = Lines::new(servers.stream(&path).await?);
     while let Some(line) = lines.next().await.map_err(Failure::Other)? {
@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs `hold`.
 pub async fn hold(args: &AcquireArgs, options: &Options) -> Result<(), Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let printer = Printer::start();
     let failure = hold_on(args, &servers, &printer, options.json).await;
     printer.finish();

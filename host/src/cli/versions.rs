@@ -10,7 +10,7 @@ use super::{Options, VersionCommand, output};
 
 /// Runs `version read` or `version commit`.
 pub async fn run(command: VersionCommand, options: &Options) -> Result<(), Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let (path, body) = match command {
         VersionCommand::Read { resource, labels } => {
             let mut body = json!({ "resource": resource });

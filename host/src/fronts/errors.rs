@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::refusal::{Code, Hint, Refusal};
 use super::{mode, time};
+use crate::auth::Unauthenticated;
 use crate::lock::record::HeldBy;
 use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
@@ -40,6 +41,9 @@ impl From<AcquireError> for Refusal {
             AcquireError::TooManyHolders { .. } => {
                 Refusal::new(Code::TooManyHolders, detail).retry_after_ms(RETRY_AFTER_MS)
             }
+            AcquireError::Forbidden { verb, resource } => {
+                Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("resource", resource)
+            }
             AcquireError::WrongCall { expected, .. } => {
                 Refusal::new(Code::Invalid, detail).with("field", "resource").hint(Hint::Call(expected))
             }
@@ -60,11 +64,18 @@ impl From<AcquireError> for Refusal {
     }
 }
 
+impl From<Unauthenticated> for Refusal {
+    fn from(error: Unauthenticated) -> Refusal {
+        Refusal::new(Code::Unauthenticated, error.to_string())
+    }
+}
+
 impl From<LeaseError> for Refusal {
     fn from(error: LeaseError) -> Refusal {
         let detail = error.to_string();
         match error {
             LeaseError::Lost => Refusal::new(Code::Lost, detail),
+            LeaseError::Forbidden => Refusal::new(Code::Forbidden, detail),
             LeaseError::Store(error) => error.into(),
         }
     }

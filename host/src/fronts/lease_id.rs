@@ -11,7 +11,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use super::fields::Fields;
 use super::refusal::Refusal;
 use crate::lock::{Key, LeaseRef, Space, Token};
-use crate::service::LeaseError;
+use crate::service::{LeaseError, Principal};
 
 /// The longest lease id that a client may send. All issued ids are shorter.
 const MAX_BYTES: usize = 32 * 1024;
@@ -48,12 +48,13 @@ pub fn take_required(fields: &mut Fields<'_>) -> Result<String, Refusal> {
     fields.required_text("lease_id", 1..=MAX_BYTES)
 }
 
-/// Parses a lease id.
+/// Parses a lease id that a client sent.
 ///
 /// # Errors
 /// [`LeaseError::Lost`] for an id that no proxy issued.
-pub fn parse(text: &str) -> Result<LeaseRef, LeaseError> {
-    decode(text).ok_or(LeaseError::Lost)
+pub fn parse(text: &str, principal: &Principal) -> Result<LeaseRef, LeaseError> {
+    let lease = decode(text).ok_or(LeaseError::Lost)?;
+    Ok(LeaseRef { principal: principal.name(), ..lease })
 }
 
 /// `None` unless the text is exactly what [`encode`] makes of some lease.
@@ -68,7 +69,7 @@ fn decode(text: &str) -> Option<LeaseRef> {
         return None;
     }
     let token = Some(decode_token(token)?).filter(|token| token.0 > 0);
-    Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token })
+    Some(LeaseRef { keys: keys.into(), nonce: decode_nonce(nonce)?, token, principal: None })
 }
 
 fn decode_key(text: &str) -> Option<Key> {
@@ -99,7 +100,7 @@ mod tests {
 
     fn lease(keys: &[&str]) -> LeaseRef {
         let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
-        LeaseRef { keys: keys.into(), nonce: 0xab, token: Some(Token(17)) }
+        LeaseRef { keys: keys.into(), nonce: 0xab, token: Some(Token(17)), principal: None }
     }
 
     #[test]
@@ -117,7 +118,7 @@ mod tests {
         let mut ids = Vec::new();
         for space in Space::ALL {
             let key = Key::new("k").unwrap().within(space);
-            let lease = LeaseRef { keys: [key].into(), nonce: 0xab, token: Some(Token(17)) };
+            let lease = LeaseRef { keys: [key].into(), nonce: 0xab, token: Some(Token(17)), principal: None };
             let text = encode(&lease);
             assert_eq!(decode(&text), Some(lease), "{text}");
             ids.push(text);

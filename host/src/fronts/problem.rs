@@ -16,6 +16,8 @@ impl From<Code> for Kind {
             Code::PolicyFault => (500, "The policy could not decide"),
             Code::TooManyWaiters => (429, "Too many are waiting for this lock"),
             Code::TooManyHolders => (429, "The lock has as many holders as it can have"),
+            Code::Unauthenticated => (401, "The client has not proved who it is"),
+            Code::Forbidden => (403, "The client may not do this"),
             Code::Lost => (410, "The lease is lost"),
             Code::RequestIdReused => (409, "The request id was used before"),
             Code::StoreUnavailable => (503, "The store is unavailable"),

@@ -45,6 +45,10 @@ pub enum Code {
     TooManyWaiters,
     /// The lock has as many holders as it can have.
     TooManyHolders,
+    /// The client has not proved who it is.
+    Unauthenticated,
+    /// The client may not do this.
+    Forbidden,
     /// The lease has ended.
     Lost,
     /// The request id was used before: with another request, or for a lease that has ended.
@@ -66,6 +70,8 @@ impl Code {
             Code::PolicyFault => "policy_fault",
             Code::TooManyWaiters => "too_many_waiters",
             Code::TooManyHolders => "too_many_holders",
+            Code::Unauthenticated => "unauthenticated",
+            Code::Forbidden => "forbidden",
             Code::Lost => "lost",
             Code::RequestIdReused => "request_id_reused",
             Code::StoreUnavailable => "store_unavailable",

@@ -165,6 +165,9 @@ impl Problem {
         if let Some(allow) = self.allow {
             headers.insert(header::ALLOW, HeaderValue::from_static(allow));
         }
+        if self.status == 401 {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"lockkeeper\""));
+        }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

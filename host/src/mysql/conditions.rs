@@ -288,7 +288,8 @@ pub async fn the_number_of_queued_operations_is_bounded(database: &impl Database
     let held = contract::claim(&["held"], "me");
     let reply = ask(&store, Op::Acquire(held.clone()), 20_000).await.expect(ANSWERED).expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
-    let lease = LeaseRef { keys: held.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
+    let lease =
+        LeaseRef { keys: held.keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None };
     let acquire = |n: usize| ask(&store, Op::Acquire(contract::claim(&[&format!("{n}")], "me")), 20_000);
     let (mut served, mut refused) = (0, 0);
     let flood = (0..2_000).map(acquire).collect::<Vec<_>>();
@@ -514,7 +515,12 @@ async fn granted_in_time(store: &dyn Store, claim: Claim) -> LeaseRef {
 /// The lease that the claim was granted, if any.
 fn lease(claim: &Claim, reply: &Reply) -> Option<LeaseRef> {
     let Outcome::Granted(grant) = &reply.outcomes[0] else { return None };
-    Some(LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) })
+    Some(LeaseRef {
+        keys: claim.keys.clone(),
+        nonce: grant.nonce,
+        token: Some(grant.tokens[0]),
+        principal: None,
+    })
 }
 
 /// The token of a lease that was granted.

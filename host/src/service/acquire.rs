@@ -14,9 +14,10 @@ use super::planning::{Planned, no_policy, planned};
 use super::request::Request;
 use super::tag;
 use crate::clock;
+use crate::config::Verb;
 use crate::lock::record::{Claim, GlobalTicket};
 use crate::lock::table::{Verdict, Waiter, WaiterId};
-use crate::lock::{Call, LeaseRef, Space};
+use crate::lock::{Call, Key, LeaseRef, Space};
 use crate::policy::{Hook, Plan};
 use crate::random;
 use crate::store::StoreError;
@@ -98,7 +99,14 @@ pub(super) async fn enqueue(
     };
     shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });
     let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
-    let answered = leaving.wait().await;
+    let names = planned.plan.keys.iter().map(Key::as_str).chain([request.resource.as_str()]);
+    let answered = tokio::select! {
+        biased;
+        answered = leaving.wait() => answered,
+        () = request.principal.until_withdrawn(Verb::Acquire, names) => {
+            return Some(Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() }));
+        }
+    };
     match answered {
         Some(WaiterReply::Verdict(verdict)) => Some(settle(shared, request, planned, verdict)),
         Some(WaiterReply::NotYet { why }) => Some(Err(AcquireError::NotYet { why })),
@@ -163,7 +171,12 @@ fn settle(
         Verdict::Granted { grant, keys, asked_at, waited_ms, .. } => {
             let token = grant.tokens[0];
             Ok(Lease {
-                lease: LeaseRef { keys, nonce: grant.nonce, token: Some(token) },
+                lease: LeaseRef {
+                    keys,
+                    nonce: grant.nonce,
+                    token: Some(token),
+                    principal: request.principal.name(),
+                },
                 resource: resource(),
                 owner: request.owner.clone(),
                 mode: planned.plan.mode,

@@ -106,7 +106,7 @@ impl ServiceContext {
 
     /// The policy that decides about a resource.
     pub fn policy_of(&self, resource: &str) -> &str {
-        let route = self.routes.iter().find(|route| route.matches(resource));
+        let route = self.routes.iter().find(|route| route.resource.matches(resource));
         route.map_or("default", |route| &route.policy)
     }
 }

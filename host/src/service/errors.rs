@@ -1,5 +1,6 @@
 //! Why a call fails.
 
+use crate::config::Verb;
 use crate::lock::record::{HeldBy, StoredValue, Version};
 use crate::lock::{Call, Key};
 use crate::store::StoreError;
@@ -55,6 +56,14 @@ pub enum AcquireError {
     /// hold.
     #[error("{resource} has as many holders, or its owner as many levels, as one key can have")]
     TooManyHolders {
+        /// The resource of the request.
+        resource: String,
+    },
+    /// The client may not do this to the resource, or to a key that the policy names for it.
+    #[error("you may not {} `{resource}`", verb.as_str())]
+    Forbidden {
+        /// What the client may not do.
+        verb: Verb,
         /// The resource of the request.
         resource: String,
     },
@@ -117,6 +126,7 @@ impl AcquireError {
             AcquireError::PolicyFault { .. } => "policy_fault",
             AcquireError::TooManyWaiters { .. } => "too_many_waiters",
             AcquireError::TooManyHolders { .. } => "too_many_holders",
+            AcquireError::Forbidden { .. } => "forbidden",
             AcquireError::WrongCall { .. } => "invalid",
             AcquireError::RequestReused { .. } => "request_id_reused",
             AcquireError::Conflict(_) => "conflict",
@@ -136,6 +146,9 @@ pub enum LeaseError {
     /// The lease is unknown, has expired, or was taken away.
     #[error("the lease is unknown, has expired, or was taken away")]
     Lost,
+    /// The lease belongs to another client, or the client may no longer lock its keys.
+    #[error("the lease belongs to another client, or you may no longer lock its keys")]
+    Forbidden,
     /// The store did not answer; the lease may have been renewed or released.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -277,6 +277,11 @@ impl Hold {
         HoldEvent::Draining { valid_until: self.valid_until }
     }
 
+    /// Ends the renewal of the lease for this reason. No event follows.
+    pub fn give_up(&mut self, reason: &str) -> HoldEvent {
+        self.lost(reason)
+    }
+
     /// Leaves the lease to expire or to continue on another proxy; it is not released.
     pub fn leave(&mut self) {
         self.over = true;

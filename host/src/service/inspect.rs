@@ -4,39 +4,57 @@ use tokio::sync::{broadcast, oneshot};
 
 use super::context::{Service, ServiceContext};
 use super::message::Msg;
+use super::principal::Principal;
 use super::views::{LockEntry, LockPage, LockView, Notice};
+use crate::config::Verb;
 use crate::lock::{Key, Mode, Space, Token};
 use crate::policy::PlanRequest;
 use crate::store::{Page, StoreError};
 
 impl Service {
-    /// A page of at most `limit` held keys with this prefix, in byte order, that come after `after`.
+    /// A page of at most `limit` held keys that the client may read, with this prefix, in byte order, that come after
+    /// `after`.
     ///
     /// # Errors
     /// If the store cannot be read.
     pub async fn list(
         &self,
+        principal: &Principal,
         prefix: String,
-        after: Option<Key>,
+        mut after: Option<Key>,
         limit: usize,
     ) -> Result<LockPage, StoreError> {
-        let Page { items, more, unheard } = self.shared.store.list(prefix, after, limit).await?;
-        Ok(LockPage { locks: items.iter().map(LockEntry::of).collect(), more, unheard })
+        let mut locks = Vec::new();
+        loop {
+            let Page { items, more, unheard } =
+                self.shared.store.list(prefix.clone(), after.clone(), limit - locks.len()).await?;
+            after = items.last().map(|last| last.key.clone());
+            let readable = items.iter().filter(|stored| principal.may(Verb::Read, stored.key.as_str()));
+            locks.extend(readable.map(LockEntry::of));
+            // Another page, so that its last key is not the name of a key that the client may not see.
+            if !more || after.is_none() || locks.len() == limit {
+                return Ok(LockPage { locks, more, unheard });
+            }
+        }
     }
 
-    /// Shows a key, or a key that the policy of a resource names; `None` if nothing is known of it.
+    /// Shows a key, or a key that the policy of a resource names; `None` if nothing is known of it, or if the client
+    /// may not read it. A client that may not read values does not see the key's value.
     ///
     /// # Errors
     /// If the store cannot be read.
-    pub async fn show(&self, name: &str) -> Result<Option<LockView>, StoreError> {
-        for key in candidates(&self.shared, name) {
+    pub async fn show(&self, principal: &Principal, name: &str) -> Result<Option<LockView>, StoreError> {
+        let candidates = candidates(&self.shared, name);
+        for key in candidates.into_iter().filter(|key| principal.may(Verb::Read, key.as_str())) {
             let stored = self.shared.store.read(key.clone()).await?;
             let (reply, answer) = oneshot::channel();
             self.shared.tell(Msg::View { key: key.clone(), reply });
             let (queue, decisions) = answer.await.map_err(|_| StoreError::stopped())?;
             if stored.is_some() || !queue.is_empty() || !decisions.is_empty() {
+                let shows_value = principal.may(Verb::ReadValue, key.as_str());
                 let none = || LockEntry { key, token: Token::default(), holders: Vec::new(), kept: None };
-                let entry = stored.as_ref().map_or_else(none, LockEntry::of);
+                let mut entry = stored.as_ref().map_or_else(none, LockEntry::of);
+                entry.kept = entry.kept.filter(|_| shows_value);
                 return Ok(Some(LockView { entry, queue, decisions }));
             }
         }

@@ -84,7 +84,8 @@ impl Service {
         let outcome = match &result {
             Ok(_) => "renewed",
             Err(LeaseError::Lost) => "lost",
-            Err(_) => "store_unavailable",
+            Err(LeaseError::Forbidden) => "forbidden",
+            Err(LeaseError::Store(_)) => "store_unavailable",
         };
         self.shared.metrics.leases.renewal(outcome);
         result
@@ -109,6 +110,7 @@ impl Service {
                 Ok(Renewed { valid_until: self.shared.less_drift(reply.asked_at, *left_us), ttl_ms })
             }
             Some(Outcome::Unknown) => Err(LeaseError::Store(StoreError::unknown())),
+            Some(Outcome::Forbidden) => Err(LeaseError::Forbidden),
             _ => {
                 self.shared.tell(Msg::Lost(vec![lease.nonce]));
                 Err(LeaseError::Lost)
@@ -134,6 +136,7 @@ impl Service {
     pub(super) async fn released(&self, answer: Releasing) -> Result<(), LeaseError> {
         let result = match answer.await {
             Ok(Ok(Outcome::Released { .. })) => Ok(()),
+            Ok(Ok(Outcome::Forbidden)) => Err(LeaseError::Forbidden),
             Ok(Ok(_)) => Err(LeaseError::Lost),
             Ok(Err(why)) => Err(LeaseError::Store(StoreError::Unavailable { why })),
             Err(_) => Err(LeaseError::Store(StoreError::stopped())),
@@ -141,7 +144,8 @@ impl Service {
         self.shared.metrics.leases.release(match &result {
             Ok(()) => "released",
             Err(LeaseError::Lost) => "lost",
-            Err(_) => "store_unavailable",
+            Err(LeaseError::Forbidden) => "forbidden",
+            Err(LeaseError::Store(_)) => "store_unavailable",
         });
         result
     }

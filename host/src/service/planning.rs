@@ -6,7 +6,8 @@ use super::context::ServiceContext;
 use super::errors::AcquireError;
 use super::request::Request;
 use super::shadow::union;
-use crate::lock::{Call, Primitive};
+use crate::config::Verb;
+use crate::lock::{Call, Key, Primitive};
 use crate::policy::{Generation, Plan, PlanError};
 
 /// The plan of a granted request.
@@ -32,6 +33,7 @@ pub(super) fn planned(
     request: &Request,
     call: Call,
 ) -> Result<Planned, AcquireError> {
+    check_right(request, call, std::iter::once(request.resource.as_str()))?;
     let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
     let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
     check_call(call, policy, planned.primitive)?;
@@ -41,7 +43,23 @@ pub(super) fn planned(
         let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
         add_keys(&mut planned, &next, call)?;
     }
+    check_right(request, call, planned.keys.iter().map(Key::as_str))?;
     Ok(Planned { generation: active.live.clone(), plan: planned, version: active.version() })
+}
+
+/// Checks that the client may lock the names. A policy may name other keys than the client's resource.
+fn check_right<'a>(
+    request: &Request,
+    call: Call,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<(), AcquireError> {
+    let reads = |name| call == Call::Version && request.principal.may(Verb::ReadValue, name);
+    for name in names {
+        if !request.principal.may(Verb::Acquire, name) && !reads(name) {
+            return Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the policy's primitive takes the client's call.

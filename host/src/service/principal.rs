@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use super::errors::LeaseError;
+use crate::auth::Identity;
+use crate::config::Verb;
+use crate::lock::Key;
 use crate::lock::record::HttpView;
 
 /// The sender of a lock request, as far as the front knows. It determines the policy, and the policy plans for it.
@@ -9,6 +13,8 @@ use crate::lock::record::HttpView;
 pub enum Principal {
     /// A client of the lock API. Nothing verifies its identity or the owner that its request names.
     Anonymous,
+    /// An authenticated client.
+    Client(Identity),
     /// The application behind a guarded route, for one of its requests. The application authenticates its clients.
     Application(RoutedRequest),
 }
@@ -26,8 +32,54 @@ impl Principal {
     /// The request of the application, if the application asks.
     pub fn routed(&self) -> Option<&RoutedRequest> {
         match self {
-            Principal::Anonymous => None,
             Principal::Application(routed) => Some(routed),
+            Principal::Anonymous | Principal::Client(_) => None,
+        }
+    }
+
+    /// The authenticated client, if there is one.
+    pub fn identity(&self) -> Option<&Identity> {
+        match self {
+            Principal::Client(identity) => Some(identity),
+            Principal::Anonymous | Principal::Application(_) => None,
+        }
+    }
+
+    /// The name of the authenticated client, if there is one.
+    pub fn name(&self) -> Option<Arc<str>> {
+        self.identity().map(|identity| identity.name().clone())
+    }
+
+    /// Whether the sender may do this to the resource or key `on`. Without authentication, everybody may do everything.
+    pub fn may(&self, verb: Verb, on: &str) -> bool {
+        self.identity().is_none_or(|identity| identity.may(verb, on))
+    }
+
+    /// Checks that the sender may do this to all keys of a lease.
+    ///
+    /// # Errors
+    /// [`LeaseError::Forbidden`].
+    pub fn check_keys(&self, verb: Verb, keys: &[Key]) -> Result<(), LeaseError> {
+        let may = keys.iter().all(|key| self.may(verb, key.as_str()));
+        if may { Ok(()) } else { Err(LeaseError::Forbidden) }
+    }
+
+    /// Waits until the rights of the sender may have changed, and returns the sender with its rights of then; `None` if
+    /// it is no longer known. Never ends without authentication.
+    pub async fn changed(&self) -> Option<Principal> {
+        match self.identity() {
+            Some(identity) => identity.changed().await.map(Principal::Client),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until the sender has lost the right to do this to one of these. Never ends without authentication.
+    pub async fn until_withdrawn(&self, verb: Verb, on: impl Iterator<Item = &str> + Clone) {
+        match self.identity() {
+            Some(identity) => {
+                identity.until_withdrawn(|now| on.clone().all(|on| now.may(verb, on))).await;
+            }
+            None => std::future::pending().await,
         }
     }
 }

@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::principal::Principal;
+use super::tag;
 use crate::lock::Mode;
 use crate::policy::PlanRequest;
 use crate::random;
@@ -37,7 +38,12 @@ impl Request {
             mode: self.mode,
             ttl_ms: self.ttl_ms,
             wait_ms: self.wait_ms,
-            labels: self.labels.clone(),
+            labels: self
+                .labels
+                .iter()
+                .cloned()
+                .chain(self.principal.name().map(|name| tag::principal(&name)))
+                .collect(),
             http: self.principal.routed().map(|routed| routed.http.clone()),
             seed: random::number(),
         }
@@ -57,7 +63,8 @@ impl Request {
         hash.update(ttl.to_le_bytes());
         let labels = self.labels.iter().flat_map(|(name, value)| [name, value]);
         let texts = [&self.resource, &self.owner].into_iter().chain(labels).map(String::as_str);
-        for text in texts.chain(more.iter().copied()) {
+        let principal = self.principal.name();
+        for text in texts.chain(more.iter().copied()).chain(principal.as_deref()) {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text.as_bytes());
         }

@@ -55,6 +55,9 @@ async fn stored(shared: &ServiceContext, lease: &LeaseRef) -> Result<Stored, Lea
         let holders = stored.record.holders.into_iter();
         let mut own = holders.filter(|holder| holder.nonce == lease.nonce && holder.over_at() > stored.now);
         let holder = own.next().ok_or(LeaseError::Lost)?;
+        if !lease.is_allowed(&holder.tag.principal) {
+            return Err(LeaseError::Forbidden);
+        }
         tokens.push(holder.token);
         let held_ms = stored.now.ms_since(holder.since);
         first.get_or_insert((holder, held_ms));

@@ -5,6 +5,9 @@ use crate::lock::Mode;
 use crate::lock::record::{Claim, Tag};
 use crate::policy::PlanRequest;
 
+/// The name of the label that tells a policy which authenticated client asks. Clients cannot send it.
+pub const PRINCIPAL: &str = "lockkeeper.principal";
+
 /// The tag of a lease that the policy generation with this id plans in the mode `planned`.
 pub(super) fn tag(request: &Request, policy: &str, planned: Mode) -> Tag {
     let label = |(name, value): &(String, String)| (name.as_str().into(), value.as_str().into());
@@ -14,6 +17,7 @@ pub(super) fn tag(request: &Request, policy: &str, planned: Mode) -> Tag {
         labels: request.labels.iter().map(label).collect(),
         asked_mode: differs(request.mode, planned).then_some(request.mode),
         http: request.principal.routed().map(|routed| routed.http.clone()),
+        principal: request.principal.name(),
     }
 }
 
@@ -36,16 +40,22 @@ pub(super) fn request(tag: &Tag, owner: &str, lease_mode: Mode) -> PlanRequest {
         Mode::Permits { count, .. } => Mode::Permits { count, limit: 0 },
         mode => mode,
     };
+    let labels = tag.labels.iter().map(|(name, value)| (name.to_string(), value.to_string()));
     PlanRequest {
         resource: tag.resource.to_string(),
         owner: owner.to_owned(),
         mode,
         ttl_ms: None,
         wait_ms: None,
-        labels: tag.labels.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+        labels: labels.chain(tag.principal.as_deref().map(principal)).collect(),
         http: tag.http.clone(),
         seed: 0,
     }
+}
+
+/// The label that tells a policy who asks.
+pub(super) fn principal(name: &str) -> (String, String) {
+    (PRINCIPAL.to_owned(), name.to_owned())
 }
 
 /// The policy that planned the guarded request. Its route may have another policy by now.

@@ -168,7 +168,9 @@ async fn refuses_a_waiter(change: impl AsyncFnOnce(&Service, Prepared)) {
         let service = service.clone();
         async move { service.acquire(shared).await }
     });
-    let waits = async || service.show("a").await.unwrap().is_some_and(|view| view.queue.len() == 1);
+    let waits = async || {
+        service.show(&Principal::Anonymous, "a").await.unwrap().is_some_and(|view| view.queue.len() == 1)
+    };
     while !waits().await {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
@@ -294,7 +296,10 @@ async fn leases_of_an_earlier_run_are_read_before_the_first_grant() {
 
     // After the end of that lease, its key is not asked for any more.
     let keys: Arc<[Key]> = [Key::new("old/a").unwrap()].into();
-    service.release(LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]) }).await.unwrap();
+    service
+        .release(LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None })
+        .await
+        .unwrap();
     for _ in 0..200 {
         let lease = service.acquire(request("a")).await.unwrap();
         service.release(lease.lease.clone()).await.unwrap();

@@ -6,6 +6,7 @@ use super::context::Service;
 use super::errors::AcquireError;
 use super::planning::{self, Planned};
 use super::request::Request;
+use crate::config::Verb;
 use crate::lock::record::{self, Op, Outcome, Version};
 use crate::lock::{Call, Key, Token};
 use crate::random;
@@ -66,6 +67,9 @@ impl Service {
         read: Token,
         value: Option<Box<str>>,
     ) -> Result<Committed, AcquireError> {
+        if !request.principal.may(Verb::Acquire, &request.resource) {
+            return Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() });
+        }
         let planned = self.versioned(request).await?;
         let (key, policy) = (planned.plan.keys[0].clone(), planned.generation.id().clone());
         let commit_key = key.clone();

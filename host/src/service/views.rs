@@ -38,6 +38,8 @@ pub struct HolderEntry {
     pub resource: String,
     /// The owner that the client named.
     pub owner: String,
+    /// The authenticated client that took the lease, if it was authenticated.
+    pub principal: Option<Arc<str>>,
     /// How the key is held.
     pub mode: Mode,
     /// The fencing token of the lease.
@@ -134,6 +136,7 @@ impl LockEntry {
         let holder = |holder: &Holder| HolderEntry {
             resource: holder.tag.resource.to_string(),
             owner: holder.owner.to_string(),
+            principal: holder.tag.principal.clone(),
             mode: holder.mode,
             token: holder.token,
             since_us: holder.since.0,

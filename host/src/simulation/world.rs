@@ -24,7 +24,7 @@ use super::simulate;
 use crate::clock;
 use crate::config::{
     EngineLimits, FleetConfig, HttpLimits, Limits, PolicyConfig, PolicySource, Route as PolicyRoute,
-    StoreConfig, UpstreamLimits, naming,
+    StoreConfig, UpstreamLimits, Wildcard, naming,
 };
 use crate::fleet::{self, Fleet};
 use crate::guard::{Front, Guard};
@@ -216,7 +216,10 @@ fn load(engine: &Engine, limits: &Limits, in_order: bool, edited: &Edited) -> Po
 }
 
 fn routes() -> Vec<PolicyRoute> {
-    let route = |name: &&str| PolicyRoute { resource: format!("{name}/*"), policy: (*name).to_owned() };
+    let route = |name: &&str| PolicyRoute {
+        resource: Wildcard::new(format!("{name}/*")),
+        policy: (*name).to_owned(),
+    };
     POLICIES.iter().map(route).collect()
 }
 

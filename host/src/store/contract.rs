@@ -215,7 +215,7 @@ fn release_op(lease: &LeaseRef) -> Op {
 const RELEASED: Outcome = Outcome::Released { levels_left: 0 };
 
 fn lease(claim: &Claim, grant: &Grant) -> LeaseRef {
-    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) }
+    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None }
 }
 
 async fn pass_ms(ms: u64) {

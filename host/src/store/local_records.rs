@@ -373,7 +373,7 @@ mod tests {
     fn granted(held: &mut LocalRecords<u8>, claim: &Claim) -> LeaseRef {
         let outcome = held.apply(&Op::Acquire(claim.clone()), &inputs(0), |_| true);
         let Outcome::Granted(Grant { nonce, tokens, .. }) = outcome else { panic!("{outcome:?}") };
-        LeaseRef { keys: claim.keys.clone(), nonce, token: Some(tokens[0]) }
+        LeaseRef { keys: claim.keys.clone(), nonce, token: Some(tokens[0]), principal: None }
     }
 
     #[test]

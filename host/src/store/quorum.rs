@@ -204,7 +204,7 @@ async fn refused(members: &[Member], patience: Duration, outcome: Outcome, now: 
 
 /// A reference to a lease whose members have not agreed on its token yet.
 fn any_token(keys: &[Key], nonce: u64) -> LeaseRef {
-    LeaseRef { keys: keys.into(), nonce, token: None }
+    LeaseRef { keys: keys.into(), nonce, token: None, principal: None }
 }
 
 fn vote(

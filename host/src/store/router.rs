@@ -301,7 +301,7 @@ impl Stores {
         for (places, grant) in grants.iter_mut().filter(|(_, grant)| is_below(grant)) {
             let keys: Arc<[Key]> = places.iter().map(|place| claim.keys[*place].clone()).collect();
             grant.tokens = vec![highest; keys.len()];
-            let lease = LeaseRef { keys, nonce: grant.nonce, token: None };
+            let lease = LeaseRef { keys, nonce: grant.nonce, token: None, principal: None };
             let raised = self.ask(Op::Raise { lease, tokens: Some(grant.tokens.clone()) }, deadline).await?;
             if !matches!(raised, (Outcome::Renewed { .. }, _)) {
                 return Ok(Some(places[0]));
@@ -363,6 +363,7 @@ fn part(op: &Op, keys: Arc<[Key]>, first: bool) -> Op {
         keys: keys.clone(),
         nonce: lease.nonce,
         token: lease.token.filter(|_| first),
+        principal: lease.principal.clone(),
     };
     match op {
         Op::Acquire(claim) => Op::Acquire(Claim { keys, ..claim.clone() }),
@@ -403,6 +404,7 @@ fn worse(one: Outcome, other: Outcome) -> Outcome {
             Outcome::Released { levels_left: a.max(b) }
         }
         (Outcome::Abandoned, Outcome::Abandoned) => Outcome::Abandoned,
+        (forbidden @ Outcome::Forbidden, _) | (_, forbidden @ Outcome::Forbidden) => forbidden,
         (lost @ Outcome::Lost, _) | (_, lost @ Outcome::Lost) => lost,
         (_, other) => other,
     }

@@ -50,7 +50,7 @@ const FINISH_AFTER_SIGNAL_MS: u32 = 2_000;
 
 /// Returns the exit code of the command, from this run or from the stored outcome.
 pub async fn run(args: OnceArgs, options: &Options) -> Result<u8, Failure> {
-    let servers = Servers::new(&options.server)?;
+    let servers = Servers::new(options)?;
     let mut signals = Signals::new()?;
     let OnceArgs { resource, ttl, wait, owner, labels, keep_failure, command } = args;
     let acquire = AcquireArgs { resource, ttl, wait, mode: Mode::Exclusive, owner, labels, request_id: None };

@@ -165,6 +165,7 @@ fn repeat(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
 fn reenter(records: &mut Records, claim: &Claim, env: &Env) -> Option<Outcome> {
     let own = |holder: &&Holder| {
         holder.owner == claim.owner
+            && holder.tag.principal == claim.tag.principal
             && holder.until > env.now
             && holder.mode == claim.mode
             && holder.keys as usize == claim.keys.len()
@@ -291,13 +292,17 @@ fn is_named(lease: &LeaseRef, holder: &Holder) -> bool {
 /// token.
 ///
 /// # Errors
-/// [`Outcome::Lost`], or [`Outcome::Unknown`] if the records do not tell.
+/// [`Outcome::Lost`], [`Outcome::Forbidden`], or [`Outcome::Unknown`] if the records do not tell.
 fn live(records: &Records, lease: &LeaseRef, env: &Env) -> Result<(), Outcome> {
     let mut found = Ok(());
     for (n, key) in lease.keys.iter().enumerate() {
         let mut holders = records.read(key).holders.iter().filter(|holder| holder.nonce == lease.nonce);
         let own = holders.find(|holder| env.lasts(holder) && (n > 0 || is_named(lease, holder)));
-        if env.may_be_taken(own.ok_or(Outcome::Lost)?) {
+        let own = own.ok_or(Outcome::Lost)?;
+        if !lease.is_allowed(&own.tag.principal) {
+            return Err(Outcome::Forbidden);
+        }
+        if env.may_be_taken(own) {
             found = Err(Outcome::Unknown);
         }
     }
@@ -357,8 +362,8 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
         return Outcome::Released { levels_left: 0 };
     }
     let live = live(records, lease, env);
-    if live == Err(Outcome::Unknown) {
-        return Outcome::Unknown;
+    if let Err(outcome @ (Outcome::Unknown | Outcome::Forbidden)) = live {
+        return outcome;
     }
     let whole = live.is_ok();
     if whole && outcome.is_some() && !keeps_outcomes(records, lease) {
@@ -366,7 +371,8 @@ fn release(records: &mut Records, asked: &Release, env: &Env) -> Outcome {
     }
     // A lease that has lost some of its keys is lost; removing the rest unblocks the other keys.
     let is_rest = |holder: &Holder| {
-        env.lasts(holder) && holder.keys as usize == lease.keys.len() && is_named(lease, holder)
+        let named = is_named(lease, holder) && lease.is_allowed(&holder.tag.principal);
+        env.lasts(holder) && holder.keys as usize == lease.keys.len() && named
     };
     let own = |holder: &Holder| holder.nonce == lease.nonce && (whole || is_rest(holder));
     // If the answer is `Lost`, it is `Lost` again when the release is repeated.

@@ -41,6 +41,8 @@ pub enum Outcome {
     },
     /// The lease is unknown, has expired, or belongs to another holder.
     Lost,
+    /// The lease belongs to another authenticated client. Nothing has changed.
+    Forbidden,
     /// The key was taken away from this many holders.
     Forced {
         /// How many holders lost the key.

@@ -8,8 +8,8 @@ use crate::lock::Mode;
 /// client's label never begins with it.
 pub const RESERVED: char = ':';
 
-/// Data that does not affect decisions. It is stored to display a holder, and to plan its lease again when its
-/// policy is replaced.
+/// What is stored with a lease: to display its holder, to plan it again when its policy is replaced, and to know whose
+/// it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tag {
     /// The resource that the client named.
@@ -22,6 +22,9 @@ pub struct Tag {
     pub asked_mode: Option<Mode>,
     /// What the policy saw of a guarded request. `None` if the request came by a call of the API.
     pub http: Option<Arc<HttpView>>,
+    /// The name of the authenticated client that asked; `None` without authentication. Unlike the rest of the tag, it
+    /// decides: only this client renews, releases and re-enters its lease.
+    pub principal: Option<Arc<str>>,
 }
 
 /// The part of a guarded HTTP request that its route lets a policy see.

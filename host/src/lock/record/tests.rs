@@ -67,7 +67,7 @@ impl World {
         match self.acquire(claim) {
             Outcome::Granted(grant) => {
                 let (keys, token) = (claim.keys.clone(), grant.tokens[0]);
-                (LeaseRef { keys, nonce: grant.nonce, token: Some(token) }, grant)
+                (LeaseRef { keys, nonce: grant.nonce, token: Some(token), principal: None }, grant)
             }
             other => panic!("{other:?}"),
         }

@@ -158,6 +158,10 @@ impl Table {
             self.actions.push_back(Action::Released { id, result: Err(UNKNOWN.to_owned()) });
             return;
         }
+        if outcome == Outcome::Forbidden {
+            self.actions.push_back(Action::Released { id, result: Ok(outcome) });
+            return;
+        }
         let over = !matches!(outcome, Outcome::Released { levels_left: 1.. });
         if over && let Some(known) = self.lease_ended(lease.nonce) {
             let held_ms = now.ms_since(known.since);

@@ -50,7 +50,12 @@ impl Leases {
 
     /// A reference by nonce alone, because the tokens may have been raised.
     pub fn named(&self, nonce: u64) -> Option<LeaseRef> {
-        self.claim(nonce).map(|claim| LeaseRef { keys: claim.keys.clone(), nonce, token: None })
+        self.claim(nonce).map(|claim| LeaseRef {
+            keys: claim.keys.clone(),
+            nonce,
+            token: None,
+            principal: None,
+        })
     }
 
     pub fn ends_at(&self, nonce: u64) -> Option<Instant> {

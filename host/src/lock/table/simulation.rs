@@ -379,7 +379,7 @@ impl Sim {
                 return;
             }
             let until = asked_at.plus_us(grant.left_us);
-            let lease = LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
+            let lease = LeaseRef { keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None };
             let belief = self.beliefs.entry(grant.nonce).or_insert_with(|| Belief {
                 lease,
                 tokens: grant.tokens.clone(),

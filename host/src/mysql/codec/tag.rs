@@ -17,6 +17,7 @@ const QUERY: &str = ":query.";
 const HEADER: &str = ":header.";
 const BODY: &str = ":body";
 const MODE: &str = ":mode";
+const PRINCIPAL: &str = ":principal";
 
 /// A name and a value.
 pub type Label<'a> = (Cow<'a, str>, Cow<'a, str>);
@@ -32,6 +33,9 @@ pub fn labels(tag: &Tag) -> Vec<Label<'_>> {
     }
     if let Some(mode) = tag.asked_mode {
         labels.push((MODE.into(), kind(mode)));
+    }
+    if let Some(principal) = &tag.principal {
+        labels.push((PRINCIPAL.into(), (&**principal).into()));
     }
     labels
 }
@@ -61,6 +65,10 @@ pub fn tag(resource: Box<str>, policy: Box<str>, labels: Vec<Label<'_>>) -> Tag 
         }
         if name == MODE {
             tag.asked_mode = mode(&value);
+            continue;
+        }
+        if name == PRINCIPAL {
+            tag.principal = Some(value.into());
             continue;
         }
         let http = http.get_or_insert_default();
@@ -123,9 +131,12 @@ mod tests {
             labels: vec![("tenant".into(), "a".into())],
             asked_mode: None,
             http: Some(Arc::new(http)),
+            principal: Some("billing".into()),
         };
         comes_back(&tag);
         tag.http = None;
+        comes_back(&tag);
+        tag.principal = None;
         comes_back(&tag);
         for (text, asked) in [
             ("exclusive", Mode::Exclusive),

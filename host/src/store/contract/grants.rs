@@ -195,6 +195,7 @@ pub async fn a_claim_for_any_of_several_keys_gets_a_free_key(store: &dyn Store) 
             keys: [key.clone()].into(),
             nonce: grant.nonce,
             token: Some(grant.tokens[0]),
+            principal: None,
         });
         given.push(key.as_str().to_owned());
     }

@@ -85,6 +85,7 @@ pub async fn every_field_of_a_claim_is_stored(store: &dyn Store) {
             policy: text.into(),
             labels: vec![(text.into(), text.into()), ("a".into(), "".into())],
             asked_mode: Some(Mode::Shared),
+            principal: Some(text.into()),
             http: Some(Arc::new(HttpView { path: text.into(), body: text.into(), ..HttpView::default() })),
         },
         ..claim(&[&names.key("k")], text)

@@ -46,6 +46,11 @@ struct Vote {
     outcome: Outcome,
 }
 
+/// Whether a member does not let the caller use the lease.
+fn is_lost(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Lost | Outcome::Forbidden)
+}
+
 impl Ballot {
     pub fn new(op: &Op, count: Count) -> Ballot {
         let asks = match op {
@@ -215,8 +220,8 @@ impl Ballot {
         if self.is_majority(left.clone().count()) {
             return Some(Outcome::Renewed { left_us: self.of_majority(left) });
         }
-        let lost = self.number(|outcome| *outcome == Outcome::Lost);
-        (!self.is_majority(self.count.members - lost)).then_some(Outcome::Lost)
+        let lost = self.number(is_lost);
+        (!self.is_majority(self.count.members - lost)).then(|| self.why_lost())
     }
 
     /// The lease is released if the members that may still hold it are no majority.
@@ -225,13 +230,19 @@ impl Ballot {
             Outcome::Released { levels_left } => Some(levels_left),
             _ => None,
         });
-        let lost = self.number(|outcome| *outcome == Outcome::Lost);
+        let lost = self.number(is_lost);
         let may_hold = self.count.members - lost - levels.clone().count();
         match levels.max() {
             Some(levels_left) if !self.is_majority(may_hold) => Some(Outcome::Released { levels_left }),
-            None if !self.is_majority(self.count.members - lost) => Some(Outcome::Lost),
+            None if !self.is_majority(self.count.members - lost) => Some(self.why_lost()),
             _ => None,
         }
+    }
+
+    /// The answer of the members that do not let the caller use the lease.
+    fn why_lost(&self) -> Outcome {
+        let forbidden = self.number(|outcome| *outcome == Outcome::Forbidden);
+        if forbidden > 0 { Outcome::Forbidden } else { Outcome::Lost }
     }
 
     /// How long a majority still holds the lease. This counts from before the first member was asked, so that

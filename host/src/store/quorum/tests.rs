@@ -55,8 +55,12 @@ fn quorum_claim(name: &str, owner: &str) -> Claim {
 async fn token(store: &Quorum, claim: &Claim) -> (Token, LeaseRef) {
     match submit(store, Op::Acquire(claim.clone())).await {
         Ok(Outcome::Granted(grant)) => {
-            let lease =
-                LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) };
+            let lease = LeaseRef {
+                keys: claim.keys.clone(),
+                nonce: grant.nonce,
+                token: Some(grant.tokens[0]),
+                principal: None,
+            };
             (grant.tokens[0], lease)
         }
         other => panic!("it should be granted, and is {other:?}"),

@@ -46,7 +46,12 @@ async fn a_claim_over_two_spaces_is_granted_and_released_as_a_whole() {
         panic!("both keys are free")
     };
     assert_eq!(grant.tokens.len(), 2);
-    let lease = LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) };
+    let lease = LeaseRef {
+        keys: claim.keys.clone(),
+        nonce: grant.nonce,
+        token: Some(grant.tokens[0]),
+        principal: None,
+    };
     for space in [Space::Table, Space::Advisory] {
         let other = Claim { keys: [key("k", space)].into(), attempt: fresh(), ..claim.clone() };
         assert!(matches!(one(&world.router, Op::Acquire(other)).await, Outcome::Held(_)), "{space:?}");
@@ -82,7 +87,12 @@ async fn a_lease_over_two_spaces_has_one_token() {
             let Outcome::Granted(grant) = one(&world.router, Op::Acquire(ahead.clone())).await else {
                 panic!("it is free")
             };
-            let lease = LeaseRef { keys: ahead.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
+            let lease = LeaseRef {
+                keys: ahead.keys,
+                nonce: grant.nonce,
+                token: Some(grant.tokens[0]),
+                principal: None,
+            };
             one(&world.router, release(lease)).await;
         }
         let claim = both("k");
@@ -90,7 +100,8 @@ async fn a_lease_over_two_spaces_has_one_token() {
             panic!("both keys are free")
         };
         assert_eq!(grant.tokens, [grant.tokens[0]; 2]);
-        let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
+        let lease =
+            LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None };
         let renewed = one(&world.router, Op::Renew { lease: lease.clone(), ttl_ms: None }).await;
         assert!(matches!(renewed, Outcome::Renewed { .. }), "{renewed:?}");
         one(&world.router, release(lease)).await;

@@ -197,7 +197,11 @@ fn a_held_lock_that_no_server_resumes_is_lost() {
         fake.answers("/v1/hold", Answer::Unavailable);
         let ended = output(child.unwrap()).await;
         assert_eq!(ended.status.code(), Some(4), "{}", text(&ended.stderr));
-        assert!(began.elapsed() > Duration::from_millis(1_200), "it was given up after {:?}", began.elapsed());
+        assert!(
+            began.elapsed() > Duration::from_millis(1_200),
+            "it was given up after {:?}",
+            began.elapsed()
+        );
         assert!(fake.count("/v1/hold") > 2, "it was tried once");
     });
 }

@@ -101,9 +101,12 @@ fn ask(store: &MysqlStore, group: Vec<Op>) -> oneshot::Receiver<Vec<Outcome>> {
 
 async fn granted(store: &MysqlStore, claim: &Claim) -> LeaseRef {
     match &ask(store, vec![Op::Acquire(claim.clone())]).await.unwrap()[..] {
-        [Outcome::Granted(grant)] => {
-            LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) }
-        }
+        [Outcome::Granted(grant)] => LeaseRef {
+            keys: claim.keys.clone(),
+            nonce: grant.nonce,
+            token: Some(grant.tokens[0]),
+            principal: None,
+        },
         other => panic!("{other:?}"),
     }
 }

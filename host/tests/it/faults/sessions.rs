@@ -78,7 +78,7 @@ async fn granted(store: &impl Store, claim: &Claim) -> LeaseRef {
     let reply = submitted(store, vec![Op::Acquire(claim.clone())], 10_000).await.expect("an answer");
     let reply = reply.expect("the server is there");
     let [Outcome::Granted(grant)] = &reply.outcomes[..] else { panic!("{reply:?}") };
-    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) }
+    LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None }
 }
 
 fn renewal(lease: &LeaseRef) -> Op {

@@ -23,8 +23,12 @@ async fn cycle(store: &MysqlStore, keys: &[&str]) {
     let claim = contract::claim(keys, "member");
     let reply = ask(store, Op::Acquire(claim.clone())).await.expect("it is applied");
     let Outcome::Granted(grant) = &reply.outcomes[0] else { panic!("{reply:?}") };
-    let lease =
-        lockkeeper::lock::LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
+    let lease = lockkeeper::lock::LeaseRef {
+        keys: claim.keys,
+        nonce: grant.nonce,
+        token: Some(grant.tokens[0]),
+        principal: None,
+    };
     let release = Release { lease, attempt: contract::fresh(), outcome: None };
     ask(store, Op::Release(release)).await.expect("it is applied");
 }

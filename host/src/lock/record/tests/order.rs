@@ -207,7 +207,8 @@ fn grants_in_a_row(world: &mut World, proxy: &str, names: &[&str]) -> u32 {
         let claim = asks(proxy, names, 1_000 + u64::from(n));
         let outcome = world.acquire(&claim);
         let Outcome::Granted(grant) = outcome else { return n };
-        let lease = LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]) };
+        let lease =
+            LeaseRef { keys: claim.keys, nonce: grant.nonce, token: Some(grant.tokens[0]), principal: None };
         assert_eq!(world.release(&lease, 2_000 + u64::from(n)), RELEASED);
     }
     panic!("{proxy} has the key for itself");

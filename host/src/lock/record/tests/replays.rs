@@ -43,9 +43,12 @@ impl Lane {
 
     fn granted(&mut self, claim: &Claim) -> LeaseRef {
         match &self.run(7, &[vec![Op::Acquire(claim.clone())]], &mut [])[0][..] {
-            [Outcome::Granted(grant)] => {
-                LeaseRef { keys: claim.keys.clone(), nonce: grant.nonce, token: Some(grant.tokens[0]) }
-            }
+            [Outcome::Granted(grant)] => LeaseRef {
+                keys: claim.keys.clone(),
+                nonce: grant.nonce,
+                token: Some(grant.tokens[0]),
+                principal: None,
+            },
             other => panic!("{other:?}"),
         }
     }

@@ -150,7 +150,7 @@ fn a_lease_that_its_holder_finds_lost_is_reported_lost_once() {
 fn a_lease_under_release_is_not_reported_lost() {
     let mut scene = Scene::new();
     let nonce = scene.granted();
-    let lease = LeaseRef { keys: [key(0)].into(), nonce, token: Some(Token(7)) };
+    let lease = LeaseRef { keys: [key(0)].into(), nonce, token: Some(Token(7)), principal: None };
     let release = Release { lease, attempt: 9, outcome: None };
     scene.handle(Event::Release { id: ReleaseId(1), release });
     scene.handle(Event::Lost { nonce });

@@ -1,0 +1,184 @@
+//! Authentication: who sends a request, and what that client may do.
+//!
+//! A front reads the [`Credentials`] from its protocol, and [`Auth::identify`] finds their principal. The front asks
+//! [`Identity::may`] for what concerns no lock; the service asks for the resource of a request and for the keys that its
+//! policy names. A rule that denies wins over all rules that allow; what no rule allows is denied.
+//!
+//! | what | file |
+//! | --- | --- |
+//! | the tokens: form, generation, comparison | `token` |
+//! | the rules in the form in which requests look them up | `rules` |
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::clock;
+use crate::config::{AuthRules, Verb};
+use crate::latest;
+use crate::mutex::Mutex;
+
+mod rules;
+#[cfg(test)]
+mod tests;
+mod token;
+
+pub use token::{NewToken, Unauthenticated, new_token};
+
+use rules::Rules;
+
+/// What a client presents to prove who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credentials<'a> {
+    /// Nothing.
+    None,
+    /// A token.
+    Token(&'a str),
+}
+
+/// The principals, and what they may do. Cheap to clone.
+#[derive(Clone)]
+pub struct Auth {
+    /// `None`: nobody is asked for credentials.
+    current: Option<Arc<Current>>,
+}
+
+struct Current {
+    rules: ArcSwap<Rules>,
+    /// How often the rules were replaced.
+    replaced: latest::Sender<u64>,
+    /// Why changed rules are not applied.
+    refused: Mutex<Option<String>>,
+}
+
+/// An authenticated client, with the rights that it had when it was identified.
+#[derive(Clone)]
+pub struct Identity {
+    current: Arc<Current>,
+    rules: Arc<Rules>,
+    /// The index of the principal in the rules.
+    principal: usize,
+    /// The id of the credential, for logs.
+    credential: Arc<str>,
+}
+
+impl Auth {
+    /// Asks nobody for credentials.
+    pub fn off() -> Auth {
+        Auth { current: None }
+    }
+
+    /// Applies these rules.
+    pub fn new(rules: &AuthRules) -> Auth {
+        let rules = ArcSwap::from_pointee(Rules::new(rules));
+        Auth {
+            current: Some(Arc::new(Current {
+                rules,
+                replaced: latest::Sender::new(0),
+                refused: Mutex::new(None),
+            })),
+        }
+    }
+
+    /// Whether clients need credentials.
+    pub fn is_required(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Applies other rules from now on. Returns whether they differ from the rules before. Has no effect if nobody is
+    /// asked for credentials.
+    pub fn replace(&self, rules: &AuthRules) -> bool {
+        let Some(current) = &self.current else { return false };
+        *current.refused.lock() = None;
+        let rules = Rules::new(rules);
+        if *current.rules.load().as_ref() == rules {
+            return false;
+        }
+        current.rules.store(Arc::new(rules));
+        current.replaced.send_modify(|times| *times += 1);
+        true
+    }
+
+    /// Notes why changed rules are not applied.
+    pub fn refuse(&self, why: String) {
+        if let Some(current) = &self.current {
+            *current.refused.lock() = Some(why);
+        }
+    }
+
+    /// Why the rules of now are not applied; `None` if they are.
+    pub fn refused(&self) -> Option<String> {
+        self.current.as_ref().and_then(|current| current.refused.lock().clone())
+    }
+
+    /// The client that sent a request; `None` if nobody is asked for credentials.
+    ///
+    /// # Errors
+    /// [`Unauthenticated`]: the credentials are missing or not valid.
+    pub fn identify(&self, credentials: Credentials<'_>) -> Result<Option<Identity>, Unauthenticated> {
+        let Some(current) = &self.current else { return Ok(None) };
+        let Credentials::Token(token) = credentials else { return Err(Unauthenticated::Missing) };
+        let rules = current.rules.load_full();
+        let (principal, credential) = rules.token(token, clock::wall_us())?;
+        Ok(Some(Identity { current: current.clone(), rules, principal, credential }))
+    }
+}
+
+impl Identity {
+    /// The name of the principal.
+    pub fn name(&self) -> &Arc<str> {
+        self.rules.name(self.principal)
+    }
+
+    /// The id of the credential that the client presented.
+    pub fn credential(&self) -> &str {
+        &self.credential
+    }
+
+    /// Whether the client may do this to the resource, key or policy `on`.
+    pub fn may(&self, verb: Verb, on: &str) -> bool {
+        self.rules.may(self.principal, verb, on)
+    }
+
+    /// Whether the client may do this to anything at all.
+    pub fn may_somewhere(&self, verb: Verb) -> bool {
+        self.rules.may_somewhere(self.principal, verb)
+    }
+
+    /// Waits until the client no longer `has` a right, because the rules were replaced or its credential has ended.
+    pub async fn until_withdrawn(&self, has: impl Fn(&Identity) -> bool) {
+        let mut now = self.again();
+        while let Some(identity) = now.filter(&has) {
+            now = identity.changed().await;
+        }
+    }
+
+    /// Waits until the rules are replaced, or until the credential ends. Returns the client with its rights of then;
+    /// `None` if its credential is no longer valid.
+    pub async fn changed(&self) -> Option<Identity> {
+        let mut replaced = self.current.replaced.subscribe();
+        if Arc::ptr_eq(&self.current.rules.load(), &self.rules) {
+            let ends = self.rules.ends_in(&self.credential, clock::wall_us());
+            tokio::select! {
+                biased;
+                _ = replaced.changed() => {}
+                () = tokio::time::sleep(ends) => {}
+            }
+        }
+        self.again()
+    }
+
+    /// The same client with its rights of now; `None` if its credential is no longer valid.
+    fn again(&self) -> Option<Identity> {
+        let rules = self.current.rules.load_full();
+        let principal = rules.credential(&self.credential, clock::wall_us())?;
+        let is_same = rules.name(principal) == self.name();
+        is_same.then(|| Identity { rules, principal, ..self.clone() })
+    }
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Identity").field("name", self.name()).field("credential", &self.credential).finish()
+    }
+}

@@ -1,0 +1,61 @@
+//! Tokens: `lk_<id>_<secret>`. The id is public. The secret has 256 random bits, so an unsalted SHA-256 of the token is
+//! safe to store, and no slow hash is needed.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use sha2::{Digest, Sha256};
+
+use crate::random;
+
+/// What every token begins with, so that scanners find tokens in places where they do not belong.
+const PREFIX: &str = "lk_";
+const ID_BYTES: usize = 8;
+const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
+/// No valid token is longer.
+const MAX_BYTES: usize = 256;
+
+/// A token, and what the file of principals has of it.
+pub struct NewToken {
+    /// For the client. Nobody can find it out again.
+    pub token: String,
+    /// The public part of the token.
+    pub id: String,
+    /// The SHA-256 of the token, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// Why the sender of a request is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unauthenticated {
+    /// The request has no credentials.
+    #[error("credentials are needed: a token as `Authorization: Bearer …`")]
+    Missing,
+    /// The credentials are those of nobody.
+    #[error("the token is unknown")]
+    Unknown,
+    /// The token has ended.
+    #[error("the token has ended")]
+    Ended,
+}
+
+/// Makes a token.
+pub fn new_token() -> NewToken {
+    let (id, secret): ([u8; ID_BYTES], [u8; 32]) = (random::number(), random::number());
+    let id: String = id.iter().map(|byte| char::from(DIGITS[usize::from(byte % 32)])).collect();
+    let token = format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(secret));
+    let sha256 = digest(&token).iter().map(|byte| format!("{byte:02x}")).collect();
+    NewToken { token, id, sha256 }
+}
+
+/// The id of a token; `None` if the text is no token.
+pub(super) fn id(token: &str) -> Option<&str> {
+    if token.len() > MAX_BYTES {
+        return None;
+    }
+    let (id, _secret) = token.strip_prefix(PREFIX)?.split_once('_')?;
+    Some(id)
+}
+
+pub(super) fn digest(token: &str) -> [u8; 32] {
+    Sha256::digest(token.as_bytes()).into()
+}

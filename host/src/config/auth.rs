@@ -1,0 +1,363 @@
+//! `[auth]`, and the file of principals and roles that it names.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use toml::de::DeTable;
+
+use super::fault::{Fault, Location};
+use super::reader::{Document, Env, Section, resolve};
+use super::values::{NAME_RULE, is_plain_name, moment};
+use super::wildcard::Wildcard;
+
+/// Whether clients must authenticate.
+#[derive(Clone, Debug, Default)]
+pub struct AuthConfig {
+    /// The file of principals and roles. `None`: the proxy asks nobody for credentials.
+    pub file: Option<PathBuf>,
+}
+
+/// The principals of the proxies of one store, and what they may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuthRules {
+    /// In the order of the file.
+    pub principals: Vec<PrincipalConfig>,
+    /// The roles, by name.
+    pub roles: BTreeMap<String, Role>,
+}
+
+/// A client, an operator, or a group of clients that need not be told apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrincipalConfig {
+    /// Its name in logs, in the records of its leases, and for policies.
+    pub name: String,
+    /// The tokens that identify it.
+    pub tokens: Vec<TokenConfig>,
+    /// Its roles. Each of them is in the file.
+    pub roles: Vec<String>,
+}
+
+/// A token, as the proxies know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenConfig {
+    /// The public part of the token. No other token has it.
+    pub id: String,
+    /// The SHA-256 of the whole token.
+    pub sha256: [u8; 32],
+    /// When the token ends, in microseconds since 1970; `None` if it has no end.
+    pub until_us: Option<u64>,
+}
+
+/// What the principals with this role may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Role {
+    /// What they may do.
+    pub allow: Vec<Rule>,
+    /// What they may not do, whatever any role allows.
+    pub deny: Vec<Rule>,
+}
+
+/// Actions on resources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// What is done.
+    pub verbs: Vec<Verb>,
+    /// The resources, keys or policies to which the rule applies.
+    pub on: Wildcard,
+}
+
+/// What a principal can be allowed to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Take, renew and release locks of a resource, do work once, and commit versions.
+    Acquire,
+    /// See who holds a key and who waits for it.
+    Read,
+    /// Read the stored values of a key: versions, and outcomes of work that is done once.
+    ReadValue,
+    /// Watch the changes of keys.
+    Watch,
+    /// Take a key away from its holders.
+    Force,
+    /// List the policies.
+    PolicyRead,
+    /// Replace a policy.
+    PolicyPush,
+    /// Return to the previous generation of a policy.
+    PolicyRollback,
+    /// See the proxies of the store.
+    FleetRead,
+    /// Read the metrics.
+    Metrics,
+}
+
+impl Verb {
+    /// All verbs.
+    pub const ALL: [Verb; 10] = [
+        Verb::Acquire,
+        Verb::Read,
+        Verb::ReadValue,
+        Verb::Watch,
+        Verb::Force,
+        Verb::PolicyRead,
+        Verb::PolicyPush,
+        Verb::PolicyRollback,
+        Verb::FleetRead,
+        Verb::Metrics,
+    ];
+
+    /// The name of the verb in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verb::Acquire => "acquire",
+            Verb::Read => "read",
+            Verb::ReadValue => "read-value",
+            Verb::Watch => "watch",
+            Verb::Force => "force",
+            Verb::PolicyRead => "policy.read",
+            Verb::PolicyPush => "policy.push",
+            Verb::PolicyRollback => "policy.rollback",
+            Verb::FleetRead => "fleet.read",
+            Verb::Metrics => "metrics",
+        }
+    }
+}
+
+impl AuthConfig {
+    /// Reads `[auth]`.
+    pub(super) fn read(section: &Section<'_>) -> AuthConfig {
+        let file = section.parsed("file", None, |text, place| Ok(Some(resolve(text, place))));
+        section.finish();
+        AuthConfig { file }
+    }
+}
+
+impl AuthRules {
+    /// Reads a file of principals and roles. Every fault is reported.
+    ///
+    /// # Errors
+    /// The faults, each with its place. A file that other users of this machine can read or change is one.
+    pub fn load(path: &Path) -> Result<AuthRules, Vec<Fault>> {
+        let fault = |what| vec![Fault { place: Location::File(path.to_owned()), what }];
+        let text =
+            std::fs::read_to_string(path).map_err(|error| fault(format!("cannot be read: {error}")))?;
+        let mode = std::fs::metadata(path).map_err(|error| fault(format!("cannot be read: {error}")))?.mode();
+        if mode & 0o027 != 0 {
+            let what = format!(
+                "has the mode {:o}: other users can read or change it; run `chmod 600 {}`",
+                mode & 0o777,
+                path.display()
+            );
+            return Err(fault(what));
+        }
+        AuthRules::parse(path, &text)
+    }
+
+    /// Parses and checks the text of the file `path`.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<AuthRules, Vec<Fault>> {
+        let (table, errors) = DeTable::parse_recoverable(text);
+        let env = Env::new();
+        let document = Document::new(path, text, &env);
+        errors.iter().for_each(|error| document.syntax(error));
+        let rules = AuthRules::read(&document.top(table.get_ref()));
+        match document.into_faults() {
+            faults if faults.is_empty() => Ok(rules),
+            faults => Err(faults),
+        }
+    }
+
+    fn read(top: &Section<'_>) -> AuthRules {
+        let mut roles = BTreeMap::new();
+        for (name, section) in top.named("roles") {
+            if !is_plain_name(name) {
+                section.complain_of_it(NAME_RULE);
+            }
+            roles.insert(name.to_owned(), Role::read(&section));
+        }
+        let mut principals: Vec<PrincipalConfig> = Vec::new();
+        for section in top.list("principal") {
+            let Some(principal) = PrincipalConfig::read(&section, &roles) else { continue };
+            if principals.iter().any(|other| other.name == principal.name) {
+                section.complain("name", format!("`{}` is the name of another principal", principal.name));
+            }
+            let known =
+                |id: &str| principals.iter().flat_map(|other| &other.tokens).any(|token| token.id == id);
+            if let Some(token) = principal.tokens.iter().find(|token| known(&token.id)) {
+                section.complain_of_it(format!("the token id `{}` is that of another principal", token.id));
+            }
+            principals.push(principal);
+        }
+        top.finish();
+        AuthRules { principals, roles }
+    }
+}
+
+impl PrincipalConfig {
+    fn read(section: &Section<'_>, roles: &BTreeMap<String, Role>) -> Option<PrincipalConfig> {
+        let name = section.required("name", |text, _| {
+            if is_plain_name(text) { Ok(text.to_owned()) } else { Err(format!("is `{text}`; {NAME_RULE}")) }
+        });
+        let role = |name: &&str| match roles.contains_key(*name) {
+            true => Ok((*name).to_owned()),
+            false => Err(format!("names `{name}`, but there is no [roles.{name}]")),
+        };
+        let roles = section.texts("roles", |names| names.iter().map(role).collect()).unwrap_or_default();
+        let tokens: Vec<TokenConfig> = section.list("tokens").iter().filter_map(TokenConfig::read).collect();
+        let mut ids: Vec<&str> = tokens.iter().map(|token| token.id.as_str()).collect();
+        ids.sort_unstable();
+        if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            section.complain_of_it(format!("two of its tokens have the id `{}`", twice[0]));
+        }
+        section.finish();
+        Some(PrincipalConfig { name: name?, tokens, roles })
+    }
+}
+
+impl TokenConfig {
+    fn read(section: &Section<'_>) -> Option<TokenConfig> {
+        let id = section.required("id", |text, _| {
+            let is_plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+            match text.len() {
+                1..=32 if is_plain => Ok(text.to_owned()),
+                _ => Err(format!("is `{text}`; must have 1 to 32 characters, each one of a-z and 0-9")),
+            }
+        });
+        let sha256 = section.required("sha256", |text, _| {
+            digest(text).ok_or_else(|| {
+                "must have 64 hexadecimal digits, as `lockkeeper token new` prints them".to_owned()
+            })
+        });
+        let until_us = section.parsed("until", None, |text, place| moment(text, place).map(Some));
+        section.finish();
+        Some(TokenConfig { id: id?, sha256: sha256?, until_us })
+    }
+}
+
+impl Role {
+    fn read(section: &Section<'_>) -> Role {
+        let rules = |key| section.list(key).iter().filter_map(Rule::read).collect();
+        let role = Role { allow: rules("allow"), deny: rules("deny") };
+        section.finish();
+        role
+    }
+}
+
+impl Rule {
+    fn read(section: &Section<'_>) -> Option<Rule> {
+        if !section.holds("do") {
+            section.complain("do", "is missing");
+        }
+        let verbs = section.texts("do", |names| {
+            let mut verbs = Vec::new();
+            for name in names {
+                match Verb::ALL.into_iter().find(|verb| verb.as_str() == *name) {
+                    Some(verb) => verbs.push(verb),
+                    None if *name == "*" => verbs.extend(Verb::ALL),
+                    None => {
+                        let all: Vec<&str> = Verb::ALL.into_iter().map(Verb::as_str).collect();
+                        return Err(format!("has `{name}`; must be `*` or some of {}", all.join(", ")));
+                    }
+                }
+            }
+            Ok(verbs)
+        });
+        let on = section.parsed("on", Wildcard::new("*"), |text, _| match text {
+            "" => Err("is empty; must be a name, with `*` for any text".to_owned()),
+            text => Ok(Wildcard::new(text)),
+        });
+        section.finish();
+        Some(Rule { verbs: verbs?, on })
+    }
+}
+
+/// A SHA-256 in hexadecimal digits.
+fn digest(text: &str) -> Option<[u8; 32]> {
+    let mut digest = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ZEROS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+    fn faults(text: &str) -> Vec<String> {
+        let faults = AuthRules::parse(Path::new("auth.toml"), text).expect_err("it is refused");
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_file_of_principals_and_roles_is_read() {
+        let text = format!(
+            "[[principal]]\nname = \"billing\"\nroles = [\"orders\"]\n\
+             tokens = [{{ id = \"a1\", sha256 = \"{ZEROS}\", until = \"2027-01-01\" }}]\n\
+             [roles.orders]\nallow = [{{ do = [\"acquire\", \"read\"], on = \"orders/*\" }}]\n\
+             deny = [{{ do = \"*\", on = \"orders/secret/*\" }}]\n"
+        );
+        let rules = AuthRules::parse(Path::new("auth.toml"), &text).unwrap();
+        let [billing] = &rules.principals[..] else { panic!("{rules:?}") };
+        assert_eq!(billing.name, "billing");
+        assert_eq!(billing.tokens[0].until_us, Some(1_798_761_600_000_000));
+        let role = &rules.roles["orders"];
+        assert_eq!(role.allow[0].verbs, [Verb::Acquire, Verb::Read]);
+        assert_eq!(role.deny[0].verbs, Verb::ALL);
+        assert!(role.deny[0].on.matches("orders/secret/1"));
+    }
+
+    #[test]
+    fn every_fault_is_reported_with_its_line() {
+        let text = format!(
+            "[[principal]]\nname = \"Billing\"\nroles = [\"orders\"]\n\
+             tokens = [{{ id = \"a_1\", sha256 = \"{ZEROS}\" }}, {{ id = \"b\", sha256 = \"00\" }}]\n\
+             [roles.reader]\nallow = [{{ do = [\"look\"], on = \"\" }}, {{ on = \"a\" }}]\nalow = 1\n"
+        );
+        let faults = faults(&text);
+        for part in [
+            "auth.toml:2: principal[0].name: is `Billing`",
+            "auth.toml:3: principal[0].roles: names `orders`, but there is no [roles.orders]",
+            "auth.toml:4: principal[0].tokens[0].id: is `a_1`",
+            "auth.toml:4: principal[0].tokens[1].sha256: must have 64 hexadecimal digits",
+            "auth.toml:6: roles.reader.allow[0].do: has `look`; must be `*` or some of acquire, read",
+            "auth.toml:6: roles.reader.allow[0].on: is empty",
+            "auth.toml:6: roles.reader.allow[1].do: is missing",
+            "auth.toml:7: unknown key `roles.reader.alow`; did you mean `allow`?",
+        ] {
+            assert!(faults.iter().any(|fault| fault.starts_with(part)), "{part}: {faults:#?}");
+        }
+        assert_eq!(faults.len(), 8, "{faults:#?}");
+    }
+
+    #[test]
+    fn token_ids_and_names_belong_to_one_principal() {
+        let principal =
+            format!("[[principal]]\nname = \"a\"\ntokens = [{{ id = \"1\", sha256 = \"{ZEROS}\" }}]\n");
+        let faults = faults(&format!("{principal}{principal}"));
+        assert_eq!(
+            faults,
+            [
+                "auth.toml:5: principal[1].name: `a` is the name of another principal",
+                "auth.toml:4: principal[1]: the token id `1` is that of another principal",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("auth.toml");
+        std::fs::write(&path, "").unwrap();
+        for (mode, is_refused) in [(0o600, false), (0o640, false), (0o644, true), (0o660, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(AuthRules::load(&path).is_err(), is_refused, "{mode:o}");
+        }
+    }
+}
