@@ -76,9 +76,8 @@ pub use hold::{Hold, HoldEvent, Keeping};
 pub use lease::{Lease, Renewed};
 pub use once::Begun;
 pub use peers::{NoPeers, Peers};
-pub use principal::{Principal, RoutedRequest};
+pub use principal::{PRINCIPAL, Principal, RoutedRequest};
 pub use request::Request;
-pub use tag::PRINCIPAL;
 pub use versions::{Committed, Versioned};
 pub use views::{Decision, HolderEntry, LockEntry, LockPage, LockView, Notice, NoticeKind, QueueEntry};
 

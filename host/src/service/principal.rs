@@ -8,6 +8,14 @@ use crate::config::Verb;
 use crate::lock::Key;
 use crate::lock::record::HttpView;
 
+/// The name of the label that tells a policy which authenticated client asks. Clients cannot send it.
+pub const PRINCIPAL: &str = "lockkeeper.principal";
+
+/// The label that tells a policy who asks.
+pub(super) fn label(name: &str) -> (String, String) {
+    (PRINCIPAL.to_owned(), name.to_owned())
+}
+
 /// The sender of a lock request, as far as the front knows. It determines the policy, and the policy plans for it.
 #[derive(Clone, Debug)]
 pub enum Principal {

@@ -2,8 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::principal::Principal;
-use super::tag;
+use super::principal::{self, Principal};
 use crate::lock::Mode;
 use crate::policy::PlanRequest;
 use crate::random;
@@ -42,7 +41,7 @@ impl Request {
                 .labels
                 .iter()
                 .cloned()
-                .chain(self.principal.name().map(|name| tag::principal(&name)))
+                .chain(self.principal.name().map(|name| principal::label(&name)))
                 .collect(),
             http: self.principal.routed().map(|routed| routed.http.clone()),
             seed: random::number(),

@@ -1,12 +1,10 @@
 //! The part of a request that is stored with its lease, so that any proxy can ask a policy about the lease again.
 
+use super::principal;
 use super::request::Request;
 use crate::lock::Mode;
 use crate::lock::record::{Claim, Tag};
 use crate::policy::PlanRequest;
-
-/// The name of the label that tells a policy which authenticated client asks. Clients cannot send it.
-pub const PRINCIPAL: &str = "lockkeeper.principal";
 
 /// The tag of a lease that the policy generation with this id plans in the mode `planned`.
 pub(super) fn tag(request: &Request, policy: &str, planned: Mode) -> Tag {
@@ -47,15 +45,10 @@ pub(super) fn request(tag: &Tag, owner: &str, lease_mode: Mode) -> PlanRequest {
         mode,
         ttl_ms: None,
         wait_ms: None,
-        labels: labels.chain(tag.principal.as_deref().map(principal)).collect(),
+        labels: labels.chain(tag.principal.as_deref().map(principal::label)).collect(),
         http: tag.http.clone(),
         seed: 0,
     }
-}
-
-/// The label that tells a policy who asks.
-pub(super) fn principal(name: &str) -> (String, String) {
-    (PRINCIPAL.to_owned(), name.to_owned())
 }
 
 /// The policy that planned the guarded request. Its route may have another policy by now.
