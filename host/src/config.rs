@@ -74,8 +74,14 @@ pub use wildcard::Wildcard;
 use reader::{Document, Section};
 
 /// Environment variables of the command line, which are no keys of the configuration.
-const OTHER_ENV: [&str; 5] =
-    ["LOCKKEEPER_SERVER", "LOCKKEEPER_ADMIN", "LOCKKEEPER_TOKEN", "LOCKKEEPER_KEY", "LOCKKEEPER_LEASE_ID"];
+const OTHER_ENV: [&str; 6] = [
+    "LOCKKEEPER_SERVER",
+    "LOCKKEEPER_ADMIN",
+    "LOCKKEEPER_CREDENTIALS_FILE",
+    "LOCKKEEPER_TOKEN",
+    "LOCKKEEPER_KEY",
+    "LOCKKEEPER_LEASE_ID",
+];
 
 /// The whole configuration. [`Config::default`] is the configuration of `lockkeeper serve` without a file.
 #[derive(Clone, Debug)]

@@ -125,6 +125,9 @@ fn sentence(body: &Value) -> String {
     if let Some(place @ 2..) = body["position"].as_u64() {
         text.push_str(&format!("; {} ahead in the queue", place - 1));
     }
+    if body["type"] == "unauthenticated" {
+        text.push_str("; name the file with your token by --credentials-file");
+    }
     text
 }
 

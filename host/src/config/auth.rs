@@ -127,7 +127,9 @@ impl Verb {
 impl AuthConfig {
     /// Reads `[auth]`.
     pub(super) fn read(section: &Section<'_>) -> AuthConfig {
-        let file = section.parsed("file", None, |text, place| Ok(Some(resolve(text, place))));
+        let file = section.parsed("file", None, |text, place| {
+            Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
+        });
         section.finish();
         AuthConfig { file }
     }

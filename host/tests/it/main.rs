@@ -8,6 +8,7 @@
 #[macro_use]
 mod harness;
 
+mod auth;
 mod bad_input;
 mod command;
 mod faults;

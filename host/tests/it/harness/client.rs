@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 pub struct Client {
     http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
     address: SocketAddr,
+    token: Option<String>,
 }
 
 /// An answer that is read line by line. Dropping it closes its connection.
@@ -35,13 +36,18 @@ impl Client {
     /// A client that uses HTTP/2 from the start.
     pub fn http2(address: SocketAddr) -> Client {
         let mut builder = hyper_util::client::legacy::Client::builder(TokioExecutor::new());
-        Client { http: builder.http2_only(true).build_http(), address }
+        Client { http: builder.http2_only(true).build_http(), address, token: None }
     }
 
     /// A client that uses HTTP/1.1.
     pub fn new(address: SocketAddr) -> Client {
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        Client { http, address }
+        Client { http, address, token: None }
+    }
+
+    /// The same client, which sends this token with each request.
+    pub fn with_token(&self, token: &str) -> Client {
+        Client { token: Some(token.to_owned()), ..self.clone() }
     }
 
     /// The address of the server.
@@ -81,7 +87,11 @@ impl Client {
     }
 
     fn request(&self, method: &str, path: &str, body: impl Into<Bytes>) -> hyper::Request<Full<Bytes>> {
-        let request = hyper::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        let mut request =
+            hyper::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
         request.body(Full::new(body.into())).expect("a request")
     }
 

@@ -1,0 +1,122 @@
+//! Who may do what: each client gets what the rules give it, and nothing else.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use lockkeeper::auth::{NewToken, new_token};
+use lockkeeper::{admin, api};
+use serde_json::{Value, json};
+
+use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder, lockkeeper};
+
+mod command_line;
+mod rules;
+
+/// A store, a proxy that asks for tokens, and a token for each of its principals.
+struct Secured {
+    proxy: Proxy,
+    settings: Settings,
+    folder: tempfile::TempDir,
+    tokens: Tokens,
+}
+
+struct Tokens {
+    /// May do everything with orders.
+    billing: NewToken,
+    /// May do the same.
+    shipping: NewToken,
+    /// May do everything with the resources of another tenant.
+    other: NewToken,
+    /// A token of `billing` that has ended.
+    ended: NewToken,
+    /// May do everything.
+    operator: NewToken,
+    /// May read who holds orders, but no values.
+    auditor: NewToken,
+}
+
+const ROLES: &str = r#"
+[roles.orders]
+allow = [{ do = ["acquire", "read", "read-value", "watch"], on = "orders/*" }]
+deny = [{ do = "*", on = "orders/secret*" }]
+[roles.other]
+allow = [{ do = ["acquire", "read", "read-value", "watch", "force"], on = "other/*" }, { do = ["policy.push", "policy.rollback"], on = "other" }]
+[roles.auditor]
+allow = [{ do = ["read", "watch"], on = "orders/*" }]
+[roles.operator]
+allow = [{ do = "*" }]
+"#;
+
+impl Tokens {
+    fn new() -> Tokens {
+        Tokens {
+            billing: new_token(),
+            shipping: new_token(),
+            other: new_token(),
+            ended: new_token(),
+            operator: new_token(),
+            auditor: new_token(),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        let token = |token: &NewToken, more: &str| {
+            format!("{{ id = \"{}\", sha256 = \"{}\"{more} }}", token.id, token.sha256)
+        };
+        let principal = |name: &str, role: &str, tokens: String| {
+            format!("[[principal]]\nname = \"{name}\"\nroles = [\"{role}\"]\ntokens = [{tokens}]\n")
+        };
+        let billing = token(&self.billing, "") + ", " + &token(&self.ended, ", until = \"2020-01-01\"");
+        [
+            principal("billing", "orders", billing),
+            principal("shipping", "orders", token(&self.shipping, "")),
+            principal("other", "other", token(&self.other, "")),
+            principal("operator", "operator", token(&self.operator, "")),
+            principal("auditor", "auditor", token(&self.auditor, "")),
+        ]
+        .concat()
+            + ROLES
+    }
+}
+
+fn write(path: &Path, text: &str) {
+    // In one step, as a deployment does it.
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::rename(&new, path).unwrap();
+}
+
+impl Secured {
+    async fn start(kind: Kind, sections: &str) -> Secured {
+        let (folder, tokens) = (folder(), Tokens::new());
+        let file = folder.path().join("auth.toml");
+        write(&file, &tokens.to_toml());
+        let sections = format!("[auth]\nfile = \"{}\"\n{sections}", file.display());
+        let url = database(kind).await;
+        let settings = Settings { url, sections, ..Settings::default() };
+        let proxy = Proxy::with(settings.clone()).await;
+        proxy.until_ready().await;
+        Secured { proxy, settings, folder, tokens }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("auth.toml")
+    }
+
+    fn client(&self, token: &NewToken) -> Client {
+        self.proxy.client().with_token(&token.token)
+    }
+
+    fn billing(&self) -> Client {
+        self.client(&self.tokens.billing)
+    }
+
+    fn shipping(&self) -> Client {
+        self.client(&self.tokens.shipping)
+    }
+}
+
+fn is_forbidden(answer: &Response) {
+    assert_eq!((answer.status, answer.slug()), (403, "forbidden"), "{}", answer.text);
+}

@@ -1,0 +1,215 @@
+//! The rules on each path of each listener, on leases, on keys, and their changes.
+
+use super::*;
+
+/// A request that the path serves, if the client may make it. Its resources belong to `billing`.
+fn body(path: &str, lease_id: &str) -> Value {
+    match path {
+        "/v1/renew" | "/v1/release" | "/v1/once/finish" => json!({"lease_id": lease_id}),
+        "/v1/versions/commit" => json!({"resource": "orders/v", "version": 0}),
+        _ => json!({"resource": "orders/1"}),
+    }
+}
+
+fn filled(path: &str) -> String {
+    path.replace("{name...}", "orders/1").replace("{key...}", "orders/1").replace("{name}", "default")
+}
+
+on_both! {
+    /// Each path of the routers' own tables, for a client without credentials, with unknown and ended ones, and for
+    /// another tenant.
+    async fn every_path_refuses_clients_without_a_right(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let tokens = &secured.tokens;
+        let lease = secured.billing().lease("orders/1", 60_000).await;
+        let id = lease["lease_id"].as_str().unwrap();
+        let (api, admin) = (secured.proxy.client(), secured.proxy.admin());
+        let paths = api::ROUTES.iter().map(|route| (&api, route.methods, route.path, route.verbs));
+        let of_admin = admin::ROUTES.iter().map(|route| (&admin, route.methods, route.path, route.verbs));
+        for (listener, methods, path, verbs) in paths.chain(of_admin) {
+            let method = methods.allow().split(',').next().unwrap();
+            let body = if method == "GET" { String::new() } else { body(path, id).to_string() };
+            let send = async |client: Client| client.send(method, &filled(path), body.clone()).await;
+            let nobody = send(listener.clone()).await;
+            if verbs.is_empty() {
+                assert!(["/live", "/ready"].contains(&path), "{path} asks nobody for credentials");
+                assert_eq!(nobody.status, 200, "{path}: {}", nobody.text);
+                continue;
+            }
+            let unknown = new_token();
+            for token in [None, Some(&unknown), Some(&tokens.ended)] {
+                let client = token.map_or(listener.clone(), |token| listener.with_token(&token.token));
+                let answer = send(client).await;
+                assert_eq!((answer.status, answer.slug()), (401, "unauthenticated"), "{path}: {}", answer.text);
+                assert!(answer.headers.contains_key("www-authenticate"), "{path}");
+            }
+            if path == "/v1/watch" || path.starts_with("/v1/locks") && method == "GET" {
+                continue; // Below: they show what the client may read.
+            }
+            is_forbidden(&send(listener.with_token(&tokens.other.token)).await);
+        }
+        let other = secured.client(&tokens.other);
+        assert_eq!(other.get("/v1/locks").await.json["locks"], json!([]));
+        assert_eq!(other.get("/v1/locks/orders/1").await.status, 404);
+        assert_eq!(secured.billing().renew(&lease).await.status, 200, "nobody has touched the lease");
+    }
+
+    /// A lease id in the wrong hands is of no use, even to a client with the same rights.
+    async fn a_lease_belongs_to_the_client_that_took_it(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let (billing, shipping) = (secured.billing(), secured.shipping());
+        let lease = billing.lease("orders/1", 60_000).await;
+        is_forbidden(&shipping.renew(&lease).await);
+        is_forbidden(&shipping.release(&lease).await);
+        is_forbidden(&shipping.post("/v1/hold", &json!({"lease_id": lease["lease_id"]})).await);
+        assert_eq!(billing.renew(&lease).await.status, 200);
+        let shown = billing.show("orders/1").await;
+        assert_eq!(shown["holders"][0]["principal"], "billing", "{shown}");
+        assert_eq!(billing.release(&lease).await.status, 200);
+    }
+
+    /// On another proxy of the store, which knows the lease from the store alone.
+    async fn a_lease_belongs_to_its_client_on_every_proxy(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let second = Proxy::with(secured.settings.clone()).await;
+        second.until_ready().await;
+        let lease = secured.billing().lease("orders/1", 60_000).await;
+        let with = |token: &NewToken| second.client().with_token(&token.token);
+        is_forbidden(&with(&secured.tokens.shipping).renew(&lease).await);
+        is_forbidden(&with(&secured.tokens.shipping).release(&lease).await);
+        assert_eq!(with(&secured.tokens.billing).renew(&lease).await.status, 200);
+        assert_eq!(with(&secured.tokens.billing).release(&lease).await.status, 200);
+    }
+
+    async fn a_repeated_request_id_of_another_client_gets_no_lease(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let body = json!({"resource": "orders/1", "owner": "w", "request_id": "r"});
+        assert_eq!(secured.billing().acquire(body.clone()).await.status, 200);
+        let stolen = secured.shipping().acquire(body.clone()).await;
+        assert_eq!((stolen.status, stolen.slug()), (409, "request_id_reused"), "{}", stolen.text);
+        assert_eq!(secured.billing().acquire(body).await.status, 200);
+    }
+
+    async fn an_owner_name_alone_re_enters_no_lease_of_another_client(kind: Kind) {
+        let policy = "[policies.default]\npath = \"builtin:default\"\nsettings = { reentrant = true }\n";
+        let secured = Secured::start(kind, policy).await;
+        let body = json!({"resource": "orders/1", "owner": "worker-1"});
+        let first = secured.billing().acquire(body.clone()).await;
+        assert_eq!(first.status, 200, "{}", first.text);
+        assert_eq!(secured.shipping().acquire(body.clone()).await.slug(), "contended");
+        let again = secured.billing().acquire(body).await;
+        assert_eq!((again.status, &again.json["lease_id"]), (200, &first.json["lease_id"]), "{}", again.text);
+    }
+
+    /// The policy makes two keys of the resource, one of which the client may not lock.
+    async fn the_keys_of_a_policy_need_the_right_as_well(kind: Kind) {
+        let policy = "[policies.default]\npath = \"builtin:default\"\nsettings = { separator = \"+\" }\n";
+        let secured = Secured::start(kind, policy).await;
+        let billing = secured.billing();
+        is_forbidden(&billing.acquire(json!({"resource": "orders/1+invoices/1"})).await);
+        is_forbidden(&billing.acquire(json!({"resource": "orders/1+orders/secret/1"})).await);
+        is_forbidden(&billing.acquire(json!({"resource": "orders/secret"})).await);
+        assert_eq!(billing.acquire(json!({"resource": "orders/1+orders/2"})).await.status, 200);
+    }
+
+    async fn lists_and_events_show_what_the_client_may_read(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let operator = secured.client(&secured.tokens.operator);
+        let auditor = secured.client(&secured.tokens.auditor);
+        let mut events = auditor.stream("GET", "/v1/watch", "").await;
+        assert_eq!(events.line().await.as_deref(), Some(": watching"));
+        for resource in ["invoices/1", "orders/1", "orders/2", "payments/1"] {
+            operator.lease(resource, 60_000).await;
+        }
+        let names = |list: &Response| {
+            let locks = list.json["locks"].as_array().unwrap().clone();
+            locks.iter().map(|lock| lock["key"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&auditor.get("/v1/locks").await), ["orders/1", "orders/2"]);
+        let page = auditor.get("/v1/locks?limit=1").await;
+        assert_eq!((names(&page), &page.json["next"]), (vec!["orders/1".to_owned()], &json!("orders/1")));
+        assert_eq!(names(&auditor.get("/v1/locks?limit=1&after=orders/1").await), ["orders/2"]);
+        assert_eq!(auditor.get("/v1/locks/payments/1").await.status, 404);
+        assert_eq!(auditor.get("/v1/locks/orders/1").await.status, 200);
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            let line = events.line().await.expect("the stream goes on");
+            if let Some(data) = line.strip_prefix("data: ") {
+                let event: Value = serde_json::from_str(data).unwrap();
+                seen.push(event["key"].as_str().unwrap().to_owned());
+            }
+        }
+        assert_eq!(seen, ["orders/1", "orders/2"]);
+    }
+
+    async fn stored_values_need_a_right_of_their_own(kind: Kind) {
+        let policy = "[policies.default]\npath = \"builtin:default\"\nsettings = { primitive = \"version\" }\n";
+        let secured = Secured::start(kind, policy).await;
+        let billing = secured.billing();
+        let read = billing.post("/v1/versions/read", &json!({"resource": "orders/v"})).await;
+        let version = read.number("version");
+        let body = json!({"resource": "orders/v", "version": version, "value": {"secret": 1}});
+        assert_eq!(billing.post("/v1/versions/commit", &body).await.status, 200);
+        assert_eq!(billing.show("orders/v").await["kept"]["value"], json!({"secret": 1}));
+        let auditor = secured.client(&secured.tokens.auditor);
+        let shown = auditor.get("/v1/locks/orders/v").await;
+        assert_eq!(shown.status, 200, "{}", shown.text);
+        assert!(!shown.text.contains("secret"), "{}", shown.text);
+        is_forbidden(&auditor.post("/v1/versions/read", &json!({"resource": "orders/v"})).await);
+    }
+
+    /// The rules change while connections live.
+    async fn streams_and_waiters_end_when_their_right_is_withdrawn(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let billing = secured.billing();
+        let (mut held, _) = billing.hold(&json!({"resource": "orders/1", "ttl_ms": 60_000})).await;
+        let mut events = billing.stream("GET", "/v1/watch", "").await;
+        assert_eq!(events.line().await.as_deref(), Some(": watching"));
+        let waiter = secured.billing();
+        let waiting = tokio::spawn(async move {
+            waiter.acquire(json!({"resource": "orders/1", "wait_ms": 600_000})).await
+        });
+        billing.until_queued("orders/1", 1).await;
+        let without = secured.tokens.to_toml().replace("name = \"billing\"\nroles = [\"orders\"]", "name = \"billing\"");
+        write(&secured.file(), &without);
+        is_forbidden(&waiting.await.unwrap());
+        let lost = held.json().await.expect("a last line");
+        assert_eq!(lost["event"], "lost", "{lost}");
+        is_forbidden(&billing.acquire(json!({"resource": "orders/2"})).await);
+        let log = secured.proxy.log();
+        assert!(log.contains("the principals were replaced"), "{log}");
+        // Without the token, the client is unknown.
+        let unknown = without.replace(&secured.tokens.billing.sha256, &new_token().sha256);
+        write(&secured.file(), &unknown);
+        eventually("the token is unknown", async || billing.get("/v1/locks").await.status == 401).await;
+        eventually("the events end", async || events.line().await.is_none()).await;
+    }
+
+    async fn a_broken_file_changes_nothing_and_is_reported(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let good = secured.tokens.to_toml();
+        write(&secured.file(), &good.replace("roles = [\"other\"]", "roles = [\"others\"]"));
+        let ready = async || secured.proxy.admin().get("/ready").await;
+        eventually("the fault is reported", async || ready().await.text.contains("names `others`")).await;
+        assert_eq!(ready().await.status, 200);
+        secured.billing().lease("orders/1", 1_000).await;
+        write(&secured.file(), &good);
+        eventually("the fault is gone", async || !ready().await.text.contains("others")).await;
+    }
+}
+
+#[test]
+fn a_proxy_does_not_start_with_a_file_that_others_can_read() {
+    let dir = folder();
+    let file = dir.path().join("auth.toml");
+    std::fs::write(&file, "").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::write(dir.path().join("config.toml"), "[auth]\nfile = \"auth.toml\"\n").unwrap();
+    for args in [&["serve"][..], &["serve", "--check"]] {
+        let ended = lockkeeper().args(args).current_dir(dir.path()).output().unwrap();
+        let said =
+            String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
+        assert_eq!(ended.status.code(), Some(2), "{said}");
+        assert!(said.contains("has the mode 644") && said.contains("chmod 600"), "{said}");
+    }
+}
