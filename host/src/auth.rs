@@ -23,7 +23,7 @@ mod rules;
 mod tests;
 mod token;
 
-pub use token::{NewToken, Unauthenticated, new_token};
+pub use token::{NewToken, Unauthenticated, digest as token_digest, new_token};
 
 use rules::Rules;
 

@@ -14,6 +14,7 @@ pub mod network;
 pub mod options;
 pub mod pair;
 pub mod peers;
+mod principals;
 pub mod search;
 pub mod server;
 pub mod world;

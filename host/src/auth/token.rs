@@ -56,6 +56,7 @@ pub(super) fn id(token: &str) -> Option<&str> {
     Some(id)
 }
 
-pub(super) fn digest(token: &str) -> [u8; 32] {
+/// The SHA-256 of a token.
+pub fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }

@@ -15,6 +15,7 @@ use super::application::{self, Asked, GUARDED};
 use super::check::{Granted, Violation};
 use super::faults::{BACKOFF, KEEP_MS, POOL, SEPARATOR};
 use super::options::Options;
+use super::principals::principals;
 use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS};
 use crate::clock;
 use crate::guard::LONGEST_PAUSE;
@@ -83,6 +84,8 @@ pub struct Client {
     waits_for_routes_ms: u32,
     /// Whether leases are so short that the client can wait for their ends.
     renews_late: bool,
+    /// The client's own principal, and another one.
+    principals: [Principal; 2],
     /// The number of requests so far.
     rounds: u32,
     shared: Arc<Shared>,
@@ -106,6 +109,7 @@ impl Client {
             stands_still: !options.is_calm(),
             waits_for_routes_ms: if options.renames_routes() { LONGEST_PAUSE.as_millis() as u32 } else { 0 },
             renews_late: !options.has_long_leases(),
+            principals: principals(n, options),
             rounds: 0,
             shared,
         }
@@ -166,6 +170,7 @@ impl Client {
             ttl_ms: Some(self.random.random_range(200..self.longest_ttl_ms)),
             wait_ms: (wait_ms > 0).then_some(wait_ms),
             request_id,
+            principal: self.principals[0].clone(),
             // Each request has its own owner, so a lease that an earlier request left behind has another owner.
             ..request(&resource, &format!("{}.{}", self.name, self.rounds))
         };
@@ -361,6 +366,9 @@ impl Client {
 
     /// Works for a while under the lease.
     async fn work(&mut self, granted_by: &Proxy, request: &Request, lease: &Lease) {
+        if request.principal.identity().is_some() && self.random.random_bool(0.1) {
+            self.try_with_another_principal(granted_by, lease).await;
+        }
         let renewals = if self.random.random_bool(0.2) { self.random.random_range(1..4_u32) } else { 0 };
         for _ in 0..renewals {
             self.pause(self.work_ms(request).into()).await;
@@ -390,6 +398,31 @@ impl Client {
             }
         }
         self.pause(30).await;
+    }
+
+    /// Another principal, which knows the lease id, tries to renew or release the lease.
+    async fn try_with_another_principal(&mut self, granted_by: &Proxy, lease: &Lease) {
+        let proxy = self.proxy_for(granted_by, &lease.lease);
+        let principal = self.principals[1].name();
+        let (service, stolen) = (proxy.service.clone(), LeaseRef { principal, ..lease.lease.clone() });
+        let releases = self.random.random_bool(0.5);
+        let tried = proxy.process.run(async move {
+            if releases { service.release(stolen).await } else { service.renew(stolen, None).await.map(drop) }
+        });
+        match tried.await {
+            Some(Ok(())) => {
+                let what = if releases { "released" } else { "renewed" };
+                let why = format!(
+                    "a lease of {} on {} was {what} by another principal",
+                    lease.owner, lease.resource
+                );
+                self.shared.broken(Violation(why));
+            }
+            Some(Err(LeaseError::Forbidden)) => {
+                self.shared.tally.count("a lease is refused to another principal");
+            }
+            _ => {}
+        }
     }
 
     /// Renews the lease. Returns whether it may still be valid.

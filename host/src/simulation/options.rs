@@ -57,6 +57,8 @@ pub struct Options {
     pub second_ahead_ms: i64,
     /// The longest delay before a task of a proxy starts.
     pub late_ms: u32,
+    /// Whether clients are authenticated. Each of them then also tries to use the leases of another principal.
+    pub authenticates: bool,
     /// Whether the report includes the whole history.
     pub tells_all: bool,
 }
@@ -175,8 +177,11 @@ impl Options {
             lasts,
             late_ms,
             tells_all: false,
+            authenticates: false,
         };
-        if random.random_bool(0.12) { options.focus(&mut random) } else { options }
+        let options = if random.random_bool(0.12) { options.focus(&mut random) } else { options };
+        // Drawn last, so that the rest of a run does not depend on it.
+        Options { authenticates: random.random_bool(0.3), ..options }
     }
 
     /// Whether nothing goes wrong and no policy is replaced.
@@ -260,6 +265,7 @@ impl Options {
                 options.policies.remove(n);
             });
         }
+        add(&|options| options.authenticates = false);
         add(&|options| options.asks_for_several = false);
         add(&|options| options.in_order = false);
         add(&|options| options.late_ms = PROMPT_MS);
@@ -306,6 +312,9 @@ impl fmt::Display for Options {
         }
         if self.in_order {
             writeln!(f, "`{ORDERED}` has one order of waiters for all proxies")?;
+        }
+        if self.authenticates {
+            writeln!(f, "clients are authenticated, and try to use each other's leases")?;
         }
         if self.asks_for_several {
             writeln!(f, "clients ask for several resources at once")?;

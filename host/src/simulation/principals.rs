@@ -1,0 +1,36 @@
+//! The authenticated clients of a run.
+
+use super::options::Options;
+use crate::auth::{Auth, Credentials, NewToken, new_token, token_digest};
+use crate::config::{AuthRules, PrincipalConfig, Role, Rule, TokenConfig, Verb, Wildcard};
+use crate::service::Principal;
+
+/// The principal of client number `n`, and another one. Both may lock everything.
+pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
+    if !options.authenticates {
+        return [Principal::Anonymous, Principal::Anonymous];
+    }
+    let tokens = [new_token(), new_token()];
+    let principal = |(name, token): (&str, &NewToken)| PrincipalConfig {
+        name: name.to_owned(),
+        tokens: vec![TokenConfig {
+            id: token.id.clone(),
+            sha256: token_digest(&token.token),
+            until_us: None,
+        }],
+        roles: vec!["all".to_owned()],
+    };
+    let everything = Rule { verbs: Verb::ALL.to_vec(), on: Wildcard::new("*") };
+    let rules = AuthRules {
+        principals: ["one", "two"].into_iter().zip(&tokens).map(principal).collect(),
+        roles: [("all".to_owned(), Role { allow: vec![everything], deny: Vec::new() })].into(),
+    };
+    let auth = Auth::new(&rules);
+    let mut principals =
+        tokens.each_ref().map(|token| match auth.identify(Credentials::Token(&token.token)) {
+            Ok(Some(identity)) => Principal::Client(identity),
+            other => panic!("{other:?}"),
+        });
+    principals.rotate_left(n % 2);
+    principals
+}
