@@ -88,8 +88,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    async fn answer(&self, request: Request) -> Result<Response, Problem> {
-        let Admitted { call, name, principal } = admit(&request, &self.http, &self.auth, ROUTES)?;
+    async fn answer(&self, request: Request, peer: &Peer) -> Result<Response, Problem> {
+        let Admitted { call, name, principal } = admit(&request, peer, &self.http, &self.auth, ROUTES)?;
         match call {
             Call::Live => Ok(http::json(&json!({"status": "live"}))),
             Call::Ready => Ok(health::ready(self)),
@@ -136,7 +136,7 @@ fn check_right(principal: &Principal, verb: Verb, on: &str) -> Result<(), Proble
 impl Handler for Admin {
     const FRONT: &'static str = "admin";
 
-    async fn handle(&self, request: Request, _peer: &Arc<Peer>) -> Response {
-        self.answer(request).await.unwrap_or_else(Problem::into_response)
+    async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
+        self.answer(request, peer).await.unwrap_or_else(Problem::into_response)
     }
 }

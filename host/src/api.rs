@@ -110,7 +110,7 @@ impl Api {
     }
 
     async fn answer(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
-        let Admitted { call, name, principal } = admit(&request, &self.http, &self.auth, ROUTES)?;
+        let Admitted { call, name, principal } = admit(&request, peer, &self.http, &self.auth, ROUTES)?;
         let Api { service, limits, stop, .. } = self;
         match call {
             Call::Acquire => acquire::acquire(service, limits, principal, self.body(request).await?).await,

@@ -20,6 +20,7 @@ use crate::telemetry::Metrics;
 use crate::vital;
 use crate::watch::watch;
 
+mod certificates;
 mod errors;
 mod fronts;
 mod policy_files;
@@ -38,8 +39,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// policies, and certificates that do not match their keys. Opens no port and contacts no server; blocks while the
 /// policies are compiled.
 pub fn check(config: &Config) -> Vec<StartError> {
-    let files = config.guards.iter().filter_map(|guard| guard.tls.as_ref());
-    let certificates = files.filter_map(|files| net::tls_config(&files.cert, &files.key).err());
+    let certificates = fronts::tls_files(config).filter_map(|files| fronts::load_tls(files).err());
     let policies = match load_policies(config, &Metrics::default()) {
         Ok(_) => Vec::new(),
         Err(StartError::Policies(refused)) => {
@@ -48,7 +48,7 @@ pub fn check(config: &Config) -> Vec<StartError> {
         Err(other) => vec![other],
     };
     let principals = principals::load(&config.auth).err();
-    certificates.map(StartError::from).chain(principals).chain(policies).collect()
+    certificates.chain(principals).chain(policies).collect()
 }
 
 /// A proxy that is ready to serve.
@@ -130,9 +130,11 @@ impl App {
         let (config_watcher, config_refused, config_reloads) =
             reload::watch_routes(&config, guard.clone(), fleet.clone(), metrics.clone())
                 .map_err(StartError::Watch)?;
+        let (tls_watcher, tls_changes) = certificates::follow(listeners.tls()).map_err(StartError::Watch)?;
         let (auth_watcher, auth_changes) =
             principals::follow(&config.auth, auth.clone()).map_err(StartError::Watch)?;
         let reloads = [
+            vital::spawn("the reload of certificates", tls_changes),
             vital::spawn("the reload of principals", auth_changes),
             vital::spawn("the reload of policies", policy_files::follow(fleet.clone(), loaded, changes)),
             vital::spawn("the reload of the configuration", config_reloads),
@@ -164,7 +166,7 @@ impl App {
         tokio::time::sleep(grace).await;
         draining.cancel();
         tracing::info!(?longest, "draining");
-        drop((policy_watcher, config_watcher, auth_watcher));
+        drop((policy_watcher, config_watcher, auth_watcher, tls_watcher));
         reloads.iter().for_each(JoinHandle::abort);
         if tokio::time::timeout(longest, drain(&service, clients, &guard)).await.is_err() {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");

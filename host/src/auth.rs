@@ -34,6 +34,10 @@ pub enum Credentials<'a> {
     None,
     /// A token.
     Token(&'a str),
+    /// The name of a principal and its token, as basic authentication sends them.
+    Password(&'a str, &'a str),
+    /// The names in a certificate that was verified.
+    Certificate(&'a [String]),
 }
 
 /// The principals, and what they may do. Cheap to clone.
@@ -117,9 +121,19 @@ impl Auth {
     /// [`Unauthenticated`]: the credentials are missing or not valid.
     pub fn identify(&self, credentials: Credentials<'_>) -> Result<Option<Identity>, Unauthenticated> {
         let Some(current) = &self.current else { return Ok(None) };
-        let Credentials::Token(token) = credentials else { return Err(Unauthenticated::Missing) };
         let rules = current.rules.load_full();
-        let (principal, credential) = rules.token(token, clock::wall_us())?;
+        let (principal, credential) = match credentials {
+            Credentials::None => return Err(Unauthenticated::Missing),
+            Credentials::Token(token) => rules.token(token, clock::wall_us())?,
+            Credentials::Password(user, token) => {
+                let found = rules.token(token, clock::wall_us())?;
+                if **rules.name(found.0) != *user {
+                    return Err(Unauthenticated::Unknown);
+                }
+                found
+            }
+            Credentials::Certificate(names) => rules.certificate(names)?,
+        };
         Ok(Some(Identity { current: current.clone(), rules, principal, credential }))
     }
 }
@@ -171,7 +185,7 @@ impl Identity {
     /// The same client with its rights of now; `None` if its credential is no longer valid.
     fn again(&self) -> Option<Identity> {
         let rules = self.current.rules.load_full();
-        let principal = rules.credential(&self.credential, clock::wall_us())?;
+        let principal = rules.credential(&self.credential, &self.rules, clock::wall_us())?;
         let is_same = rules.name(principal) == self.name();
         is_same.then(|| Identity { rules, principal, ..self.clone() })
     }

@@ -20,6 +20,7 @@ mod output;
 mod policy;
 mod servers;
 mod stream;
+mod tls;
 mod token;
 mod versions;
 
@@ -82,6 +83,15 @@ pub struct Options {
     /// File with the token that proves who you are to the proxy, and nothing else. Nobody else may be able to read it
     #[arg(long, global = true, env = "LOCKKEEPER_CREDENTIALS_FILE", value_name = "FILE")]
     pub credentials_file: Option<PathBuf>,
+    /// File with the certificates (PEM) of the authorities that sign the proxy's certificate [default: the system's]
+    #[arg(long, global = true, env = "LOCKKEEPER_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// File with a certificate (PEM) that proves who you are to the proxy
+    #[arg(long, global = true, env = "LOCKKEEPER_CERT_FILE", value_name = "FILE")]
+    pub cert_file: Option<PathBuf>,
+    /// File with the private key (PEM) of the certificate, if it is another file
+    #[arg(long, global = true, env = "LOCKKEEPER_KEY_FILE", value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
     /// Print answers and failures as JSON. For the logs of `serve`, set `log.format` in config.toml
     #[arg(long, global = true)]
     pub json: bool,

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `[store]`, `[store.managed]` | `store` |
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
-//! | `[api]`, `[admin]` | `listeners` |
+//! | `[api]`, `[admin]` | `listeners`; `tls`: the certificates of any listener |
 //! | `[auth]`, and the file of principals and roles | `auth` |
 //! | `[http]` | `http` |
 //! | `[limits]` | `limits` |
@@ -46,6 +46,7 @@ mod routes;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod upstreams;
 mod values;
 mod wildcard;
@@ -55,11 +56,11 @@ pub use engine::EngineLimits;
 pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;
 pub use guard::{
-    Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template, TlsFiles,
+    Fit, GuardConfig, GuardLock, GuardRoute, MAX_SEEN_BYTES, Matched, Part, PathPattern, Template,
 };
 pub use http::HttpLimits;
 pub use limits::Limits;
-pub use listeners::ListenerConfig;
+pub use listeners::{ApiListener, ListenerConfig};
 pub use log::LogConfig;
 pub use naming::naming;
 pub use policies::{PolicyConfig, PolicySource};
@@ -68,16 +69,20 @@ pub use quorum::{MemberConfig, QuorumConfig};
 pub use reader::Env;
 pub use routes::Route;
 pub use store::{ManagedConfig, ServerBinary, ServerChoice, StoreConfig};
+pub use tls::TlsFiles;
 pub use upstreams::UpstreamLimits;
 pub use wildcard::Wildcard;
 
 use reader::{Document, Section};
 
 /// Environment variables of the command line, which are no keys of the configuration.
-const OTHER_ENV: [&str; 6] = [
+const OTHER_ENV: [&str; 9] = [
     "LOCKKEEPER_SERVER",
     "LOCKKEEPER_ADMIN",
     "LOCKKEEPER_CREDENTIALS_FILE",
+    "LOCKKEEPER_CA_FILE",
+    "LOCKKEEPER_CERT_FILE",
+    "LOCKKEEPER_KEY_FILE",
     "LOCKKEEPER_TOKEN",
     "LOCKKEEPER_KEY",
     "LOCKKEEPER_LEASE_ID",
@@ -90,7 +95,7 @@ pub struct Config {
     pub store: StoreConfig,
     /// The stores of the primitive `quorum`.
     pub quorum: QuorumConfig,
-    /// The listen addresses of the API and the admin API.
+    /// The listeners of the API and the admin API.
     pub listeners: ListenerConfig,
     /// Whether clients must authenticate.
     pub auth: AuthConfig,
@@ -160,8 +165,8 @@ impl Config {
     fn read(top: &Section<'_>) -> Config {
         let store = StoreConfig::read(&top.section("store"));
         let quorum = QuorumConfig::read(top, &store.server);
-        let listeners = ListenerConfig::read(top);
         let auth = AuthConfig::read(&top.section("auth"));
+        let listeners = ListenerConfig::read(top, &auth);
         let http = HttpLimits::read(&top.section("http"));
         let limits = Limits::read(&top.section("limits"));
         let engine = EngineLimits::read(&top.section("engine"));

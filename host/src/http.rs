@@ -60,6 +60,9 @@ pub use target::{Query, decode_path};
 use handler::Http;
 use socket::{HTTP1, HTTP2};
 
+/// The names of HTTP in the TLS handshake, the preferred name first.
+pub const ALPN: &[&[u8]] = &[HTTP2, HTTP1];
+
 /// Serves HTTP on a listener until `stop`, then lets the requests in progress finish.
 ///
 /// Returns when the last connection has ended. The caller must limit how long that may take.
@@ -75,7 +78,6 @@ pub async fn serve<H: Handler>(
 
 impl<H: Handler> Protocol for Http<H> {
     const NAME: &'static str = H::FRONT;
-    const ALPN: &'static [&'static [u8]] = &[HTTP2, HTTP1];
 
     fn limits(&self) -> net::Limits {
         net::Limits {

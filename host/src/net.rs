@@ -21,7 +21,6 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
@@ -36,14 +35,12 @@ mod tls;
 pub use listener::{Listener, bind, keep_alive, raise_file_limit};
 pub use peer::Peer;
 pub use stream::Stream;
-pub use tls::{TlsError, tls_config};
+pub use tls::{Tls, TlsError};
 
 /// Serves the connections of a listener.
 pub trait Protocol: Send + Sync + 'static {
     /// The listener's name in logs.
     const NAME: &'static str;
-    /// The names of the protocol in the TLS handshake (ALPN), the preferred name first.
-    const ALPN: &'static [&'static [u8]] = &[];
 
     /// The limits of the listener.
     fn limits(&self) -> Limits;
@@ -114,7 +111,7 @@ async fn accept_all<P: Protocol>(
     stop: &CancellationToken,
 ) {
     let Limits { max_connections, when_full, handshake_timeout } = protocol.limits();
-    let tls = listener.tls.map(|config| tls::for_protocol(config, P::ALPN));
+    let tls = listener.tls;
     let places = Arc::new(Semaphore::new(max_connections));
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     loop {
@@ -145,19 +142,22 @@ async fn accept_all<P: Protocol>(
 async fn open(
     stream: TcpStream,
     address: SocketAddr,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<Arc<Tls>>,
     handshake_deadline: tokio::time::Instant,
     stop: CancellationToken,
 ) -> Option<Connection> {
-    let peer = Peer::new(address, tls.is_some());
+    let mut peer = Peer::new(address, tls.is_some());
     let stream = match tls {
         None => Stream::Plain(stream),
         // Boxed, so that a connection does not reserve memory for the handshake.
         Some(tls) => tokio::select! {
-            stream = Box::pin(tls::handshake(stream, tls, handshake_deadline)) => stream?,
+            stream = Box::pin(tls.handshake(stream, handshake_deadline)) => stream?,
             () = stop.cancelled() => return None,
         },
     };
+    if let Stream::Tls(stream) = &stream {
+        peer.names = tls::client_names(stream.get_ref().1);
+    }
     Some(Connection { stream, peer, handshake_deadline, stop })
 }
 

@@ -1,6 +1,7 @@
 //! The fronts of a proxy: their listening sockets, and the tasks that serve them.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -9,10 +10,10 @@ use super::errors::StartError;
 use crate::admin::Admin;
 use crate::api::Api;
 use crate::auth::Auth;
-use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits};
+use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits, TlsFiles};
 use crate::guard::Guard;
 use crate::http::{self, Handler};
-use crate::net::{self, Listener};
+use crate::net::{self, Listener, Tls};
 use crate::peers;
 use crate::service::Service;
 use crate::telemetry::Metrics;
@@ -34,9 +35,13 @@ impl Listeners {
     /// Binds all addresses.
     pub fn bind(config: &Config) -> Result<Listeners, StartError> {
         Ok(Listeners {
-            api: bind("api.listen", config.listeners.api)?,
-            admin: bind("admin.listen", config.listeners.admin)?,
-            peers: bind("fleet.listen", config.fleet.listen)?,
+            api: listen("api.listen", config.listeners.api.listen, config.listeners.api.tls.as_ref())?,
+            admin: listen(
+                "admin.listen",
+                config.listeners.admin.listen,
+                config.listeners.admin.tls.as_ref(),
+            )?,
+            peers: listen("fleet.listen", config.fleet.listen, None)?,
             guards: config.guards.iter().map(guarded).collect::<Result<_, _>>()?,
         })
     }
@@ -62,6 +67,12 @@ impl Listeners {
         }
         let operators = http.serve("the listener of the admin API", self.admin, fronts.admin, &drained);
         Serving { draining, drained, clients, operators }
+    }
+
+    /// TLS of all listeners that have it.
+    pub fn tls(&self) -> Vec<Arc<Tls>> {
+        let listeners = [&self.api, &self.admin].into_iter().chain(&self.guards);
+        listeners.filter_map(|listener| listener.tls.clone()).collect()
     }
 
     fn log(&self) {
@@ -117,17 +128,27 @@ impl Http {
     }
 }
 
-fn bind(key: &'static str, address: SocketAddr) -> Result<Listener, StartError> {
-    let tcp = net::bind(address).map_err(|source| StartError::Listen { key, address, source })?;
-    Ok(Listener::plain(tcp))
+fn guarded(guard: &GuardConfig) -> Result<Listener, StartError> {
+    listen("guard.listen", guard.listen, guard.tls.as_ref())
 }
 
-fn guarded(guard: &GuardConfig) -> Result<Listener, StartError> {
-    let Listener { tcp, .. } = bind("guard.listen", guard.listen)?;
-    Ok(match &guard.tls {
+fn listen(key: &'static str, address: SocketAddr, files: Option<&TlsFiles>) -> Result<Listener, StartError> {
+    let tcp = net::bind(address).map_err(|source| StartError::Listen { key, address, source })?;
+    Ok(match files {
         None => Listener::plain(tcp),
-        Some(files) => Listener::tls(tcp, net::tls_config(&files.cert, &files.key)?),
+        Some(files) => Listener::tls(tcp, load_tls(files)?),
     })
+}
+
+/// The certificates of all listeners.
+pub fn tls_files(config: &Config) -> impl Iterator<Item = &TlsFiles> {
+    let apis = [&config.listeners.api, &config.listeners.admin].into_iter().map(|api| &api.tls);
+    apis.chain(config.guards.iter().map(|guard| &guard.tls)).flatten()
+}
+
+/// TLS for HTTP with these files.
+pub fn load_tls(files: &TlsFiles) -> Result<Arc<Tls>, StartError> {
+    Ok(Tls::load(files, http::ALPN)?)
 }
 
 fn url(listener: &Listener) -> String {

@@ -7,6 +7,8 @@ use super::token::{self, Unauthenticated};
 use crate::config::{AuthRules, Rule, Verb};
 use crate::lock::maps::HashMap;
 
+/// What the id of a certificate begins with; no token has such an id.
+const CERTIFICATE: &str = "certificate:";
 const A_DAY: Duration = Duration::from_secs(86_400);
 
 /// The principals of a file.
@@ -15,6 +17,8 @@ pub(super) struct Rules {
     principals: Vec<Principal>,
     /// The tokens, by id.
     tokens: HashMap<Arc<str>, Token>,
+    /// The principals, by the names in their certificates.
+    certificates: HashMap<String, usize>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -33,7 +37,8 @@ struct Token {
 
 impl Rules {
     pub fn new(file: &AuthRules) -> Rules {
-        let mut rules = Rules { principals: Vec::new(), tokens: HashMap::default() };
+        let mut rules =
+            Rules { principals: Vec::new(), tokens: HashMap::default(), certificates: HashMap::default() };
         for (index, principal) in file.principals.iter().enumerate() {
             let roles = || principal.roles.iter().filter_map(|role| file.roles.get(role));
             rules.principals.push(Principal {
@@ -41,6 +46,9 @@ impl Rules {
                 allow: roles().flat_map(|role| role.allow.clone()).collect(),
                 deny: roles().flat_map(|role| role.deny.clone()).collect(),
             });
+            for name in &principal.certificates {
+                rules.certificates.insert(name.clone(), index);
+            }
             for token in &principal.tokens {
                 let (sha256, until_us) = (token.sha256, token.until_us);
                 rules.tokens.insert(token.id.as_str().into(), Token { sha256, until_us, principal: index });
@@ -63,9 +71,22 @@ impl Rules {
         Ok((known.principal, id.clone()))
     }
 
-    /// The principal of a credential that was valid before, if it still is.
-    pub fn credential(&self, id: &str, now_us: u64) -> Option<usize> {
-        let known = self.tokens.get(id)?;
+    /// The principal of a certificate, and the name by which it is known.
+    pub fn certificate(&self, names: &[String]) -> Result<(usize, Arc<str>), Unauthenticated> {
+        let name = names.iter().find(|name| self.certificates.contains_key(*name));
+        let name = name.ok_or(Unauthenticated::Unknown)?;
+        Ok((self.certificates[name], format!("{CERTIFICATE}{name}").into()))
+    }
+
+    /// The principal of a credential that was valid under the rules `before`, if it still is.
+    pub fn credential(&self, id: &str, before: &Rules, now_us: u64) -> Option<usize> {
+        if let Some(name) = id.strip_prefix(CERTIFICATE) {
+            return self.certificates.get(name).copied();
+        }
+        let known = self.tokens.get(id).filter(|token| {
+            // The id may have been given to another token.
+            before.tokens.get(id).is_some_and(|before| before.sha256 == token.sha256)
+        })?;
         known.until_us.is_none_or(|until_us| now_us < until_us).then_some(known.principal)
     }
 

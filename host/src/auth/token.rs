@@ -31,7 +31,7 @@ pub enum Unauthenticated {
     #[error("credentials are needed: a token as `Authorization: Bearer …`")]
     Missing,
     /// The credentials are those of nobody.
-    #[error("the token is unknown")]
+    #[error("the credentials are unknown")]
     Unknown,
     /// The token has ended.
     #[error("the token has ended")]

@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as HyperClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -16,13 +17,14 @@ use serde_json::Value;
 
 use super::Options;
 use super::failure::Failure;
+use super::tls;
 
 /// A client of one server.
 pub struct Client {
     base: String,
     /// The header `Authorization`, if there are credentials.
     credentials: Option<HeaderValue>,
-    http: HyperClient<HttpConnector, Full<Bytes>>,
+    http: HyperClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
 }
 
 /// The time-out of a connection attempt, and of an answer that involves no waiting.
@@ -31,17 +33,25 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Client {
-    /// A client for the base URL `base`, which must begin with `http://`.
+    /// A client for the base URL `base`, which must begin with `http://` or `https://`.
     pub fn new(base: &str, options: &Options) -> Result<Client, Failure> {
         let base = base.trim_end_matches('/');
         let uri: Uri =
             base.parse().map_err(|error| Failure::Usage(format!("`{base}` is not a URL: {error}")))?;
-        if uri.scheme_str() != Some("http") || uri.host().is_none() {
-            return Err(Failure::Usage(format!("`{base}` must be like http://127.0.0.1:7070")));
+        if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
+            let example = "http://127.0.0.1:7070 or https://locks.example.com:7070";
+            return Err(Failure::Usage(format!("`{base}` must be like {example}")));
         }
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
+        connector.enforce_http(false);
+        let tls = tls::config(options, uri.scheme_str() == Some("https"))?;
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
         let http = HyperClient::builder(TokioExecutor::new()).build(connector);
         let credentials = options.credentials_file.as_deref().map(credentials).transpose()?;
         Ok(Client { base: base.to_owned(), credentials, http })
@@ -186,9 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn only_http_urls_are_accepted() {
-        assert!(Client::new("http://localhost:7070/", &Options::default()).is_ok());
-        for bad in ["localhost:7070", "https://x", "ftp://x", "", "http://"] {
+    fn only_urls_of_http_are_accepted() {
+        for good in ["http://localhost:7070/", "https://localhost:7070"] {
+            assert!(Client::new(good, &Options::default()).is_ok(), "{good}");
+        }
+        for bad in ["localhost:7070", "ftp://x", "", "http://"] {
             assert!(matches!(Client::new(bad, &Options::default()), Err(Failure::Usage(_))), "{bad}");
         }
     }

@@ -16,6 +16,8 @@ use super::wildcard::Wildcard;
 pub struct AuthConfig {
     /// The file of principals and roles. `None`: the proxy asks nobody for credentials.
     pub file: Option<PathBuf>,
+    /// Whether every client may do everything, on listeners that other machines can reach, too.
+    pub allow_anonymous: bool,
 }
 
 /// The principals of the proxies of one store, and what they may do.
@@ -34,6 +36,9 @@ pub struct PrincipalConfig {
     pub name: String,
     /// The tokens that identify it.
     pub tokens: Vec<TokenConfig>,
+    /// The names in the client certificates that identify it: URIs and DNS names of the subject. No other principal has
+    /// them.
+    pub certificates: Vec<String>,
     /// Its roles. Each of them is in the file.
     pub roles: Vec<String>,
 }
@@ -130,8 +135,9 @@ impl AuthConfig {
         let file = section.parsed("file", None, |text, place| {
             Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
         });
+        let allow_anonymous = section.boolean("allow_anonymous", false);
         section.finish();
-        AuthConfig { file }
+        AuthConfig { file, allow_anonymous }
     }
 }
 
@@ -188,6 +194,10 @@ impl AuthRules {
             if let Some(token) = principal.tokens.iter().find(|token| known(&token.id)) {
                 section.complain_of_it(format!("the token id `{}` is that of another principal", token.id));
             }
+            let known = |name: &String| principals.iter().any(|other| other.certificates.contains(name));
+            if let Some(name) = principal.certificates.iter().find(|name| known(name)) {
+                section.complain("certificates", format!("has `{name}`, which another principal has"));
+            }
             principals.push(principal);
         }
         top.finish();
@@ -211,8 +221,12 @@ impl PrincipalConfig {
         if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
             section.complain_of_it(format!("two of its tokens have the id `{}`", twice[0]));
         }
+        let certificates = section.texts("certificates", |names| match names.contains(&"") {
+            true => Err("has an empty name; must have URIs or DNS names of certificates".to_owned()),
+            false => Ok(names.iter().map(|&name| name.to_owned()).collect()),
+        });
         section.finish();
-        Some(PrincipalConfig { name: name?, tokens, roles })
+        Some(PrincipalConfig { name: name?, tokens, certificates: certificates.unwrap_or_default(), roles })
     }
 }
 

@@ -1,7 +1,6 @@
 //! `[[guard]]`: listeners that pass requests on to an application, under locks.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 mod lock;
 mod pattern;
@@ -15,7 +14,8 @@ use super::limits::Limits;
 use super::listeners::ListenerConfig;
 use super::policies::{NO_LOCK, PolicyConfig};
 use super::reader::Section;
-use super::values::{self, NAME_RULE, address, header_names, is_plain_name};
+use super::tls::TlsFiles;
+use super::values::{NAME_RULE, address, header_names, is_plain_name};
 
 /// The longest name of an application, which becomes part of a name in the store.
 const MAX_APPLICATION: usize = 48;
@@ -40,15 +40,6 @@ pub struct GuardConfig {
     pub routes: Vec<GuardRoute>,
 }
 
-/// The paths of PEM files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate chain.
-    pub cert: PathBuf,
-    /// The private key.
-    pub key: PathBuf,
-}
-
 /// Reads `[[guard]]`, and collects warnings for operators. `others`: the listeners that are no guards.
 pub(super) fn read(
     top: &Section<'_>,
@@ -62,7 +53,7 @@ pub(super) fn read(
         let listen = section.required("listen", address);
         if let Some(listen) = listen
             && listen.port() != 0
-            && ([others.api, others.admin].contains(&listen)
+            && ([others.api.listen, others.admin.listen].contains(&listen)
                 || guards.iter().any(|guard| guard.listen == listen))
         {
             section.complain("listen", format!("is {listen}, which another listener has"));
@@ -81,7 +72,7 @@ pub(super) fn read(
             }
             routes.extend(GuardRoute::read(route, policies, limits));
         }
-        let tls = section.holds("tls").then(|| TlsFiles::read(&section.section("tls"))).flatten();
+        let tls = TlsFiles::read(&section);
         let application =
             section.parsed("application", "default".to_owned(), |text, _| match is_plain_name(text) {
                 true if text.len() <= MAX_APPLICATION => Ok(text.to_owned()),
@@ -114,12 +105,4 @@ fn unlocked(guards: &[GuardConfig], silent: &[(usize, usize)]) -> Vec<String> {
         ))
     };
     silent.iter().filter_map(warning).collect()
-}
-
-impl TlsFiles {
-    fn read(section: &Section<'_>) -> Option<TlsFiles> {
-        let (cert, key) = (section.required("cert", values::file), section.required("key", values::file));
-        section.finish();
-        Some(TlsFiles { cert: cert?, key: key? })
-    }
 }

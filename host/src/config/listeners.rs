@@ -1,32 +1,68 @@
-//! `[api]` and `[admin]`: the addresses of the two APIs.
+//! `[api]` and `[admin]`: the listeners of the two APIs.
 
 use std::net::SocketAddr;
 
+use super::auth::AuthConfig;
 use super::reader::Section;
+use super::tls::TlsFiles;
 use super::values::address;
 
-/// The listen addresses of the two APIs.
+/// The listeners of the two APIs.
 #[derive(Clone, Debug)]
 pub struct ListenerConfig {
     /// The API that applications use.
-    pub api: SocketAddr,
+    pub api: ApiListener,
     /// The admin API: health, metrics, and the operators' requests.
-    pub admin: SocketAddr,
+    pub admin: ApiListener,
+}
+
+/// The listener of an API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiListener {
+    /// The address that the listener binds.
+    pub listen: SocketAddr,
+    /// The certificates. `None`: the listener speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
 }
 
 impl ListenerConfig {
     /// Reads `[api]` and `[admin]`.
-    pub(super) fn read(top: &Section<'_>) -> ListenerConfig {
+    pub(super) fn read(top: &Section<'_>, auth: &AuthConfig) -> ListenerConfig {
         let (api, admin) = (top.section("api"), top.section("admin"));
         let config = ListenerConfig {
-            api: api.parsed("listen", SocketAddr::from(([127, 0, 0, 1], 7070)), address),
-            admin: admin.parsed("listen", SocketAddr::from(([127, 0, 0, 1], 7071)), address),
+            api: ApiListener::read(&api, 7070, auth),
+            admin: ApiListener::read(&admin, 7071, auth),
         };
-        if config.api == config.admin && config.api.port() != 0 {
-            admin.complain("listen", format!("is {}, which is api.listen, too", config.admin));
+        if config.api.listen == config.admin.listen && config.api.listen.port() != 0 {
+            admin.complain("listen", format!("is {}, which is api.listen, too", config.admin.listen));
         }
-        api.finish();
-        admin.finish();
         config
+    }
+}
+
+impl ApiListener {
+    fn read(section: &Section<'_>, port: u16, auth: &AuthConfig) -> ApiListener {
+        let listen = section.parsed("listen", SocketAddr::from(([127, 0, 0, 1], port)), address);
+        let tls = TlsFiles::read_with_clients(section);
+        let allow_plaintext = section.boolean("allow_plaintext", false);
+        section.finish();
+        // Whoever listens to the network must have said that strangers and eavesdroppers are meant.
+        if !listen.ip().is_loopback() {
+            if auth.file.is_none() && !auth.allow_anonymous {
+                let what = format!(
+                    "is {listen}, so other machines can reach it, and nobody is asked for credentials; set auth.file, or \
+                     auth.allow_anonymous = true if every client may do everything"
+                );
+                section.complain("listen", what);
+            }
+            if auth.file.is_some() && !section.holds("tls") && !allow_plaintext {
+                let what = format!(
+                    "is {listen}, so other machines can reach it, and tokens would travel unencrypted; set tls, or \
+                     allow_plaintext = true if something else encrypts the connections"
+                );
+                section.complain("listen", what);
+            }
+        }
+        ApiListener { listen, tls }
     }
 }

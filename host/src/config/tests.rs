@@ -205,7 +205,7 @@ fn environment_variables_override_the_file() {
         parse_with("[store]\nlanes = 2\n[policies.fair-groups]\npath = \"builtin:backoff\"", &env).unwrap();
     assert_eq!(config.store.lanes, 9);
     assert!(config.store.require_durable);
-    assert_eq!(config.listeners.api.to_string(), "[::1]:1");
+    assert_eq!(config.listeners.api.listen.to_string(), "[::1]:1");
     assert_eq!(config.policies[1].source, PolicySource::Builtin("fair-groups".into()));
     let ServerChoice::Managed(managed) = config.store.server else { panic!("managed") };
     assert_eq!((managed.binary, managed.data_dir), (ServerBinary::Mariadb, "data".into()));

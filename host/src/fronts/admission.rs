@@ -1,12 +1,14 @@
 //! Which HTTP requests the proxy itself answers, and who sent them.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hyper::header::AUTHORIZATION;
 
 use super::refusal::{Code, Refusal};
 use super::routes::{Route, find};
 use crate::auth::{Auth, Credentials};
 use crate::config::HttpLimits;
-use crate::http::{Problem, Request, check_origin};
+use crate::http::{Peer, Problem, Request, check_origin};
 use crate::service::Principal;
 
 /// A request that a front serves.
@@ -27,6 +29,7 @@ pub struct Admitted<Call> {
 /// on any resource.
 pub fn admit<Call: Copy>(
     request: &Request,
+    peer: &Peer,
     limits: &HttpLimits,
     auth: &Auth,
     routes: &[Route<Call>],
@@ -37,7 +40,7 @@ pub fn admit<Call: Copy>(
         return Ok(Admitted { call, name, principal: Principal::Anonymous });
     }
     // A client without credentials does not learn which paths there are.
-    let identity = auth.identify(credentials(request)?).map_err(Refusal::from)?;
+    let identity = auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?;
     let (Route { call, verbs, .. }, name) = found?;
     let Some(identity) = identity else {
         return Ok(Admitted { call, name, principal: Principal::Anonymous });
@@ -50,19 +53,42 @@ pub fn admit<Call: Copy>(
     Ok(Admitted { call, name, principal: Principal::Client(identity) })
 }
 
-/// The credentials of a request.
-fn credentials(request: &Request) -> Result<Credentials<'_>, Refusal> {
+/// What a request has as credentials.
+enum Presented<'a> {
+    Token(&'a str),
+    Basic(String),
+    Names(&'a [String]),
+}
+
+impl Presented<'_> {
+    fn credentials(&self) -> Credentials<'_> {
+        match self {
+            Presented::Token(token) => Credentials::Token(token),
+            Presented::Basic(pair) => match pair.split_once(':') {
+                Some((user, token)) => Credentials::Password(user, token),
+                None => Credentials::Password(pair, ""),
+            },
+            Presented::Names([]) => Credentials::None,
+            Presented::Names(names) => Credentials::Certificate(names),
+        }
+    }
+}
+
+/// The credentials of a request. A header counts more than the certificate of the connection.
+fn presented<'a>(request: &'a Request, peer: &'a Peer) -> Result<Presented<'a>, Refusal> {
+    let refused = |detail| Err(Refusal::new(Code::Unauthenticated, detail));
     let mut values = request.headers().get_all(AUTHORIZATION).iter();
-    let (Some(value), None) = (values.next(), values.next()) else {
-        return match request.headers().contains_key(AUTHORIZATION) {
-            true => Err(Refusal::new(Code::Unauthenticated, "there are two headers `Authorization`")),
-            false => Ok(Credentials::None),
-        };
+    let value = match (values.next(), values.next()) {
+        (None, _) => return Ok(Presented::Names(&peer.names)),
+        (Some(value), None) => value.to_str().unwrap_or_default(),
+        (Some(_), Some(_)) => return refused("there are two headers `Authorization`"),
     };
-    let token = value.to_str().ok().and_then(|value| {
-        let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
-    });
-    let detail = "the header `Authorization` must be `Bearer` and a token";
-    token.map(Credentials::Token).ok_or_else(|| Refusal::new(Code::Unauthenticated, detail))
+    match value.split_once(' ') {
+        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Ok(Presented::Token(token.trim())),
+        Some((scheme, pair)) if scheme.eq_ignore_ascii_case("basic") => {
+            let pair = STANDARD.decode(pair.trim()).ok().and_then(|pair| String::from_utf8(pair).ok());
+            Ok(Presented::Basic(pair.unwrap_or_default()))
+        }
+        _ => refused("the header `Authorization` must be `Bearer` with a token, or `Basic`"),
+    }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
-use tokio_rustls::rustls::ServerConfig;
 use tracing::debug;
 
 use super::peer::PEER_TIMEOUT;
+use super::tls::Tls;
 
-/// A listening socket, with the TLS configuration if its connections use TLS.
+/// A listening socket, with TLS if its connections use TLS.
 pub struct Listener {
     /// The listening socket.
     pub tcp: TcpListener,
-    /// The TLS configuration. `None`: connections do not use TLS.
-    pub tls: Option<Arc<ServerConfig>>,
+    /// `None`: connections do not use TLS.
+    pub tls: Option<Arc<Tls>>,
 }
 
 impl Listener {
@@ -26,9 +26,9 @@ impl Listener {
         Listener { tcp, tls: None }
     }
 
-    /// A listener with TLS; `config` comes from [`tls_config`](super::tls_config).
-    pub fn tls(tcp: TcpListener, config: Arc<ServerConfig>) -> Listener {
-        Listener { tcp, tls: Some(config) }
+    /// A listener with TLS.
+    pub fn tls(tcp: TcpListener, tls: Arc<Tls>) -> Listener {
+        Listener { tcp, tls: Some(tls) }
     }
 }
 

@@ -21,6 +21,9 @@ pub struct Peer {
     pub address: SocketAddr,
     /// Whether the client speaks TLS to the proxy.
     pub tls: bool,
+    /// The URIs and DNS names of the client's certificate; empty if it has none. An authority of the listener has signed
+    /// the certificate.
+    pub names: Vec<String>,
     /// A duplicate of the connection's descriptor, to detect that the client has closed it.
     socket: Option<OwnedFd>,
     /// How long the client may read nothing, in milliseconds.
@@ -31,7 +34,13 @@ impl Peer {
     /// A client that has just connected.
     pub fn new(address: SocketAddr, tls: bool) -> Peer {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        Peer { address, tls, socket: None, patience_ms: AtomicU64::new(PEER_TIMEOUT.as_millis() as u64) }
+        Peer {
+            address,
+            tls,
+            names: Vec::new(),
+            socket: None,
+            patience_ms: AtomicU64::new(PEER_TIMEOUT.as_millis() as u64),
+        }
     }
 
     /// Enables [`Peer::gone`] and [`Peer::set_patience`], which costs a file descriptor.

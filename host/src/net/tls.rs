@@ -1,20 +1,25 @@
-//! TLS: the proxy's certificate and key, and the handshake.
+//! TLS: the proxy's certificate and key, the certificates of clients, and the handshake.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{Error, ServerConfig};
+use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig, ServerConnection};
 use tracing::debug;
+use webpki::EndEntityCert;
 
 use super::Stream;
+use crate::config::TlsFiles;
 
 /// Why a certificate and a key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +69,20 @@ pub enum TlsError {
         /// The error of the TLS library.
         source: Error,
     },
+    /// The file contains no revocation list.
+    #[error("{}: there is no certificate revocation list in it", path.display())]
+    NoRevocationList {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The certificates of clients cannot be verified.
+    #[error("{}: the certificates of clients cannot be verified: {why}", path.display())]
+    ClientVerifier {
+        /// The file of the authorities.
+        path: PathBuf,
+        /// The reason of the TLS library.
+        why: String,
+    },
     /// The private key does not belong to the certificate.
     #[error("{}: the key is not that of the certificate in {}", key.display(), cert.display())]
     Mismatch {
@@ -74,10 +93,53 @@ pub enum TlsError {
     },
 }
 
-/// TLS 1.2 and 1.3 with a certificate chain from one PEM file and its key from another (or the same).
-///
-/// The files are read once: the result does not follow later changes of the files.
-pub fn tls_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+/// TLS of a listener: 1.2 and 1.3. Its files may be replaced while it is in use.
+pub struct Tls {
+    files: TlsFiles,
+    /// The names of the protocols in the handshake (ALPN), the preferred name first.
+    alpn: &'static [&'static [u8]],
+    current: ArcSwap<ServerConfig>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`TlsError`], which names the file.
+    pub fn load(files: &TlsFiles, alpn: &'static [&'static [u8]]) -> Result<Arc<Tls>, TlsError> {
+        let current = ArcSwap::from_pointee(server_config(files, alpn)?);
+        Ok(Arc::new(Tls { files: files.clone(), alpn, current }))
+    }
+
+    /// Reads the files again. Connections that are open keep what they have agreed on.
+    ///
+    /// # Errors
+    /// [`TlsError`], which names the file. The listener then keeps its certificates.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.current.store(Arc::new(server_config(&self.files, self.alpn)?));
+        Ok(())
+    }
+
+    /// The files.
+    pub fn files(&self) -> &TlsFiles {
+        &self.files
+    }
+
+    /// Performs the handshake until `deadline`. If it fails, TLS itself alerts the client.
+    pub(super) async fn handshake(&self, stream: TcpStream, deadline: Instant) -> Option<Stream> {
+        let accept = TlsAcceptor::from(self.current.load_full()).accept(stream);
+        match timeout_at(deadline, accept).await.ok()? {
+            Ok(stream) => Some(Stream::Tls(Box::new(stream))),
+            Err(error) => {
+                debug!(%error, "a TLS handshake failed");
+                None
+            }
+        }
+    }
+}
+
+fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
+    let (cert, key) = (&files.cert, &files.key);
     let chain = certificates(cert)?;
     let private = private_key(key)?;
     let provider = Arc::new(ring::default_provider());
@@ -90,30 +152,51 @@ pub fn tls_config(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError
         Error::InconsistentKeys(_) => TlsError::Mismatch { key: key.into(), cert: cert.into() },
         source => TlsError::Certificate { path: cert.into(), source },
     };
-    let config = ServerConfig::builder_with_provider(provider)
+    let verifier = match &files.client_ca {
+        None => Arc::new(NoClientAuth),
+        Some(authorities) => client_verifier(authorities, files.crl.as_deref(), &provider)?,
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(refused)?
-        .with_no_client_auth()
+        .with_client_cert_verifier(verifier)
         .with_single_cert(chain, private)
         .map_err(refused)?;
-    Ok(Arc::new(config))
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    Ok(config)
 }
 
-/// The configuration for a protocol with these names in the handshake.
-pub fn for_protocol(mut config: Arc<ServerConfig>, alpn: &[&[u8]]) -> Arc<ServerConfig> {
-    Arc::make_mut(&mut config).alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    config
-}
-
-/// Performs the handshake until `deadline`. If it fails, TLS itself alerts the client.
-pub async fn handshake(stream: TcpStream, config: Arc<ServerConfig>, deadline: Instant) -> Option<Stream> {
-    match timeout_at(deadline, TlsAcceptor::from(config).accept(stream)).await.ok()? {
-        Ok(stream) => Some(Stream::Tls(Box::new(stream))),
-        Err(error) => {
-            debug!(%error, "a TLS handshake failed");
-            None
-        }
+/// Verifies the certificates of clients. A client without a certificate is accepted: it may have a token.
+fn client_verifier(
+    authorities: &Path,
+    revoked: Option<&Path>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let refused = |source| TlsError::Certificate { path: authorities.into(), source };
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(authorities)? {
+        roots.add(authority).map_err(refused)?;
     }
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .allow_unauthenticated();
+    if let Some(path) = revoked {
+        let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&read(path)?).collect();
+        let lists = lists.map_err(|source| TlsError::Pem { path: path.into(), source })?;
+        if lists.is_empty() {
+            return Err(TlsError::NoRevocationList { path: path.into() });
+        }
+        verifier = verifier.with_crls(lists);
+    }
+    verifier
+        .build()
+        .map_err(|source| TlsError::ClientVerifier { path: authorities.into(), why: source.to_string() })
+}
+
+/// The URIs and DNS names of the client's certificate, which was verified in the handshake.
+pub(super) fn client_names(connection: &ServerConnection) -> Vec<String> {
+    let Some(certificate) = connection.peer_certificates().and_then(<[_]>::first) else { return Vec::new() };
+    let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Vec::new() };
+    certificate.valid_uri_names().chain(certificate.valid_dns_names()).map(str::to_owned).collect()
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -142,12 +225,16 @@ mod tests {
 
     use super::*;
 
+    fn files(cert: &Path, key: &Path) -> TlsFiles {
+        TlsFiles { cert: cert.into(), key: key.into(), client_ca: None, crl: None }
+    }
+
     fn refused(cert: &str, key: &str) -> String {
         let folder = tempfile::tempdir().unwrap();
         let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
         fs::write(&cert_file, cert).unwrap();
         fs::write(&key_file, key).unwrap();
-        let error = tls_config(&cert_file, &key_file).expect_err("it is refused").to_string();
+        let error = Tls::load(&files(&cert_file, &key_file), &[]).err().expect("it is refused").to_string();
         error.replace(&format!("{}/", folder.path().display()), "")
     }
 
@@ -171,7 +258,9 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_named() {
-        let error = tls_config(Path::new("/nowhere/cert.pem"), Path::new("/nowhere/key.pem")).unwrap_err();
+        let error = Tls::load(&files(Path::new("/nowhere/cert.pem"), Path::new("/nowhere/key.pem")), &[])
+            .err()
+            .unwrap();
         assert!(error.to_string().starts_with("/nowhere/cert.pem: No such file"), "{error}");
     }
 }

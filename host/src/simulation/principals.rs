@@ -18,6 +18,7 @@ pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
             sha256: token_digest(&token.token),
             until_us: None,
         }],
+        certificates: Vec::new(),
         roles: vec!["all".to_owned()],
     };
     let everything = Rule { verbs: Verb::ALL.to_vec(), on: Wildcard::new("*") };

@@ -11,7 +11,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion, version};
 
 use super::*;
-use crate::net::tls_config;
+use crate::config::TlsFiles;
+use crate::net::Tls;
 
 /// A server with TLS, and its certificate.
 struct Encrypted {
@@ -58,7 +59,8 @@ fn encrypted(limits: HttpLimits) -> Encrypted {
     let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
     fs::write(&cert_file, cert.pem()).unwrap();
     fs::write(&key_file, signing_key.serialize_pem()).unwrap();
-    let config = tls_config(&cert_file, &key_file).unwrap();
+    let files = TlsFiles { cert: cert_file, key: key_file, client_ca: None, crl: None };
+    let config = Tls::load(&files, crate::http::ALPN).unwrap();
     let listener = Listener::tls(bind("127.0.0.1:0".parse().unwrap()).unwrap(), config);
     let waiting = Arc::new(AtomicUsize::new(0));
     let server = start_on(listener, Front { waiting: Arc::clone(&waiting) }, limits, waiting);
