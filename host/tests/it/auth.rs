@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder, lockkeeper};
 
 mod command_line;
+mod encrypted;
 mod rules;
 
 /// A store, a proxy that asks for tokens, and a token for each of its principals.

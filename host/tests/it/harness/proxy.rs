@@ -17,6 +17,8 @@ pub struct Settings {
     pub url: String,
     /// Additional keys of `[store]` in config.toml.
     pub store: String,
+    /// Additional keys of `[api]` in config.toml.
+    pub api: String,
     /// Additional sections of config.toml. If `[policies` is not in them, the default policy gets the settings for
     /// tests: nobody waits unless asked to.
     pub sections: String,
@@ -199,9 +201,9 @@ impl Drop for Proxy {
 
 impl Settings {
     fn to_toml(&self) -> String {
-        let Settings { url, store, sections } = self;
+        let Settings { url, store, api, sections } = self;
         let mut text = format!(
-            "[store]\nurl = \"{url}\"\n{store}\n[api]\nlisten = \"127.0.0.1:0\"\n\
+            "[store]\nurl = \"{url}\"\n{store}\n[api]\nlisten = \"127.0.0.1:0\"\n{api}\n\
              [admin]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n{sections}\n"
         );
         if !sections.contains("[policies") {

@@ -267,7 +267,7 @@ async fn start(url: &str, upstream: &Upstream) -> Proxy {
         policy("once", "primitive = \"once\""),
         policy("advisory", "primitive = \"advisory\""),
     );
-    let proxy = Proxy::with(Settings { url: url.to_owned(), store: String::new(), sections }).await;
+    let proxy = Proxy::with(Settings { url: url.to_owned(), sections, ..Settings::default() }).await;
     proxy.until_ready().await;
     proxy
 }

@@ -1,0 +1,205 @@
+//! TLS: the proxy's certificate, the certificates of clients, and what a listener beyond this machine needs.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
+};
+
+use super::*;
+
+/// An authority that signs certificates.
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let pem = params.self_signed(&key).unwrap().pem();
+        Authority { pem, issuer: Issuer::new(params, key) }
+    }
+
+    /// A certificate for these names, and its key, both in PEM.
+    fn signs(&self, names: Vec<SanType>, serial: u64) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = names;
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    fn revokes(&self, serial: u64) -> String {
+        let revoked = RevokedCertParams {
+            serial_number: SerialNumber::from(serial),
+            revocation_time: date_time_ymd(2024, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2024, 1, 1),
+            next_update: date_time_ymd(2999, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: vec![revoked],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.issuer).unwrap().pem().unwrap()
+    }
+}
+
+fn localhost() -> Vec<SanType> {
+    vec![SanType::IpAddress("127.0.0.1".parse().unwrap())]
+}
+
+fn spiffe(name: &str) -> Vec<SanType> {
+    vec![SanType::URI(name.try_into().unwrap())]
+}
+
+/// A proxy whose APIs have TLS, with the files of its clients.
+struct Encrypted {
+    secured: Secured,
+    authority: Authority,
+}
+
+impl Encrypted {
+    async fn start(kind: Kind) -> Encrypted {
+        let authority = Authority::new();
+        let dir = folder();
+        let put = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            write(&path, text);
+            path.display().to_string()
+        };
+        let (cert, key) = authority.signs(localhost(), 1);
+        let (cert, key) = (put("cert.pem", &cert), put("key.pem", &key));
+        let (ca, crl) = (put("ca.pem", &authority.pem), put("crl.pem", &authority.revokes(9)));
+        let tls = format!("{{ cert = \"{cert}\", key = \"{key}\", client_ca = \"{ca}\", crl = \"{crl}\" }}");
+        let tokens = Tokens::new();
+        let billing = "name = \"billing\"\n";
+        let certificates = "certificates = [\"spiffe://test/billing\", \"spiffe://test/revoked\"]\n";
+        write(
+            &dir.path().join("auth.toml"),
+            &tokens.to_toml().replace(billing, &format!("{billing}{certificates}")),
+        );
+        let auth = dir.path().join("auth.toml").display().to_string();
+        let settings = Settings {
+            url: database(kind).await,
+            api: format!("tls = {tls}"),
+            sections: format!("[auth]\nfile = \"{auth}\"\n"),
+            ..Settings::default()
+        };
+        let proxy = Proxy::with(settings.clone()).await;
+        proxy.until_ready().await;
+        Encrypted { secured: Secured { proxy, settings, folder: dir, tokens }, authority }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.secured.folder.path().join(name).display().to_string()
+    }
+
+    /// The files of a client with a certificate.
+    fn client(&self, names: Vec<SanType>, serial: u64) -> [String; 2] {
+        let (cert, key) = self.authority.signs(names, serial);
+        let path = self.path(&format!("client-{serial}.pem"));
+        write(Path::new(&path), &(cert + &key));
+        ["--cert-file".to_owned(), path]
+    }
+
+    async fn run(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = lockkeeper();
+        command.args(args);
+        command.env("LOCKKEEPER_SERVER", format!("https://{}", self.secured.proxy.api_address()));
+        let ended = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+        let text =
+            String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
+        (ended.status.code(), text)
+    }
+}
+
+on_both! {
+    async fn a_client_verifies_the_proxy_and_proves_itself_by_its_certificate(kind: Kind) {
+        let proxy = Encrypted::start(kind).await;
+        let ca = proxy.path("ca.pem");
+        let (code, said) = proxy.run(&["ls"]).await;
+        assert_ne!(code, Some(0), "the proxy's authority is not known: {said}");
+        let (code, said) = proxy.run(&["ls", "--ca-file", &ca]).await;
+        assert_eq!(code, Some(6), "nobody has proved who they are: {said}");
+        let [option, file] = proxy.client(spiffe("spiffe://test/billing"), 2);
+        let (code, said) = proxy.run(&["acquire", "orders/1", "--ca-file", &ca, &option, &file]).await;
+        assert_eq!(code, Some(0), "{said}");
+        let (code, said) = proxy.run(&["acquire", "invoices/1", "--ca-file", &ca, &option, &file]).await;
+        assert_eq!(code, Some(6), "{said}");
+        let [option, file] = proxy.client(spiffe("spiffe://test/nobody"), 3);
+        let (code, said) = proxy.run(&["ls", "--ca-file", &ca, &option, &file]).await;
+        assert_eq!(code, Some(6), "no principal has this name: {said}");
+        // A token counts more than the certificate.
+        let token = proxy.path("token");
+        write(Path::new(&token), &proxy.secured.tokens.operator.token);
+        let (code, said) =
+            proxy.run(&["acquire", "invoices/1", "--ca-file", &ca, &option, &file, "--credentials-file", &token]).await;
+        assert_eq!(code, Some(0), "{said}");
+    }
+
+    async fn a_revoked_certificate_and_one_of_another_authority_are_refused(kind: Kind) {
+        let proxy = Encrypted::start(kind).await;
+        let ca = proxy.path("ca.pem");
+        let [option, file] = proxy.client(spiffe("spiffe://test/revoked"), 9);
+        let (code, said) = proxy.run(&["ls", "--ca-file", &ca, &option, &file]).await;
+        assert_eq!(code, Some(5), "{said}");
+        let (cert, key) = Authority::new().signs(spiffe("spiffe://test/billing"), 2);
+        let stranger = proxy.path("stranger.pem");
+        write(Path::new(&stranger), &(cert + &key));
+        let (code, said) = proxy.run(&["ls", "--ca-file", &ca, "--cert-file", &stranger]).await;
+        assert_eq!(code, Some(5), "{said}");
+        let plain = proxy.secured.proxy.client().try_send("GET", "/v1/locks", "").await;
+        assert!(plain.is_none_or(|answer| answer.status >= 400), "it answers without TLS");
+    }
+
+    async fn changed_certificates_are_used_for_new_connections(kind: Kind) {
+        let proxy = Encrypted::start(kind).await;
+        let [option, file] = proxy.client(spiffe("spiffe://test/billing"), 2);
+        let next = Authority::new();
+        let (cert, key) = next.signs(localhost(), 1);
+        write(Path::new(&proxy.path("next.pem")), &next.pem);
+        write(Path::new(&proxy.path("key.pem")), &key);
+        write(Path::new(&proxy.path("cert.pem")), &cert);
+        let (old, new) = (proxy.path("ca.pem"), proxy.path("next.pem"));
+        eventually("the new certificate is used", async || {
+            proxy.run(&["ls", "--ca-file", &new, &option, &file]).await.0 == Some(0)
+        })
+        .await;
+        assert_ne!(proxy.run(&["ls", "--ca-file", &old, &option, &file]).await.0, Some(0));
+    }
+}
+
+/// A listener that other machines can reach.
+#[test]
+fn a_proxy_beyond_this_machine_needs_credentials_and_encryption() {
+    let dir = folder();
+    write(&dir.path().join("auth.toml"), "");
+    let check = |config: &str| {
+        std::fs::write(dir.path().join("config.toml"), config).unwrap();
+        let ended = lockkeeper().args(["serve", "--check"]).current_dir(dir.path()).output().unwrap();
+        let said =
+            String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
+        (ended.status.code(), said)
+    };
+    for section in ["api", "admin"] {
+        let listen = format!("[{section}]\nlisten = \"0.0.0.0:9\"\n");
+        let (code, said) = check(&listen);
+        assert!(code == Some(2) && said.contains("set auth.file"), "{said}");
+        let (code, said) = check(&format!("{listen}[auth]\nfile = \"auth.toml\"\n"));
+        assert!(code == Some(2) && said.contains("set tls"), "{said}");
+        let (code, said) = check(&format!("{listen}allow_plaintext = true\n[auth]\nfile = \"auth.toml\"\n"));
+        assert_eq!(code, Some(0), "{said}");
+        let (code, said) = check(&format!("{listen}[auth]\nallow_anonymous = true\n"));
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
