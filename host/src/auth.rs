@@ -7,6 +7,7 @@
 //! | what | file |
 //! | --- | --- |
 //! | the tokens: form, generation, comparison | `token` |
+//! | what one principal may ask of a proxy at a time | `limits` |
 //! | the rules in the form in which requests look them up | `rules` |
 
 use std::sync::Arc;
@@ -18,13 +19,16 @@ use crate::config::{AuthRules, Verb};
 use crate::latest;
 use crate::mutex::Mutex;
 
+mod limits;
 mod rules;
 #[cfg(test)]
 mod tests;
 mod token;
 
+pub use limits::OverLimit;
 pub use token::{NewToken, Unauthenticated, digest as token_digest, new_token};
 
+use limits::InProgress;
 use rules::Rules;
 
 /// What a client presents to prove who it is.
@@ -64,6 +68,8 @@ pub struct Identity {
     principal: usize,
     /// The id of the credential, for logs.
     credential: Arc<str>,
+    /// The request that the client sent, which counts as in progress as long as any copy of this exists.
+    _request: Option<Arc<InProgress>>,
 }
 
 impl Auth {
@@ -74,7 +80,7 @@ impl Auth {
 
     /// Applies these rules.
     pub fn new(rules: &AuthRules) -> Auth {
-        let rules = ArcSwap::from_pointee(Rules::new(rules));
+        let rules = ArcSwap::from_pointee(Rules::new(rules, None));
         Auth {
             current: Some(Arc::new(Current {
                 rules,
@@ -94,7 +100,7 @@ impl Auth {
     pub fn replace(&self, rules: &AuthRules) -> bool {
         let Some(current) = &self.current else { return false };
         *current.refused.lock() = None;
-        let rules = Rules::new(rules);
+        let rules = Rules::new(rules, Some(&current.rules.load()));
         if *current.rules.load().as_ref() == rules {
             return false;
         }
@@ -134,7 +140,7 @@ impl Auth {
             }
             Credentials::Certificate(names) => rules.certificate(names)?,
         };
-        Ok(Some(Identity { current: current.clone(), rules, principal, credential }))
+        Ok(Some(Identity { current: current.clone(), rules, principal, credential, _request: None }))
     }
 }
 
@@ -147,6 +153,15 @@ impl Identity {
     /// The id of the credential that the client presented.
     pub fn credential(&self) -> &str {
         &self.credential
+    }
+
+    /// Counts a request of the client. It is in progress until the last copy of the returned value is dropped.
+    ///
+    /// # Errors
+    /// The client is over one of its limits.
+    pub fn in_progress(self) -> Result<Identity, OverLimit> {
+        let request = self.rules.take(self.principal)?;
+        Ok(Identity { _request: Some(Arc::new(request)), ..self })
     }
 
     /// Whether the client may do this to the resource, key or policy `on`.

@@ -51,7 +51,7 @@ mod upstreams;
 mod values;
 mod wildcard;
 
-pub use auth::{AuthConfig, AuthRules, PrincipalConfig, Role, Rule, TokenConfig, Verb};
+pub use auth::{AuthConfig, AuthRules, PrincipalConfig, PrincipalLimits, Role, Rule, TokenConfig, Verb};
 pub use engine::EngineLimits;
 pub use fault::{Fault, Location};
 pub use fleet::FleetConfig;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::limits::{InProgress, Meter, OverLimit};
 use super::token::{self, Unauthenticated};
-use crate::config::{AuthRules, Rule, Verb};
+use crate::config::{AuthRules, PrincipalLimits, Rule, Verb};
 use crate::lock::maps::HashMap;
 
 /// What the id of a certificate begins with; no token has such an id.
@@ -21,11 +22,21 @@ pub(super) struct Rules {
     certificates: HashMap<String, usize>,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Principal {
     name: Arc<str>,
     allow: Vec<Rule>,
     deny: Vec<Rule>,
+    limits: PrincipalLimits,
+    /// Kept when the rules are replaced.
+    meter: Arc<Meter>,
+}
+
+impl PartialEq for Principal {
+    fn eq(&self, other: &Principal) -> bool {
+        let Principal { name, allow, deny, limits, meter: _ } = self;
+        (name, allow, deny, limits) == (&other.name, &other.allow, &other.deny, &other.limits)
+    }
 }
 
 #[derive(Debug, PartialEq)]
@@ -36,7 +47,9 @@ struct Token {
 }
 
 impl Rules {
-    pub fn new(file: &AuthRules) -> Rules {
+    /// The rules of a file. `before`: the rules that they replace.
+    pub fn new(file: &AuthRules, before: Option<&Rules>) -> Rules {
+        let known = |name: &str| before?.principals.iter().find(|principal| *principal.name == *name);
         let mut rules =
             Rules { principals: Vec::new(), tokens: HashMap::default(), certificates: HashMap::default() };
         for (index, principal) in file.principals.iter().enumerate() {
@@ -45,6 +58,8 @@ impl Rules {
                 name: principal.name.as_str().into(),
                 allow: roles().flat_map(|role| role.allow.clone()).collect(),
                 deny: roles().flat_map(|role| role.deny.clone()).collect(),
+                limits: principal.limits,
+                meter: known(&principal.name).map_or_else(Arc::default, |known| known.meter.clone()),
             });
             for name in &principal.certificates {
                 rules.certificates.insert(name.clone(), index);
@@ -99,6 +114,12 @@ impl Rules {
 
     pub fn name(&self, principal: usize) -> &Arc<str> {
         &self.principals[principal].name
+    }
+
+    /// Counts a request of the principal.
+    pub fn take(&self, principal: usize) -> Result<InProgress, OverLimit> {
+        let Principal { limits, meter, .. } = &self.principals[principal];
+        meter.take(limits)
     }
 
     pub fn may(&self, principal: usize, verb: Verb, on: &str) -> bool {

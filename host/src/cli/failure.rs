@@ -48,7 +48,7 @@ impl Failure {
             Failure::Command { code, .. } => *code,
             Failure::Fault(_) | Failure::Other(_) => 1,
             Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
-                "contended" | "conflict" | "too_many_waiters" => 3,
+                "contended" | "conflict" | "too_many_waiters" | "too_many_requests" => 3,
                 "lost" => 4,
                 "store_unavailable" | "shutting_down" | "overloaded" => 5,
                 "refused" | "policy_fault" | "unauthenticated" | "forbidden" => 6,

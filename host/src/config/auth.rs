@@ -41,6 +41,17 @@ pub struct PrincipalConfig {
     pub certificates: Vec<String>,
     /// Its roles. Each of them is in the file.
     pub roles: Vec<String>,
+    /// What it may ask of one proxy at a time.
+    pub limits: PrincipalLimits,
+}
+
+/// Limits on the requests of a principal to one proxy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrincipalLimits {
+    /// Requests in a second; `None` if there is no limit.
+    pub per_second: Option<u32>,
+    /// Requests that wait or stream at the same time; `None` if there is no limit.
+    pub in_progress: Option<u32>,
 }
 
 /// A token, as the proxies know it.
@@ -225,8 +236,15 @@ impl PrincipalConfig {
             true => Err("has an empty name; must have URIs or DNS names of certificates".to_owned()),
             false => Ok(names.iter().map(|&name| name.to_owned()).collect()),
         });
+        let given = section.section("limits");
+        let limits = PrincipalLimits {
+            per_second: given.optional("per_second", 1..=1_000_000),
+            in_progress: given.optional("in_progress", 1..=1_000_000),
+        };
+        given.finish();
         section.finish();
-        Some(PrincipalConfig { name: name?, tokens, certificates: certificates.unwrap_or_default(), roles })
+        let certificates = certificates.unwrap_or_default();
+        Some(PrincipalConfig { name: name?, tokens, certificates, roles, limits })
     }
 }
 

@@ -50,6 +50,7 @@ pub fn admit<Call: Copy>(
         let detail = format!("{} may not {verb} anything", identity.name());
         return Err(Refusal::new(Code::Forbidden, detail).with("verb", verb).into());
     }
+    let identity = identity.in_progress().map_err(Refusal::from)?;
     Ok(Admitted { call, name, principal: Principal::Client(identity) })
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::refusal::{Code, Hint, Refusal};
 use super::{mode, time};
-use crate::auth::Unauthenticated;
+use crate::auth::{OverLimit, Unauthenticated};
 use crate::lock::record::HeldBy;
 use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
@@ -67,6 +67,18 @@ impl From<AcquireError> for Refusal {
 impl From<Unauthenticated> for Refusal {
     fn from(error: Unauthenticated) -> Refusal {
         Refusal::new(Code::Unauthenticated, error.to_string())
+    }
+}
+
+impl From<OverLimit> for Refusal {
+    fn from(error: OverLimit) -> Refusal {
+        let refusal = Refusal::new(Code::TooManyRequests, error.to_string());
+        match error {
+            OverLimit::Rate { limit, retry_after_ms } => {
+                refusal.with("bound", limit).retry_after_ms(retry_after_ms)
+            }
+            OverLimit::InProgress { limit } => refusal.with("bound", limit).retry_after_ms(RETRY_AFTER_MS),
+        }
     }
 }
 

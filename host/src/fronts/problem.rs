@@ -18,6 +18,7 @@ impl From<Code> for Kind {
             Code::TooManyHolders => (429, "The lock has as many holders as it can have"),
             Code::Unauthenticated => (401, "The client has not proved who it is"),
             Code::Forbidden => (403, "The client may not do this"),
+            Code::TooManyRequests => (429, "The client has sent more requests than it may"),
             Code::Lost => (410, "The lease is lost"),
             Code::RequestIdReused => (409, "The request id was used before"),
             Code::StoreUnavailable => (503, "The store is unavailable"),

@@ -49,6 +49,8 @@ pub enum Code {
     Unauthenticated,
     /// The client may not do this.
     Forbidden,
+    /// The client has sent more requests than it may.
+    TooManyRequests,
     /// The lease has ended.
     Lost,
     /// The request id was used before: with another request, or for a lease that has ended.
@@ -72,6 +74,7 @@ impl Code {
             Code::TooManyHolders => "too_many_holders",
             Code::Unauthenticated => "unauthenticated",
             Code::Forbidden => "forbidden",
+            Code::TooManyRequests => "too_many_requests",
             Code::Lost => "lost",
             Code::RequestIdReused => "request_id_reused",
             Code::StoreUnavailable => "store_unavailable",

@@ -2,7 +2,7 @@
 
 use super::options::Options;
 use crate::auth::{Auth, Credentials, NewToken, new_token, token_digest};
-use crate::config::{AuthRules, PrincipalConfig, Role, Rule, TokenConfig, Verb, Wildcard};
+use crate::config::{AuthRules, PrincipalConfig, PrincipalLimits, Role, Rule, TokenConfig, Verb, Wildcard};
 use crate::service::Principal;
 
 /// The principal of client number `n`, and another one. Both may lock everything.
@@ -20,6 +20,7 @@ pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
         }],
         certificates: Vec::new(),
         roles: vec!["all".to_owned()],
+        limits: PrincipalLimits::default(),
     };
     let everything = Rule { verbs: Verb::ALL.to_vec(), on: Wildcard::new("*") };
     let rules = AuthRules {

@@ -78,7 +78,7 @@ async fn proxy_with(url: &str, policy: &str, sections: &str) -> Proxy {
     let sections = format!(
         "{sections}\n[policies.default]\npath = \"builtin:default\"\n[policies.default.settings]\n{policy}\n"
     );
-    Proxy::with(Settings { url: url.to_owned(), store: String::new(), sections }).await
+    Proxy::with(Settings { api: String::new(), url: url.to_owned(), store: String::new(), sections }).await
 }
 
 fn token(lease: &serde_json::Value) -> u64 {

@@ -185,6 +185,36 @@ on_both! {
         eventually("the events end", async || events.line().await.is_none()).await;
     }
 
+    /// A client that asks too much gets 429, and another one is served.
+    async fn a_principal_is_held_to_its_limits(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let (billing, shipping) = (secured.billing(), secured.shipping());
+        let limits = |limits: &str| {
+            let text = secured.tokens.to_toml();
+            text.replace("name = \"billing\"\n", &format!("name = \"billing\"\nlimits = {{ {limits} }}\n"))
+        };
+        write(&secured.file(), &limits("in_progress = 2"));
+        let over = async || {
+            let answer = billing.get("/v1/locks").await;
+            (answer.status == 429).then_some(answer)
+        };
+        let mut streams = Vec::new();
+        for _ in 0..2 {
+            streams.push(billing.stream("GET", "/v1/watch", "").await);
+        }
+        eventually("the streams count", async || over().await.is_some()).await;
+        let refused = over().await.unwrap();
+        assert_eq!((refused.slug(), refused.number("bound")), ("too_many_requests", 2), "{}", refused.text);
+        assert!(refused.headers.contains_key("retry-after"));
+        assert_eq!(shipping.get("/v1/locks").await.status, 200);
+        drop(streams);
+        eventually("the streams no longer count", async || over().await.is_none()).await;
+        write(&secured.file(), &limits("per_second = 3"));
+        eventually("the rate counts", async || over().await.is_some()).await;
+        assert_eq!(shipping.get("/v1/locks").await.status, 200);
+        eventually("a second later it may ask again", async || over().await.is_none()).await;
+    }
+
     async fn a_broken_file_changes_nothing_and_is_reported(kind: Kind) {
         let secured = Secured::start(kind, "").await;
         let good = secured.tokens.to_toml();

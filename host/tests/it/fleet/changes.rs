@@ -221,7 +221,7 @@ on_both! {
         let fleet = Fleet::start(kind, 1, default_policy()).await;
         let one = fleet.proxies[0].client();
         assert_eq!(named(&one, "r").await, json!(["r"]));
-        let patient = Settings {
+        let patient = Settings { api: String::new(),
             url: fleet.url.clone(),
             store: "timeout_ms = 60000".to_owned(),
             sections: format!("[fleet]\nbeat_ms = {BEAT_MS}"),

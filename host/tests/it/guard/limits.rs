@@ -64,7 +64,7 @@ on_both! {
         let held = first.send("POST", "/task/1?ms=6000", &[]);
         first.until_served("/task/1", 1).await;
         let routes = "[[routes]]\nresource = \"r/*\"\npolicy = \"default\"\n";
-        let second = Proxy::with(Settings {
+        let second = Proxy::with(Settings { api: String::new(),
             url,
             store: "timeout_ms = 500".to_owned(),
             sections: named(&first.upstream, &(one_lock("fail = \"open\"") + routes)),

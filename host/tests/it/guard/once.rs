@@ -131,7 +131,7 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let upstream = Upstream::start().await;
-        let proxy = Proxy::with(Settings {
+        let proxy = Proxy::with(Settings { api: String::new(),
             url: server.url().to_owned(),
             store: "timeout_ms = 300".to_owned(),
             sections: named(&upstream, &config("/{*all}").replace("ttl_ms = 2_000", "ttl_ms = 9_000")),

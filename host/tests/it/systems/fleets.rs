@@ -227,7 +227,7 @@ on_both! {
              [policies.plain]\npath = \"builtin:default\"\n[[routes]]\nresource = \"plain/*\"\npolicy = \"plain\"\n"
         );
         let main = database(kind).await;
-        let settings = |url: &str| Settings {
+        let settings = |url: &str| Settings { api: String::new(),
             url: url.to_owned(),
             store: format!("timeout_ms = {}", 2 * PATIENCE_MS),
             sections: sections.clone(),

@@ -240,7 +240,7 @@ on_both! {
         let dir = folder();
         let server = own_server(kind, dir.path()).await;
         let sections = "[policies.default]\npath = \"builtin:default\"".to_owned();
-        let settings = Settings { url: server.url().to_owned(), store: "lanes = 1".to_owned(), sections };
+        let settings = Settings { api: String::new(), url: server.url().to_owned(), store: "lanes = 1".to_owned(), sections };
         let proxy = Proxy::with(settings).await;
         let client = proxy.client();
         let warm = client.lease("warm", 60_000).await;

@@ -469,7 +469,7 @@ on_both! {
     async fn row_locks_have_a_limit_of_their_own(kind: Kind) {
         let sections = "[policies.default]\npath = \"builtin:default\"\n[policies.row]\npath = \"builtin:default\"\n\
             settings = { primitive = \"row\" }\n[[routes]]\nresource = \"row/*\"\npolicy = \"row\"";
-        let settings = Settings {
+        let settings = Settings { api: String::new(),
             url: database(kind).await,
             store: "row_connections = 2".to_owned(),
             sections: sections.to_owned(),
