@@ -14,11 +14,11 @@ use std::sync::Arc;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Auth;
-use crate::config::{EngineLimits, HttpLimits, Verb};
+use crate::audit::Entry;
+use crate::config::{EngineLimits, Verb};
 use crate::fleet::Fleet;
 use crate::fronts::routes::{Methods, Route};
-use crate::fronts::{Admitted, Code, Refusal, admit};
+use crate::fronts::{Access, Admitted, Code, Refusal};
 use crate::http::{self, Handler, Peer, Problem, Request, Response};
 use crate::latest;
 use crate::lock::Key;
@@ -77,10 +77,8 @@ pub struct Admin {
     pub metrics: Metrics,
     /// The limits of pushed components.
     pub engine: EngineLimits,
-    /// The limits on the requests and connections of HTTP clients.
-    pub http: HttpLimits,
-    /// Who may make which call.
-    pub auth: Auth,
+    /// Who may make which call, and limits on requests.
+    pub access: Access,
     /// The reason why the current configuration file is not used, if it was refused.
     pub config_refused: latest::Receiver<Option<String>>,
     /// Cancelled at shutdown: the proxy is then still live, but no longer ready.
@@ -89,7 +87,8 @@ pub struct Admin {
 
 impl Admin {
     async fn answer(&self, request: Request, peer: &Peer) -> Result<Response, Problem> {
-        let Admitted { call, name, principal } = admit(&request, peer, &self.http, &self.auth, ROUTES)?;
+        let Admitted { call, name, principal, entry } =
+            self.access.admit(Admin::FRONT, &request, peer, ROUTES)?;
         match call {
             Call::Live => Ok(http::json(&json!({"status": "live"}))),
             Call::Ready => Ok(health::ready(self)),
@@ -97,23 +96,45 @@ impl Admin {
             Call::Fleet => Ok(fleet::show(self)),
             Call::Policies => Ok(policies::list(self, &principal)),
             Call::Push => {
-                check_right(&principal, Verb::PolicyPush, &name)?;
-                policies::push(self, &name, request).await
+                let push = policies::push(self, &name, request);
+                self.act(Verb::PolicyPush, &name, &principal, entry, push).await
             }
             Call::RollBack => {
-                check_right(&principal, Verb::PolicyRollback, &name)?;
-                policies::roll_back(self, &name).await
+                let roll_back = policies::roll_back(self, &name);
+                self.act(Verb::PolicyRollback, &name, &principal, entry, roll_back).await
             }
             Call::Force => {
-                check_right(&principal, Verb::Force, &name)?;
-                self.force_release(name, &principal).await
+                let force = self.force_release(&name, &principal);
+                self.act(Verb::Force, &name, &principal, entry, force).await
             }
         }
     }
 
+    /// Performs an action of an operator on the key or policy `on`: checks the right to it, and records it.
+    async fn act(
+        &self,
+        verb: Verb,
+        on: &str,
+        principal: &Principal,
+        entry: Option<Entry>,
+        action: impl Future<Output = Result<Response, Problem>>,
+    ) -> Result<Response, Problem> {
+        if !principal.may(verb, on) {
+            let detail = format!("you may not {} `{on}`", verb.as_str());
+            let refusal = Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("on", on);
+            let problem = Problem::from(refusal);
+            self.access.refused(entry, &problem);
+            return Err(problem);
+        }
+        self.access.begins(entry.as_ref(), verb, on).await?;
+        let answer = action.await;
+        self.access.ended(entry, verb, on, &answer);
+        answer
+    }
+
     /// Releases all holders of a key. A key without a holder is no error: the answer counts the holders.
-    async fn force_release(&self, text: String, principal: &Principal) -> Result<Response, Problem> {
-        let key = Key::new(&text).ok_or_else(|| {
+    async fn force_release(&self, text: &str, principal: &Principal) -> Result<Response, Problem> {
+        let key = Key::new(text).ok_or_else(|| {
             let bound = format!("1 to {} bytes", Key::MAX_BYTES);
             Problem::invalid("key", format!("must have {bound}")).with("bound", bound)
         })?;
@@ -122,15 +143,6 @@ impl Admin {
         tracing::warn!(key = text, holders, by = by.as_deref(), "an operator took a lock away");
         Ok(http::json(&json!({"key": text, "holders": holders})))
     }
-}
-
-/// Checks that the client may do this to the key or policy `on`.
-fn check_right(principal: &Principal, verb: Verb, on: &str) -> Result<(), Problem> {
-    if principal.may(verb, on) {
-        return Ok(());
-    }
-    let detail = format!("you may not {} `{on}`", verb.as_str());
-    Err(Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("on", on).into())
 }
 
 impl Handler for Admin {

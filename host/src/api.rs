@@ -10,7 +10,7 @@
 //! | `GET /v1/locks`, `GET /v1/locks/{name}` | `locks` |
 //! | `GET /v1/watch` | `watch` |
 //!
-//! Requests that a web page makes a browser send are refused (`fronts::admit`). Bodies are JSON: a content type that
+//! Requests that a web page makes a browser send are refused (`fronts::Access`). Bodies are JSON: a content type that
 //! is neither JSON nor the one that `curl -d` sends is refused with 415.
 
 use std::sync::Arc;
@@ -19,12 +19,11 @@ use bytes::Bytes;
 use hyper::header;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Auth;
-use crate::config::{HttpLimits, Limits, Verb};
+use crate::config::{Limits, Verb};
 use crate::fronts::routes::{Methods, Route};
-use crate::fronts::{Admitted, admit};
+use crate::fronts::{Access, Admitted};
 use crate::http::{Handler, Kind, Peer, Problem, Request, Response, read_body};
-use crate::service::Service;
+use crate::service::{Principal, Service};
 
 mod acquire;
 #[cfg(test)]
@@ -91,26 +90,35 @@ const fn get(path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Ca
 pub struct Api {
     service: Service,
     limits: Limits,
-    http: HttpLimits,
-    auth: Auth,
+    access: Access,
     /// Ends the streams of `/v1/hold` and `/v1/watch` at shutdown: these streams have no end of their own.
     stop: CancellationToken,
 }
 
 impl Api {
     /// Builds the handler. `stop` is cancelled when the proxy shuts down.
-    pub fn new(
-        service: Service,
-        limits: Limits,
-        http: HttpLimits,
-        auth: Auth,
-        stop: CancellationToken,
-    ) -> Api {
-        Api { service, limits, http, auth, stop }
+    pub fn new(service: Service, limits: Limits, access: Access, stop: CancellationToken) -> Api {
+        Api { service, limits, access, stop }
     }
 
     async fn answer(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
-        let Admitted { call, name, principal } = admit(&request, peer, &self.http, &self.auth, ROUTES)?;
+        let Admitted { call, name, principal, entry } =
+            self.access.admit(Api::FRONT, &request, peer, ROUTES)?;
+        let answer = self.serve(call, name, principal, request, peer).await;
+        if let Err(problem) = &answer {
+            self.access.refused(entry, problem);
+        }
+        answer
+    }
+
+    async fn serve(
+        &self,
+        call: Call,
+        name: String,
+        principal: Principal,
+        request: Request,
+        peer: &Arc<Peer>,
+    ) -> Result<Response, Problem> {
         let Api { service, limits, stop, .. } = self;
         match call {
             Call::Acquire => acquire::acquire(service, limits, principal, self.body(request).await?).await,
@@ -136,7 +144,7 @@ impl Api {
             let detail = format!("the content type is {shown}; send application/json");
             return Err(Problem::new(Kind::UNSUPPORTED_MEDIA_TYPE, detail));
         }
-        Ok(read_body(request, self.http.max_body_bytes, self.http.body_timeout).await?)
+        Ok(read_body(request, self.access.http.max_body_bytes, self.access.http.body_timeout).await?)
     }
 }
 

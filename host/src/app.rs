@@ -8,9 +8,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
+use crate::audit::Audit;
 use crate::auth::Auth;
 use crate::config::{Config, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
+use crate::fronts::Access;
 use crate::guard::Guard;
 use crate::net;
 use crate::peers::PeerClient;
@@ -65,6 +67,7 @@ pub struct App {
     loaded: BTreeMap<String, String>,
     guard: Arc<Guard>,
     auth: Auth,
+    audit: Audit,
 }
 
 impl App {
@@ -78,6 +81,7 @@ impl App {
         net::raise_file_limit();
         let metrics = Metrics::default();
         let auth = principals::load(&config.auth)?;
+        let audit = Audit::open(&config.audit).map_err(StartError::Audit)?;
         let listeners = Listeners::bind(&config)?;
         let (settings, counts) = (config.clone(), metrics.clone());
         let policies = tokio::task::spawn_blocking(move || load_policies(&settings, &counts)).await??;
@@ -113,7 +117,7 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         ));
-        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth })
+        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth, audit })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
@@ -123,7 +127,8 @@ impl App {
     /// # Errors
     /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth } = self;
+        let App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth, audit } =
+            self;
         let files = policy::files(&config.policies);
         let (policy_watcher, changes) =
             watch(files, config.engine.max_component_bytes).map_err(StartError::Watch)?;
@@ -139,25 +144,18 @@ impl App {
             vital::spawn("the reload of policies", policy_files::follow(fleet.clone(), loaded, changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
+        let access = Access { http: config.http.clone(), auth, audit };
         let admin = Admin {
             service: service.clone(),
             fleet: fleet.clone(),
             metrics: metrics.clone(),
             engine: config.engine.clone(),
-            http: config.http.clone(),
-            auth: auth.clone(),
+            access,
             config_refused,
             stop: stop.clone(),
         };
-        let fronts = Fronts {
-            config: &config,
-            metrics,
-            peer_name,
-            service: service.clone(),
-            guard: &guard,
-            auth,
-            admin,
-        };
+        let fronts =
+            Fronts { config: &config, metrics, peer_name, service: service.clone(), guard: &guard, admin };
         let Serving { draining, drained, clients, operators } = listeners.serve(fronts);
 
         stop.cancelled().await;

@@ -9,6 +9,7 @@
 //! | `[store]`, `[store.managed]` | `store` |
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
 //! | `[api]`, `[admin]` | `listeners`; `tls`: the certificates of any listener |
+//! | `[audit]` | `audit` |
 //! | `[auth]`, and the file of principals and roles | `auth` |
 //! | `[http]` | `http` |
 //! | `[limits]` | `limits` |
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
 
+mod audit;
 mod auth;
 mod engine;
 mod fault;
@@ -51,6 +53,7 @@ mod upstreams;
 mod values;
 mod wildcard;
 
+pub use audit::AuditConfig;
 pub use auth::{AuthConfig, AuthRules, PrincipalConfig, PrincipalLimits, Role, Rule, TokenConfig, Verb};
 pub use engine::EngineLimits;
 pub use fault::{Fault, Location};
@@ -99,6 +102,8 @@ pub struct Config {
     pub listeners: ListenerConfig,
     /// Whether clients must authenticate.
     pub auth: AuthConfig,
+    /// The log of refusals and of operators' actions.
+    pub audit: AuditConfig,
     /// Limits on HTTP clients, for each listener.
     pub http: HttpLimits,
     /// Limits on locks and on the requests for them.
@@ -166,6 +171,7 @@ impl Config {
         let store = StoreConfig::read(&top.section("store"));
         let quorum = QuorumConfig::read(top, &store.server);
         let auth = AuthConfig::read(&top.section("auth"));
+        let audit = AuditConfig::read(&top.section("audit"));
         let listeners = ListenerConfig::read(top, &auth);
         let http = HttpLimits::read(&top.section("http"));
         let limits = Limits::read(&top.section("limits"));
@@ -184,6 +190,7 @@ impl Config {
             quorum,
             listeners,
             auth,
+            audit,
             http,
             limits,
             engine,

@@ -19,5 +19,5 @@ mod refusal;
 pub mod routes;
 pub mod time;
 
-pub use admission::{Admitted, admit};
+pub use admission::{Access, Admitted};
 pub use refusal::{Code, Hint, Refusal};

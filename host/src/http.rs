@@ -55,6 +55,7 @@ pub use handler::Handler;
 pub use origin::check as check_origin;
 pub use peer::Peer;
 pub use problem::{Kind, Problem, Told};
+pub use request_id::RequestId;
 pub use target::{Query, decode_path};
 
 use handler::Http;

@@ -12,6 +12,7 @@
 //! | [`fleet`] | the proxies that share one store, and the policies that all of them apply |
 //! | [`api`], [`guard`], [`admin`], [`cli`] | front ends: HTTP API, HTTP proxy, admin address, command line |
 //! | `route` | how a guarded route turns a request into a lock request |
+//! | [`audit`] | the log of refusals and of operators' actions |
 //! | [`auth`] | who sends a request, and what that client may do |
 //! | [`net`] | the connections of any wire protocol: listening, limits, TLS, drain |
 //! | [`http`] | the HTTP server that the fronts share, and its limits |
@@ -29,6 +30,7 @@
 pub mod admin;
 pub mod api;
 pub mod app;
+pub mod audit;
 pub mod auth;
 pub mod cli;
 pub mod clock;

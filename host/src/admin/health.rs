@@ -16,7 +16,8 @@ pub fn ready(admin: &Admin) -> Response {
     let trouble = admin.fleet.trouble();
     let config = admin.config_refused.borrow().clone();
     let config = config.map(|why| format!("the changed configuration is not used: {why}"));
-    let auth = admin.auth.refused().map(|why| format!("the changed file of principals is not used: {why}"));
+    let auth =
+        admin.access.auth.refused().map(|why| format!("the changed file of principals is not used: {why}"));
     let refused: Vec<String> = config.into_iter().chain(auth).collect();
     let (ready, body) =
         readiness(&health, trouble, &admin.fleet.policies(), refused, admin.stop.is_cancelled());

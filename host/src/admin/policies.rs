@@ -49,7 +49,7 @@ pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Respons
         return Err(Problem::invalid("query", format!("`{query}`: a push takes no parameters")));
     }
     let limit = admin.engine.max_component_bytes;
-    let component = match read_body(request, limit, admin.http.body_timeout).await {
+    let component = match read_body(request, limit, admin.access.http.body_timeout).await {
         // The body was not read to its end. It is refused like any other component, so that the refusal is recorded.
         Err(BodyError::TooLarge { .. }) => return Err(admin.too_large(name, limit)),
         read => read?,

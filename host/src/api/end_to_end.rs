@@ -8,8 +8,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use super::*;
+use crate::audit::Audit;
 use crate::auth::Auth;
 use crate::config::{Config, EngineLimits};
+use crate::fronts::Access;
 use crate::http;
 use crate::net;
 use crate::policy::{Engine, Policies};
@@ -48,7 +50,8 @@ fn start_on(memory: &Memory, limits: Limits) -> Proxy {
         metrics: metrics.clone(),
     });
     let stop = CancellationToken::new();
-    let api = Api::new(service, limits, config.http.clone(), Auth::off(), stop.clone());
+    let access = Access { http: config.http.clone(), auth: Auth::off(), audit: Audit::off() };
+    let api = Api::new(service, limits, access, stop.clone());
     let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(http::serve(net::Listener::plain(listener), api, config.http, metrics, stop.clone()));

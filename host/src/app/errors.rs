@@ -29,6 +29,9 @@ pub enum StartError {
     /// The file of principals and roles has faults.
     #[error("{}", lines(.0))]
     Auth(Vec<Fault>),
+    /// The audit log cannot be opened.
+    #[error("audit.file: {0}")]
+    Audit(io::Error),
     /// The policy engine cannot reserve its instances.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 use super::errors::StartError;
 use crate::admin::Admin;
 use crate::api::Api;
-use crate::auth::Auth;
 use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits, TlsFiles};
 use crate::guard::Guard;
 use crate::http::{self, Handler};
@@ -59,8 +58,8 @@ impl Listeners {
         let http = Http { limits: fronts.config.http.clone(), metrics: fronts.metrics };
         let notified = peers::serve(self.peers, fronts.peer_name, fronts.service.clone(), draining.clone());
         vital::spawn("notifications from other proxies", notified);
-        let (limits, requests) = (fronts.config.limits.clone(), fronts.config.http.clone());
-        let api = Api::new(fronts.service, limits, requests, fronts.auth, draining.clone());
+        let access = fronts.admin.access.clone();
+        let api = Api::new(fronts.service, fronts.config.limits.clone(), access, draining.clone());
         let mut clients = vec![http.serve("the listener of the API", self.api, api, &draining)];
         for (listener, front) in self.guards.into_iter().zip(fronts.guard.fronts()) {
             clients.push(http.serve("a guarded listener", listener, front, &draining));
@@ -89,8 +88,6 @@ pub struct Fronts<'a> {
     pub peer_name: String,
     pub service: Service,
     pub guard: &'a Guard,
-    /// Who may make which call.
-    pub auth: Auth,
     pub admin: Admin,
 }
 

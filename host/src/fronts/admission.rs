@@ -6,10 +6,25 @@ use hyper::header::AUTHORIZATION;
 
 use super::refusal::{Code, Refusal};
 use super::routes::{Route, find};
+use crate::audit::{Audit, Entry};
 use crate::auth::{Auth, Credentials};
-use crate::config::HttpLimits;
-use crate::http::{Peer, Problem, Request, check_origin};
+use crate::config::{HttpLimits, Verb};
+use crate::http::{Peer, Problem, Request, RequestId, Response, check_origin};
 use crate::service::Principal;
+
+/// The most characters of a path in the audit log.
+const MAX_PATH: usize = 500;
+
+/// What the API and the admin API need to decide who may make a call. Cheap to clone, apart from the limits.
+#[derive(Clone)]
+pub struct Access {
+    /// Limits on requests, and the host names of the proxy.
+    pub http: HttpLimits,
+    /// Who may make which call.
+    pub auth: Auth,
+    /// Where refusals and operators' actions are recorded.
+    pub audit: Audit,
+}
 
 /// A request that a front serves.
 pub struct Admitted<Call> {
@@ -19,39 +34,118 @@ pub struct Admitted<Call> {
     pub name: String,
     /// The sender.
     pub principal: Principal,
+    /// What the audit log has of the request; `None` without an audit log.
+    pub entry: Option<Entry>,
 }
 
-/// Refuses a request that a web page makes a browser send, and a request of a client that may not make this call. The
-/// API and the admin API send each request through this function first.
-///
-/// # Errors
-/// Those of [`check_origin`] and [`find`]; 401 without valid credentials; 403 if the client has no right to this call
-/// on any resource.
-pub fn admit<Call: Copy>(
-    request: &Request,
-    peer: &Peer,
-    limits: &HttpLimits,
-    auth: &Auth,
-    routes: &[Route<Call>],
-) -> Result<Admitted<Call>, Problem> {
-    check_origin(request, &limits.hosts)?;
-    let found = find(routes, request);
-    if let Ok((Route { call, verbs: [], .. }, name)) = found {
-        return Ok(Admitted { call, name, principal: Principal::Anonymous });
+impl Access {
+    /// Refuses a request that a web page makes a browser send, and a request of a client that may not make this call.
+    /// The API and the admin API send each request through this function first.
+    ///
+    /// # Errors
+    /// Those of [`check_origin`] and [`find`]; 401 without valid credentials; 403 if the client has no right to this
+    /// call on any resource; 429 if the client is over one of its limits.
+    pub fn admit<Call: Copy>(
+        &self,
+        front: &'static str,
+        request: &Request,
+        peer: &Peer,
+        routes: &[Route<Call>],
+    ) -> Result<Admitted<Call>, Problem> {
+        let mut entry = self.audit.is_on().then(|| entry(front, request, peer));
+        let admitted = self.identified(request, peer, routes, &mut entry);
+        match admitted {
+            Ok((call, name, principal)) => Ok(Admitted { call, name, principal, entry }),
+            Err(problem) => {
+                self.refused(entry, &problem);
+                Err(problem)
+            }
+        }
     }
-    // A client without credentials does not learn which paths there are.
-    let identity = auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?;
-    let (Route { call, verbs, .. }, name) = found?;
-    let Some(identity) = identity else {
-        return Ok(Admitted { call, name, principal: Principal::Anonymous });
-    };
-    if !verbs.iter().any(|verb| identity.may_somewhere(*verb)) {
-        let verb = verbs[0].as_str();
-        let detail = format!("{} may not {verb} anything", identity.name());
-        return Err(Refusal::new(Code::Forbidden, detail).with("verb", verb).into());
+
+    fn identified<Call: Copy>(
+        &self,
+        request: &Request,
+        peer: &Peer,
+        routes: &[Route<Call>],
+        entry: &mut Option<Entry>,
+    ) -> Result<(Call, String, Principal), Problem> {
+        check_origin(request, &self.http.hosts)?;
+        let found = find(routes, request);
+        if let Ok((Route { call, verbs: [], .. }, name)) = found {
+            return Ok((call, name, Principal::Anonymous));
+        }
+        // A client without credentials does not learn which paths there are.
+        let identity = self.auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?;
+        if let (Some(entry), Some(identity)) = (entry, &identity) {
+            entry.principal = Some(identity.name().to_string());
+            entry.credential = Some(identity.credential().to_owned());
+        }
+        let (Route { call, verbs, .. }, name) = found?;
+        let Some(identity) = identity else { return Ok((call, name, Principal::Anonymous)) };
+        if !verbs.iter().any(|verb| identity.may_somewhere(*verb)) {
+            let verb = verbs[0].as_str();
+            let detail = format!("{} may not {verb} anything", identity.name());
+            return Err(Refusal::new(Code::Forbidden, detail).with("verb", verb).into());
+        }
+        let identity = identity.in_progress().map_err(Refusal::from)?;
+        Ok((call, name, Principal::Client(identity)))
     }
-    let identity = identity.in_progress().map_err(Refusal::from)?;
-    Ok(Admitted { call, name, principal: Principal::Client(identity) })
+
+    /// Records an answer if it refuses the client for lack of credentials or rights, or for its limits.
+    pub fn refused(&self, entry: Option<Entry>, problem: &Problem) {
+        let kinds = [Code::Unauthenticated, Code::Forbidden, Code::TooManyRequests].map(Code::slug);
+        let Some(mut entry) = entry else { return };
+        if kinds.contains(&problem.slug()) {
+            entry.on = problem.member("resource").or_else(|| problem.member("on")).map(str::to_owned);
+            entry.verdict = format!("{} {}", problem.status_code(), problem.slug());
+            self.audit.note(&entry);
+        }
+    }
+
+    /// Records that an action of an operator begins.
+    ///
+    /// # Errors
+    /// 503 if the record cannot be written: then the action must not happen.
+    pub async fn begins(&self, entry: Option<&Entry>, verb: Verb, on: &str) -> Result<(), Problem> {
+        let Some(entry) = entry else { return Ok(()) };
+        let (verb, on) = (Some(verb.as_str()), Some(on.to_owned()));
+        let entry = Entry { verb, on, verdict: "begins".to_owned(), ..entry.clone() };
+        self.audit.begin(entry).await.map_err(|error| {
+            let detail =
+                "the audit log cannot be written, so nothing was done; the log of the proxy says why";
+            let inside = format!("the audit log cannot be written: {error}");
+            Problem::from(Refusal::new(Code::AuditUnavailable, detail)).inside(inside)
+        })
+    }
+
+    /// Records how an action of an operator has ended.
+    pub fn ended(&self, entry: Option<Entry>, verb: Verb, on: &str, answer: &Result<Response, Problem>) {
+        let Some(entry) = entry else { return };
+        let (verb, on) = (Some(verb.as_str()), Some(on.to_owned()));
+        let verdict = match answer {
+            Ok(response) => response.status().as_u16().to_string(),
+            Err(problem) => format!("{} {}", problem.status_code(), problem.slug()),
+        };
+        self.audit.note(&Entry { verb, on, verdict, ..entry });
+    }
+}
+
+fn entry(front: &'static str, request: &Request, peer: &Peer) -> Entry {
+    let id = request.extensions().get::<RequestId>();
+    // The client chooses the path, which may be long; its beginning is enough to recognise it.
+    let path: String = request.uri().path().chars().take(MAX_PATH).collect();
+    Entry {
+        front,
+        request_id: id.and_then(|id| id.0.to_str().ok()).unwrap_or_default().to_owned(),
+        peer: peer.address.to_string(),
+        principal: None,
+        credential: None,
+        request: format!("{} {path}", request.method()),
+        verb: None,
+        on: None,
+        verdict: String::new(),
+    }
 }
 
 /// What a request has as credentials.

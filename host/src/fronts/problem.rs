@@ -19,6 +19,7 @@ impl From<Code> for Kind {
             Code::Unauthenticated => (401, "The client has not proved who it is"),
             Code::Forbidden => (403, "The client may not do this"),
             Code::TooManyRequests => (429, "The client has sent more requests than it may"),
+            Code::AuditUnavailable => (503, "The action cannot be recorded"),
             Code::Lost => (410, "The lease is lost"),
             Code::RequestIdReused => (409, "The request id was used before"),
             Code::StoreUnavailable => (503, "The store is unavailable"),

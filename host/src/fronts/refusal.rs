@@ -51,6 +51,8 @@ pub enum Code {
     Forbidden,
     /// The client has sent more requests than it may.
     TooManyRequests,
+    /// The action of an operator cannot be recorded.
+    AuditUnavailable,
     /// The lease has ended.
     Lost,
     /// The request id was used before: with another request, or for a lease that has ended.
@@ -75,6 +77,7 @@ impl Code {
             Code::Unauthenticated => "unauthenticated",
             Code::Forbidden => "forbidden",
             Code::TooManyRequests => "too_many_requests",
+            Code::AuditUnavailable => "audit_unavailable",
             Code::Lost => "lost",
             Code::RequestIdReused => "request_id_reused",
             Code::StoreUnavailable => "store_unavailable",

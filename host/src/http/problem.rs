@@ -138,9 +138,19 @@ impl Problem {
         self
     }
 
+    /// The name of the kind, for programs.
+    pub fn slug(&self) -> &'static str {
+        self.kind.slug
+    }
+
     /// The HTTP status.
     pub fn status_code(&self) -> u16 {
         self.status
+    }
+
+    /// A member of the body, as text; `None` if there is no such member, or if it is no text.
+    pub fn member(&self, name: &str) -> Option<&str> {
+        self.members.iter().find(|(member, _)| *member == name)?.1.as_str()
     }
 
     /// The kind of the problem.

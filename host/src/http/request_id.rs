@@ -12,6 +12,10 @@ pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 const MAX_BYTES: usize = 128;
 
+/// The id of a request, as an extension of the request.
+#[derive(Clone, Debug)]
+pub struct RequestId(pub HeaderValue);
+
 /// The client's id if it is valid (1 to 128 visible ASCII characters), otherwise a new id.
 pub fn of(headers: &HeaderMap) -> HeaderValue {
     match headers.get(X_REQUEST_ID) {

@@ -18,7 +18,7 @@ use super::gate::Refusal;
 use super::handler::{Handler, Http};
 use super::peer::Peer;
 use super::problem::{Problem, Told, Why};
-use super::request_id;
+use super::request_id::{self, RequestId};
 use crate::clock;
 
 /// Answers the requests of one connection.
@@ -44,10 +44,11 @@ impl<H: Handler> Service<Request> for Requests<H> {
     // Boxed, so that an idle connection does not reserve memory for the largest handler.
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-    fn call(&self, request: Request) -> Self::Future {
+    fn call(&self, mut request: Request) -> Self::Future {
         let under_way = self.activity.begin();
         let this = self.clone();
         let id = request_id::of(request.headers());
+        request.extensions_mut().insert(RequestId(id.clone()));
         let version = request.version();
         if !tracing::enabled!(tracing::Level::DEBUG) {
             return Box::pin(async move {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventually, folder, lockkeeper};
 
+mod audit;
 mod command_line;
 mod encrypted;
 mod rules;
