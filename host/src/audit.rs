@@ -187,7 +187,7 @@ mod tests {
     fn lines_are_json_and_files_are_set_aside_and_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("audit");
-        let config = AuditConfig { file: Some(file.clone()), max_bytes: 500, keep: 2 };
+        let config = AuditConfig { file: Some(file), max_bytes: 500, keep: 2 };
         let audit = Audit::open(&config).unwrap();
         for n in 0..10 {
             audit.note(&entry(n));

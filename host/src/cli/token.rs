@@ -8,7 +8,7 @@ use super::{Options, output};
 use crate::auth::new_token;
 
 /// A command that makes credentials.
-#[derive(Subcommand, Debug)]
+#[derive(Subcommand, Clone, Copy, Debug)]
 pub enum TokenCommand {
     /// Print a new token, and the line for it in the file of principals
     ///
