@@ -1,18 +1,56 @@
 //! A minimal HTTP/1.1 client: its cost reduces the measured rates.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 /// The size of the pieces in which a body is written or read.
 const PIECE: usize = 64 * 1024;
 
 /// A keep-alive connection.
 pub struct Client {
-    stream: TcpStream,
+    stream: Stream,
     buffer: Vec<u8>,
+    /// A header that goes with each request; empty if there is none.
+    header: String,
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    async fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Stream::Plain(stream) => stream.write_all(bytes).await,
+            Stream::Tls(stream) => {
+                stream.write_all(bytes).await?;
+                stream.flush().await
+            }
+        }
+    }
+
+    async fn read_buf(&mut self, buffer: &mut Vec<u8>) -> std::io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.read_buf(buffer).await,
+            Stream::Tls(stream) => stream.read_buf(buffer).await,
+        }
+    }
+
+    async fn read(&mut self, piece: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.read(piece).await,
+            Stream::Tls(stream) => stream.read(piece).await,
+        }
+    }
 }
 
 /// A lease that was granted over HTTP.
@@ -27,7 +65,21 @@ impl Client {
     pub async fn connect(address: SocketAddr) -> Result<Client> {
         let stream = TcpStream::connect(address).await.context("cannot connect")?;
         stream.set_nodelay(true)?;
-        Ok(Client { stream, buffer: Vec::with_capacity(1024) })
+        Ok(Client { stream: Stream::Plain(stream), buffer: Vec::with_capacity(1024), header: String::new() })
+    }
+
+    /// Connects to a server over TLS, and sends a token with each request.
+    pub async fn encrypted(
+        address: SocketAddr,
+        name: ServerName<'static>,
+        config: Arc<ClientConfig>,
+        token: &str,
+    ) -> Result<Client> {
+        let stream = TcpStream::connect(address).await.context("cannot connect")?;
+        stream.set_nodelay(true)?;
+        let stream = TlsConnector::from(config).connect(name, stream).await.context("no handshake")?;
+        let header = format!("Authorization: Bearer {token}\r\n");
+        Ok(Client { stream: Stream::Tls(Box::new(stream)), buffer: Vec::with_capacity(1024), header })
     }
 
     /// Acquires a lease with a request from [`acquire`].
@@ -38,7 +90,12 @@ impl Client {
 
     /// Sends a request.
     pub async fn send(&mut self, request: &[u8]) -> Result<()> {
-        Ok(self.stream.write_all(request).await?)
+        if self.header.is_empty() {
+            return Ok(self.stream.write_all(request).await?);
+        }
+        let line = find(request, b"\r\n").context("no request line")? + 2;
+        let request = [&request[..line], self.header.as_bytes(), &request[line..]].concat();
+        Ok(self.stream.write_all(&request).await?)
     }
 
     /// Reads the answer to an acquire.

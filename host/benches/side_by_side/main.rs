@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 mod advisory;
+mod auth;
 mod contended;
 mod crowd;
 mod cycles;
@@ -106,6 +107,12 @@ async fn measure(args: &Args, world: &World, report: &mut Report) -> Result<()> 
     }
     if wanted("cycles") {
         cycles::measure(world, args.quick, report).await.context("cycles")?;
+    }
+    if wanted("rights") {
+        auth::rights(report).context("rights")?;
+    }
+    if wanted("encrypted") {
+        auth::encrypted(world, args.quick, report).await.context("encrypted")?;
     }
     if wanted("contended") {
         contended::measure(world, args.quick, report).await.context("contended")?;
