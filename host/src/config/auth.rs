@@ -377,8 +377,8 @@ mod tests {
         assert_eq!(
             faults,
             [
-                "auth.toml:5: principal[1].name: `a` is the name of another principal",
                 "auth.toml:4: principal[1]: the token id `1` is that of another principal",
+                "auth.toml:5: principal[1].name: `a` is the name of another principal",
             ]
         );
     }
