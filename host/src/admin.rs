@@ -68,6 +68,7 @@ const fn route(methods: Methods, path: &'static str, call: Call, verbs: &'static
 }
 
 /// The handler of the admin listener.
+#[derive(Clone)]
 pub struct Admin {
     /// The interface to the locks.
     pub service: Service,
@@ -86,9 +87,14 @@ pub struct Admin {
 }
 
 impl Admin {
-    async fn answer(&self, request: Request, peer: &Peer) -> Result<Response, Problem> {
+    async fn answer(
+        &self,
+        routes: &[Route<Call>],
+        request: Request,
+        peer: &Peer,
+    ) -> Result<Response, Problem> {
         let Admitted { call, name, principal, entry } =
-            self.access.admit(Admin::FRONT, &request, peer, ROUTES)?;
+            self.access.admit(Admin::FRONT, &request, peer, routes)?;
         match call {
             Call::Live => Ok(http::json(&json!({"status": "live"}))),
             Call::Ready => Ok(health::ready(self)),
@@ -145,10 +151,28 @@ impl Admin {
     }
 }
 
+/// The handler of a listener that has health and metrics alone, for programs without credentials.
+pub struct Health(pub Admin);
+
+/// The paths of that listener.
+const HEALTH: &[Route<Call>] = &[
+    route(Methods::Get, "/live", Call::Live, &[]),
+    route(Methods::Get, "/ready", Call::Ready, &[]),
+    route(Methods::Get, "/metrics", Call::Metrics, &[]),
+];
+
+impl Handler for Health {
+    const FRONT: &'static str = "health";
+
+    async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
+        self.0.answer(HEALTH, request, peer).await.unwrap_or_else(Problem::into_response)
+    }
+}
+
 impl Handler for Admin {
     const FRONT: &'static str = "admin";
 
     async fn handle(&self, request: Request, peer: &Arc<Peer>) -> Response {
-        self.answer(request, peer).await.unwrap_or_else(Problem::into_response)
+        self.answer(ROUTES, request, peer).await.unwrap_or_else(Problem::into_response)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -170,7 +171,7 @@ impl App {
             tracing::warn!("the drain timed out: requests were still in progress, or locks were still held");
         }
         drained.cancel();
-        let _ = tokio::time::timeout(LAST_WORDS, operators).await;
+        let _ = tokio::time::timeout(LAST_WORDS, join_all(operators)).await;
         fleet.leave().await;
         stores.close().await;
         tracing::info!("stopped");

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `[store]`, `[store.managed]` | `store` |
 //! | `[stores.NAME]`, `[quorum]` | `quorum` |
-//! | `[api]`, `[admin]` | `listeners`; `tls`: the certificates of any listener |
+//! | `[api]`, `[admin]`, `[health]` | `listeners`; `tls`: the certificates of any listener |
 //! | `[audit]` | `audit` |
 //! | `[auth]`, and the file of principals and roles | `auth` |
 //! | `[http]` | `http` |

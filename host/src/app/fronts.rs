@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::errors::StartError;
-use crate::admin::Admin;
+use crate::admin::{Admin, Health};
 use crate::api::Api;
 use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits, TlsFiles};
 use crate::guard::Guard;
@@ -24,6 +24,8 @@ pub struct Listeners {
     pub api: Listener,
     /// The admin API.
     pub admin: Listener,
+    /// Health and metrics alone.
+    pub health: Option<Listener>,
     /// The guarded listeners, in the order of the configuration.
     pub guards: Vec<Listener>,
     /// Where other proxies notify this proxy.
@@ -40,6 +42,10 @@ impl Listeners {
                 config.listeners.admin.listen,
                 config.listeners.admin.tls.as_ref(),
             )?,
+            health: match config.listeners.health {
+                None => None,
+                Some(address) => Some(listen("health.listen", address, None)?),
+            },
             peers: listen("fleet.listen", config.fleet.listen, None)?,
             guards: config.guards.iter().map(guarded).collect::<Result<_, _>>()?,
         })
@@ -64,7 +70,12 @@ impl Listeners {
         for (listener, front) in self.guards.into_iter().zip(fronts.guard.fronts()) {
             clients.push(http.serve("a guarded listener", listener, front, &draining));
         }
-        let operators = http.serve("the listener of the admin API", self.admin, fronts.admin, &drained);
+        let mut operators = Vec::new();
+        if let Some(listener) = self.health {
+            let health = Health(fronts.admin.clone());
+            operators.push(http.serve("the listener of health and metrics", listener, health, &drained));
+        }
+        operators.push(http.serve("the listener of the admin API", self.admin, fronts.admin, &drained));
         Serving { draining, drained, clients, operators }
     }
 
@@ -76,7 +87,8 @@ impl Listeners {
 
     fn log(&self) {
         let guards: Vec<String> = self.guards.iter().map(url).collect();
-        tracing::info!(api = %url(&self.api), admin = %url(&self.admin), guard = guards.join(","), "serving");
+        let health = self.health.as_ref().map(url);
+        tracing::info!(api = %url(&self.api), admin = %url(&self.admin), health, guard = guards.join(","), "serving");
     }
 }
 
@@ -99,8 +111,8 @@ pub struct Serving {
     pub drained: CancellationToken,
     /// The fronts of clients. Each ends once its requests in progress have ended.
     pub clients: Vec<JoinHandle<()>>,
-    /// The admin API.
-    pub operators: JoinHandle<()>,
+    /// The admin API, and health.
+    pub operators: Vec<JoinHandle<()>>,
 }
 
 /// What all HTTP fronts share.

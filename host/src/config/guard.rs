@@ -53,7 +53,7 @@ pub(super) fn read(
         let listen = section.required("listen", address);
         if let Some(listen) = listen
             && listen.port() != 0
-            && ([others.api.listen, others.admin.listen].contains(&listen)
+            && ([Some(others.api.listen), Some(others.admin.listen), others.health].contains(&Some(listen))
                 || guards.iter().any(|guard| guard.listen == listen))
         {
             section.complain("listen", format!("is {listen}, which another listener has"));

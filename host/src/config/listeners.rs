@@ -1,4 +1,4 @@
-//! `[api]` and `[admin]`: the listeners of the two APIs.
+//! `[api]`, `[admin]` and `[health]`: the listeners of the two APIs, and of health alone.
 
 use std::net::SocketAddr;
 
@@ -14,6 +14,8 @@ pub struct ListenerConfig {
     pub api: ApiListener,
     /// The admin API: health, metrics, and the operators' requests.
     pub admin: ApiListener,
+    /// Health and metrics alone, for which nobody is asked for credentials; `None`: there is no such listener.
+    pub health: Option<SocketAddr>,
 }
 
 /// The listener of an API.
@@ -26,15 +28,25 @@ pub struct ApiListener {
 }
 
 impl ListenerConfig {
-    /// Reads `[api]` and `[admin]`.
+    /// Reads `[api]`, `[admin]` and `[health]`.
     pub(super) fn read(top: &Section<'_>, auth: &AuthConfig) -> ListenerConfig {
-        let (api, admin) = (top.section("api"), top.section("admin"));
+        let (api, admin, health) = (top.section("api"), top.section("admin"), top.section("health"));
         let config = ListenerConfig {
             api: ApiListener::read(&api, 7070, auth),
             admin: ApiListener::read(&admin, 7071, auth),
+            health: health.parsed("listen", None, |text, place| match text {
+                "" => Ok(None),
+                text => address(text, place).map(Some),
+            }),
         };
+        health.finish();
         if config.api.listen == config.admin.listen && config.api.listen.port() != 0 {
             admin.complain("listen", format!("is {}, which is api.listen, too", config.admin.listen));
+        }
+        if let Some(own) = config.health.filter(|own| own.port() != 0)
+            && [config.api.listen, config.admin.listen].contains(&own)
+        {
+            health.complain("listen", format!("is {own}, which another listener has"));
         }
         config
     }

@@ -54,6 +54,22 @@ on_both! {
         assert_eq!(secured.billing().renew(&lease).await.status, 200, "nobody has touched the lease");
     }
 
+    async fn the_listener_of_health_has_nothing_else(kind: Kind) {
+        let secured = Secured::start(kind, "[health]\nlisten = \"127.0.0.1:0\"\n").await;
+        let health = secured.proxy.health();
+        for path in ["/live", "/ready", "/metrics"] {
+            assert_eq!(health.get(path).await.status, 200, "{path}");
+        }
+        let operator = health.with_token(&secured.tokens.operator.token);
+        for path in ["/v1/policies", "/v1/fleet", "/v1/locks", "/v1/watch", "/v1/locks/orders/1"] {
+            for method in ["GET", "DELETE", "PUT", "POST"] {
+                // With an audit log or not, no other path leads anywhere.
+                let answer = operator.send(method, path, "").await;
+                assert_eq!(answer.status, 404, "{method} {path}: {}", answer.text);
+            }
+        }
+    }
+
     /// A lease id in the wrong hands is of no use, even to a client with the same rights.
     async fn a_lease_belongs_to_the_client_that_took_it(kind: Kind) {
         let secured = Secured::start(kind, "").await;
