@@ -30,7 +30,8 @@ pub fn cargo(args: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     // A relative one counts from the folder that the user is in.
-    command.args(args).current_dir(paths::root()).env("CARGO_TARGET_DIR", paths::target());
+    // With the versions in Cargo.lock, and no others.
+    command.arg("--locked").args(args).current_dir(paths::root()).env("CARGO_TARGET_DIR", paths::target());
     // What cargo told this program about itself is not for the builds that it starts: build scripts
     // that look at it would run again whenever the caller changes.
     for (name, _) in std::env::vars_os() {

@@ -89,7 +89,7 @@ fn unpack(commit: &str, dir: &Path) -> Result<()> {
 /// Builds the program in a target folder of its own: the one of this checkout keeps this version's.
 fn build(source: &Path) -> Result<PathBuf> {
     let target = paths::target().join("upgrade").join("target");
-    let mut build = steps::cargo(&["build", "--locked", "--package", "lockkeeper", "--bin", "lockkeeper"]);
+    let mut build = steps::cargo(&["build", "--package", "lockkeeper", "--bin", "lockkeeper"]);
     let built = steps::status(build.current_dir(source).env("CARGO_TARGET_DIR", &target))?;
     if !built.success() {
         bail!("the earlier version cannot be built in {}", source.display());
