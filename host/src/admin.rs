@@ -64,7 +64,7 @@ pub const ROUTES: &[Route<Call>] = &[
 ];
 
 const fn route(methods: Methods, path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
-    Route { methods, path, call, verbs }
+    Route { methods, path, call, verbs, counts: true }
 }
 
 /// The handler of the admin listener.
@@ -102,11 +102,11 @@ impl Admin {
             Call::Fleet => Ok(fleet::show(self)),
             Call::Policies => Ok(policies::list(self, &principal)),
             Call::Push => {
-                let push = policies::push(self, &name, request);
+                let push = policies::push(self, &principal, &name, request);
                 self.act(Verb::PolicyPush, &name, &principal, entry, push).await
             }
             Call::RollBack => {
-                let roll_back = policies::roll_back(self, &name);
+                let roll_back = policies::roll_back(self, &principal, &name);
                 self.act(Verb::PolicyRollback, &name, &principal, entry, roll_back).await
             }
             Call::Force => {
@@ -132,9 +132,9 @@ impl Admin {
             self.access.refused(entry, &problem);
             return Err(problem);
         }
-        self.access.begins(entry.as_ref(), verb, on).await?;
+        let acting = self.access.begins(entry, verb, on).await?;
         let answer = action.await;
-        self.access.ended(entry, verb, on, &answer);
+        acting.ended(&answer);
         answer
     }
 

@@ -19,9 +19,10 @@ use bytes::Bytes;
 use hyper::header;
 use tokio_util::sync::CancellationToken;
 
+use crate::auth::Unauthenticated;
 use crate::config::{Limits, Verb};
 use crate::fronts::routes::{Methods, Route};
-use crate::fronts::{Access, Admitted};
+use crate::fronts::{Access, Admitted, Refusal};
 use crate::http::{Handler, Kind, Peer, Problem, Request, Response, read_body};
 use crate::service::{Principal, Service};
 
@@ -38,52 +39,58 @@ mod watch;
 /// The calls of the API.
 #[derive(Clone, Copy, Debug)]
 pub enum Call {
-    /// `acquire`.
+    /// A call with a body.
+    Post(Post),
+    /// A call without one.
+    Get(Get),
+}
+
+/// The calls with a body, by their files.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug)]
+pub enum Post {
     Acquire,
-    /// `leases::renew`.
     Renew,
-    /// `leases::release`.
     Release,
-    /// `hold`.
     Hold,
-    /// `once::begin`.
     Begin,
-    /// `once::finish`.
     Finish,
-    /// `versions::read`.
     ReadVersion,
-    /// `versions::commit`.
     Commit,
-    /// `locks::list`.
+}
+
+/// The calls without a body, by their files.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug)]
+pub enum Get {
     List,
-    /// `locks::show`.
     Show,
-    /// `watch`.
     Watch,
 }
 
 /// The paths of the API. Which resources a client may lock and see is decided where they are known.
 pub const ROUTES: &[Route<Call>] = &[
-    post("/v1/acquire", Call::Acquire, &[Verb::Acquire]),
-    post("/v1/renew", Call::Renew, &[Verb::Acquire]),
-    post("/v1/release", Call::Release, &[Verb::Acquire]),
-    post("/v1/hold", Call::Hold, &[Verb::Acquire]),
-    post("/v1/once/begin", Call::Begin, &[Verb::Acquire]),
-    post("/v1/once/finish", Call::Finish, &[Verb::Acquire]),
-    post("/v1/versions/read", Call::ReadVersion, &[Verb::Acquire, Verb::ReadValue]),
-    post("/v1/versions/commit", Call::Commit, &[Verb::Acquire]),
-    get("/v1/locks", Call::List, &[Verb::Read]),
-    get("/v1/locks/", Call::List, &[Verb::Read]),
-    get("/v1/locks/{name...}", Call::Show, &[Verb::Read]),
-    get("/v1/watch", Call::Watch, &[Verb::Watch]),
+    post("/v1/acquire", Post::Acquire, &[Verb::Acquire]),
+    post("/v1/renew", Post::Renew, &[Verb::Acquire]),
+    post("/v1/release", Post::Release, &[Verb::Acquire]),
+    post("/v1/hold", Post::Hold, &[Verb::Acquire]),
+    post("/v1/once/begin", Post::Begin, &[Verb::Acquire]),
+    post("/v1/once/finish", Post::Finish, &[Verb::Acquire]),
+    post("/v1/versions/read", Post::ReadVersion, &[Verb::Acquire, Verb::ReadValue]),
+    post("/v1/versions/commit", Post::Commit, &[Verb::Acquire]),
+    get("/v1/locks", Get::List, &[Verb::Read]),
+    get("/v1/locks/", Get::List, &[Verb::Read]),
+    get("/v1/locks/{name...}", Get::Show, &[Verb::Read]),
+    get("/v1/watch", Get::Watch, &[Verb::Watch]),
 ];
 
-const fn post(path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
-    Route { methods: Methods::Post, path, call, verbs }
+const fn post(path: &'static str, call: Post, verbs: &'static [Verb]) -> Route<Call> {
+    let counts = !matches!(call, Post::Renew | Post::Release | Post::Finish);
+    Route { methods: Methods::Post, path, call: Call::Post(call), verbs, counts }
 }
 
-const fn get(path: &'static str, call: Call, verbs: &'static [Verb]) -> Route<Call> {
-    Route { methods: Methods::Get, path, call, verbs }
+const fn get(path: &'static str, call: Get, verbs: &'static [Verb]) -> Route<Call> {
+    Route { methods: Methods::Get, path, call: Call::Get(call), verbs, counts: true }
 }
 
 /// The handler of the API's listener.
@@ -120,18 +127,24 @@ impl Api {
         peer: &Arc<Peer>,
     ) -> Result<Response, Problem> {
         let Api { service, limits, stop, .. } = self;
+        let call = match call {
+            Call::Post(call) => call,
+            Call::Get(Get::List) => return locks::list(service, &principal, request.uri().query()).await,
+            Call::Get(Get::Show) => return locks::show(service, limits, &principal, &name).await,
+            Call::Get(Get::Watch) => return watch::watch(service, stop, principal, request.uri().query()),
+        };
+        let body = self.body(request).await?;
+        // The body may have taken a while.
+        let principal = principal.refreshed().ok_or_else(|| Refusal::from(Unauthenticated::Unknown))?;
         match call {
-            Call::Acquire => acquire::acquire(service, limits, principal, self.body(request).await?).await,
-            Call::Renew => leases::renew(service, limits, &principal, self.body(request).await?).await,
-            Call::Release => leases::release(service, &principal, self.body(request).await?).await,
-            Call::Hold => hold::hold(service, limits, stop, principal, self.body(request).await?, peer).await,
-            Call::Begin => once::begin(service, limits, principal, self.body(request).await?).await,
-            Call::Finish => once::finish(service, limits, &principal, self.body(request).await?).await,
-            Call::ReadVersion => versions::read(service, limits, principal, self.body(request).await?).await,
-            Call::Commit => versions::commit(service, limits, principal, self.body(request).await?).await,
-            Call::List => locks::list(service, &principal, request.uri().query()).await,
-            Call::Show => locks::show(service, limits, &principal, &name).await,
-            Call::Watch => watch::watch(service, stop, principal, request.uri().query()),
+            Post::Acquire => acquire::acquire(service, limits, principal, body).await,
+            Post::Renew => leases::renew(service, limits, &principal, body).await,
+            Post::Release => leases::release(service, &principal, body).await,
+            Post::Hold => hold::hold(service, limits, stop, principal, body, peer).await,
+            Post::Begin => once::begin(service, limits, principal, body).await,
+            Post::Finish => once::finish(service, limits, &principal, body).await,
+            Post::ReadVersion => versions::read(service, limits, principal, body).await,
+            Post::Commit => versions::commit(service, limits, principal, body).await,
         }
     }
 

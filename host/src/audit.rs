@@ -35,6 +35,8 @@ struct Log {
 struct Open {
     file: File,
     bytes: u64,
+    /// Whether a part of a line was written.
+    is_torn: bool,
 }
 
 /// One line of the audit log.
@@ -106,7 +108,12 @@ impl Audit {
     /// The line could not be written, so the action must not happen.
     pub async fn begin(&self, entry: Entry) -> io::Result<()> {
         let Some(log) = self.0.clone() else { return Ok(()) };
-        let write = move || log.write(&entry).and_then(|()| log.open.lock().file.sync_data());
+        let write = move || {
+            log.write(&entry)?;
+            // Not under the lock: a slow disk must delay no other request.
+            let file = log.open.lock().file.try_clone()?;
+            file.sync_data()
+        };
         tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 }
@@ -135,7 +142,12 @@ impl Log {
             set_aside(&self.path, self.keep)?;
             *open = Open::at(&self.path)?;
         }
+        if open.is_torn {
+            open.file.write_all(b"\n")?;
+        }
+        open.is_torn = true;
         open.file.write_all(line)?;
+        open.is_torn = false;
         open.bytes += line.len() as u64;
         Ok(())
     }
@@ -145,12 +157,16 @@ impl Open {
     fn at(path: &Path) -> io::Result<Open> {
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
         let bytes = file.metadata()?.len();
-        Ok(Open { file, bytes })
+        Ok(Open { file, bytes, is_torn: false })
     }
 }
 
 /// Renames the file to `<file>.1`, after each older one has moved on by one. The oldest one is deleted.
 fn set_aside(path: &Path, keep: u32) -> io::Result<()> {
+    if !path.exists() {
+        // It was set aside before, and a new one could not be opened.
+        return Ok(());
+    }
     let numbered = |n: u32| {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{n}"));

@@ -11,13 +11,13 @@
 //! | the rules in the form in which requests look them up | `rules` |
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 
 use crate::clock;
 use crate::config::{AuthRules, Verb};
 use crate::latest;
-use crate::mutex::Mutex;
 
 mod limits;
 mod rules;
@@ -55,8 +55,8 @@ struct Current {
     rules: ArcSwap<Rules>,
     /// How often the rules were replaced.
     replaced: latest::Sender<u64>,
-    /// Why changed rules are not applied.
-    refused: Mutex<Option<String>>,
+    /// Whether changed rules are not applied.
+    is_refused: AtomicBool,
 }
 
 /// An authenticated client, with the rights that it had when it was identified.
@@ -85,7 +85,7 @@ impl Auth {
             current: Some(Arc::new(Current {
                 rules,
                 replaced: latest::Sender::new(0),
-                refused: Mutex::new(None),
+                is_refused: AtomicBool::new(false),
             })),
         }
     }
@@ -99,7 +99,7 @@ impl Auth {
     /// asked for credentials.
     pub fn replace(&self, rules: &AuthRules) -> bool {
         let Some(current) = &self.current else { return false };
-        *current.refused.lock() = None;
+        current.is_refused.store(false, Relaxed);
         let rules = Rules::new(rules, Some(&current.rules.load()));
         if *current.rules.load().as_ref() == rules {
             return false;
@@ -109,16 +109,16 @@ impl Auth {
         true
     }
 
-    /// Notes why changed rules are not applied.
-    pub fn refuse(&self, why: String) {
+    /// Notes that the rules of now are not applied, because they have faults.
+    pub fn refuse(&self) {
         if let Some(current) = &self.current {
-            *current.refused.lock() = Some(why);
+            current.is_refused.store(true, Relaxed);
         }
     }
 
-    /// Why the rules of now are not applied; `None` if they are.
-    pub fn refused(&self) -> Option<String> {
-        self.current.as_ref().and_then(|current| current.refused.lock().clone())
+    /// Whether the rules of now are not applied.
+    pub fn is_refused(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.is_refused.load(Relaxed))
     }
 
     /// The client that sent a request; `None` if nobody is asked for credentials.
@@ -176,7 +176,7 @@ impl Identity {
 
     /// Waits until the client no longer `has` a right, because the rules were replaced or its credential has ended.
     pub async fn until_withdrawn(&self, has: impl Fn(&Identity) -> bool) {
-        let mut now = self.again();
+        let mut now = self.refreshed();
         while let Some(identity) = now.filter(&has) {
             now = identity.changed().await;
         }
@@ -194,11 +194,11 @@ impl Identity {
                 () = tokio::time::sleep(ends) => {}
             }
         }
-        self.again()
+        self.refreshed()
     }
 
     /// The same client with its rights of now; `None` if its credential is no longer valid.
-    fn again(&self) -> Option<Identity> {
+    pub fn refreshed(&self) -> Option<Identity> {
         let rules = self.current.rules.load_full();
         let principal = rules.credential(&self.credential, &self.rules, clock::wall_us())?;
         let is_same = rules.name(principal) == self.name();

@@ -35,7 +35,7 @@ Exit codes:
   2  bad usage, or a configuration with faults
   3  contended: the lock is held, too many wait for it, or somebody else has committed first
   4  lost: the lease has ended or was taken away
-  5  unavailable: no proxy answers, or it cannot reach its store
+  5  unavailable: no proxy answers, it cannot reach its store, or you have sent too many requests
   6  refused: the policy said no, a proxy would not load it, or the proxy does not let you (see --credentials-file)
   `lockkeeper run` and `once` exit as their command does (128 + n where signal n ended it); their own failures
   are 110 + the code above (114: the lease was lost, and the command was stopped), 126 where the command cannot

@@ -16,8 +16,10 @@ pub fn ready(admin: &Admin) -> Response {
     let trouble = admin.fleet.trouble();
     let config = admin.config_refused.borrow().clone();
     let config = config.map(|why| format!("the changed configuration is not used: {why}"));
-    let auth =
-        admin.access.auth.refused().map(|why| format!("the changed file of principals is not used: {why}"));
+    let auth = admin.access.auth.is_refused().then(|| {
+        // Without its faults: nobody is asked for credentials here.
+        "the changed file of principals is not used; the log of the proxy says why".to_owned()
+    });
     let refused: Vec<String> = config.into_iter().chain(auth).collect();
     let (ready, body) =
         readiness(&health, trouble, &admin.fleet.policies(), refused, admin.stop.is_cancelled());

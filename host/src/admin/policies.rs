@@ -44,26 +44,38 @@ pub fn list(admin: &Admin, principal: &Principal) -> Response {
 }
 
 /// `PUT /v1/policies/{name}`: makes the component in the body live.
-pub async fn push(admin: &Admin, name: &str, request: Request) -> Result<Response, Problem> {
+pub async fn push(
+    admin: &Admin,
+    principal: &Principal,
+    name: &str,
+    request: Request,
+) -> Result<Response, Problem> {
     if let Some(query) = request.uri().query().filter(|query| !query.is_empty()) {
         return Err(Problem::invalid("query", format!("`{query}`: a push takes no parameters")));
     }
     let limit = admin.engine.max_component_bytes;
     let component = match read_body(request, limit, admin.access.http.body_timeout).await {
         // The body was not read to its end. It is refused like any other component, so that the refusal is recorded.
-        Err(BodyError::TooLarge { .. }) => return Err(admin.too_large(name, limit)),
+        Err(BodyError::TooLarge { .. }) => return Err(admin.too_large(principal, name, limit)),
         read => read?,
     };
     if component.is_empty() {
         return Err(Problem::invalid("body", "is empty; send the component"));
     }
-    let pushed = admin.fleet.push(name, component).await.map_err(|error| admin.refused(name, error))?;
+    // The body may have taken a while.
+    if !principal.clone().refreshed().is_some_and(|now| now.may(Verb::PolicyPush, name)) {
+        let detail = format!("you may no longer {} `{name}`", Verb::PolicyPush.as_str());
+        return Err(Problem::new(Code::Forbidden, detail));
+    }
+    let pushed =
+        admin.fleet.push(name, component).await.map_err(|error| admin.refused(principal, name, error))?;
     Ok(answer(pushed, "live"))
 }
 
 /// `POST /v1/policies/{name}/rollback`.
-pub async fn roll_back(admin: &Admin, name: &str) -> Result<Response, Problem> {
-    let pushed = admin.fleet.push_previous(name).await.map_err(|error| admin.refused(name, error))?;
+pub async fn roll_back(admin: &Admin, principal: &Principal, name: &str) -> Result<Response, Problem> {
+    let pushed =
+        admin.fleet.push_previous(name).await.map_err(|error| admin.refused(principal, name, error))?;
     Ok(answer(pushed, "rolled_back"))
 }
 
@@ -84,16 +96,16 @@ fn answer(pushed: Pushed, live: &'static str) -> Response {
 
 impl Admin {
     /// 413 rather than the status of other errors, because the connection is closed.
-    fn too_large(&self, name: &str, limit: usize) -> Problem {
+    fn too_large(&self, principal: &Principal, name: &str, limit: usize) -> Problem {
         match self.fleet.too_large(name, limit) {
             PushError::Refused(why) => {
                 Problem::new(Kind::TOO_LARGE, why).with("bound", limit).with("policy", name)
             }
-            unknown => self.refused(name, unknown),
+            unknown => self.refused(principal, name, unknown),
         }
     }
 
-    fn refused(&self, name: &str, error: PushError) -> Problem {
+    fn refused(&self, principal: &Principal, name: &str, error: PushError) -> Problem {
         match error {
             PushError::Refused(why) => Problem::new(POLICY_REFUSED, why).with("policy", name),
             PushError::Busy(why) => {
@@ -104,8 +116,8 @@ impl Admin {
                 Problem::new(Code::StoreUnavailable, detail).with("policy", name)
             }
             PushError::Unknown => {
-                let known: Vec<String> =
-                    self.fleet.policies().into_iter().map(|policy| policy.name).collect();
+                let names = self.fleet.policies().into_iter().map(|policy| policy.name);
+                let known: Vec<String> = names.filter(|name| principal.may(Verb::PolicyRead, name)).collect();
                 let detail = format!("no policy is named `{name}`; there are {}", known.join(", "));
                 Problem::new(Kind::NOT_FOUND, detail).with("known", known)
             }

@@ -9,12 +9,13 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::acquire::{self, Anchored, Granted};
+use crate::auth::Identity;
 use crate::clock;
 use crate::config::{Limits, Verb};
 use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Body, Peer, Problem, Response};
-use crate::lock::{Instant, Key};
+use crate::lock::Instant;
 use crate::service::{AcquireError, Hold, HoldEvent, Lease, Principal, Service};
 
 /// Answers with a stream of JSON lines once the lock is granted. A body that has only a `lease_id` resumes that
@@ -56,7 +57,7 @@ async fn begin(
         return Err(AcquireError::ShuttingDown.into());
     }
     let lease = lease_id::parse(&id, &principal)?;
-    principal.check_keys(Verb::Acquire, &lease.keys)?;
+    principal.check_lease(&lease)?;
     Ok(service.resume(lease).await?)
 }
 
@@ -149,8 +150,12 @@ impl Held {
 
 /// Waits until the client may no longer have the lease.
 async fn withdrawn(principal: &Principal, lease: &Lease) {
-    let names = lease.lease.keys.iter().map(Key::as_str).chain([lease.resource.as_str()]);
-    principal.until_withdrawn(Verb::Acquire, names).await;
+    let may = |client: &Identity, name: &str| client.may(Verb::Acquire, name);
+    let has = |client: &Identity| {
+        // As in [`Principal::check_lease`].
+        may(client, &lease.resource) && lease.lease.keys.iter().any(|key| may(client, key.as_str()))
+    };
+    principal.until_withdrawn(has).await;
 }
 
 /// The lines that follow the grant.

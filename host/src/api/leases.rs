@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::clock;
-use crate::config::{Limits, Verb};
+use crate::config::Limits;
 use crate::fronts::fields::Fields;
 use crate::fronts::lease_id;
 use crate::http::{Problem, Response, json};
@@ -22,7 +22,7 @@ pub async fn renew(
     let ttl_ms = fields.integer("ttl_ms", limits.min_ttl_ms..=limits.max_ttl_ms)?;
     fields.finish()?;
     let lease = lease_id::parse(&id, principal)?;
-    principal.check_keys(Verb::Acquire, &lease.keys)?;
+    principal.check_lease(&lease)?;
     let token = lease.token.map_or(0, |token| token.0);
     let renewed = service.renew(lease, ttl_ms).await?;
     let expires_in_ms = renewed.valid_until.ms_since(clock::now());

@@ -45,9 +45,12 @@ pub async fn show(
     if name.len() > limits.max_resource_bytes.max(Key::MAX_BYTES) {
         return Err(bound("name"));
     }
+    let hidden = if principal.identity().is_some() { ", or you may not read it" } else { "" };
     match service.show(principal, name).await? {
         Some(view) => Ok(json(&View::from(view))),
-        None => Err(Problem::new(Kind::NOT_FOUND, format!("nothing is known of `{name}`: it is free"))),
+        None => {
+            Err(Problem::new(Kind::NOT_FOUND, format!("nothing is known of `{name}`: it is free{hidden}")))
+        }
     }
 }
 

@@ -45,7 +45,9 @@ pub async fn finish(
     let outcome = raw(&body, &mut fields, "outcome", limits.max_value_bytes)?;
     fields.finish()?;
     let outcome = outcome.map_or("null", RawValue::get);
-    service.finish(lease_id::parse(&id, principal)?, outcome.into()).await?;
+    let lease = lease_id::parse(&id, principal)?;
+    principal.check_lease(&lease)?;
+    service.finish(lease, outcome.into()).await?;
     Ok(json(&Finished { lease_id: &id, finished: true }))
 }
 

@@ -23,8 +23,8 @@ pub enum StartError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The certificate or the key of a guarded listener cannot be used.
-    #[error("guard.tls: {0}")]
+    /// The certificate or the key of a listener cannot be used.
+    #[error("tls: {0}")]
     Tls(#[from] TlsError),
     /// The file of principals and roles has faults.
     #[error("{}", lines(.0))]

@@ -3,15 +3,21 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::errors::StartError;
 use crate::auth::Auth;
-use crate::config::{AuthConfig, AuthRules};
+use crate::config::{AuthConfig, AuthRules, Fault};
 use crate::watch::{Watcher, watch};
 
 /// A larger file is not one of principals and roles.
 const MAX_BYTES: usize = 16 << 20;
+/// How long a file with faults waits for the next try.
+const RETRY: Duration = Duration::from_secs(2);
+const BETWEEN_READINGS: Duration = Duration::from_millis(300);
+/// A file that changes all the time is taken as it is after this many readings.
+const READINGS: u32 = 10;
 
 /// The principals at the start.
 ///
@@ -36,25 +42,49 @@ pub(super) fn follow(
     let apply = async move {
         let Some(file) = file else { return };
         // The contents at the start may have changed since they were loaded.
-        while changes.recv().await.is_some() {
-            match AuthRules::load(&file) {
+        let mut seen = None;
+        loop {
+            tokio::select! {
+                changed = changes.recv() => if changed.is_none() { return },
+                // A fault may be one of the file's mode, which is no change of its contents.
+                () = tokio::time::sleep(RETRY), if auth.is_refused() => {}
+            }
+            match settled(&file).await {
                 Ok(rules) => {
+                    seen = None;
                     if auth.replace(&rules) {
                         tracing::info!(principals = rules.principals.len(), "the principals were replaced");
                     }
                 }
+                Err(faults) if seen.as_ref() == Some(&faults) => {}
                 Err(faults) => {
-                    let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
                     for fault in &faults {
+                        let fault = fault.to_string();
                         tracing::error!(
                             fault,
                             "the changed file of principals is not used; the old one stays"
                         );
                     }
-                    auth.refuse(faults.join("; "));
+                    auth.refuse();
+                    seen = Some(faults);
                 }
             }
         }
     };
     Ok((watcher, apply))
+}
+
+/// The rules, once two readings are equal: the beginning of a file that is being written can be valid, and lack what
+/// denies.
+async fn settled(file: &Path) -> Result<AuthRules, Vec<Fault>> {
+    let mut rules = AuthRules::load(file);
+    for _ in 0..READINGS {
+        tokio::time::sleep(BETWEEN_READINGS).await;
+        let again = AuthRules::load(file);
+        if again == rules {
+            break;
+        }
+        rules = again;
+    }
+    rules
 }

@@ -48,9 +48,9 @@ impl Failure {
             Failure::Command { code, .. } => *code,
             Failure::Fault(_) | Failure::Other(_) => 1,
             Failure::Problem { body, .. } => match body["type"].as_str().unwrap_or_default() {
-                "contended" | "conflict" | "too_many_waiters" | "too_many_requests" => 3,
+                "contended" | "conflict" | "too_many_waiters" => 3,
                 "lost" => 4,
-                "store_unavailable" | "shutting_down" | "overloaded" => 5,
+                "store_unavailable" | "shutting_down" | "overloaded" | "too_many_requests" => 5,
                 "refused" | "policy_fault" | "unauthenticated" | "forbidden" => 6,
                 "invalid" => 2,
                 _ => 1,
@@ -126,7 +126,7 @@ fn sentence(body: &Value) -> String {
         text.push_str(&format!("; {} ahead in the queue", place - 1));
     }
     if body["type"] == "unauthenticated" {
-        text.push_str("; name the file with your token by --credentials-file");
+        text.push_str("; see --credentials-file and --cert-file");
     }
     text
 }

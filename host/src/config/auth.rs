@@ -212,6 +212,9 @@ impl AuthRules {
             principals.push(principal);
         }
         top.finish();
+        if principals.is_empty() {
+            top.complain("principal", "has no entry, so nobody could use the proxy");
+        }
         AuthRules { principals, roles }
     }
 }
@@ -254,7 +257,8 @@ impl TokenConfig {
             let is_plain = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
             match text.len() {
                 1..=32 if is_plain => Ok(text.to_owned()),
-                _ => Err(format!("is `{text}`; must have 1 to 32 characters, each one of a-z and 0-9")),
+                // Not shown: it may be a whole token.
+                _ => Err("must have 1 to 32 characters, each one of a-z and 0-9".to_owned()),
             }
         });
         let sha256 = section.required("sha256", |text, _| {
@@ -293,6 +297,9 @@ impl Rule {
                         return Err(format!("has `{name}`; must be `*` or some of {}", all.join(", ")));
                     }
                 }
+            }
+            if verbs.is_empty() {
+                return Err("is empty; must be `*` or some verbs".to_owned());
             }
             Ok(verbs)
         });
@@ -357,7 +364,7 @@ mod tests {
         for part in [
             "auth.toml:2: principal[0].name: is `Billing`",
             "auth.toml:3: principal[0].roles: names `orders`, but there is no [roles.orders]",
-            "auth.toml:4: principal[0].tokens[0].id: is `a_1`",
+            "auth.toml:4: principal[0].tokens[0].id: must have 1 to 32 characters",
             "auth.toml:4: principal[0].tokens[1].sha256: must have 64 hexadecimal digits",
             "auth.toml:6: roles.reader.allow[0].do: has `look`; must be `*` or some of acquire, read",
             "auth.toml:6: roles.reader.allow[0].on: is empty",

@@ -77,18 +77,23 @@ impl Access {
         }
         // A client without credentials does not learn which paths there are.
         let identity = self.auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?;
-        if let (Some(entry), Some(identity)) = (entry, &identity) {
+        let Some(identity) = identity else {
+            let (Route { call, .. }, name) = found?;
+            return Ok((call, name, Principal::Anonymous));
+        };
+        if let Some(entry) = entry {
             entry.principal = Some(identity.name().to_string());
             entry.credential = Some(identity.credential().to_owned());
         }
+        // Before anything else is answered, so that refused requests count as well.
+        let counts = !matches!(found, Ok((Route { counts: false, .. }, _)));
+        let identity = if counts { identity.in_progress().map_err(Refusal::from)? } else { identity };
         let (Route { call, verbs, .. }, name) = found?;
-        let Some(identity) = identity else { return Ok((call, name, Principal::Anonymous)) };
         if !verbs.iter().any(|verb| identity.may_somewhere(*verb)) {
             let verb = verbs[0].as_str();
             let detail = format!("{} may not {verb} anything", identity.name());
             return Err(Refusal::new(Code::Forbidden, detail).with("verb", verb).into());
         }
-        let identity = identity.in_progress().map_err(Refusal::from)?;
         Ok((call, name, Principal::Client(identity)))
     }
 
@@ -103,31 +108,52 @@ impl Access {
         }
     }
 
-    /// Records that an action of an operator begins.
+    /// Records that an action of an operator begins. What is returned records the end.
     ///
     /// # Errors
     /// 503 if the record cannot be written: then the action must not happen.
-    pub async fn begins(&self, entry: Option<&Entry>, verb: Verb, on: &str) -> Result<(), Problem> {
-        let Some(entry) = entry else { return Ok(()) };
+    pub async fn begins(&self, entry: Option<Entry>, verb: Verb, on: &str) -> Result<Acting, Problem> {
+        let audit = self.audit.clone();
+        let Some(entry) = entry else { return Ok(Acting { audit, entry: None }) };
         let (verb, on) = (Some(verb.as_str()), Some(on.to_owned()));
-        let entry = Entry { verb, on, verdict: "begins".to_owned(), ..entry.clone() };
-        self.audit.begin(entry).await.map_err(|error| {
+        let entry = Entry { verb, on, verdict: "begins".to_owned(), ..entry };
+        audit.begin(entry.clone()).await.map_err(|error| {
             let detail =
                 "the audit log cannot be written, so nothing was done; the log of the proxy says why";
             let inside = format!("the audit log cannot be written: {error}");
             Problem::from(Refusal::new(Code::AuditUnavailable, detail)).inside(inside)
-        })
+        })?;
+        Ok(Acting { audit, entry: Some(entry) })
     }
+}
 
-    /// Records how an action of an operator has ended.
-    pub fn ended(&self, entry: Option<Entry>, verb: Verb, on: &str, answer: &Result<Response, Problem>) {
-        let Some(entry) = entry else { return };
-        let (verb, on) = (Some(verb.as_str()), Some(on.to_owned()));
+/// An action of an operator that has begun. If it is dropped before its end, the client has left, and the record says
+/// that the outcome is not known.
+pub struct Acting {
+    audit: Audit,
+    entry: Option<Entry>,
+}
+
+impl Acting {
+    /// Records how the action has ended.
+    pub fn ended(mut self, answer: &Result<Response, Problem>) {
         let verdict = match answer {
             Ok(response) => response.status().as_u16().to_string(),
             Err(problem) => format!("{} {}", problem.status_code(), problem.slug()),
         };
-        self.audit.note(&Entry { verb, on, verdict, ..entry });
+        self.note(verdict);
+    }
+
+    fn note(&mut self, verdict: String) {
+        if let Some(entry) = self.entry.take() {
+            self.audit.note(&Entry { verdict, ..entry });
+        }
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        self.note("unknown: the client left before the answer".to_owned());
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Route<Call> {
     /// What a client must be allowed to do, on some resource at least: one of these. Empty: nobody is asked for
     /// credentials. The resource itself is checked where it is known.
     pub verbs: &'static [Verb],
+    /// Whether the call counts for the limits of the principal. Calls that keep or give up what a client has do not.
+    pub counts: bool,
 }
 
 /// The methods that a path takes.

@@ -15,15 +15,16 @@ pub struct LeaseRef {
     /// The token of the lease. If an earlier version of the program gave the keys different tokens, this is the
     /// token of the first key. `None`: the nonce alone identifies the grant.
     pub token: Option<Token>,
-    /// The authenticated client that refers to the lease, if it is authenticated. It is compared together with the
-    /// token: a lease that was granted to an authenticated client can be renewed and released by that client alone.
+    /// The authenticated client that refers to the lease: it cannot use the lease of another one. See
+    /// [`LeaseRef::is_allowed`].
     pub principal: Option<Arc<str>>,
 }
 
 impl LeaseRef {
     /// Whether a lease of the client `owner` can be used with this reference. A lease that was granted without
-    /// authentication belongs to every client that knows its id; a reference without a token is the proxy's own.
+    /// authentication belongs to every client that knows its id. A reference without a principal is that of a proxy, or
+    /// of a client of a proxy that asks nobody for credentials.
     pub fn is_allowed(&self, owner: &Option<Arc<str>>) -> bool {
-        self.token.is_none() || owner.is_none() || *owner == self.principal
+        self.principal.is_none() || owner.is_none() || *owner == self.principal
     }
 }

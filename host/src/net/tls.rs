@@ -13,7 +13,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
-use tokio_rustls::rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use tokio_rustls::rustls::server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig, ServerConnection};
 use tracing::debug;
 use webpki::EndEntityCert;
@@ -162,6 +162,11 @@ fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsEr
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, private)
         .map_err(refused)?;
+    if files.client_ca.is_some() {
+        // A resumed session would skip the verification of the client's certificate.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    }
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(config)
 }

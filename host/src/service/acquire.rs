@@ -13,6 +13,7 @@ use super::message::{Msg, Pending, WaiterReply};
 use super::planning::{Planned, no_policy, planned};
 use super::request::Request;
 use super::tag;
+use crate::auth::Identity;
 use crate::clock;
 use crate::config::Verb;
 use crate::lock::record::{Claim, GlobalTicket};
@@ -99,11 +100,10 @@ pub(super) async fn enqueue(
     };
     shared.tell(Msg::Acquire { waiter: Box::new(waiter), pending });
     let mut leaving = Leaving { shared, id, answer: Some(answer), ttl_ms: planned.plan.ttl_ms };
-    let names = planned.plan.keys.iter().map(Key::as_str).chain([request.resource.as_str()]);
     let answered = tokio::select! {
         biased;
         answered = leaving.wait() => answered,
-        () = request.principal.until_withdrawn(Verb::Acquire, names) => {
+        () = request.principal.until_withdrawn(|now| may_lock(now, request, planned)) => {
             return Some(Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() }));
         }
     };
@@ -113,6 +113,12 @@ pub(super) async fn enqueue(
         Some(WaiterReply::Replan) => None,
         None => Some(Err(AcquireError::ShuttingDown)),
     }
+}
+
+/// Whether the client may still lock the resource and the keys of its plan.
+fn may_lock(client: &Identity, request: &Request, planned: &Planned) -> bool {
+    let mut names = planned.plan.keys.iter().map(Key::as_str).chain([request.resource.as_str()]);
+    names.all(|name| client.may(Verb::Acquire, name))
 }
 
 /// The waiter's ticket in the global queue.
@@ -136,7 +142,7 @@ fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Pl
         any: plan.any,
         attempt: random::within(1..u64::MAX),
         owner: request.owner.as_str().into(),
-        request: request.request_id.as_deref().map(Into::into),
+        request: request.scoped_id().map(Into::into),
         fingerprint: request.request_id.as_ref().map_or(0, |_| request.fingerprint(&[])),
         mode: plan.mode,
         ttl_ms: plan.ttl_ms,

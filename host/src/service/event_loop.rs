@@ -128,6 +128,10 @@ impl EventLoop {
                 self.handle(Event::Backoff { waiter, key, decision });
             }
             Msg::Renewed { nonce, until } => self.handle(Event::Renewed { nonce, until }),
+            Msg::NotFound(lease) if self.table.knows_as(&lease) => {
+                self.handle(Event::Lost { nonce: lease.nonce });
+            }
+            Msg::NotFound(_) => {}
             Msg::Lost(nonces) => nonces.into_iter().for_each(|nonce| self.handle(Event::Lost { nonce })),
             // The lease may have ended while the message was on its way.
             Msg::Held { nonce, granted_here: true, over } if !self.table.knows(nonce) => {

@@ -11,6 +11,9 @@ use crate::lock::{Key, Mode, Space, Token};
 use crate::policy::PlanRequest;
 use crate::store::{Page, StoreError};
 
+/// How many keys are read at once for a client that may not read all of them.
+const READ_AT_ONCE: usize = 1_000;
+
 impl Service {
     /// A page of at most `limit` held keys that the client may read, with this prefix, in byte order, that come after
     /// `after`.
@@ -24,16 +27,21 @@ impl Service {
         mut after: Option<Key>,
         limit: usize,
     ) -> Result<LockPage, StoreError> {
-        let mut locks = Vec::new();
+        let (mut locks, mut silent) = (Vec::new(), Vec::new());
+        // Without authentication, each key of a page can be read.
+        let page = if principal.identity().is_some() { limit.max(READ_AT_ONCE) } else { limit };
         loop {
             let Page { items, more, unheard } =
-                self.shared.store.list(prefix.clone(), after.clone(), limit - locks.len()).await?;
+                self.shared.store.list(prefix.clone(), after.clone(), page).await?;
             after = items.last().map(|last| last.key.clone());
+            silent.extend(unheard.into_iter().filter(|store| !silent.contains(store)).collect::<Vec<_>>());
             let readable = items.iter().filter(|stored| principal.may(Verb::Read, stored.key.as_str()));
             locks.extend(readable.map(LockEntry::of));
             // Another page, so that its last key is not the name of a key that the client may not see.
-            if !more || after.is_none() || locks.len() == limit {
-                return Ok(LockPage { locks, more, unheard });
+            if !more || after.is_none() || locks.len() >= limit {
+                let more = more || locks.len() > limit;
+                locks.truncate(limit);
+                return Ok(LockPage { locks, more, unheard: silent });
             }
         }
     }

@@ -112,7 +112,7 @@ impl Service {
             Some(Outcome::Unknown) => Err(LeaseError::Store(StoreError::unknown())),
             Some(Outcome::Forbidden) => Err(LeaseError::Forbidden),
             _ => {
-                self.shared.tell(Msg::Lost(vec![lease.nonce]));
+                self.shared.tell(Msg::NotFound(lease.clone()));
                 Err(LeaseError::Lost)
             }
         }

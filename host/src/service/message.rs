@@ -10,7 +10,7 @@ use super::views::{Decision, QueueEntry};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Outcome, Release};
 use crate::lock::table::{Next, SubmissionId, Verdict, Waiter, WaiterId};
-use crate::lock::{Instant, Key};
+use crate::lock::{Instant, Key, LeaseRef};
 use crate::policy::{Generation, PlanRequest, Prepared};
 use crate::store::{Reply, StoreError};
 
@@ -51,6 +51,8 @@ pub(super) enum Msg {
         nonce: u64,
         until: Instant,
     },
+    /// A client's renewal found no such lease.
+    NotFound(LeaseRef),
     /// These leases were found lost, or the sessions that held them are gone.
     Lost(Vec<u64>),
     /// A task keeps the lease alive; `over` tells it when to stop.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::errors::LeaseError;
 use crate::auth::Identity;
 use crate::config::Verb;
-use crate::lock::Key;
+use crate::lock::LeaseRef;
 use crate::lock::record::HttpView;
 
 /// The name of the label that tells a policy which authenticated client asks. Clients cannot send it.
@@ -63,12 +63,13 @@ impl Principal {
         self.identity().is_none_or(|identity| identity.may(verb, on))
     }
 
-    /// Checks that the sender may do this to all keys of a lease.
+    /// Checks that the sender may still lock a key of its lease. Not each key: while a policy changes the names of keys,
+    /// the proxy adds keys to a lease to which its client needs no right.
     ///
     /// # Errors
     /// [`LeaseError::Forbidden`].
-    pub fn check_keys(&self, verb: Verb, keys: &[Key]) -> Result<(), LeaseError> {
-        let may = keys.iter().all(|key| self.may(verb, key.as_str()));
+    pub fn check_lease(&self, lease: &LeaseRef) -> Result<(), LeaseError> {
+        let may = lease.keys.iter().any(|key| self.may(Verb::Acquire, key.as_str()));
         if may { Ok(()) } else { Err(LeaseError::Forbidden) }
     }
 
@@ -81,12 +82,18 @@ impl Principal {
         }
     }
 
-    /// Waits until the sender has lost the right to do this to one of these. Never ends without authentication.
-    pub async fn until_withdrawn(&self, verb: Verb, on: impl Iterator<Item = &str> + Clone) {
+    /// The sender with its rights of now; `None` if it is no longer known.
+    pub fn refreshed(self) -> Option<Principal> {
+        match &self {
+            Principal::Client(identity) => identity.refreshed().map(Principal::Client),
+            Principal::Anonymous | Principal::Application(_) => Some(self),
+        }
+    }
+
+    /// Waits until the sender no longer `has` a right. Never ends without authentication.
+    pub async fn until_withdrawn(&self, has: impl Fn(&Identity) -> bool) {
         match self.identity() {
-            Some(identity) => {
-                identity.until_withdrawn(|now| on.clone().all(|on| now.may(verb, on))).await;
-            }
+            Some(identity) => identity.until_withdrawn(has).await,
             None => std::future::pending().await,
         }
     }

@@ -48,6 +48,16 @@ impl Request {
         }
     }
 
+    /// The request id as the store knows it: two authenticated clients can use the same id.
+    pub(super) fn scoped_id(&self) -> Option<String> {
+        let id = self.request_id.as_deref()?;
+        Some(match self.principal.name() {
+            // No name of a principal has a slash.
+            Some(name) => format!("{name}/{id}"),
+            None => id.to_owned(),
+        })
+    }
+
     /// A hash of everything that must be equal in two requests with one id: all of the request but the wait, and
     /// `more`.
     pub(super) fn fingerprint(&self, more: &[&str]) -> u64 {

@@ -105,7 +105,9 @@ impl Swap {
                     reached(Branch::WaiterMoves);
                     let global = global.or_else(|| claim.global.clone());
                     let wider = || asks_again(claim, union(&claim.keys, new.keys.iter()), global);
-                    replans.push((id, (!claim.any && !new.any).then(wider)));
+                    // An authenticated client asks again itself: it may have no right to the new keys.
+                    let moves = !claim.any && !new.any && claim.tag.principal.is_none();
+                    replans.push((id, moves.then(wider)));
                 } else if global.is_some() {
                     replans.push((id, Some(asks_again(claim, claim.keys.clone(), global))));
                 }

@@ -67,10 +67,11 @@ impl Service {
         read: Token,
         value: Option<Box<str>>,
     ) -> Result<Committed, AcquireError> {
-        if !request.principal.may(Verb::Acquire, &request.resource) {
+        let planned = self.versioned(request).await?;
+        let names = planned.plan.keys.iter().map(Key::as_str).chain([request.resource.as_str()]);
+        if !names.into_iter().all(|name| request.principal.may(Verb::Acquire, name)) {
             return Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() });
         }
-        let planned = self.versioned(request).await?;
         let (key, policy) = (planned.plan.keys[0].clone(), planned.generation.id().clone());
         let commit_key = key.clone();
         let commit = record::Commit {
@@ -79,7 +80,7 @@ impl Service {
             fingerprint: request.fingerprint(&[&read.0.to_string(), value.as_deref().unwrap_or("")]),
             value,
             attempt: random::within(1..u64::MAX),
-            request: request.request_id.as_deref().map(Into::into),
+            request: request.scoped_id().map(Into::into),
         };
         let resource = || request.resource.clone();
         let result = match self.shared.ask(Op::Commit(commit)).await? {

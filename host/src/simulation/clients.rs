@@ -19,7 +19,7 @@ use super::principals::principals;
 use super::world::{LONGER_MS, Proxy, Shared, TIMEOUT_MS};
 use crate::clock;
 use crate::guard::LONGEST_PAUSE;
-use crate::lock::{Instant, LeaseRef, Mode, Primitive, Space};
+use crate::lock::{Instant, Key, LeaseRef, Mode, Primitive, Space};
 use crate::service::{AcquireError, Begun, Lease, LeaseError, Principal, Request};
 use crate::store::StoreError;
 
@@ -404,7 +404,13 @@ impl Client {
     async fn try_with_another_principal(&mut self, granted_by: &Proxy, lease: &Lease) {
         let proxy = self.proxy_for(granted_by, &lease.lease);
         let principal = self.principals[1].name();
-        let (service, stolen) = (proxy.service.clone(), LeaseRef { principal, ..lease.lease.clone() });
+        let mut stolen = LeaseRef { principal, ..lease.lease.clone() };
+        if self.random.random_bool(0.3) {
+            // A key of another space, so that the lease is in two stores and its token belongs to the invented key.
+            let invented = Key::new("!").map(|key| key.within(Space::Advisory));
+            stolen.keys = invented.into_iter().chain(stolen.keys.iter().cloned()).collect();
+        }
+        let service = proxy.service.clone();
         let releases = self.random.random_bool(0.5);
         let tried = proxy.process.run(async move {
             if releases { service.release(stolen).await } else { service.renew(stolen, None).await.map(drop) }

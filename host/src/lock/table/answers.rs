@@ -163,7 +163,10 @@ impl Table {
             return;
         }
         let over = !matches!(outcome, Outcome::Released { levels_left: 1.. });
-        if over && let Some(known) = self.lease_ended(lease.nonce) {
+        if over
+            && self.knows_as(lease)
+            && let Some(known) = self.lease_ended(lease.nonce)
+        {
             let held_ms = now.ms_since(known.since);
             for (key, token) in known.keyed_tokens() {
                 let owner = known.claim.owner.clone();

@@ -14,7 +14,7 @@ use super::timer::Timer;
 use super::views::{Queued, Standing};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Claim, GlobalQueueChange};
-use crate::lock::{Instant, Key};
+use crate::lock::{Instant, Key, LeaseRef, Token};
 
 /// The queues of one proxy. See the documentation of [the module](super).
 #[derive(Debug, Default)]
@@ -62,6 +62,17 @@ impl Table {
     /// Whether the lease is running, as far as this proxy knows.
     pub fn knows(&self, nonce: u64) -> bool {
         self.leases.claim(nonce).is_some()
+    }
+
+    /// Whether the reference is to a lease as this proxy knows it: with its keys and its token, by its client. Nothing
+    /// that becomes of another reference says anything about the lease.
+    pub fn knows_as(&self, lease: &LeaseRef) -> bool {
+        self.leases.find(lease.nonce).is_some_and(|known| {
+            let is_token = |token: Token| known.tokens.first() == Some(&token);
+            known.claim.keys == lease.keys
+                && lease.token.is_none_or(is_token)
+                && lease.is_allowed(&known.claim.tag.principal)
+        })
     }
 
     /// The waiter with this id, if it is in a queue.

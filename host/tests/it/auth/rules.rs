@@ -84,6 +84,31 @@ on_both! {
         assert_eq!(billing.release(&lease).await.status, 200);
     }
 
+    /// A lease id that was altered is of no use either, and does not affect what the proxy knows of the lease.
+    async fn an_altered_lease_id_affects_no_lease_of_another_client(kind: Kind) {
+        let secured = Secured::start(kind, "").await;
+        let (billing, shipping) = (secured.billing(), secured.shipping());
+        let (mut held, granted) = billing.hold(&json!({"resource": "orders/1", "ttl_ms": 3_000})).await;
+        let id = granted["lease_id"].as_str().unwrap().to_owned();
+        let (head, key) = id.rsplit_once('-').unwrap();
+        // An invented key of another space before the key; another key; another token.
+        let altered = [
+            format!("{head}-a~IQ.{key}"),
+            format!("{head}-b3JkZXJzLzI"),
+            format!("{}-{key}", head.replacen(&granted["token"].to_string(), "7", 1)),
+        ];
+        for id in &altered {
+            for path in ["/v1/renew", "/v1/release", "/v1/once/finish"] {
+                let answer = shipping.post(path, &json!({"lease_id": id})).await;
+                assert!([403, 410, 503].contains(&answer.status), "{path} {id}: {}", answer.text);
+            }
+        }
+        let taken = shipping.acquire(json!({"resource": "orders/1"})).await;
+        assert_eq!(taken.slug(), "contended", "{}", taken.text);
+        let next = held.json().await.expect("a line");
+        assert_eq!(next["event"], "renewed", "{next}");
+    }
+
     /// On another proxy of the store, which knows the lease from the store alone.
     async fn a_lease_belongs_to_its_client_on_every_proxy(kind: Kind) {
         let secured = Secured::start(kind, "").await;
@@ -102,7 +127,10 @@ on_both! {
         let body = json!({"resource": "orders/1", "owner": "w", "request_id": "r"});
         assert_eq!(secured.billing().acquire(body.clone()).await.status, 200);
         let stolen = secured.shipping().acquire(body.clone()).await;
-        assert_eq!((stolen.status, stolen.slug()), (409, "request_id_reused"), "{}", stolen.text);
+        assert_eq!((stolen.status, stolen.slug()), (409, "contended"), "{}", stolen.text);
+        // The id is free for its own requests.
+        let own = json!({"resource": "orders/2", "request_id": "r"});
+        assert_eq!(secured.shipping().acquire(own).await.status, 200);
         assert_eq!(secured.billing().acquire(body).await.status, 200);
     }
 
@@ -229,18 +257,26 @@ on_both! {
         eventually("the rate counts", async || over().await.is_some()).await;
         assert_eq!(shipping.get("/v1/locks").await.status, 200);
         eventually("a second later it may ask again", async || over().await.is_none()).await;
+        // What keeps or gives up a lease does not count.
+        let lease = billing.lease("orders/1", 60_000).await;
+        for _ in 0..10 {
+            assert_eq!(billing.renew(&lease).await.status, 200);
+        }
+        assert_eq!(billing.release(&lease).await.status, 200);
     }
 
     async fn a_broken_file_changes_nothing_and_is_reported(kind: Kind) {
         let secured = Secured::start(kind, "").await;
         let good = secured.tokens.to_toml();
+        let hidden = "names `others`";
         write(&secured.file(), &good.replace("roles = [\"other\"]", "roles = [\"others\"]"));
         let ready = async || secured.proxy.admin().get("/ready").await;
-        eventually("the fault is reported", async || ready().await.text.contains("names `others`")).await;
+        eventually("the fault is reported", async || ready().await.text.contains("file of principals")).await;
+        assert!(secured.proxy.log().contains(hidden) && !ready().await.text.contains(hidden));
         assert_eq!(ready().await.status, 200);
         secured.billing().lease("orders/1", 1_000).await;
         write(&secured.file(), &good);
-        eventually("the fault is gone", async || !ready().await.text.contains("others")).await;
+        eventually("the fault is gone", async || !ready().await.text.contains("file of principals")).await;
     }
 }
 
