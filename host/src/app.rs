@@ -82,7 +82,10 @@ impl App {
         net::raise_file_limit();
         let metrics = Metrics::default();
         let auth = principals::load(&config.auth)?;
-        let audit = Audit::open(&config.audit).map_err(StartError::Audit)?;
+        let audit = Audit::open(&config.audit).map_err(|source| {
+            let path = config.audit.file.clone().unwrap_or_default();
+            StartError::Audit { path, source }
+        })?;
         let listeners = Listeners::bind(&config)?;
         let (settings, counts) = (config.clone(), metrics.clone());
         let policies = tokio::task::spawn_blocking(move || load_policies(&settings, &counts)).await??;

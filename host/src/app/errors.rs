@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use crate::config::Fault;
 use crate::mysql::OpenError;
@@ -30,8 +31,13 @@ pub enum StartError {
     #[error("{}", lines(.0))]
     Auth(Vec<Fault>),
     /// The audit log cannot be opened.
-    #[error("audit.file: {0}")]
-    Audit(io::Error),
+    #[error("audit.file: {}: {source}", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The policy engine cannot reserve its instances.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -9,7 +9,7 @@ use super::output;
 pub enum Failure {
     #[error("{0}")]
     Usage(String),
-    #[error("no proxy at {url}; start one with `lockkeeper serve` ({why})")]
+    #[error("{}", no_proxy(url, why))]
     NoProxy {
         url: String,
         why: String,
@@ -114,6 +114,20 @@ impl Failure {
 }
 
 /// The message of a problem, for people.
+/// What a failed connection means, with what helps.
+fn no_proxy(url: &str, why: &str) -> String {
+    if why.contains("invalid peer certificate") {
+        return format!("the certificate of {url} is not trusted ({why}); name its authority by --ca-file");
+    }
+    if why.contains("fatal alert") {
+        return format!("{url} refused the TLS connection ({why}); see --cert-file");
+    }
+    if why.contains("invalid HTTP version") {
+        return format!("{url} does not answer in HTTP ({why}); it may need https://");
+    }
+    format!("no proxy at {url}; start one with `lockkeeper serve` ({why})")
+}
+
 fn sentence(body: &Value) -> String {
     let detail = body["detail"].as_str().or(body["title"].as_str()).unwrap_or("the proxy gave no reason");
     let mut text = detail.to_owned();

@@ -34,7 +34,7 @@ impl TlsFiles {
         TlsFiles::section(listener).and_then(|section| {
             let path = |key| section.parsed(key, None, |text, place| file(text, place).map(Some));
             let (client_ca, crl) = (path("client_ca"), path("crl"));
-            if crl.is_some() && client_ca.is_none() {
+            if crl.is_some() && !section.holds("client_ca") {
                 section
                     .complain("crl", "needs client_ca: without it, clients are not asked for certificates");
             }

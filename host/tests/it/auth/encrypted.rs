@@ -183,7 +183,7 @@ on_both! {
 #[test]
 fn a_proxy_beyond_this_machine_needs_credentials_and_encryption() {
     let dir = folder();
-    write(&dir.path().join("auth.toml"), "");
+    write(&dir.path().join("auth.toml"), "[[principal]]\nname = \"a\"\n");
     let check = |config: &str| {
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
         let ended = lockkeeper().args(["serve", "--check"]).current_dir(dir.path()).output().unwrap();
