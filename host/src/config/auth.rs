@@ -195,7 +195,11 @@ impl AuthRules {
             roles.insert(name.to_owned(), Role::read(&section));
         }
         let mut principals: Vec<PrincipalConfig> = Vec::new();
-        for section in top.list("principal") {
+        let entries = top.list("principal");
+        if entries.is_empty() {
+            top.complain("principal", "has no entry, so nobody could use the proxy");
+        }
+        for section in entries {
             let Some(principal) = PrincipalConfig::read(&section, &roles) else { continue };
             if principals.iter().any(|other| other.name == principal.name) {
                 section.complain("name", format!("`{}` is the name of another principal", principal.name));
@@ -212,9 +216,6 @@ impl AuthRules {
             principals.push(principal);
         }
         top.finish();
-        if principals.is_empty() {
-            top.complain("principal", "has no entry, so nobody could use the proxy");
-        }
         AuthRules { principals, roles }
     }
 }
@@ -395,7 +396,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("auth.toml");
-        std::fs::write(&path, "").unwrap();
+        std::fs::write(&path, "[[principal]]\nname = \"a\"\n").unwrap();
         for (mode, is_refused) in [(0o600, false), (0o640, false), (0o644, true), (0o660, true)] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(AuthRules::load(&path).is_err(), is_refused, "{mode:o}");
