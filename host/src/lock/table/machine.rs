@@ -14,7 +14,7 @@ use super::timer::Timer;
 use super::views::{Queued, Standing};
 use crate::lock::maps::HashMap;
 use crate::lock::record::{Claim, GlobalQueueChange};
-use crate::lock::{Instant, Key, LeaseRef, Token};
+use crate::lock::{Instant, Key, LeaseRef};
 
 /// The queues of one proxy. See the documentation of [the module](super).
 #[derive(Debug, Default)]
@@ -64,15 +64,11 @@ impl Table {
         self.leases.claim(nonce).is_some()
     }
 
-    /// Whether the reference is to a lease as this proxy knows it: with its keys and its token, by its client. Nothing
-    /// that becomes of another reference says anything about the lease.
+    /// Whether what becomes of the reference says something about the lease with its nonce, as this proxy knows it: not if
+    /// another client refers to the lease, maybe by an altered id.
     pub fn knows_as(&self, lease: &LeaseRef) -> bool {
-        self.leases.find(lease.nonce).is_some_and(|known| {
-            let is_token = |token: Token| known.tokens.first() == Some(&token);
-            known.claim.keys == lease.keys
-                && lease.token.is_none_or(is_token)
-                && lease.is_allowed(&known.claim.tag.principal)
-        })
+        let known = self.leases.claim(lease.nonce);
+        known.is_some_and(|claim| lease.is_allowed(&claim.tag.principal))
     }
 
     /// The waiter with this id, if it is in a queue.
