@@ -1,6 +1,7 @@
 //! Several proxies on one store: they use one set of policies, and there are never two holders.
 
 use std::path::Path;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -31,6 +32,8 @@ struct Fleet {
 
 impl Fleet {
     async fn start(kind: Kind, count: usize, component: &[u8]) -> Fleet {
+        // Compiled before a test begins: that may take longer than the test's time-outs.
+        LazyLock::force(&RENAMED);
         let mut fleet = Fleet { url: database(kind).await, proxies: Vec::new(), dirs: Vec::new() };
         for _ in 0..count {
             fleet.add(component, "").await;

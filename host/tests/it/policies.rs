@@ -63,6 +63,10 @@ impl Deployment {
 
     /// `more` is appended to config.toml, after `[policies.default]`.
     async fn with(kind: Kind, component: &[u8], more: &str) -> Deployment {
+        // Compiled before a test begins: that may take longer than the test's time-outs.
+        for guest in [&RENAMED, &BAD] {
+            LazyLock::force(guest);
+        }
         let (url, dir) = (database(kind).await, folder());
         deploy(dir.path(), component);
         let proxy = start(&url, dir.path(), more).await;
