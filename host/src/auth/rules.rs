@@ -46,6 +46,12 @@ struct Token {
     principal: usize,
 }
 
+impl Token {
+    fn has_ended(&self, now_us: u64) -> bool {
+        self.until_us.is_some_and(|until_us| until_us <= now_us)
+    }
+}
+
 impl Rules {
     /// The rules of a file. `before`: the rules that they replace.
     pub fn new(file: &AuthRules, before: Option<&Rules>) -> Rules {
@@ -80,7 +86,7 @@ impl Rules {
         if known.sha256 != token::digest(token) {
             return Err(Unauthenticated::Unknown);
         }
-        if known.until_us.is_some_and(|until_us| until_us <= now_us) {
+        if known.has_ended(now_us) {
             return Err(Unauthenticated::Ended);
         }
         Ok((known.principal, id.clone()))
@@ -102,7 +108,7 @@ impl Rules {
             // The id may have been given to another token.
             before.tokens.get(id).is_some_and(|before| before.sha256 == token.sha256)
         })?;
-        known.until_us.is_none_or(|until_us| now_us < until_us).then_some(known.principal)
+        (!known.has_ended(now_us)).then_some(known.principal)
     }
 
     /// How long a credential is still valid, if that is less than a day.

@@ -76,7 +76,11 @@ impl Access {
             return Ok((call, name, Principal::Anonymous));
         }
         // A client without credentials does not learn which paths there are.
-        let identity = self.auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?;
+        let identity = match self.auth.is_required() {
+            true => self.auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?,
+            // The header may be meant for a proxy in between.
+            false => None,
+        };
         let Some(identity) = identity else {
             let (Route { call, .. }, name) = found?;
             return Ok((call, name, Principal::Anonymous));

@@ -33,7 +33,8 @@ pub(super) fn planned(
     request: &Request,
     call: Call,
 ) -> Result<Planned, AcquireError> {
-    check_right(request, call, std::iter::once(request.resource.as_str()))?;
+    let verbs = if call == Call::Version { VERSION } else { LOCK };
+    check_right(request, verbs, std::iter::once(request.resource.as_str()))?;
     let active = shared.policies.active(policy).ok_or_else(|| no_policy(policy))?;
     let mut planned = shared.within_reach(policy, plan(&active.live, policy, request)?)?;
     check_call(call, policy, planned.primitive)?;
@@ -43,23 +44,26 @@ pub(super) fn planned(
         let next = shared.within_reach(policy, plan(candidate, policy, request)?)?;
         add_keys(&mut planned, &next, call)?;
     }
-    check_right(request, call, planned.keys.iter().map(Key::as_str))?;
+    check_right(request, verbs, planned.keys.iter().map(Key::as_str))?;
     Ok(Planned { generation: active.live.clone(), plan: planned, version: active.version() })
 }
 
-/// Checks that the client may lock the names. A policy may name other keys than the client's resource.
-fn check_right<'a>(
+/// Either verb reads a version; a commit is checked for [`LOCK`] besides.
+const VERSION: &[Verb] = &[Verb::Acquire, Verb::ReadValue];
+/// What a client must be allowed to do with a resource and its keys to lock them.
+pub(super) const LOCK: &[Verb] = &[Verb::Acquire];
+
+/// Checks that the client may do one of these to each name. A policy may name other keys than the client's resource.
+pub(super) fn check_right<'a>(
     request: &Request,
-    call: Call,
-    names: impl Iterator<Item = &'a str>,
+    verbs: &[Verb],
+    mut names: impl Iterator<Item = &'a str>,
 ) -> Result<(), AcquireError> {
-    let reads = |name| call == Call::Version && request.principal.may(Verb::ReadValue, name);
-    for name in names {
-        if !request.principal.may(Verb::Acquire, name) && !reads(name) {
-            return Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() });
-        }
+    let may = |name| verbs.iter().any(|verb| request.principal.may(*verb, name));
+    if names.all(may) {
+        return Ok(());
     }
-    Ok(())
+    Err(AcquireError::Forbidden { verb: verbs[0], resource: request.resource.clone() })
 }
 
 /// Checks that the policy's primitive takes the client's call.

@@ -6,7 +6,6 @@ use super::context::Service;
 use super::errors::AcquireError;
 use super::planning::{self, Planned};
 use super::request::Request;
-use crate::config::Verb;
 use crate::lock::record::{self, Op, Outcome, Version};
 use crate::lock::{Call, Key, Token};
 use crate::random;
@@ -68,10 +67,8 @@ impl Service {
         value: Option<Box<str>>,
     ) -> Result<Committed, AcquireError> {
         let planned = self.versioned(request).await?;
-        let names = planned.plan.keys.iter().map(Key::as_str).chain([request.resource.as_str()]);
-        if !names.into_iter().all(|name| request.principal.may(Verb::Acquire, name)) {
-            return Err(AcquireError::Forbidden { verb: Verb::Acquire, resource: request.resource.clone() });
-        }
+        let keys = planned.plan.keys.iter().map(Key::as_str);
+        planning::check_right(request, planning::LOCK, keys.chain([request.resource.as_str()]))?;
         let (key, policy) = (planned.plan.keys[0].clone(), planned.generation.id().clone());
         let commit_key = key.clone();
         let commit = record::Commit {

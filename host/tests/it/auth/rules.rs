@@ -70,6 +70,17 @@ on_both! {
         }
     }
 
+    /// The header may be meant for a proxy in between.
+    async fn a_proxy_without_principals_ignores_credentials(kind: Kind) {
+        let proxy = Proxy::start(&database(kind).await).await;
+        proxy.until_ready().await;
+        let headers = [("authorization", "Digest username=\"a\""), ("authorization", "Bearer x")];
+        for headers in [&headers[..1], &headers[..]] {
+            let answer = proxy.client().send_with("GET", "/v1/locks", headers, "").await;
+            assert_eq!(answer.status, 200, "{}", answer.text);
+        }
+    }
+
     /// A lease id in the wrong hands is of no use, even to a client with the same rights.
     async fn a_lease_belongs_to_the_client_that_took_it(kind: Kind) {
         let secured = Secured::start(kind, "").await;
