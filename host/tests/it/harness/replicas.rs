@@ -82,9 +82,10 @@ impl Node {
                 "STOP SLAVE IO_THREAD; START SLAVE IO_THREAD",
             ),
         };
+        // The source comes first: it counts a replica only when the replica connects, and only if it has the plugin by then.
+        self.root(source).await;
         replica.root(follower).await;
         replica.root(restart).await;
-        self.root(source).await;
         let status = if self.kind == Kind::Mysql { "source_clients" } else { "master_clients" };
         eventually("the source knows of its replica", async || {
             let rows = self.root(&format!("SHOW GLOBAL STATUS LIKE 'rpl_semi_sync_{status}'")).await;
