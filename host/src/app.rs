@@ -15,10 +15,12 @@ use crate::config::{Config, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::fronts::Access;
 use crate::guard::Guard;
+use crate::latest;
 use crate::net;
 use crate::peers::PeerClient;
 use crate::policy::{self, Engine, Policies};
 use crate::service::{self, Peers, Service};
+use crate::store::registry::PeerSecret;
 use crate::telemetry::Metrics;
 use crate::vital;
 use crate::watch::watch;
@@ -60,8 +62,8 @@ pub struct App {
     metrics: Metrics,
     listeners: Listeners,
     stores: Stores,
-    /// The name of this proxy among the proxies of its store.
-    peer_name: String,
+    /// The name of this proxy among the proxies of its store, and the secret of these.
+    peer: (String, latest::Receiver<Option<PeerSecret>>),
     service: Service,
     fleet: Fleet,
     /// The digests of the components that the proxy was started with, by policy.
@@ -92,8 +94,9 @@ impl App {
         let loaded = policies.status().into_iter().map(|policy| (policy.name, policy.digest)).collect();
         let stores = Stores::open(&config, &metrics).await?;
         let address = listeners.peer_address(&config.fleet);
-        let peers = PeerClient::new(address);
-        let peer_name = peers.name().to_owned();
+        let peer_secret = latest::Sender::new(None);
+        let peers = PeerClient::new(address, peer_secret.subscribe());
+        let peer = (peers.name().to_owned(), peer_secret.subscribe());
         let service = Service::start_closed(service::Parts {
             peers: Arc::new(peers),
             store: Arc::new(stores.router(&config)),
@@ -110,6 +113,7 @@ impl App {
             routes: config.routes.clone(),
             naming: naming(&config.guards),
             address: address.to_string(),
+            peer_secret,
             config: config.fleet.clone(),
             metrics: metrics.clone(),
         });
@@ -121,7 +125,7 @@ impl App {
             config.http.clone(),
             metrics.clone(),
         ));
-        Ok(App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth, audit })
+        Ok(App { config, metrics, listeners, stores, peer, service, fleet, loaded, guard, auth, audit })
     }
 
     /// Serves until `stop`, and for `grace_ms` longer while `/ready` already says that the proxy is not ready. Then
@@ -131,7 +135,7 @@ impl App {
     /// # Errors
     /// The policy files or the configuration file cannot be watched.
     pub async fn run(self, stop: CancellationToken) -> Result<(), StartError> {
-        let App { config, metrics, listeners, stores, peer_name, service, fleet, loaded, guard, auth, audit } =
+        let App { config, metrics, listeners, stores, peer, service, fleet, loaded, guard, auth, audit } =
             self;
         let files = policy::files(&config.policies);
         let (policy_watcher, changes) =
@@ -159,7 +163,7 @@ impl App {
             stop: stop.clone(),
         };
         let fronts =
-            Fronts { config: &config, metrics, peer_name, service: service.clone(), guard: &guard, admin };
+            Fronts { config: &config, metrics, peer, service: service.clone(), guard: &guard, admin };
         let Serving { draining, drained, clients, operators } = listeners.serve(fronts);
 
         stop.cancelled().await;

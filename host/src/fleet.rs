@@ -33,7 +33,9 @@ use crate::mutex::Mutex;
 use crate::policy::{Generation, Policies, Prepared};
 use crate::service::Service;
 use crate::store::StoreError;
-use crate::store::registry::{Component, PolicyVersion, Pulse, ROUTES, Registry, View, guard_record};
+use crate::store::registry::{
+    Component, PeerSecret, PolicyVersion, Pulse, ROUTES, Registry, View, guard_record,
+};
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -85,6 +87,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// The address at which other proxies notify this proxy of its waiters' turns.
     pub address: String,
+    /// Where the fleet puts the secret of the proxies of this store.
+    pub peer_secret: latest::Sender<Option<PeerSecret>>,
 }
 
 /// This proxy's membership among the proxies of its store. Cheap to clone.
@@ -104,6 +108,7 @@ struct Inner {
     naming: tokio::sync::Mutex<Records>,
     state: Mutex<State>,
     view: latest::Sender<View>,
+    peer_secret: latest::Sender<Option<PeerSecret>>,
     /// Requests an immediate heartbeat.
     hurry: Notify,
     /// Generations that this proxy has checked, by policy, so that a pushed component is not compiled twice.
@@ -149,7 +154,8 @@ enum Stage {
 impl Fleet {
     /// Starts to join in the background. The proxy grants nothing before it has joined.
     pub fn start(parts: Parts) -> Fleet {
-        let Parts { registry, service, policies, routes, naming, address, config, metrics } = parts;
+        let Parts { registry, service, policies, routes, naming, address, config, metrics, peer_secret } =
+            parts;
         let view = latest::Sender::new(View::default());
         let trouble = Some("the proxy is starting".to_owned());
         let state = State { address, trouble, since: clock::now(), ..State::default() };
@@ -164,6 +170,7 @@ impl Fleet {
             naming: tokio::sync::Mutex::new(naming_records(&naming)),
             state: Mutex::new(state),
             view,
+            peer_secret,
             hurry: Notify::new(),
             prepared: Mutex::default(),
             stop: CancellationToken::new(),
@@ -259,6 +266,7 @@ impl Inner {
         }
         drop(state);
         self.metrics.fleet.members(view.members.len());
+        self.peer_secret.send_replace(view.peer_secret.clone());
         self.view.send_replace(view);
     }
 

@@ -12,9 +12,11 @@ use crate::api::Api;
 use crate::config::{Config, FleetConfig, GuardConfig, HttpLimits, TlsFiles};
 use crate::guard::Guard;
 use crate::http::{self, Handler};
+use crate::latest;
 use crate::net::{self, Listener, Tls};
 use crate::peers;
 use crate::service::Service;
+use crate::store::registry::PeerSecret;
 use crate::telemetry::Metrics;
 use crate::vital;
 
@@ -61,8 +63,10 @@ impl Listeners {
     pub fn serve(self, fronts: Fronts<'_>) -> Serving {
         self.log();
         let [draining, drained] = [CancellationToken::new(), CancellationToken::new()];
+        let (name, secret) = fronts.peer;
+        let (service, metrics) = (fronts.service.clone(), fronts.metrics.clone());
+        let notified = peers::serve(self.peers, name, secret, service, metrics, draining.clone());
         let http = Http { limits: fronts.config.http.clone(), metrics: fronts.metrics };
-        let notified = peers::serve(self.peers, fronts.peer_name, fronts.service.clone(), draining.clone());
         vital::spawn("notifications from other proxies", notified);
         let access = fronts.admin.access.clone();
         let api = Api::new(fronts.service, fronts.config.limits.clone(), access, draining.clone());
@@ -96,8 +100,8 @@ impl Listeners {
 pub struct Fronts<'a> {
     pub config: &'a Config,
     pub metrics: Metrics,
-    /// The name of this proxy among the proxies of its store.
-    pub peer_name: String,
+    /// The name of this proxy among the proxies of its store, and the secret of these.
+    pub peer: (String, latest::Receiver<Option<PeerSecret>>),
     pub service: Service,
     pub guard: &'a Guard,
     pub admin: Admin,

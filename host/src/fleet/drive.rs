@@ -17,7 +17,7 @@ use crate::lock::{Instant, ServerTime};
 use crate::policy::Prepared;
 use crate::random;
 use crate::store::StoreError;
-use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, View};
+use crate::store::registry::{Component, Member, PeerSecret, PolicyRecord, PolicyVersion, Pulse, View};
 use crate::vital;
 
 /// How long a statement of a process that has ended may still wait for a row lock, in microseconds.
@@ -313,6 +313,11 @@ impl Fleet {
                 }
                 (state.id, state.acks.clone())
             };
+            if view.peer_secret.is_none()
+                && let Err(error) = self.0.registry.agree_on(PeerSecret::random()).await
+            {
+                tracing::debug!(%error, "the proxies of this store have no secret yet, so waiters of several proxies poll");
+            }
             let gone = watch.gone(&view, &self.0.host);
             let mut moved = false;
             for step in machine::steps(&view, id, &acks, &gone) {

@@ -1,5 +1,5 @@
-//! [`Registry`] in tables: a row for each proxy, a row for each policy, and a row for the policy's previous
-//! version. The statements are in [`tables`].
+//! [`Registry`] in tables: a row for each proxy, a row for each policy, a row for the policy's previous version, and
+//! a row for what all proxies share. The statements are in [`tables`].
 //!
 //! A transaction locks rows of policies before rows of proxies, so that transactions cannot deadlock. A
 //! heartbeat locks one row, and has a connection of its own.
@@ -15,7 +15,7 @@ use super::session::fault::Fault;
 use super::session::link::Link;
 use super::session::spare::SpareLink;
 use crate::lock::{Instant, ServerTime};
-use crate::store::registry::{Component, PolicyVersion, Pulse, Registry, View};
+use crate::store::registry::{Component, PeerSecret, PolicyVersion, Pulse, Registry, View};
 use crate::store::{StoreError, StoreFuture};
 
 mod tables;
@@ -123,6 +123,10 @@ impl Registry for MysqlRegistry {
 
     fn call_off(&self, name: String, seq: u64, why: String) -> StoreFuture<Result<bool, StoreError>> {
         on_link!(self, work, WORK_LIMIT, |link, _context| link.call_off(&name, seq, &why))
+    }
+
+    fn agree_on(&self, secret: PeerSecret) -> StoreFuture<Result<(), StoreError>> {
+        on_link!(self, work, WORK_LIMIT, |link, _context| link.insert_secret(&secret))
     }
 
     fn allow(&self, until: Option<(ServerTime, Instant)>) {

@@ -335,6 +335,7 @@ impl World {
             config: FleetConfig::default(),
             metrics: metrics.clone(),
             address,
+            peer_secret: latest::Sender::new(None),
         });
         let (upstreams, http) = (UpstreamLimits::default(), HttpLimits::default());
         let guard = Arc::new(Guard::new(&guards, &upstreams, service.clone(), limits, http, metrics));

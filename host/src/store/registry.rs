@@ -18,6 +18,7 @@ use bytes::Bytes;
 
 use super::{StoreError, StoreFuture};
 use crate::lock::{Instant, ServerTime};
+use crate::random;
 
 /// The error text of a proxy that may not write leases.
 pub const NO_MEMBER: &str =
@@ -106,6 +107,36 @@ pub struct Pulse {
     pub lives: Duration,
 }
 
+/// The secret by which the proxies of one store recognise each other.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PeerSecret([u8; PeerSecret::BYTES]);
+
+impl PeerSecret {
+    /// The length of a secret.
+    pub const BYTES: usize = 32;
+
+    /// A new secret.
+    pub fn random() -> PeerSecret {
+        PeerSecret(random::number())
+    }
+
+    /// A secret as the store has it; `None` if these bytes are none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<PeerSecret> {
+        bytes.try_into().ok().map(PeerSecret)
+    }
+
+    /// The secret itself.
+    pub fn bytes(&self) -> &[u8; PeerSecret::BYTES] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for PeerSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PeerSecret")
+    }
+}
+
 /// All members and records, at one moment of the store's clock.
 #[derive(Clone, Debug, Default)]
 pub struct View {
@@ -117,6 +148,8 @@ pub struct View {
     pub members: Vec<Member>,
     /// The records of all policies, of the routes, and of how guarded requests are named.
     pub records: Vec<PolicyRecord>,
+    /// By what the proxies of this store recognise each other, if they have agreed on it.
+    pub peer_secret: Option<PeerSecret>,
 }
 
 impl PolicyRecord {
@@ -197,6 +230,9 @@ pub trait Registry: Send + Sync + 'static {
 
     /// Cancels the change: drops the candidate and records why.
     fn call_off(&self, name: String, seq: u64, why: String) -> StoreFuture<Result<bool, StoreError>>;
+
+    /// Makes `secret` the [secret of the proxies](View::peer_secret), if they have none.
+    fn agree_on(&self, secret: PeerSecret) -> StoreFuture<Result<(), StoreError>>;
 
     /// Limits until when leases may be written, by the store's clock and by the proxy's own clock. `None`: no
     /// leases are written, and claims that wait to be written fail.

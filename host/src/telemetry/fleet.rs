@@ -11,14 +11,17 @@ use super::metric::{Outcome, count, register};
 pub struct Fleet {
     members: Gauge,
     changes: Family<Outcome, Counter>,
+    notifications: Family<Outcome, Counter>,
 }
 
 impl Fleet {
     pub(super) fn register(registry: &mut Registry) -> Fleet {
         let changes = "Changes of a policy on all proxies, by outcome";
+        let notifications = "Notifications from other proxies, by outcome";
         Fleet {
             members: register(registry, "fleet_members", "Proxies of this store that live", Gauge::default()),
             changes: register(registry, "fleet_changes", changes, Family::default()),
+            notifications: register(registry, "fleet_notifications", notifications, Family::default()),
         }
     }
 
@@ -31,6 +34,12 @@ impl Fleet {
     pub fn change(&self, outcome: &'static str) {
         self.changes.get_or_create(&Outcome { outcome }).inc();
     }
+
+    /// Counts a notification of another proxy. `outcome` is `woken`, or `refused` for a connection whose caller did not
+    /// prove that it is a proxy of this store.
+    pub fn notification(&self, outcome: &'static str) {
+        self.notifications.get_or_create(&Outcome { outcome }).inc();
+    }
 }
 
 #[cfg(test)]
@@ -42,7 +51,12 @@ mod tests {
         let metrics = Metrics::default();
         metrics.fleet.members(3);
         metrics.fleet.change("live");
-        let lines = ["lockkeeper_fleet_members 3", "lockkeeper_fleet_changes_total{outcome=\"live\"} 1"];
+        metrics.fleet.notification("refused");
+        let lines = [
+            "lockkeeper_fleet_members 3",
+            "lockkeeper_fleet_changes_total{outcome=\"live\"} 1",
+            "lockkeeper_fleet_notifications_total{outcome=\"refused\"} 1",
+        ];
         assert_has(&metrics, &lines);
     }
 }

@@ -15,6 +15,7 @@ use crate::policies::{RENAMED, default_policy, keys, status, variant};
 mod changes;
 mod load;
 mod members;
+mod notifications;
 mod pending;
 mod renaming;
 mod sessions;

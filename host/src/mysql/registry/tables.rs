@@ -11,11 +11,15 @@ use crate::mysql::context::Context;
 use crate::mysql::session::fault::Fault;
 use crate::mysql::session::link::Link;
 use crate::mysql::sql::{self, NOW_US};
-use crate::store::registry::{Component, Member, PolicyRecord, PolicyVersion, Pulse, View};
+use crate::store::registry::{Component, Member, PeerSecret, PolicyRecord, PolicyVersion, Pulse, View};
 
 const PROXIES: &str = "lockkeeper_proxy";
 const POLICIES: &str = "lockkeeper_policy";
 const BEFORE: &str = "lockkeeper_policy_before";
+const SHARED: &str = "lockkeeper_shared";
+
+/// The row of [`SHARED`] with the secret of the proxies.
+const SECRET: &str = "peers";
 
 /// The columns that [`read_member`] reads.
 const MEMBER: &str = "id,address,host,routes,beat_us,until_us,acks";
@@ -28,9 +32,9 @@ impl Link {
     pub(super) async fn create_fleet_tables(&mut self) -> Result<(), Fault> {
         let there = format!(
             "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema=DATABASE() \
-             AND table_name IN ('{PROXIES}','{POLICIES}','{BEFORE}')"
+             AND table_name IN ('{PROXIES}','{POLICIES}','{BEFORE}','{SHARED}')"
         );
-        if count(&self.exchange(there).await?) == 3 {
+        if count(&self.exchange(there).await?) == 4 {
             return Ok(());
         }
         let proxies = format!(
@@ -71,7 +75,14 @@ impl Link {
              component LONGBLOB NOT NULL\
              ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
         );
-        for table in [proxies, policies, before] {
+        let shared = format!(
+            "CREATE TABLE IF NOT EXISTS {SHARED} (\
+             name VARBINARY(64) NOT NULL PRIMARY KEY COMMENT 'what it is',\
+             value VARBINARY(255) NOT NULL,\
+             since_us BIGINT UNSIGNED NOT NULL COMMENT 'when the row was written: microseconds since 1970'\
+             ) ENGINE=InnoDB DEFAULT CHARACTER SET binary"
+        );
+        for table in [proxies, policies, before, shared] {
             self.exchange(table).await?;
         }
         Ok(())
@@ -104,7 +115,7 @@ impl Link {
              SELECT {MEMBER} FROM {PROXIES} ORDER BY id;\
              SELECT p.name,seq,live_digest,live_settings,candidate_digest,candidate_settings,since_us,note,\
              digest,settings FROM {POLICIES} p LEFT JOIN {BEFORE} b ON b.name=p.name AND successor=live_digest \
-             ORDER BY p.name",
+             ORDER BY p.name;SELECT name,value FROM {SHARED}",
             me.lives.as_micros(),
             hexed(&me.address),
             me.id,
@@ -116,7 +127,20 @@ impl Link {
         self.learn(context, sets.next(), asked_at)?;
         let members = read_all(sets.next(), PROXIES, read_member)?;
         let records = read_all(sets.next(), POLICIES, read_record)?;
-        Ok(View { now: self.sample.now, asked_at, members, records })
+        let shared: Vec<(Vec<u8>, Vec<u8>)> = rows(sets.next(), SHARED)?;
+        let secret = shared.iter().find(|(name, _)| name == SECRET.as_bytes());
+        let peer_secret = secret.and_then(|(_, value)| PeerSecret::from_bytes(value));
+        Ok(View { now: self.sample.now, asked_at, members, records, peer_secret })
+    }
+
+    /// Writes the secret of the proxies, if there is none.
+    pub(super) async fn insert_secret(&mut self, secret: &PeerSecret) -> Result<(), Fault> {
+        let (name, value) = (hexed(SECRET), sql::hexed(secret.bytes()));
+        let insert = format!(
+            "INSERT INTO {SHARED} (name,value,since_us) VALUES ({name},{value},{NOW_US}) \
+             ON DUPLICATE KEY UPDATE name=name"
+        );
+        self.exchange(insert).await.map(drop)
     }
 
     /// Deletes the row of a proxy.
