@@ -7,9 +7,9 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 use crate::steps::{self, Progress};
-use crate::{paths, wasm};
+use crate::{paths, sbom, wasm};
 
-/// Builds the release program into target/dist, without symbols, and its symbols beside it.
+/// Builds the release program into target/dist, without symbols, and its symbols and the list of its crates beside it.
 ///
 /// Needs `objcopy` (binutils). Debuggers, profilers and the program's own backtraces find the symbols if `lockkeeper.debug` is in
 /// the folder of the program.
@@ -17,7 +17,7 @@ use crate::{paths, wasm};
 pub struct Args {}
 
 pub fn run(_: &Args) -> Result<ExitCode> {
-    let mut progress = Progress::new(3);
+    let mut progress = Progress::new(4);
     progress.next("checking the WebAssembly target and objcopy");
     wasm::ensure()?;
     if paths::find_program("objcopy").is_none() {
@@ -32,6 +32,8 @@ pub fn run(_: &Args) -> Result<ExitCode> {
     progress.next("moving the symbols into a file of their own");
     let dist = paths::target().join("dist");
     split(&paths::target().join("release/lockkeeper"), &dist)?;
+    progress.next("listing the crates in the program");
+    sbom::write(&dist)?;
     println!("{}", dist.join("lockkeeper").display());
     Ok(ExitCode::SUCCESS)
 }

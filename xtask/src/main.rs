@@ -6,10 +6,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod deny;
 mod dist;
 mod example;
 mod mutate;
 mod paths;
+mod sbom;
 mod servers;
 mod settings;
 mod sim;
@@ -36,6 +38,7 @@ enum Command {
     Up(up::Args),
     Test(test::Args),
     Dist(dist::Args),
+    Sbom(sbom::Args),
     Bench(bench::Args),
     Sim(sim::Args),
     Mutate(mutate::Args),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Dist(args) => dist::run(&args),
+        Command::Sbom(args) => sbom::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Mutate(args) => mutate::run(&args),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{paths, servers, steps, wasm};
+use crate::{deny, paths, servers, steps, wasm};
 
 /// Runs everything that CI checks: format, lints, tests on both real servers, documentation.
 ///
@@ -18,14 +18,22 @@ pub struct Args {
     only: Option<String>,
 }
 
-/// A check: it returns the exit code that it ended with.
-type Check = Box<dyn Fn() -> Result<u8>>;
+type Check = Box<dyn Fn() -> Result<Outcome>>;
 
-enum Outcome {
-    Passed,
-    /// Not run, and why.
+/// How a check ended.
+pub enum Outcome {
+    /// What else there is to say of it, or nothing.
+    Passed(String),
+    /// Why nothing was checked.
     Skipped(&'static str),
+    /// With this exit code.
     Failed(u8),
+}
+
+impl Outcome {
+    fn of(code: u8) -> Outcome {
+        if code == 0 { Outcome::Passed(String::new()) } else { Outcome::Failed(code) }
+    }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -54,22 +62,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(failed.unwrap_or(0)))
 }
 
-fn steps() -> Result<Vec<(String, Option<Check>)>> {
-    let mut steps: Vec<(String, Option<Check>)> = vec![
-        ("format".into(), Some(cargo(&["fmt", "--all", "--check"]))),
-        ("wasm target".into(), Some(Box::new(|| wasm::ensure().map(|_| 0)))),
-        ("servers".into(), Some(Box::new(servers_are_there))),
-        ("lints".into(), Some(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
-        ("tests".into(), Some(cargo(&["test", "--workspace"]))),
-        ("simulation".into(), Some(cargo(&SIMULATION))),
+fn steps() -> Result<Vec<(String, Check)>> {
+    let mut steps: Vec<(String, Check)> = vec![
+        ("format".into(), cargo(&["fmt", "--all", "--check"])),
+        ("wasm target".into(), Box::new(|| wasm::ensure().map(|_| Outcome::of(0)))),
+        ("servers".into(), Box::new(servers_are_there)),
+        ("lints".into(), cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        ("tests".into(), cargo(&["test", "--workspace"])),
+        ("simulation".into(), cargo(&SIMULATION)),
     ];
     for example in examples()? {
         let name = example.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        steps.push((format!("example {name}"), Some(Box::new(move || example_passes(&example)))));
+        steps.push((format!("example {name}"), Box::new(move || example_passes(&example))));
     }
-    steps.push(("documentation".into(), Some(Box::new(documentation))));
-    let deny = paths::find_program("cargo-deny").map(|_| cargo(&["deny", "check", "advisories"]));
-    steps.push(("advisories".into(), deny));
+    steps.push(("documentation".into(), Box::new(documentation)));
+    steps.push(("dependencies".into(), Box::new(deny::dependencies)));
+    steps.push(("advisories".into(), Box::new(deny::advisories)));
     Ok(steps)
 }
 
@@ -81,21 +89,17 @@ fn names() -> Result<Vec<String>> {
     Ok(steps()?.into_iter().map(|(name, _)| name).collect())
 }
 
-fn outcome(check: &Option<Check>) -> Outcome {
-    let Some(check) = check else { return Outcome::Skipped("cargo-deny is not installed") };
-    match check() {
-        Ok(0) => Outcome::Passed,
-        Ok(code) => Outcome::Failed(code),
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            Outcome::Failed(1)
-        }
-    }
+fn outcome(check: &Check) -> Outcome {
+    check().unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        Outcome::Failed(1)
+    })
 }
 
 fn line(name: &str, outcome: &Outcome, took: Duration) -> String {
     let (word, note) = match outcome {
-        Outcome::Passed => ("passed", String::new()),
+        Outcome::Passed(note) if note.is_empty() => ("passed", String::new()),
+        Outcome::Passed(note) => ("passed", format!(" ({note})")),
         Outcome::Skipped(why) => ("skipped", format!(" ({why})")),
         Outcome::Failed(code) => ("FAILED", format!(" (exit code {code})")),
     };
@@ -110,14 +114,14 @@ fn cargo(args: &[&str]) -> Check {
     })
 }
 
-fn run_command(command: &mut Command) -> Result<u8> {
-    Ok(steps::code(steps::status(command)?))
+fn run_command(command: &mut Command) -> Result<Outcome> {
+    Ok(Outcome::of(steps::code(steps::status(command)?)))
 }
 
-fn servers_are_there() -> Result<u8> {
+fn servers_are_there() -> Result<Outcome> {
     servers::ensure(servers::Kind::Mysql, false)?;
     servers::ensure(servers::Kind::Mariadb, false)?;
-    Ok(0)
+    Ok(Outcome::of(0))
 }
 
 /// Crates in examples/, which are not in the workspace: they are built as a user would build them.
@@ -133,18 +137,18 @@ fn examples() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn example_passes(dir: &std::path::Path) -> Result<u8> {
+fn example_passes(dir: &std::path::Path) -> Result<Outcome> {
     let target = paths::target().join("examples");
     for args in [&["fmt", "--check"][..], &["test"][..]] {
-        let code = run_command(steps::cargo(args).current_dir(dir).env("CARGO_TARGET_DIR", &target))?;
-        if code != 0 {
-            return Ok(code);
+        let outcome = run_command(steps::cargo(args).current_dir(dir).env("CARGO_TARGET_DIR", &target))?;
+        if let Outcome::Failed(_) = outcome {
+            return Ok(outcome);
         }
     }
-    Ok(0)
+    Ok(Outcome::of(0))
 }
 
-fn documentation() -> Result<u8> {
+fn documentation() -> Result<Outcome> {
     let mut command = steps::cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
     // Modules say which of their private parts does what; those are documented here as well.
     run_command(command.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))

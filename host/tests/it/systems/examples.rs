@@ -21,7 +21,15 @@ static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     // The proxy is among the packages, so that dependencies get the features that they have here and none is compiled
     // twice. Its own binary is not built, because other tests run it.
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--package", "lockkeeper", "--package", "lockkeeper-examples"]);
+    build.args([
+        "build",
+        "--locked",
+        "--quiet",
+        "--package",
+        "lockkeeper",
+        "--package",
+        "lockkeeper-examples",
+    ]);
     build.args(NAMES.iter().flat_map(|name| ["--bin".to_owned(), format!("example-{name}")]));
     build.args(["--profile", profile, "--target-dir"]).arg(folder.parent().unwrap());
     build.current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
