@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 /// The resource, mode and times of a lock request.
 #[derive(Args, Clone, Debug)]
@@ -19,7 +20,7 @@ pub struct AcquireArgs {
     /// Mode of the lock: exclusive, shared, or permits=N
     #[arg(long, value_parser = mode, default_value = "exclusive")]
     pub mode: Mode,
-    /// Name of the holder (default: user@host, with the request id or else the process id)
+    /// Name of the holder (default: user@host, with a hash of the request id or else the process id)
     #[arg(long)]
     pub owner: Option<String>,
     /// A label for the policy; may be given several times
@@ -115,15 +116,28 @@ fn default_owner(request_id: Option<&str>) -> String {
     let user = std::env::var("USER").unwrap_or_else(|_| "unknown".to_owned());
     let host =
         std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
-    let call = request_id.map_or_else(|| std::process::id().to_string(), str::to_owned);
+    // Others see the owner, and could repeat a request whose id they know.
+    let call = request_id.map_or_else(|| std::process::id().to_string(), hashed);
     let mut owner = format!("{user}@{}, {call}", host.trim());
     owner.truncate(owner.floor_char_boundary(200));
     owner
 }
 
+fn hashed(request_id: &str) -> String {
+    Sha256::digest(request_id).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_owner_does_not_show_the_request_id() {
+        let owner = default_owner(Some("pay-42"));
+        assert!(!owner.contains("pay-42"), "{owner}");
+        assert_eq!(owner, default_owner(Some("pay-42")));
+        assert_ne!(owner, default_owner(Some("pay-43")));
+    }
 
     #[test]
     fn durations_need_a_unit() {

@@ -1,5 +1,6 @@
 //! Output on the terminal, for people and programs.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -9,12 +10,29 @@ use serde_json::Value;
 
 /// Prints a line. A closed standard output is not an error.
 pub fn line(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let _ = writeln!(std::io::stdout(), "{}", harmless(text));
+}
+
+/// The text without characters that control a terminal, which names that other clients choose can have. They become escapes
+/// as in JSON, so JSON stays JSON. Ends of lines stay.
+fn harmless(text: &str) -> Cow<'_, str> {
+    // Besides control characters, those that reverse the direction of the text after them.
+    let is_harmful = |c: char| {
+        (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |c: char| match is_harmful(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    Cow::Owned(text.chars().map(escaped).collect())
 }
 
 /// Prints a message for people on standard error. A closed standard error is not an error.
 pub fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "lockkeeper: {text}");
+    let _ = writeln!(std::io::stderr(), "lockkeeper: {}", harmless(text));
 }
 
 /// As [`complain`], but without waiting for a slow reader: for messages while a lock is held. The message is dropped
@@ -82,7 +100,8 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) {
 pub fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.clone(),
+        // A name must not look like the end of its line.
+        Value::String(text) => text.replace('\n', "\\n"),
         other => other.to_string(),
     }
 }
@@ -136,5 +155,14 @@ mod tests {
         {
             assert_eq!(time(&json!(ms)), text);
         }
+    }
+
+    #[test]
+    fn names_cannot_control_the_terminal() {
+        let name = json!("a\u{1b}[2J\u{9b}31m\u{202e}b\r\nc\td");
+        assert_eq!(harmless(&shown(&name)), "a\\u001b[2J\\u009b31m\\u202eb\\u000d\\nc\\u0009d");
+        let printed = harmless(&name.to_string()).into_owned();
+        assert_eq!(serde_json::from_str::<Value>(&printed).unwrap(), name);
+        assert!(matches!(harmless("orders/42 é 訂單\nnext"), Cow::Borrowed(_)));
     }
 }
