@@ -48,6 +48,18 @@ pub enum ManagedError {
         /// The data folder.
         dir: PathBuf,
     },
+    /// The data folder belongs to another user.
+    #[error(
+        "the data folder {} belongs to the user {owner}: run the proxy as that user, or choose another \
+         store.managed.data_dir",
+        dir.display()
+    )]
+    Owner {
+        /// The number of the user.
+        owner: u32,
+        /// The data folder.
+        dir: PathBuf,
+    },
     /// The other kind of server made the data folder.
     #[error(
         "the data folder {} was made by {made_by} and cannot be used by {server}: choose another \

@@ -143,11 +143,22 @@ fn make_private(dir: &Path) -> Result<(), ManagedError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(source) => return Err(ManagedError::folder("cannot make", dir, source)),
     }
+    // Another user could give us their data, or their programs as plugins.
+    let found = fs::metadata(dir).map_err(|source| ManagedError::folder("cannot read", dir, source))?;
+    check_owner(found.uid(), dir)?;
     let mut entries = fs::read_dir(dir).map_err(|source| ManagedError::folder("cannot read", dir, source))?;
     if !dir.join(LOCK).exists() && entries.next().is_some() {
         return Err(ManagedError::Foreign { dir: dir.to_path_buf() });
     }
     Ok(())
+}
+
+/// Checks that the folder with this owner is ours.
+fn check_owner(owner: u32, dir: &Path) -> Result<(), ManagedError> {
+    if owner == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(ManagedError::Owner { owner, dir: dir.to_path_buf() })
 }
 
 /// The socket's path: in the data folder, or in a short private folder if that path is too long for the

@@ -249,6 +249,16 @@ async fn a_folder_of_another_program_is_refused_and_left_unchanged() {
 }
 
 #[tokio::test]
+async fn a_folder_of_another_user_is_refused() {
+    let temp = tempfile::tempdir().expect("a folder");
+    // Root can give a folder away, and for any other user `/` is another user's.
+    let is_root = std::os::unix::fs::chown(temp.path(), Some(12_345), None).is_ok();
+    let folder = if is_root { temp.path() } else { Path::new("/") };
+    let error = refused(&config(Kind::Mysql, folder)).await;
+    assert!(matches!(error, ManagedError::Owner { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn a_program_that_is_no_server_is_refused() {
     for (program, says) in [("/bin/cat", "no MySQL or MariaDB"), ("/nowhere/mysqld", "cannot be run")] {
         let temp = tempfile::tempdir().expect("a folder");
