@@ -29,6 +29,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The limit of buffered answers per HTTP/2 connection.
 const MAX_SEND_BUFFER: usize = 64 * 1024;
 
+/// How many bytes of one HTTP/2 request's body a client may send before the handler reads them. A connection as a whole
+/// has the window of the library, 1 MiB: several requests whose bodies nobody reads yet do not keep others from theirs.
+const STREAM_WINDOW: u32 = 64 * 1024 - 1;
+
 /// Serves a connection.
 pub async fn run<H: Handler>(connection: Connection, http: Arc<Http<H>>) {
     let Connection { stream, mut peer, handshake_deadline, stop } = connection;
@@ -132,6 +136,7 @@ async fn run_http2<H: Handler>(socket: Socket, requests: Requests<H>, stop: Canc
         .max_concurrent_streams(http.limits.max_streams)
         .max_header_list_size(http.limits.max_header_bytes.try_into().unwrap_or(u32::MAX))
         .max_send_buf_size(MAX_SEND_BUFFER)
+        .initial_stream_window_size(STREAM_WINDOW)
         .serve_connection(TokioIo::new(socket), requests);
     let mut connection = pin!(connection);
     let mut watchdog = pin!(Watchdog::new(&http.limits, &activity, &stop));

@@ -78,6 +78,8 @@ pub enum Refusal {
     SecondHost,
     #[error("a Host that is none")]
     Host,
+    #[error("a Host that differs from the authority")]
+    OtherHost,
     #[error("a Content-Length that is not a whole number below 2^64")]
     Length,
     #[error("more than one Content-Length")]
@@ -98,6 +100,29 @@ pub enum Refusal {
     ChunkEnd,
     #[error("a trailer that only a header can be")]
     Trailer,
+}
+
+/// Checks the host of an HTTP/2 request, which does not pass a gate: there is one, in `:authority` or in a `Host` header, or
+/// in both alike.
+///
+/// # Errors
+/// Why the request is refused.
+pub fn check_http2_host<B>(request: &hyper::Request<B>) -> Result<(), Refusal> {
+    let mut hosts = request.headers().get_all(hyper::header::HOST).iter().map(|host| host.as_bytes());
+    let (host, authority) = (hosts.next(), request.uri().authority());
+    if hosts.next().is_some() {
+        return Err(Refusal::SecondHost);
+    }
+    if host.is_some_and(|host| !host.iter().all(|&byte| HOST[usize::from(byte)])) {
+        return Err(Refusal::Host);
+    }
+    match (host, authority) {
+        (None, None) => Err(Refusal::NoHost),
+        (Some(host), Some(authority)) if !authority.as_str().as_bytes().eq_ignore_ascii_case(host) => {
+            Err(Refusal::OtherHost)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a head says about the end of its message.

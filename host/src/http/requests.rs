@@ -14,7 +14,7 @@ use tracing::{Instrument, debug, debug_span, warn};
 
 use super::activity::{Activity, UnderWay};
 use super::body::{Request, Response};
-use super::gate::Refusal;
+use super::gate::{Refusal, check_http2_host};
 use super::handler::{Handler, Http};
 use super::peer::Peer;
 use super::problem::{Problem, Told, Why};
@@ -71,6 +71,11 @@ impl<H: Handler> Requests<H> {
         // Over HTTP/1, the gate has refused it already.
         if request.method() == Method::CONNECT {
             return Problem::from(Refusal::Connect).into_response();
+        }
+        if request.version() >= Version::HTTP_2
+            && let Err(refusal) = check_http2_host(&request)
+        {
+            return Problem::from(refusal).into_response();
         }
         self.http.handler.handle(request, &self.peer).await
     }

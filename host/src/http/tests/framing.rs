@@ -136,3 +136,43 @@ async fn connect_requests_over_http2_are_refused() {
     let request = hyper::Request::connect("x:80").body(Full::from("")).unwrap();
     assert_eq!(send.send_request(request).await.unwrap().status(), 400);
 }
+
+/// The gate sees HTTP/1 alone. An application behind a guarded route must not get two hosts, or none.
+#[tokio::test]
+async fn an_http2_request_has_one_host() {
+    let server = start(limits());
+    let (mut send, _connection, _socket) = http2(&server).await;
+    let mut status = async |uri: &str, hosts: &[&str]| {
+        let mut request = hyper::Request::get(uri);
+        for host in hosts {
+            request = request.header("host", *host);
+        }
+        send.send_request(request.body(Full::from("")).unwrap()).await.unwrap().status().as_u16()
+    };
+    assert_eq!(status("http://a/", &[]).await, 200);
+    assert_eq!(status("http://a/", &["A"]).await, 200);
+    assert_eq!(status("/", &["a"]).await, 200);
+    assert_eq!(status("/", &[]).await, 400);
+    assert_eq!(status("/", &["a", "a"]).await, 400);
+    assert_eq!(status("http://a/", &["b"]).await, 400);
+    assert_eq!(status("http://a/", &["a", "b"]).await, 400);
+    assert_eq!(status("/", &["a/b"]).await, 400);
+}
+
+/// A client may send so much of a body that nobody reads.
+#[tokio::test]
+async fn an_http2_stream_has_a_small_window() {
+    let server = start(limits());
+    let mut stream = server.connect().await;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.unwrap();
+    assert_eq!(head[3], 4, "the first frame has the settings");
+    let mut settings = vec![0; usize::from(head[2])];
+    stream.read_exact(&mut settings).await.unwrap();
+    let initial_window = settings.chunks(6).find(|setting| setting[..2] == [0, 4]);
+    // Without the setting, it is 65,535.
+    let window =
+        initial_window.map_or(65_535, |setting| u32::from_be_bytes(setting[2..].try_into().unwrap()));
+    assert_eq!(window, 65_535);
+}
