@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::Entry;
+use crate::auth::Rate;
 use crate::config::{EngineLimits, Verb};
 use crate::fleet::Fleet;
 use crate::fronts::routes::{Methods, Route};
@@ -94,7 +95,7 @@ impl Admin {
         peer: &Peer,
     ) -> Result<Response, Problem> {
         let Admitted { call, name, principal, entry } =
-            self.access.admit(Admin::FRONT, &request, peer, routes)?;
+            self.access.admit(Admin::FRONT, &request, peer, routes).await?;
         match call {
             Call::Live => Ok(http::json(&json!({"status": "live"}))),
             Call::Ready => Ok(health::ready(self)),
@@ -102,10 +103,12 @@ impl Admin {
             Call::Fleet => Ok(fleet::show(self)),
             Call::Policies => Ok(policies::list(self, &principal)),
             Call::Push => {
+                self.counts_push(&principal, &entry).await?;
                 let push = policies::push(self, &principal, &name, request);
                 self.act(Verb::PolicyPush, &name, &principal, entry, push).await
             }
             Call::RollBack => {
+                self.counts_push(&principal, &entry).await?;
                 let roll_back = policies::roll_back(self, &principal, &name);
                 self.act(Verb::PolicyRollback, &name, &principal, entry, roll_back).await
             }
@@ -114,6 +117,14 @@ impl Admin {
                 self.act(Verb::Force, &name, &principal, entry, force).await
             }
         }
+    }
+
+    /// Counts the replacement of a policy, which compiles a component.
+    async fn counts_push(&self, principal: &Principal, entry: &Option<Entry>) -> Result<(), Problem> {
+        let sent = principal.identity().map_or(Ok(()), |client| client.send(Rate::Pushes));
+        let Err(over) = sent.map_err(|over| Problem::from(Refusal::from(over))) else { return Ok(()) };
+        self.access.refused(entry.clone(), &over).await;
+        Err(over)
     }
 
     /// Performs an action of an operator on the key or policy `on`: checks the right to it, and records it.
@@ -129,7 +140,7 @@ impl Admin {
             let detail = format!("you may not {} `{on}`", verb.as_str());
             let refusal = Refusal::new(Code::Forbidden, detail).with("verb", verb.as_str()).with("on", on);
             let problem = Problem::from(refusal);
-            self.access.refused(entry, &problem);
+            self.access.refused(entry, &problem).await;
             return Err(problem);
         }
         let acting = self.access.begins(entry, verb, on).await?;

@@ -110,10 +110,10 @@ impl Api {
 
     async fn answer(&self, request: Request, peer: &Arc<Peer>) -> Result<Response, Problem> {
         let Admitted { call, name, principal, entry } =
-            self.access.admit(Api::FRONT, &request, peer, ROUTES)?;
+            self.access.admit(Api::FRONT, &request, peer, ROUTES).await?;
         let answer = self.serve(call, name, principal, request, peer).await;
         if let Err(problem) = &answer {
-            self.access.refused(entry, problem);
+            self.access.refused(entry, problem).await;
         }
         answer
     }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::audit::Audit;
-use crate::auth::Auth;
+use crate::auth::{Auth, Guesses};
 use crate::config::{Config, ShutdownConfig, naming};
 use crate::fleet::{self, Fleet};
 use crate::fronts::Access;
@@ -152,7 +152,13 @@ impl App {
             vital::spawn("the reload of policies", policy_files::follow(fleet.clone(), loaded, changes)),
             vital::spawn("the reload of the configuration", config_reloads),
         ];
-        let access = Access { http: config.http.clone(), auth, audit };
+        let access = Access {
+            http: config.http.clone(),
+            auth,
+            guesses: Guesses::new(config.auth.max_refused_per_second),
+            audit,
+            metrics: metrics.clone(),
+        };
         let admin = Admin {
             service: service.clone(),
             fleet: fleet.clone(),

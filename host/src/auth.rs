@@ -8,8 +8,10 @@
 //! | --- | --- |
 //! | the tokens: form, generation, comparison | `token` |
 //! | what one principal may ask of a proxy at a time | `limits` |
+//! | how many credentials from one address may be wrong | `guesses` |
 //! | the rules in the form in which requests look them up | `rules` |
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -19,20 +21,21 @@ use crate::clock;
 use crate::config::{AuthRules, Verb};
 use crate::latest;
 
+mod guesses;
 mod limits;
 mod rules;
 #[cfg(test)]
 mod tests;
 mod token;
 
-pub use limits::OverLimit;
+pub use guesses::Guesses;
+pub use limits::{Counted, OverLimit, Quota, Rate};
 pub use token::{NewToken, Unauthenticated, digest as token_digest, new_token};
 
-use limits::InProgress;
 use rules::Rules;
 
 /// What a client presents to prove who it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Credentials<'a> {
     /// Nothing.
     None,
@@ -59,6 +62,10 @@ struct Current {
     is_refused: AtomicBool,
 }
 
+/// What a request occupies at the address of its client, for as long as the request is in progress. `None` if nothing
+/// is counted there.
+pub type Place = Option<Arc<dyn Any + Send + Sync>>;
+
 /// An authenticated client, with the rights that it had when it was identified.
 #[derive(Clone)]
 pub struct Identity {
@@ -69,7 +76,7 @@ pub struct Identity {
     /// The id of the credential, for logs.
     credential: Arc<str>,
     /// The request that the client sent, which counts as in progress as long as any copy of this exists.
-    _request: Option<Arc<InProgress>>,
+    _request: Option<Arc<(Counted, Place)>>,
 }
 
 impl Auth {
@@ -155,13 +162,40 @@ impl Identity {
         &self.credential
     }
 
-    /// Counts a request of the client. It is in progress until the last copy of the returned value is dropped.
+    /// Counts a request of the client. It is in progress until the last copy of the returned value is dropped, and `place`
+    /// with it.
     ///
     /// # Errors
     /// The client is over one of its limits.
-    pub fn in_progress(self) -> Result<Identity, OverLimit> {
-        let request = self.rules.take(self.principal)?;
-        Ok(Identity { _request: Some(Arc::new(request)), ..self })
+    pub fn in_progress(self, place: Place) -> Result<Identity, OverLimit> {
+        self.send(Rate::Requests)?;
+        let request = self.rules.take(self.principal, Quota::InProgress, Vec::new())?;
+        Ok(Identity { _request: Some(Arc::new((request, place))), ..self })
+    }
+
+    /// Counts a request of the client against the limit on its rate.
+    ///
+    /// # Errors
+    /// The client is over its limit.
+    pub fn send(&self, rate: Rate) -> Result<(), OverLimit> {
+        self.rules.send(self.principal, rate)
+    }
+
+    /// Counts one of the quota for the client. It counts until the returned value is dropped.
+    ///
+    /// # Errors
+    /// The client is over its limit.
+    pub fn take(&self, quota: Quota) -> Result<Counted, OverLimit> {
+        self.rules.take(self.principal, quota, Vec::new())
+    }
+
+    /// Counts an acquire as the lease that it may become. `marks`: numbers that this acquire has in common with the
+    /// acquires that get the same lease. If the client has this lease, its limit does not refuse the acquire.
+    ///
+    /// # Errors
+    /// The client is over its limit.
+    pub fn take_lease(&self, marks: Vec<u64>) -> Result<Counted, OverLimit> {
+        self.rules.take(self.principal, Quota::Leases, marks)
     }
 
     /// Whether the client may do this to the resource, key or policy `on`.

@@ -7,6 +7,7 @@
 //! | what | limit (`[http]` of config.toml) | answer |
 //! | --- | --- | --- |
 //! | connections | `max_connections` | 503, closed |
+//! | connections from one address | `max_connections_per_address` | 429, closed |
 //! | header bytes | `max_header_bytes` | 431, closed |
 //! | body bytes | `max_body_bytes` | 413, closed |
 //! | time for the TLS handshake and the headers | `header_timeout_ms` | 408, closed |
@@ -31,7 +32,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpLimits;
-use crate::net::{self, Connection, Listener, Protocol, WhenFull};
+use crate::net::{self, Connection, Listener, Protocol, TooMany, WhenFull};
 use crate::telemetry::Metrics;
 
 mod activity;
@@ -83,16 +84,27 @@ impl<H: Handler> Protocol for Http<H> {
     fn limits(&self) -> net::Limits {
         net::Limits {
             max_connections: self.limits.max_connections,
+            max_per_address: self.limits.max_per_address,
             when_full: WhenFull::Refuse,
             handshake_timeout: self.limits.header_timeout,
         }
     }
 
-    fn refuse(&self) -> Vec<u8> {
-        self.metrics.http.answered(H::FRONT, 503);
-        let limit = self.limits.max_connections;
-        let detail = format!("the proxy has {limit} connections, which is its limit");
-        let problem = Problem::new(Kind::OVERLOADED, detail).with("bound", "http.max_connections");
+    fn refuse(&self, too_many: TooMany) -> Vec<u8> {
+        let problem = match too_many {
+            TooMany::Connections => {
+                let limit = self.limits.max_connections;
+                let detail = format!("the proxy has {limit} connections, which is its limit");
+                Problem::new(Kind::OVERLOADED, detail).with("bound", "http.max_connections")
+            }
+            TooMany::FromAddress => {
+                let (name, limit) = ("http.max_connections_per_address", self.limits.max_per_address);
+                self.metrics.limits.refused(name);
+                let detail = "the address of the client has as many connections as it may have";
+                Problem::new(Kind::TOO_MANY_CONNECTIONS, detail).with("limit", name).with("bound", limit)
+            }
+        };
+        self.metrics.http.answered(H::FRONT, problem.status_code());
         problem.retry_after_ms(1_000).to_http1()
     }
 

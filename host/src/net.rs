@@ -5,7 +5,7 @@
 //!
 //! | what | who decides |
 //! | --- | --- |
-//! | the number of connections, and what happens to further connections ([`WhenFull`]) | [`Protocol::limits`] |
+//! | the number of connections, in all and from one address, and what happens to further connections ([`WhenFull`]) | [`Protocol::limits`] |
 //! | the time for the TLS handshake | [`Protocol::limits`]; the protocol may use the remaining time for its own handshake |
 //! | the length of a message, the time for it, the time between two messages | the protocol |
 //! | how a connection ends when the proxy stops | the protocol; [`Connection::stop`] notifies it |
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+mod addresses;
 mod listener;
 mod peer;
 mod stream;
@@ -32,10 +33,13 @@ mod stream;
 mod tests;
 mod tls;
 
+pub use addresses::Place;
 pub use listener::{Listener, bind, keep_alive, raise_file_limit};
 pub use peer::Peer;
 pub use stream::Stream;
 pub use tls::{Tls, TlsError};
+
+use addresses::Addresses;
 
 /// Serves the connections of a listener.
 pub trait Protocol: Send + Sync + 'static {
@@ -47,7 +51,7 @@ pub trait Protocol: Send + Sync + 'static {
 
     /// Called for each connection that is refused because there are too many. Returns the last bytes for the client.
     /// Over TLS they are not sent, as that would cost a handshake.
-    fn refuse(&self) -> Vec<u8> {
+    fn refuse(&self, _too_many: TooMany) -> Vec<u8> {
         Vec::new()
     }
 
@@ -60,10 +64,21 @@ pub trait Protocol: Send + Sync + 'static {
 pub struct Limits {
     /// The most open connections.
     pub max_connections: usize,
+    /// The most open connections from one address; `None` if there is no limit. Further connections are refused.
+    pub max_per_address: Option<usize>,
     /// What becomes of the connections over `max_connections`.
     pub when_full: WhenFull,
     /// The time for the handshake of a connection.
     pub handshake_timeout: Duration,
+}
+
+/// What there are too many of when a connection is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TooMany {
+    /// Connections of the listener.
+    Connections,
+    /// Connections from the client's address.
+    FromAddress,
 }
 
 /// What becomes of a connection over the limit.
@@ -110,27 +125,41 @@ async fn accept_all<P: Protocol>(
     connections: &TaskTracker,
     stop: &CancellationToken,
 ) {
-    let Limits { max_connections, when_full, handshake_timeout } = protocol.limits();
+    let Limits { max_connections, max_per_address, when_full, handshake_timeout } = protocol.limits();
     let tls = listener.tls;
     let places = Arc::new(Semaphore::new(max_connections));
+    let addresses = max_per_address.map(|max| Arc::new(Addresses::new(max)));
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+    let refuse = |stream, too_many| {
+        let last_words = protocol.refuse(too_many);
+        if tls.is_none() {
+            close_with(stream, last_words, &refusals);
+        }
+    };
     loop {
         let place = tokio::select! {
             biased;
             place = Arc::clone(&places).acquire_owned() => place,
             (stream, _) = accept(&listener.tcp, P::NAME), if when_full == WhenFull::Refuse => {
-                let last_words = protocol.refuse();
-                if tls.is_none() {
-                    close_with(stream, last_words, &refusals);
-                }
+                refuse(stream, TooMany::Connections);
                 continue;
             }
         };
         let (stream, address) = accept(&listener.tcp, P::NAME).await;
+        let of_address = match &addresses {
+            None => None,
+            Some(addresses) => match addresses.take(address.ip()) {
+                Some(place) => Some(Arc::new(place)),
+                None => {
+                    refuse(stream, TooMany::FromAddress);
+                    continue;
+                }
+            },
+        };
         let handshake_deadline = tokio::time::Instant::now() + handshake_timeout;
         let (protocol, tls, stop) = (Arc::clone(&protocol), tls.clone(), stop.clone());
         connections.spawn(async move {
-            if let Some(connection) = open(stream, address, tls, handshake_deadline, stop).await {
+            if let Some(connection) = open(stream, address, of_address, tls, handshake_deadline, stop).await {
                 protocol.serve(connection).await;
             }
             drop(place);
@@ -142,6 +171,7 @@ async fn accept_all<P: Protocol>(
 async fn open(
     stream: TcpStream,
     address: SocketAddr,
+    of_address: Option<Arc<Place>>,
     tls: Option<Arc<Tls>>,
     handshake_deadline: tokio::time::Instant,
     stop: CancellationToken,
@@ -155,6 +185,7 @@ async fn open(
             () = stop.cancelled() => return None,
         },
     };
+    peer.place = of_address;
     if let Stream::Tls(stream) = &stream {
         peer.names = tls::client_names(stream.get_ref().1);
     }

@@ -13,6 +13,7 @@ mod fleet;
 mod guard;
 mod http;
 mod leases;
+mod limits;
 mod logs;
 mod metric;
 mod policies;
@@ -43,6 +44,8 @@ pub struct Subjects {
     pub http: http::Http,
     /// Requests on guarded routes.
     pub guard: guard::Guard,
+    /// Limits of clients.
+    pub limits: limits::Limits,
     /// Changes of the configuration.
     pub config: config::Config,
     process: process::Process,
@@ -68,6 +71,7 @@ impl Default for Metrics {
             fleet: fleet::Fleet::register(ours),
             http: http::Http::register(ours),
             guard: guard::Guard::register(ours),
+            limits: limits::Limits::register(ours),
             config: config::Config::register(ours),
             process,
             registry,

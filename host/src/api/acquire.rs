@@ -190,7 +190,7 @@ mod tests {
     use crate::lock::{LeaseRef, Mode, Primitive, Space, Token};
 
     fn parsed(body: &str) -> Result<Request, String> {
-        parse(body.as_bytes(), Principal::Anonymous, &Limits::default()).map_err(|refusal| refusal.detail)
+        parse(body.as_bytes(), Principal::ANONYMOUS, &Limits::default()).map_err(|refusal| refusal.detail)
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::audit::Audit;
-use crate::auth::Auth;
+use crate::auth::{Auth, Guesses};
 use crate::config::{Config, EngineLimits};
 use crate::fronts::Access;
 use crate::http;
@@ -50,7 +50,13 @@ fn start_on(memory: &Memory, limits: Limits) -> Proxy {
         metrics: metrics.clone(),
     });
     let stop = CancellationToken::new();
-    let access = Access { http: config.http.clone(), auth: Auth::off(), audit: Audit::off() };
+    let access = Access {
+        http: config.http.clone(),
+        auth: Auth::off(),
+        guesses: Guesses::new(None),
+        audit: Audit::off(),
+        metrics: metrics.clone(),
+    };
     let api = Api::new(service, limits, access, stop.clone());
     let listener = net::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();

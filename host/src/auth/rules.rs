@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::limits::{InProgress, Meter, OverLimit};
+use super::limits::{Counted, Meter, OverLimit, Quota, Rate};
 use super::token::{self, Unauthenticated};
 use crate::config::{AuthRules, PrincipalLimits, Rule, Verb};
 use crate::lock::maps::HashMap;
@@ -122,10 +122,16 @@ impl Rules {
         &self.principals[principal].name
     }
 
-    /// Counts a request of the principal.
-    pub fn take(&self, principal: usize) -> Result<InProgress, OverLimit> {
+    /// Counts a request of the principal against the limit on its rate.
+    pub fn send(&self, principal: usize, rate: Rate) -> Result<(), OverLimit> {
         let Principal { limits, meter, .. } = &self.principals[principal];
-        meter.take(limits)
+        meter.send(rate, limits)
+    }
+
+    /// Counts one of the quota for the principal.
+    pub fn take(&self, principal: usize, quota: Quota, marks: Vec<u64>) -> Result<Counted, OverLimit> {
+        let Principal { limits, meter, .. } = &self.principals[principal];
+        meter.take(quota, marks, limits)
     }
 
     pub fn may(&self, principal: usize, verb: Verb, on: &str) -> bool {

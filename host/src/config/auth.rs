@@ -18,6 +18,8 @@ pub struct AuthConfig {
     pub file: Option<PathBuf>,
     /// Whether every client may do everything, on listeners that other machines can reach, too.
     pub allow_anonymous: bool,
+    /// How many wrong credentials from one address are looked at in a second; `None` if there is no limit.
+    pub max_refused_per_second: Option<u32>,
 }
 
 /// The principals of the proxies of one store, and what they may do.
@@ -45,13 +47,39 @@ pub struct PrincipalConfig {
     pub limits: PrincipalLimits,
 }
 
-/// Limits on the requests of a principal to one proxy.
+/// Limits on what a principal asks of one proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrincipalLimits {
     /// Requests in a second; `None` if there is no limit.
     pub per_second: Option<u32>,
+    /// Replacements of policies in a minute; `None` if there is no limit.
+    pub pushes_per_minute: Option<u32>,
     /// Requests that wait or stream at the same time; `None` if there is no limit.
     pub in_progress: Option<u32>,
+    /// Acquires that are not answered; `None` if there is no limit.
+    pub waiters: Option<u32>,
+    /// Streams of events; `None` if there is no limit.
+    pub watchers: Option<u32>,
+    /// Leases that the proxy granted and that have not ended as far as it knows, and acquires that are not answered; `None`
+    /// if there is no limit.
+    pub leases: Option<u32>,
+}
+
+impl PrincipalLimits {
+    /// Reads `limits`. A limit that is not given has its value in `other`.
+    fn read(section: &Section<'_>, other: &PrincipalLimits) -> PrincipalLimits {
+        let limit = |key, other: Option<u32>| section.optional(key, 1..=1_000_000).or(other);
+        let limits = PrincipalLimits {
+            per_second: limit("per_second", other.per_second),
+            pushes_per_minute: limit("pushes_per_minute", other.pushes_per_minute),
+            in_progress: limit("in_progress", other.in_progress),
+            waiters: limit("waiters", other.waiters),
+            watchers: limit("watchers", other.watchers),
+            leases: limit("leases", other.leases),
+        };
+        section.finish();
+        limits
+    }
 }
 
 /// A token, as the proxies know it.
@@ -147,8 +175,9 @@ impl AuthConfig {
             Ok(Some(text).filter(|text| !text.is_empty()).map(|text| resolve(text, place)))
         });
         let allow_anonymous = section.boolean("allow_anonymous", false);
+        let max_refused = section.integer("max_refused_per_second", 0..=1_000_000, 100);
         section.finish();
-        AuthConfig { file, allow_anonymous }
+        AuthConfig { file, allow_anonymous, max_refused_per_second: Some(max_refused).filter(|max| *max > 0) }
     }
 }
 
@@ -194,13 +223,14 @@ impl AuthRules {
             }
             roles.insert(name.to_owned(), Role::read(&section));
         }
+        let limits = PrincipalLimits::read(&top.section("limits"), &PrincipalLimits::default());
         let mut principals: Vec<PrincipalConfig> = Vec::new();
         let entries = top.list("principal");
         if entries.is_empty() {
             top.complain("principal", "has no entry, so nobody could use the proxy");
         }
         for section in entries {
-            let Some(principal) = PrincipalConfig::read(&section, &roles) else { continue };
+            let Some(principal) = PrincipalConfig::read(&section, &roles, &limits) else { continue };
             if principals.iter().any(|other| other.name == principal.name) {
                 section.complain("name", format!("`{}` is the name of another principal", principal.name));
             }
@@ -221,7 +251,11 @@ impl AuthRules {
 }
 
 impl PrincipalConfig {
-    fn read(section: &Section<'_>, roles: &BTreeMap<String, Role>) -> Option<PrincipalConfig> {
+    fn read(
+        section: &Section<'_>,
+        roles: &BTreeMap<String, Role>,
+        limits: &PrincipalLimits,
+    ) -> Option<PrincipalConfig> {
         let name = section.required("name", |text, _| {
             if is_plain_name(text) { Ok(text.to_owned()) } else { Err(format!("is `{text}`; {NAME_RULE}")) }
         });
@@ -240,12 +274,7 @@ impl PrincipalConfig {
             true => Err("has an empty name; must have URIs or DNS names of certificates".to_owned()),
             false => Ok(names.iter().map(|&name| name.to_owned()).collect()),
         });
-        let given = section.section("limits");
-        let limits = PrincipalLimits {
-            per_second: given.optional("per_second", 1..=1_000_000),
-            in_progress: given.optional("in_progress", 1..=1_000_000),
-        };
-        given.finish();
+        let limits = PrincipalLimits::read(&section.section("limits"), limits);
         section.finish();
         let certificates = certificates.unwrap_or_default();
         Some(PrincipalConfig { name: name?, tokens, certificates, roles, limits })

@@ -10,6 +10,9 @@ use super::values::MAX_DURATION_MS;
 pub struct HttpLimits {
     /// The most open connections of a listener. A further connection is answered with 503 and closed.
     pub max_connections: usize,
+    /// The most open connections of a listener from one address; `None` if there is no limit. A further connection is
+    /// answered with 429 and closed.
+    pub max_per_address: Option<usize>,
     /// The size limit of a request line with its headers. A longer head is answered with 431.
     pub max_header_bytes: usize,
     /// The size limit of a request body. A longer body is answered with 413. Guarded routes have no such limit.
@@ -32,6 +35,8 @@ impl HttpLimits {
     pub(super) fn read(section: &Section<'_>) -> HttpLimits {
         let limits = HttpLimits {
             max_connections: section.integer("max_connections", 1..=1_000_000, 20_000),
+            max_per_address: Some(section.integer("max_connections_per_address", 0..=1_000_000, 0))
+                .filter(|max| *max > 0),
             max_header_bytes: section.integer("max_header_bytes", 1_024..=1_048_576, 16_384),
             max_body_bytes: section.integer("max_body_bytes", 1_024..=16_777_216, 65_536),
             header_timeout: section.milliseconds("header_timeout_ms", 10..=MAX_DURATION_MS, 10_000),

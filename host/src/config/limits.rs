@@ -45,6 +45,8 @@ pub struct Limits {
     /// The part of a lease, in thousandths, that is subtracted from the time a holder is promised, because clocks run
     /// at different speeds.
     pub drift_per_mille: u32,
+    /// The most streams of events on this proxy.
+    pub max_watchers: usize,
     /// How many events a client of `/v1/watch` may lag behind before it misses events.
     pub watch_buffer: usize,
 }
@@ -71,6 +73,7 @@ impl Limits {
             max_keep_ms: section.integer("max_keep_ms", 1_000..=30 * DAY_MS, 604_800_000),
             max_value_bytes: section.integer("max_value_bytes", 64..=1_048_576, 16_384),
             drift_per_mille: section.integer("drift_per_mille", 0..=500, 2),
+            max_watchers: section.integer("max_watchers", 0..=100_000, 1_000),
             watch_buffer: section.integer("watch_buffer", 16..=1_048_576, 4_096),
         };
         if limits.min_ttl_ms > limits.max_ttl_ms {

@@ -1,5 +1,9 @@
 //! Which HTTP requests the proxy itself answers, and who sent them.
 
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::AUTHORIZATION;
@@ -7,11 +11,14 @@ use hyper::header::AUTHORIZATION;
 use super::refusal::{Code, Refusal};
 use super::routes::{Route, find};
 use crate::audit::{Audit, Entry};
-use crate::auth::{Auth, Credentials};
+use crate::auth::{Auth, Credentials, Guesses, Identity};
 use crate::config::{HttpLimits, Verb};
 use crate::http::{Peer, Problem, Request, RequestId, Response, check_origin};
 use crate::service::Principal;
+use crate::telemetry::Metrics;
 
+/// How long a refusal for a limit of the client takes.
+const PAUSE: Duration = Duration::from_millis(250);
 /// The most characters of a path in the audit log.
 const MAX_PATH: usize = 500;
 
@@ -22,8 +29,12 @@ pub struct Access {
     pub http: HttpLimits,
     /// Who may make which call.
     pub auth: Auth,
+    /// How many credentials from one address may be wrong.
+    pub guesses: Guesses,
     /// Where refusals and operators' actions are recorded.
     pub audit: Audit,
+    /// Where refusals for the limits of clients are counted.
+    pub metrics: Metrics,
 }
 
 /// A request that a front serves.
@@ -45,7 +56,7 @@ impl Access {
     /// # Errors
     /// Those of [`check_origin`] and [`find`]; 401 without valid credentials; 403 if the client has no right to this
     /// call on any resource; 429 if the client is over one of its limits.
-    pub fn admit<Call: Copy>(
+    pub async fn admit<Call: Copy>(
         &self,
         front: &'static str,
         request: &Request,
@@ -57,7 +68,7 @@ impl Access {
         match admitted {
             Ok((call, name, principal)) => Ok(Admitted { call, name, principal, entry }),
             Err(problem) => {
-                self.refused(entry, &problem);
+                self.refused(entry, &problem).await;
                 Err(problem)
             }
         }
@@ -73,17 +84,18 @@ impl Access {
         check_origin(request, &self.http.hosts)?;
         let found = find(routes, request);
         if let Ok((Route { call, verbs: [], .. }, name)) = found {
-            return Ok((call, name, Principal::Anonymous));
+            return Ok((call, name, Principal::ANONYMOUS));
         }
         // A client without credentials does not learn which paths there are.
         let identity = match self.auth.is_required() {
-            true => self.auth.identify(presented(request, peer)?.credentials()).map_err(Refusal::from)?,
+            true => self.identify(presented(request, peer)?.credentials(), peer)?,
             // The header may be meant for a proxy in between.
             false => None,
         };
+        let place = peer.place.clone().map(|place| place as Arc<dyn Any + Send + Sync>);
         let Some(identity) = identity else {
             let (Route { call, .. }, name) = found?;
-            return Ok((call, name, Principal::Anonymous));
+            return Ok((call, name, Principal::Anonymous(place)));
         };
         if let Some(entry) = entry {
             entry.principal = Some(identity.name().to_string());
@@ -91,7 +103,7 @@ impl Access {
         }
         // Before anything else is answered, so that refused requests count as well.
         let counts = !matches!(found, Ok((Route { counts: false, .. }, _)));
-        let identity = if counts { identity.in_progress().map_err(Refusal::from)? } else { identity };
+        let identity = if counts { identity.in_progress(place).map_err(Refusal::from)? } else { identity };
         let (Route { call, verbs, .. }, name) = found?;
         if !verbs.iter().any(|verb| identity.may_somewhere(*verb)) {
             let verb = verbs[0].as_str();
@@ -101,8 +113,30 @@ impl Access {
         Ok((call, name, Principal::Client(identity)))
     }
 
-    /// Records an answer if it refuses the client for lack of credentials or rights, or for its limits.
-    pub fn refused(&self, entry: Option<Entry>, problem: &Problem) {
+    fn identify(&self, credentials: Credentials<'_>, peer: &Peer) -> Result<Option<Identity>, Refusal> {
+        // A client without credentials guesses nothing.
+        let from = peer.network().filter(|_| credentials != Credentials::None);
+        let Some(from) = from else { return Ok(self.auth.identify(credentials)?) };
+        self.guesses.check(from, &credentials)?;
+        let identified = self.auth.identify(credentials);
+        match &identified {
+            Ok(_) => self.guesses.accepted(from, &credentials),
+            Err(_) => self.guesses.refused(from),
+        }
+        Ok(identified?)
+    }
+
+    /// Records an answer if it refuses the client for lack of credentials or rights, or for its limits. A refusal for a limit
+    /// takes a moment, so that a client that asks again at once takes no time from others.
+    pub async fn refused(&self, entry: Option<Entry>, problem: &Problem) {
+        self.note(entry, problem);
+        if problem.slug() == Code::TooManyRequests.slug() {
+            self.metrics.limits.refused(problem.member("limit").unwrap_or_default());
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn note(&self, entry: Option<Entry>, problem: &Problem) {
         let kinds = [Code::Unauthenticated, Code::Forbidden, Code::TooManyRequests].map(Code::slug);
         let Some(mut entry) = entry else { return };
         if kinds.contains(&problem.slug()) {

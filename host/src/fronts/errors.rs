@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::refusal::{Code, Hint, Refusal};
 use super::{mode, time};
-use crate::auth::{OverLimit, Unauthenticated};
+use crate::auth::{OverLimit, Quota, Unauthenticated};
 use crate::lock::record::HeldBy;
 use crate::service::{AcquireError, LeaseError};
 use crate::store::StoreError;
@@ -51,6 +51,7 @@ impl From<AcquireError> for Refusal {
                 Refusal::new(Code::RequestIdReused, detail).with("field", "request_id").with("ended", ended)
             }
             AcquireError::Done(_) | AcquireError::Conflict(_) => Refusal::new(Code::Conflict, detail),
+            AcquireError::OverLimit(error) => error.into(),
             AcquireError::Store(error) => error.into(),
             AcquireError::NotYet { .. } => {
                 Refusal::new(Code::StoreUnavailable, detail).retry_after_ms(RETRY_AFTER_MS)
@@ -73,12 +74,16 @@ impl From<Unauthenticated> for Refusal {
 impl From<OverLimit> for Refusal {
     fn from(error: OverLimit) -> Refusal {
         let refusal = Refusal::new(Code::TooManyRequests, error.to_string());
-        match error {
-            OverLimit::Rate { limit, retry_after_ms } => {
-                refusal.with("bound", limit).retry_after_ms(retry_after_ms)
+        let refusal = refusal.with("limit", error.name()).with("bound", error.limit());
+        let retry_after_ms = match error {
+            OverLimit::Rate { retry_after_ms, .. } | OverLimit::Guesses { retry_after_ms, .. } => {
+                retry_after_ms
             }
-            OverLimit::InProgress { limit } => refusal.with("bound", limit).retry_after_ms(RETRY_AFTER_MS),
-        }
+            OverLimit::Count { quota: Quota::InProgress | Quota::Waiters, .. } => RETRY_AFTER_MS,
+            // Nobody knows when the client ends one.
+            OverLimit::Count { quota: Quota::Watchers | Quota::Leases, .. } => return refusal,
+        };
+        refusal.with("retry_after_ms", retry_after_ms).retry_after_ms(retry_after_ms)
     }
 }
 

@@ -66,6 +66,9 @@ impl Kind {
         Kind::new("unsupported_media_type", 415, "The body must be JSON");
     /// Too many connections.
     pub const OVERLOADED: Kind = Kind::new("overloaded", 503, "The proxy has too many connections");
+    /// Too many connections from one address.
+    pub const TOO_MANY_CONNECTIONS: Kind =
+        Kind::new("too_many_connections", 429, "The client has too many connections");
     /// The application behind the proxy gave no usable answer.
     pub const UPSTREAM_FAILED: Kind =
         Kind::new("upstream_failed", 502, "The application gave no usable answer");

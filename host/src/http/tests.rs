@@ -79,6 +79,7 @@ struct Server {
 fn limits() -> HttpLimits {
     HttpLimits {
         max_connections: 50,
+        max_per_address: None,
         max_header_bytes: 8 * 1024,
         max_body_bytes: 1000,
         header_timeout: Duration::from_millis(300),

@@ -12,6 +12,7 @@
 mod actions;
 mod answers;
 mod background;
+mod charge;
 mod chores;
 mod entry;
 mod events;
@@ -29,6 +30,7 @@ mod views;
 mod waiters;
 
 pub use actions::{Action, Candidate, Contention, GroupShare, Note, Verdict};
+pub use charge::Charge;
 pub use events::{Answered, Event, Next, ReleaseId, SubmissionId, Unheard, Waiter, WaiterId};
 pub use limits::{ABANDON_MS, VIEW_WAITERS};
 pub use machine::Table;

@@ -1,8 +1,9 @@
 //! The client at the other end of a connection.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::Stream;
+use super::addresses::{Place, network_of};
 
 /// A client that acknowledges nothing, or reads nothing of what is sent to it, for this long counts as gone; see also
 /// [`Peer::set_patience`].
@@ -24,6 +26,9 @@ pub struct Peer {
     /// The URIs and DNS names of the client's certificate; empty if it has none. An authority of the listener has signed
     /// the certificate.
     pub names: Vec<String>,
+    /// The place of the connection among those from its address; `None` if these are not counted. It counts until the last
+    /// copy of this is dropped.
+    pub place: Option<Arc<Place>>,
     /// A duplicate of the connection's descriptor, to detect that the client has closed it.
     socket: Option<OwnedFd>,
     /// How long the client may read nothing, in milliseconds.
@@ -38,9 +43,15 @@ impl Peer {
             address,
             tls,
             names: Vec::new(),
+            place: None,
             socket: None,
             patience_ms: AtomicU64::new(PEER_TIMEOUT.as_millis() as u64),
         }
+    }
+
+    /// What counts as the client's address where clients are limited by it: see [`network_of`].
+    pub fn network(&self) -> Option<IpAddr> {
+        Some(network_of(self.address.ip()))
     }
 
     /// Enables [`Peer::gone`] and [`Peer::set_patience`], which costs a file descriptor.

@@ -20,7 +20,7 @@ impl Protocol for Echo {
         self.limits
     }
 
-    fn refuse(&self) -> Vec<u8> {
+    fn refuse(&self, _too_many: TooMany) -> Vec<u8> {
         self.refused.fetch_add(1, SeqCst);
         b"full".to_vec()
     }
@@ -49,7 +49,12 @@ struct Server {
 fn start(when_full: WhenFull) -> Server {
     let tcp = bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = tcp.local_addr().unwrap();
-    let limits = Limits { max_connections: 1, when_full, handshake_timeout: Duration::from_secs(1) };
+    let limits = Limits {
+        max_connections: 1,
+        max_per_address: None,
+        when_full,
+        handshake_timeout: Duration::from_secs(1),
+    };
     let (refused, stop) = (Arc::default(), CancellationToken::new());
     let echo = Echo { limits, refused: Arc::clone(&refused) };
     let task = tokio::spawn(serve(Listener::plain(tcp), echo, stop.clone()));

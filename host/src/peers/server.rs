@@ -59,6 +59,7 @@ impl<W: Fn(Key) + Send + Sync + 'static> Protocol for Notifications<W> {
     fn limits(&self) -> Limits {
         Limits {
             max_connections: CALLERS + NEWCOMERS + ENDING,
+            max_per_address: None,
             // A caller of an earlier version would take a refusal for the end of this proxy, and pass over its waiters.
             when_full: WhenFull::Wait,
             handshake_timeout: FRAME_LIMIT,

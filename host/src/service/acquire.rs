@@ -17,7 +17,7 @@ use crate::auth::Identity;
 use crate::clock;
 use crate::config::Verb;
 use crate::lock::record::{Claim, GlobalTicket};
-use crate::lock::table::{Verdict, Waiter, WaiterId};
+use crate::lock::table::{Charge, Verdict, Waiter, WaiterId};
 use crate::lock::{Call, Key, LeaseRef, Space};
 use crate::policy::{Hook, Plan};
 use crate::random;
@@ -65,7 +65,8 @@ async fn attempt(
     let _place = WaiterSlot::take(shared, request)?;
     for _ in 0..REPLANS {
         let planned = planned(shared, policy, request, call)?;
-        let Some(result) = enqueue(shared, request, &planned).await else { continue };
+        let charge = request.charge(&planned.plan)?;
+        let Some(result) = enqueue(shared, request, &planned, charge).await else { continue };
         return match result {
             // The store is too busy, or the proxy is not a fleet member at the moment. Other proxies may hold
             // the keys.
@@ -86,10 +87,11 @@ pub(super) async fn enqueue(
     shared: &Arc<ServiceContext>,
     request: &Request,
     planned: &Planned,
+    charge: Charge,
 ) -> Option<Result<Lease, AcquireError>> {
     let id = WaiterId(shared.serial.fetch_add(1, Ordering::Relaxed));
     let (reply, answer) = oneshot::channel();
-    let waiter = waiter(shared, id, request, planned);
+    let waiter = waiter(shared, id, request, planned, charge);
     let labels = planned.plan.labels.clone().into();
     let pending = Pending {
         generation: planned.generation.clone(),
@@ -132,7 +134,13 @@ fn global_ticket(request: &Request, plan: &Plan) -> GlobalTicket {
     }
 }
 
-fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Planned) -> Waiter {
+fn waiter(
+    shared: &ServiceContext,
+    id: WaiterId,
+    request: &Request,
+    planned: &Planned,
+    charge: Charge,
+) -> Waiter {
     let plan = &planned.plan;
     let claim = Claim {
         keys: plan.keys.clone(),
@@ -163,6 +171,7 @@ fn waiter(shared: &ServiceContext, id: WaiterId, request: &Request, planned: &Pl
         asks_choice: planned.generation.has(Hook::Choose) && !plan.global_order,
         asks_backoff: planned.generation.has(Hook::Backoff),
         seed: random::number(),
+        charge,
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) struct ServiceContext {
     pub waiting: AtomicUsize,
     /// The number of the next waiter.
     pub serial: AtomicU64,
-    pub notices: broadcast::Sender<Notice>,
+    pub notices: broadcast::Sender<Arc<Notice>>,
     /// Closed until the leases from before the start have been examined.
     pub gate: Gate,
 }

@@ -1,5 +1,6 @@
 //! Why a call fails.
 
+use crate::auth::OverLimit;
 use crate::config::Verb;
 use crate::lock::record::{HeldBy, StoredValue, Version};
 use crate::lock::{Call, Key};
@@ -100,6 +101,9 @@ pub enum AcquireError {
         /// Whether the lease that the request id got has ended.
         ended: bool,
     },
+    /// The client is over one of its limits.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
     /// The store did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -132,6 +136,7 @@ impl AcquireError {
             AcquireError::Conflict(_) => "conflict",
             AcquireError::NoPrimitive { .. } => "no_primitive",
             AcquireError::Done(_) => "done",
+            AcquireError::OverLimit(_) => "over_limit",
             AcquireError::Store(_) => "store_unavailable",
             AcquireError::NotYet { .. } | AcquireError::NotJoined => "not_yet",
             AcquireError::ShuttingDown => "shutting_down",

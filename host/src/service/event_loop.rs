@@ -1,6 +1,6 @@
 //! The event loop: events go to the [`Table`], and its actions to the store, the policies and the callers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -371,13 +371,8 @@ impl EventLoop {
     fn notice(&self, key: &Key, kind: NoticeKind, owner: &str, token: Option<Token>) {
         if self.shared.notices.receiver_count() > 0 {
             let at_us = clock::wall_us();
-            let _ = self.shared.notices.send(Notice {
-                key: key.clone(),
-                kind,
-                owner: owner.into(),
-                token,
-                at_us,
-            });
+            let (key, owner, text) = (key.clone(), owner.into(), OnceLock::new());
+            let _ = self.shared.notices.send(Arc::new(Notice { key, kind, owner, token, at_us, text }));
         }
     }
 

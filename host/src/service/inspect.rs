@@ -1,5 +1,7 @@
 //! Inspecting the locks: a list, one key with its queue and the decisions about it, and notices of changes.
 
+use std::sync::Arc;
+
 use tokio::sync::{broadcast, oneshot};
 
 use super::context::{Service, ServiceContext};
@@ -70,9 +72,10 @@ impl Service {
     }
 
     /// Notices of all changes from now on. A reader that falls behind by more than `limits.watch_buffer` notices
-    /// misses the oldest ones and learns how many.
-    pub fn watch(&self) -> broadcast::Receiver<Notice> {
-        self.shared.notices.subscribe()
+    /// misses the oldest ones and learns how many. `None` if there are `limits.max_watchers` readers.
+    pub fn watch(&self) -> Option<broadcast::Receiver<Arc<Notice>>> {
+        let notices = &self.shared.notices;
+        (notices.receiver_count() < self.shared.limits.max_watchers).then(|| notices.subscribe())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::errors::LeaseError;
-use crate::auth::Identity;
+use crate::auth::{Counted, Identity, OverLimit, Place, Quota};
 use crate::config::Verb;
 use crate::lock::LeaseRef;
 use crate::lock::record::HttpView;
@@ -20,7 +20,7 @@ pub(super) fn label(name: &str) -> (String, String) {
 #[derive(Clone, Debug)]
 pub enum Principal {
     /// A client of the lock API. Nothing verifies its identity or the owner that its request names.
-    Anonymous,
+    Anonymous(Place),
     /// An authenticated client.
     Client(Identity),
     /// The application behind a guarded route, for one of its requests. The application authenticates its clients.
@@ -37,11 +37,14 @@ pub struct RoutedRequest {
 }
 
 impl Principal {
+    /// A client that nothing is known of.
+    pub const ANONYMOUS: Principal = Principal::Anonymous(None);
+
     /// The request of the application, if the application asks.
     pub fn routed(&self) -> Option<&RoutedRequest> {
         match self {
             Principal::Application(routed) => Some(routed),
-            Principal::Anonymous | Principal::Client(_) => None,
+            Principal::Anonymous(_) | Principal::Client(_) => None,
         }
     }
 
@@ -49,7 +52,7 @@ impl Principal {
     pub fn identity(&self) -> Option<&Identity> {
         match self {
             Principal::Client(identity) => Some(identity),
-            Principal::Anonymous | Principal::Application(_) => None,
+            Principal::Anonymous(_) | Principal::Application(_) => None,
         }
     }
 
@@ -61,6 +64,14 @@ impl Principal {
     /// Whether the sender may do this to the resource or key `on`. Without authentication, everybody may do everything.
     pub fn may(&self, verb: Verb, on: &str) -> bool {
         self.identity().is_none_or(|identity| identity.may(verb, on))
+    }
+
+    /// Counts one of the quota for the sender, until the returned value is dropped. `None` without authentication.
+    ///
+    /// # Errors
+    /// The sender is over its limit.
+    pub fn take(&self, quota: Quota) -> Result<Option<Counted>, OverLimit> {
+        self.identity().map(|identity| identity.take(quota)).transpose()
     }
 
     /// Checks that the sender may still lock a key of its lease. Not each key: while a policy changes the names of keys,
@@ -86,7 +97,7 @@ impl Principal {
     pub fn refreshed(self) -> Option<Principal> {
         match &self {
             Principal::Client(identity) => identity.refreshed().map(Principal::Client),
-            Principal::Anonymous | Principal::Application(_) => Some(self),
+            Principal::Anonymous(_) | Principal::Application(_) => Some(self),
         }
     }
 

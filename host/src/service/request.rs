@@ -1,10 +1,15 @@
 //! A lock request, as a front passes it to the service.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 
 use super::principal::{self, Principal};
+use crate::auth::{OverLimit, Quota};
 use crate::lock::Mode;
-use crate::policy::PlanRequest;
+use crate::lock::table::Charge;
+use crate::policy::{Plan, PlanRequest};
 use crate::random;
 
 /// A lock request of an application.
@@ -56,6 +61,29 @@ impl Request {
             Some(name) => format!("{name}/{id}"),
             None => id.to_owned(),
         })
+    }
+
+    /// What the acquire occupies of the limits of its client, besides a request in progress. A waiting acquire already
+    /// counts as the lease that it may become, so it is not refused for a limit after its wait.
+    ///
+    /// # Errors
+    /// The client is over one of its limits.
+    pub(super) fn charge(&self, plan: &Plan) -> Result<Charge, OverLimit> {
+        let client = match &self.principal {
+            Principal::Client(client) => client,
+            Principal::Anonymous(place) => return Ok(Charge { request: place.clone(), lease: None }),
+            Principal::Application(_) => return Ok(Charge::default()),
+        };
+        let waiter = client.take(Quota::Waiters)?;
+        // A repeated request gets the lease of the first one, and a re-entrant owner gets its own lease again.
+        let repeated = self.request_id.as_deref().map(|id| self.fingerprint(&[id]));
+        let reentrant = plan.reentrant.then(|| {
+            let mut hash = DefaultHasher::new();
+            (&*plan.keys, &self.owner).hash(&mut hash);
+            hash.finish()
+        });
+        let lease = client.take_lease(repeated.into_iter().chain(reentrant).collect())?;
+        Ok(Charge { request: Some(Arc::new((waiter, client.clone()))), lease: Some(Arc::new(lease)) })
     }
 
     /// A hash of everything that must be equal in two requests with one id: all of the request but the wait, and

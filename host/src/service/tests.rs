@@ -8,6 +8,7 @@ use super::*;
 use crate::clock;
 use crate::config::{EngineLimits, PolicyConfig, PolicySource};
 use crate::lock::record::{Claim, Op, Outcome, Tag};
+use crate::lock::table::Charge;
 use crate::lock::{Call, Instant, LeaseRef, Mode, ServerTime, Space};
 use crate::policy::{Engine, Prepared, builtin};
 use crate::store::memory::{Memory, MemoryStore};
@@ -43,7 +44,7 @@ pub(crate) fn memory() -> Memory {
 
 pub(crate) fn request(resource: &str) -> Request {
     Request {
-        principal: Principal::Anonymous,
+        principal: Principal::ANONYMOUS,
         resource: resource.into(),
         owner: "worker-1".into(),
         mode: Mode::Exclusive,
@@ -68,8 +69,8 @@ async fn a_request_that_was_planned_before_a_swap_is_planned_again() {
     let before = planned();
     let next = policies.prepare("default", builtin("fair-groups").unwrap(), None).unwrap();
     service.go_live(next).await.unwrap();
-    assert!(enqueue(&service.shared, &request("a"), &before).await.is_none());
-    enqueue(&service.shared, &request("a"), &planned()).await.unwrap().unwrap();
+    assert!(enqueue(&service.shared, &request("a"), &before, Charge::default()).await.is_none());
+    enqueue(&service.shared, &request("a"), &planned(), Charge::default()).await.unwrap().unwrap();
 }
 
 /// The default policy, with these settings.
@@ -169,7 +170,7 @@ async fn refuses_a_waiter(change: impl AsyncFnOnce(&Service, Prepared)) {
         async move { service.acquire(shared).await }
     });
     let waits = async || {
-        service.show(&Principal::Anonymous, "a").await.unwrap().is_some_and(|view| view.queue.len() == 1)
+        service.show(&Principal::ANONYMOUS, "a").await.unwrap().is_some_and(|view| view.queue.len() == 1)
     };
     while !waits().await {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -252,7 +253,7 @@ async fn a_lease_found_lost_by_its_renewal_is_reported_to_watchers() {
     let memory = memory();
     let (one, other) = (service(&memory), service(&memory));
     let lease = one.acquire(Request { ttl_ms: Some(60_000), ..request("a") }).await.unwrap().lease;
-    let mut notices = one.watch();
+    let mut notices = one.watch().expect("it is the only reader");
     assert_eq!(other.force_release(lease.keys[0].clone()).await.unwrap(), 1);
     assert!(matches!(one.renew(lease, None).await, Err(LeaseError::Lost)));
     let told = tokio::time::timeout(std::time::Duration::from_secs(5), notices.recv()).await;

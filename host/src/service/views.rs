@@ -1,6 +1,8 @@
 //! The locks, their holders, the decisions about them and their changes, in the form that the fronts show.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
 
 use crate::lock::record::{Holder, StoredValue};
 use crate::lock::{Key, Mode, Token};
@@ -110,6 +112,8 @@ pub struct Notice {
     pub token: Option<Token>,
     /// Microseconds since 1970, this machine's clock.
     pub at_us: u64,
+    /// The notice as a front writes it, so that one text serves all its readers.
+    pub text: OnceLock<Bytes>,
 }
 
 /// The kind of a [`Notice`].

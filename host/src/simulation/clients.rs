@@ -34,7 +34,7 @@ const VERY_LONG_WORK_MS: u32 = 40_000;
 /// A request for an exclusive lock.
 pub fn request(resource: &str, owner: &str) -> Request {
     Request {
-        principal: Principal::Anonymous,
+        principal: Principal::ANONYMOUS,
         resource: resource.to_owned(),
         owner: owner.to_owned(),
         mode: Mode::Exclusive,

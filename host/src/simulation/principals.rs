@@ -8,7 +8,7 @@ use crate::service::Principal;
 /// The principal of client number `n`, and another one. Both may lock everything.
 pub fn principals(n: usize, options: &Options) -> [Principal; 2] {
     if !options.authenticates {
-        return [Principal::Anonymous, Principal::Anonymous];
+        return [Principal::ANONYMOUS, Principal::ANONYMOUS];
     }
     let tokens = [new_token(), new_token()];
     let principal = |(name, token): (&str, &NewToken)| PrincipalConfig {

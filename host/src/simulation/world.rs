@@ -85,7 +85,7 @@ pub struct Proxy {
     pub policies: Policies,
     /// The store, followed by the members of the quorum.
     pub stores: Vec<Arc<MysqlStore>>,
-    notices: Arc<Mutex<broadcast::Receiver<Notice>>>,
+    notices: Arc<Mutex<broadcast::Receiver<Arc<Notice>>>>,
 }
 
 struct World {
@@ -344,7 +344,7 @@ impl World {
             "the guarded routes",
             application::follow(guard.clone(), fleet.clone(), (naming_now, ttl_ms), named),
         );
-        let notices = Arc::new(Mutex::new(service.watch()));
+        let notices = Arc::new(Mutex::new(service.watch().expect("it is the only reader")));
         let draining = CancellationToken::new();
         let life = self.next_life.fetch_add(1, Relaxed);
         Proxy { index, life, process, service, draining, front, guard, fleet, policies, stores, notices }

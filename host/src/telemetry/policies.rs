@@ -37,7 +37,7 @@ struct OnePolicy {
 pub struct CallTimes(Histogram);
 
 /// The outcomes of an acquire; the last stands for all others.
-const OUTCOMES: [&str; 13] = [
+const OUTCOMES: [&str; 14] = [
     "granted",
     "contended",
     "done",
@@ -45,6 +45,7 @@ const OUTCOMES: [&str; 13] = [
     "policy_fault",
     "too_many_waiters",
     "too_many_holders",
+    "over_limit",
     "invalid",
     "request_id_reused",
     "store_unavailable",

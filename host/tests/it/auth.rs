@@ -12,6 +12,7 @@ use crate::harness::{Client, Kind, Proxy, Response, Settings, database, eventual
 mod audit;
 mod command_line;
 mod encrypted;
+mod limits;
 mod rules;
 
 /// A store, a proxy that asks for tokens, and a token for each of its principals.
@@ -104,6 +105,21 @@ impl Secured {
 
     fn file(&self) -> PathBuf {
         self.folder.path().join("auth.toml")
+    }
+
+    /// Gives `billing` these limits.
+    async fn limit(&self, limits: &str) {
+        let name = "name = \"billing\"\n";
+        let limited = format!("{name}limits = {{ {limits} }}\n");
+        self.replace(&self.tokens.to_toml().replace(name, &limited)).await;
+    }
+
+    /// Replaces the file of principals, and waits until the proxy has applied it.
+    async fn replace(&self, text: &str) {
+        let times = || self.proxy.log().matches("the principals were replaced").count();
+        let before = times();
+        write(&self.file(), text);
+        eventually("the file is applied", async || times() > before).await;
     }
 
     fn client(&self, token: &NewToken) -> Client {

@@ -2,9 +2,9 @@
 
 use super::Table;
 use super::actions::{Action, Note, Verdict};
-use super::chores::Chore;
+use super::chores::{Abandon, Chore};
 use super::entry::Entry;
-use super::events::{Answered, ReleaseId, SubmissionId, Unheard, WaiterId};
+use super::events::{Answered, ReleaseId, SubmissionId, Unheard, Waiter, WaiterId};
 use super::in_flight::{BatchItem, InFlight};
 use super::leases::Lease;
 use super::limits::{ABANDON_MS, STORE_RETRY_MS};
@@ -112,7 +112,7 @@ impl Table {
                     from_release |= matches!(outcome, Outcome::Released { levels_left: 0 });
                     self.released(id, &lease, outcome, granted, now);
                 }
-                BatchItem::Abandon { keys, .. } => {
+                BatchItem::Abandon(Abandon { keys, .. }) => {
                     self.chore_done();
                     for key in &*keys {
                         if let Some(queue) = self.queues.get_mut(key) {
@@ -204,10 +204,11 @@ impl Table {
     fn granted(&mut self, id: WaiterId, grant: Grant, at: Moment, from_release: bool, now: Instant) {
         let contended = !grant.repeated && self.was_marked(id, &grant);
         let Some(entry) = self.remove(id) else { return };
-        let claim = entry.waiter.claim;
+        let Waiter { claim, group, charge, .. } = entry.waiter;
         if entry.cancelled {
             let until = now.plus_ms(claim.ttl_ms).plus_ms(ABANDON_MS);
-            self.chore(Chore::Abandon { keys: claim.keys.clone(), attempt: claim.attempt, until });
+            let (keys, attempt) = (claim.keys.clone(), claim.attempt);
+            self.chore(Chore::Abandon(Abandon { keys, attempt, until, _charge: charge }));
             return;
         }
         let until = at.asked_at.plus_us(grant.left_us);
@@ -218,7 +219,8 @@ impl Table {
         let keys = claim.keys.clone();
         let freed = self.leases_followed(&claim, grant.nonce, now);
         let (tokens, since) = (grant.tokens.clone(), now);
-        let lease = Lease { claim: claim.clone(), tokens, since, until, contended };
+        let charge = charge.of_lease();
+        let lease = Lease { claim: claim.clone(), tokens, since, until, contended, charge };
         let new = self.lease_granted(grant.nonce, lease) && !grant.repeated;
         for (key, token) in keys.iter().zip(&grant.tokens) {
             let Some(queue) = self.queues.get_mut(key) else { continue };
@@ -227,7 +229,7 @@ impl Table {
             let held_by = Some(held_by(&claim, *token, at.server, &grant));
             queue.holder = Some(Known { held_by, until, own: true });
             if new {
-                queue.granted(&entry.waiter.group);
+                queue.granted(&group);
                 let owner = claim.owner.clone();
                 self.actions.push_back(Action::Note(Note::Granted {
                     key: key.clone(),
@@ -346,8 +348,8 @@ impl Table {
             BatchItem::Release { id, .. } => {
                 self.actions.push_back(Action::Released { id, result: Err(unheard.why.clone()) });
             }
-            BatchItem::Abandon { keys, attempt, until } => {
-                let again = (now < until).then_some(Chore::Abandon { keys, attempt, until });
+            BatchItem::Abandon(abandon) => {
+                let again = (now < abandon.until).then_some(Chore::Abandon(abandon));
                 self.chore_failed(again, now);
             }
             BatchItem::Look { lease: LeaseRef { nonce, .. } } => {

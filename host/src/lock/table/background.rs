@@ -78,7 +78,7 @@ impl Table {
 
     fn item_of(&self, chore: Chore) -> Option<BatchItem> {
         match chore {
-            Chore::Abandon { keys, attempt, until } => Some(BatchItem::Abandon { keys, attempt, until }),
+            Chore::Abandon(abandon) => Some(BatchItem::Abandon(abandon)),
             Chore::Look { nonce } => Some(BatchItem::Look { lease: self.leases.named(nonce)? }),
         }
     }

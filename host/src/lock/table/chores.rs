@@ -3,16 +3,27 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::charge::Charge;
 use crate::lock::{Instant, Key};
 
 /// An operation that no caller waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Chore {
-    /// Undo a claim that may have been granted. After `until` such a grant has ended by itself, unless the
-    /// server's clock was set back.
-    Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
+    /// Undo a claim that may have been granted.
+    Abandon(Abandon),
     /// Check whether the lease is over, or was renewed through another proxy.
     Look { nonce: u64 },
+}
+
+/// A claim that is to be undone, because it may have been granted and nobody knows of the grant.
+#[derive(Clone, Debug)]
+pub(super) struct Abandon {
+    pub keys: Arc<[Key]>,
+    pub attempt: u64,
+    /// After this moment a grant has ended by itself, unless the server's clock was set back.
+    pub until: Instant,
+    /// What the claim occupies of the limits of its client until it is undone.
+    pub _charge: Charge,
 }
 
 /// The chores that wait, and how many are in flight.

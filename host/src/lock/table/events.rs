@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::charge::Charge;
 use crate::lock::record::{Claim, NextWaiter, Outcome, Release};
 use crate::lock::{Instant, Key, ServerTime};
 
@@ -38,6 +39,8 @@ pub struct Waiter {
     pub asks_backoff: bool,
     /// Random bits for back-off.
     pub seed: u32,
+    /// What the waiter occupies of the limits of its client.
+    pub charge: Charge,
 }
 
 /// Something that happened outside the table. [`Table::handle_event`](super::Table::handle_event) processes it.

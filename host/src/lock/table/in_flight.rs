@@ -1,10 +1,9 @@
 //! The batches of operations that the store has not answered.
 
-use std::sync::Arc;
-
+use super::chores::Abandon;
 use super::events::{ReleaseId, WaiterId};
 use crate::lock::record::{GlobalQueueChange, Release};
-use crate::lock::{Instant, Key, LeaseRef};
+use crate::lock::{Key, LeaseRef};
 
 /// A batch of operations that the store has not answered.
 #[derive(Debug)]
@@ -20,7 +19,7 @@ pub(super) enum BatchItem {
     Release { id: ReleaseId, release: Release },
     Acquire { waiter: WaiterId },
     Rejoin { waiter: WaiterId, over: bool },
-    Abandon { keys: Arc<[Key]>, attempt: u64, until: Instant },
+    Abandon(Abandon),
     GlobalQueue { key: Key, change: GlobalQueueChange },
     Look { lease: LeaseRef },
 }
@@ -30,7 +29,7 @@ impl BatchItem {
         match self {
             BatchItem::Acquire { waiter } | BatchItem::Rejoin { waiter, .. } => Some(*waiter),
             BatchItem::Release { .. }
-            | BatchItem::Abandon { .. }
+            | BatchItem::Abandon(_)
             | BatchItem::GlobalQueue { .. }
             | BatchItem::Look { .. } => None,
         }

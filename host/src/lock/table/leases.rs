@@ -1,5 +1,6 @@
 //! The leases that this proxy knows.
 
+use super::charge::Charge;
 use super::views::Standing;
 use crate::lock::maps::HashMap;
 use crate::lock::record::Claim;
@@ -20,6 +21,8 @@ pub(super) struct Lease {
     pub until: Instant,
     /// Other proxies wanted the keys when the lease was granted; they may be waiting for its end.
     pub contended: bool,
+    /// What the lease occupies of the limits of its client.
+    pub charge: Charge,
 }
 
 impl Leases {

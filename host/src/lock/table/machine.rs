@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::actions::Action;
-use super::chores::{Chore, Chores};
+use super::chores::{Abandon, Chore, Chores};
 use super::entry::Entry;
 use super::events::{Event, SubmissionId, Waiter, WaiterId};
 use super::in_flight::InFlight;
@@ -113,9 +113,9 @@ impl Table {
             Event::Renewed { nonce, until } => self.renewed(nonce, until),
             Event::Lost { nonce } => self.lease_lost(nonce, now),
             Event::Undelivered { nonce, keys, attempt, ttl_ms } => {
-                self.lease_ended(nonce);
+                let charge = self.lease_ended(nonce).map(|lease| lease.charge).unwrap_or_default();
                 let until = now.plus_ms(ttl_ms).plus_ms(ABANDON_MS);
-                self.chore(Chore::Abandon { keys, attempt, until });
+                self.chore(Chore::Abandon(Abandon { keys, attempt, until, _charge: charge }));
             }
             Event::Taken(key) => {
                 for nonce in self.leases.of(&key) {

@@ -3,6 +3,7 @@
 //! whereas a client notices only that it waits.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::entry::Entry;
 use super::limits::STORE_RETRY_MS;
@@ -131,6 +132,8 @@ pub(super) struct Sim {
     fault_until: Instant,
     /// A policy's choice is being applied.
     chosen: bool,
+    /// Each waiter has a copy of both as its charge.
+    charged: [Arc<()>; 2],
 }
 
 pub(super) fn key(n: u64) -> Key {
@@ -178,6 +181,7 @@ impl Sim {
             has_faults: true,
             fault_until: Instant(0),
             chosen: false,
+            charged: Default::default(),
         }
     }
 
@@ -206,6 +210,7 @@ impl Sim {
         }
         self.check();
         self.check_progress();
+        self.check_charges();
         true
     }
 
@@ -415,6 +420,14 @@ impl Sim {
         }
     }
 
+    /// Checks that each lease occupies the limits of its client, and that no lease occupies them as a request.
+    fn check_charges(&self) {
+        let leases = self.proxies.iter().flat_map(|table| table.leases.by_nonce.values());
+        for lease in leases {
+            assert!(lease.charge.lease.is_some() && lease.charge.request.is_none(), "{lease:?}");
+        }
+    }
+
     /// Checks that no waiter is stuck while its keys are free.
     fn check_progress(&self) {
         let free_from = self.free_from.values().max().copied().unwrap_or_default().max(self.fault_until);
@@ -435,6 +448,8 @@ impl Sim {
             assert!(table.queues.is_empty(), "queues are left: {:?}", table.queues);
             assert_eq!(table.leases.len(), 0);
         }
+        let charged = self.charged.each_ref().map(Arc::strong_count);
+        assert_eq!(charged, [1, 1], "clients are charged for nothing: {:?}", self.proxies);
         // A grant that ends before its undoing would be retried is left to end.
         let end = ServerTime(self.now.0 + SERVER_AHEAD_US).plus_ms(STORE_RETRY_MS + 10);
         for (key, record) in &self.store {

@@ -2,6 +2,7 @@
 
 use super::Table;
 use super::actions::Action;
+use super::chores::Abandon;
 use super::events::SubmissionId;
 use super::in_flight::{BatchItem, InFlight};
 use super::timer::Timer;
@@ -18,7 +19,7 @@ impl Table {
         for item in &items {
             match item {
                 BatchItem::Release { release, .. } => ops.push(Op::Release(release.clone())),
-                BatchItem::Abandon { keys, attempt, .. } => {
+                BatchItem::Abandon(Abandon { keys, attempt, .. }) => {
                     ops.push(Op::Abandon { keys: keys.clone(), attempt: *attempt });
                 }
                 BatchItem::Look { lease } => {

@@ -1,5 +1,6 @@
 //! Tests of the lock table: many seeds of its simulation, and scenes with a few waiters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::simulation::*;
@@ -7,6 +8,7 @@ use super::*;
 use crate::lock::record::{Claim, GlobalTicket, Op, Outcome, Record, Tag};
 use crate::lock::{Instant, Key, Mode, ServerTime};
 
+mod charges;
 mod readers;
 mod turns;
 mod watching;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Table;
 use super::actions::{Action, Verdict};
-use super::chores::Chore;
+use super::chores::{Abandon, Chore};
 use super::entry::{Entry, OwnLease};
 use super::events::{Waiter, WaiterId};
 use super::in_flight::BatchItem;
@@ -137,7 +137,8 @@ impl Table {
         if let Some(until) = entry.unsure_until.take() {
             let claim = &entry.waiter.claim;
             let (keys, attempt) = (claim.keys.clone(), claim.attempt);
-            self.chore_later(Chore::Abandon { keys, attempt, until });
+            let charge = entry.waiter.charge.clone();
+            self.chore_later(Chore::Abandon(Abandon { keys, attempt, until, _charge: charge }));
         }
     }
 

@@ -246,11 +246,7 @@ on_both! {
         let secured = Secured::start(kind, "").await;
         let (billing, shipping) = (secured.billing(), secured.shipping());
         let lease = billing.lease("orders/1", 60_000).await;
-        let limits = |limits: &str| {
-            let text = secured.tokens.to_toml();
-            text.replace("name = \"billing\"\n", &format!("name = \"billing\"\nlimits = {{ {limits} }}\n"))
-        };
-        write(&secured.file(), &limits("in_progress = 2"));
+        secured.limit("in_progress = 2").await;
         let over = async || {
             let answer = billing.get("/v1/locks").await;
             (answer.status == 429).then_some(answer)
@@ -262,11 +258,12 @@ on_both! {
         eventually("the streams count", async || over().await.is_some()).await;
         let refused = over().await.unwrap();
         assert_eq!((refused.slug(), refused.number("bound")), ("too_many_requests", 2), "{}", refused.text);
+        assert_eq!(refused.json["limit"], "in_progress", "{}", refused.text);
         assert!(refused.headers.contains_key("retry-after"));
         assert_eq!(shipping.get("/v1/locks").await.status, 200);
         drop(streams);
         eventually("the streams no longer count", async || over().await.is_none()).await;
-        write(&secured.file(), &limits("per_second = 3"));
+        secured.limit("per_second = 3").await;
         eventually("the rate counts", async || over().await.is_some()).await;
         assert_eq!(shipping.get("/v1/locks").await.status, 200);
         eventually("a second later it may ask again", async || over().await.is_none()).await;

@@ -10,6 +10,12 @@ use tokio::net::TcpStream;
 /// A connection that the test can break.
 pub struct Raw(TcpStream);
 
+impl From<TcpStream> for Raw {
+    fn from(stream: TcpStream) -> Raw {
+        Raw(stream)
+    }
+}
+
 impl Raw {
     /// Connects to a proxy.
     pub async fn connect(address: SocketAddr) -> Raw {

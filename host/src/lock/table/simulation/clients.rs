@@ -62,6 +62,7 @@ impl Sim {
             asks_backoff: self.random.chance(30),
             seed: self.random.next() as u32,
             claim,
+            charge: Charge { request: Some(self.charged[0].clone()), lease: Some(self.charged[1].clone()) },
         }
     }
 

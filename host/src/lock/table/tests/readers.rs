@@ -33,6 +33,7 @@ pub(super) fn waiter(id: u64, mode: Mode, wait_ms: u32) -> Waiter {
         asks_choice,
         asks_backoff,
         seed: 1,
+        charge: Charge::default(),
     }
 }
 
